@@ -1,0 +1,50 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+UNAME := $(shell uname -s)
+# On Linux exactly one MLX back end must be chosen: `make install EXTRA=cuda13` takes the other.
+EXTRA ?= $(if $(filter Linux,$(UNAME)),cpu,)
+TARGET := .$(if $(EXTRA),[$(EXTRA)],)
+
+.PHONY: install demo serve test test-all check format bench demo-model clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 15) else "Bulkhead needs Python 3.11 to 3.14, this is %d.%d: run make PYTHON=/path/to/python3.x" % v)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --editable '$(TARGET)'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --group dev
+	@touch $@
+
+demo: install
+	$(BIN)/bulkhead demo
+
+serve: install
+	$(BIN)/bulkhead serve --model demo
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -m 'not slow'
+
+test-all: $(VENV)/.dev
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m bench
+
+clean:
+	rm -rf $(VENV) build dist

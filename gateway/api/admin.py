@@ -1,0 +1,155 @@
+"""/admin/v1: status, the operator's verbs, and logs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+
+from gateway.api.bodies import read_json
+from gateway.api.local_only import LocalOnly
+from gateway.api.status import gateway_status, model_status
+from gateway.dispatch.refusal import Refusal
+from gateway.supervise.compartment import Compartment
+from gateway.supervise.fleet import Fleet
+from gateway.supervise.lifecycle import State
+
+_SETTLED: Final = (State.READY, State.UNLOADED, State.HELD, State.FAILED)
+_LINES_BEHIND: Final = 1000
+_DEFAULT_LINES: Final = 200
+
+
+class Options(Struct):
+    """`wait`: answer when it is done. `force` and `hold` as in the command line's verbs."""
+
+    wait: bool = True
+    force: bool = False
+    hold: bool = False
+
+
+async def status(request: Request) -> Response:
+    return _json(gateway_status(request.app.state.fleet))
+
+
+async def load(request: Request) -> Response:
+    compartment, options = await _target(request)
+    compartment.load()
+    return await _after_load(compartment, options)
+
+
+async def unload(request: Request) -> Response:
+    compartment, options = await _target(request)
+    ended = _end_of_present_worker(compartment)
+    compartment.unload(hold=options.hold, force=options.force)
+    if options.wait:
+        await compartment.until(ended)
+    return _json(model_status(compartment))
+
+
+async def restart(request: Request) -> Response:
+    compartment, options = await _target(request)
+    ended = _end_of_present_worker(compartment)
+    compartment.restart(force=options.force)
+    if options.wait:
+        await compartment.until(ended)
+    return await _after_load(compartment, options)
+
+
+async def kill(request: Request) -> Response:
+    compartment, options = await _target(request)
+    ended = _end_of_present_worker(compartment)
+    compartment.kill(force=options.force)
+    if options.wait:
+        await compartment.until(ended)
+    return _json(model_status(compartment))
+
+
+async def logs(request: Request) -> Response:
+    compartment = _compartment(request)
+    lines = _lines(request)
+    if request.query_params.get("follow") in ("1", "true"):
+        return StreamingResponse(_follow(compartment, lines), media_type="text/event-stream")
+    return PlainTextResponse("".join(f"{line}\n" for line in compartment.log.tail(lines)))
+
+
+def _compartment(request: Request) -> Compartment:
+    fleet: Fleet = request.app.state.fleet
+    return fleet.find(request.path_params["model_id"])
+
+
+async def _target(request: Request) -> tuple[Compartment, Options]:
+    compartment = _compartment(request)
+    return compartment, await read_json(request, Options, optional=True)
+
+
+async def _after_load(compartment: Compartment, options: Options) -> Response:
+    if options.wait:
+        await compartment.until(lambda: compartment.state in _SETTLED)
+        if compartment.state is not State.READY:
+            raise compartment.failure or Refusal(
+                "model_unavailable",
+                f"{compartment.model.id!r} is {compartment.state}: another command came between.",
+            )
+    return _json(model_status(compartment))
+
+
+def _end_of_present_worker(compartment: Compartment) -> Callable[[], bool]:
+    worker = compartment.worker
+    return lambda: worker is None or compartment.worker is not worker or worker.given_up
+
+
+def _lines(request: Request) -> int:
+    text = request.query_params.get("lines", str(_DEFAULT_LINES))
+    if not text.isdecimal():
+        raise Refusal(
+            "invalid_request_error", f"lines is {text!r}: send a whole number.", param="lines"
+        )
+    return int(text)
+
+
+async def _follow(compartment: Compartment, lines: int) -> AsyncIterator[bytes]:
+    loop = asyncio.get_running_loop()
+    queue: asyncio.Queue[str] = asyncio.Queue(_LINES_BEHIND)
+
+    def put(line: str) -> None:
+        # A reader that is too slow loses the oldest lines; the file has them all.
+        if queue.full():
+            queue.get_nowait()
+        queue.put_nowait(line)
+
+    tail = compartment.log.tail(lines)
+    unfollow = compartment.log.follow(lambda line: loop.call_soon_threadsafe(put, line))
+    try:
+        for line in tail:
+            yield b"data: " + line.encode() + b"\n\n"
+        while True:
+            yield b"data: " + (await queue.get()).encode() + b"\n\n"
+    finally:
+        unfollow()
+
+
+def _json(body: Struct) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")
+
+
+routes = [
+    Mount(
+        "/admin/v1",
+        routes=[
+            Route("/status", status),
+            Route("/models/{model_id:path}/load", load, methods=["POST"]),
+            Route("/models/{model_id:path}/unload", unload, methods=["POST"]),
+            Route("/models/{model_id:path}/restart", restart, methods=["POST"]),
+            Route("/models/{model_id:path}/kill", kill, methods=["POST"]),
+            Route("/models/{model_id:path}/logs", logs),
+        ],
+        middleware=[Middleware(LocalOnly)],
+    )
+]

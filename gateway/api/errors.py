@@ -1,0 +1,76 @@
+"""Refusals in OpenAI's envelope."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.dispatch.refusal import Code, Refusal
+
+_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+}
+
+
+class ErrorBody(Struct):
+    message: str
+    type: str
+    code: str
+    param: str | None
+
+
+class ErrorEnvelope(Struct):
+    error: ErrorBody
+
+
+def envelope(refusal: Refusal) -> bytes:
+    """The JSON text of an error."""
+    kind = _TYPES.get(
+        refusal.status, "server_error" if refusal.status >= 500 else "invalid_request_error"
+    )
+    return msgspec.json.encode(
+        ErrorEnvelope(ErrorBody(refusal.message, kind, refusal.code, refusal.param))
+    )
+
+
+def error_response(refusal: Refusal) -> Response:
+    headers = {}
+    if refusal.retry_after_s is not None:
+        headers["retry-after"] = str(refusal.retry_after_s)
+    if refusal.lasting or refusal.code in ("worker_crashed", "insufficient_memory"):
+        headers["x-should-retry"] = "false"
+        headers.pop("retry-after", None)
+    return Response(
+        envelope(refusal),
+        status_code=refusal.status,
+        headers=headers,
+        media_type="application/json",
+    )
+
+
+async def on_refusal(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refusal)
+    return error_response(error)
+
+
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    """Starlette's own errors: no such path, no such method."""
+    assert isinstance(error, HTTPException)
+    code: Code = "method_not_allowed" if error.status_code == 405 else "not_found"
+    return error_response(
+        Refusal(code, f"{error.detail}: {request.method} {request.url.path}.")
+    )
+
+
+async def on_defect(_request: Request, _error: Exception) -> Response:
+    """The traceback goes to the log, not to the client."""
+    return error_response(
+        Refusal("internal_error", "The gateway failed on this request; its log says why.")
+    )

@@ -1,0 +1,135 @@
+"""The generation parameters that chat and completions share."""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from typing import Annotated, Any, Final
+
+from msgspec import Meta, Struct
+from starlette.requests import Request as HttpRequest
+
+from gateway.dispatch.refusal import Refusal
+from protocol.messages import Generate, Prompt, Sampling
+
+_MOST_STOPS: Final = 16
+
+Probability = Annotated[float, Meta(ge=0, le=1)]
+Tokens = Annotated[int, Meta(ge=1)]
+StopSequence = Annotated[str, Meta(min_length=1)]
+Stop = StopSequence | Annotated[list[StopSequence], Meta(max_length=_MOST_STOPS)] | None
+
+
+class StreamOptions(Struct):
+    include_usage: bool | None = None
+
+
+class GenerationBody(Struct, kw_only=True):
+    """Fields of both bodies. Those typed Any are known and not supported; see `_NEUTRAL`."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Tokens | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Probability | None = None
+    stop: Stop = None
+    seed: int | None = None
+    ignore_eos: bool | None = None
+    n: int | None = None
+    logprobs: Any = None
+    top_logprobs: Any = None
+    logit_bias: Any = None
+    presence_penalty: Any = None
+    frequency_penalty: Any = None
+    response_format: Any = None
+    tools: Any = None
+    functions: Any = None
+    best_of: Any = None
+    echo: Any = None
+    suffix: Any = None
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+# Values with which a parameter that isn't supported changes nothing.
+_NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "logit_bias": ({},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "functions": ([],),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+}
+
+
+def check_supported(body: GenerationBody) -> None:
+    """Refuse what would otherwise be ignored in silence.
+
+    Raises:
+        Refusal: a parameter asks for something that this server doesn't do.
+    """
+    if body.n not in (None, 1):
+        raise Refusal(
+            "invalid_request_error",
+            f"n is {body.n}: one answer a request is supported; send {body.n} requests instead.",
+            param="n",
+        )
+    for name, neutral in _NEUTRAL.items():
+        value = getattr(body, name)
+        if value is not None and value not in neutral:
+            raise Refusal(
+                "invalid_request_error", f"{name} is not supported: leave it out.", param=name
+            )
+
+
+def generate_message(body: GenerationBody, prompt: Prompt, max_tokens: int | None) -> Generate:
+    """What the worker is told. A seed is always assigned: a request stays the same request."""
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    seed = secrets.randbits(64) if body.seed is None else body.seed & (1 << 64) - 1
+    return Generate(
+        request_id=uuid.uuid4().hex,
+        prompt=prompt,
+        sampling=Sampling(
+            seed=seed,
+            temperature=body.temperature,
+            top_p=body.top_p,
+            # -1 is what vLLM's clients send for "no limit".
+            top_k=0 if body.top_k == -1 else body.top_k,
+            min_p=body.min_p,
+        ),
+        max_tokens=max_tokens,
+        stop=stop,
+        ignore_eos=bool(body.ignore_eos),
+    )
+
+
+def deadline_s(request: HttpRequest, default_s: float) -> float:
+    """X-Deadline-S, or the configured deadline.
+
+    Raises:
+        Refusal: the header isn't a positive number.
+    """
+    text = request.headers.get("x-deadline-s")
+    if text is None:
+        return default_s
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < float("inf"):
+        raise Refusal(
+            "invalid_request_error",
+            f"X-Deadline-S is {text!r}: send a positive number of seconds.",
+            param="X-Deadline-S",
+        )
+    return seconds

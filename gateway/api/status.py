@@ -1,0 +1,119 @@
+"""GET /admin/v1/status: everything that the operator can know. Null: not known yet."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import psutil
+from msgspec import Struct
+
+from gateway.supervise.compartment import Compartment, LastExit
+from gateway.supervise.fleet import Fleet
+from gateway.supervise.worker import Worker
+from gateway.version import VERSION
+
+
+class MemoryStatus(Struct):
+    total_bytes: int
+    budget_bytes: int | None
+    granted_bytes: int
+    footprint_bytes: int | None
+    available_bytes: int
+    stranded_bytes: int | None
+    pressure: str | None
+
+
+class WorkerStatus(Struct):
+    pid: int
+    incarnation: int
+    started_at: float
+    footprint_bytes: int | None
+    peak_footprint_bytes: int | None
+    granted_bytes: int | None
+    last_step_age_s: float | None
+    tokens_per_s: float | None
+    prompt_cache_bytes: int | None
+
+
+class ModelStatus(Struct):
+    id: str
+    state: str
+    reason: str | None
+    pinned: bool
+    queue_depth: int
+    active_requests: int
+    estimate_bytes: int | None
+    last_used_at: float | None
+    worker: WorkerStatus | None
+    restarts: int
+    last_exit: LastExit | None
+
+
+class Status(Struct):
+    version: str
+    pid: int
+    uptime_s: float
+    state: str
+    memory: MemoryStatus
+    models: list[ModelStatus]
+
+
+def gateway_status(fleet: Fleet) -> Status:
+    return Status(
+        version=VERSION,
+        pid=os.getpid(),
+        uptime_s=time.time() - fleet.started_at,
+        state=fleet.phase,
+        memory=_memory_status(fleet),
+        models=[model_status(each) for each in fleet.compartments.values()],
+    )
+
+
+def model_status(compartment: Compartment) -> ModelStatus:
+    worker = compartment.worker
+    return ModelStatus(
+        id=compartment.model.id,
+        state=compartment.state,
+        reason=compartment.reason,
+        pinned=compartment.model.settings.pinned,
+        queue_depth=compartment.queue_depth,
+        active_requests=compartment.active_requests,
+        estimate_bytes=None,
+        last_used_at=compartment.last_used_at,
+        worker=None if worker is None else _worker_status(worker),
+        restarts=compartment.restarts,
+        last_exit=compartment.last_exit,
+    )
+
+
+def _worker_status(worker: Worker) -> WorkerStatus:
+    footprint = worker.footprint
+    return WorkerStatus(
+        pid=worker.pid,
+        incarnation=worker.incarnation,
+        started_at=worker.started_at,
+        footprint_bytes=None if footprint is None else footprint.current_bytes,
+        peak_footprint_bytes=None if footprint is None else worker.peak_footprint_bytes,
+        granted_bytes=worker.granted_bytes,
+        last_step_age_s=worker.last_step_age_s,
+        tokens_per_s=worker.tokens_per_s,
+        prompt_cache_bytes=None,
+    )
+
+
+def _memory_status(fleet: Fleet) -> MemoryStatus:
+    host = psutil.virtual_memory()
+    workers = [each.worker for each in fleet.compartments.values() if each.worker is not None]
+    footprints = [each.footprint for each in workers]
+    known = [each.current_bytes for each in footprints if each is not None]
+    return MemoryStatus(
+        total_bytes=host.total,
+        budget_bytes=fleet.budget_bytes,
+        granted_bytes=sum(each.granted_bytes or 0 for each in workers),
+        # A sum with a worker left out would be a number that looks like an answer.
+        footprint_bytes=sum(known) if len(known) == len(footprints) else None,
+        available_bytes=host.available,
+        stranded_bytes=None,
+        pressure=None,
+    )

@@ -1,0 +1,42 @@
+"""The `bulkhead` command: one verb per file, imported when it is used."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Final
+
+import click
+
+from gateway.version import VERSION
+
+VERBS: Final = (
+    "serve",
+    "status",
+    "models",
+    "load",
+    "unload",
+    "restart",
+    "kill",
+    "logs",
+    "chat",
+    "demo",
+)
+
+
+class _Verbs(click.Group):
+    """Finds each verb in the module of its name, so that `serve` doesn't carry the others."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        command: click.Command = importlib.import_module(f"gateway.cli.{cmd_name}").command
+        return command
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(VERSION, prog_name="bulkhead")
+def main() -> None:
+    """Serve MLX models, each in a process of its own."""

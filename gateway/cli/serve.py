@@ -1,0 +1,108 @@
+"""bulkhead serve"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import click
+import psutil
+
+from gateway import server
+from gateway.api.local_only import LOOPBACK_NAMES
+from gateway.config.models import locate
+from gateway.config.read import read_settings
+from gateway.config.settings import ConfigError, Flags, Settings
+from gateway.config.sizes import parse_size
+from gateway.state_dir import StateDir, StateDirError, default_state_dir
+from gateway.supervise.model import Model
+
+
+@click.command("serve")
+@click.option("--config", type=click.Path(path_type=Path), help="TOML file [BULKHEAD_CONFIG].")
+@click.option("--host", help="Loopback address to listen on [127.0.0.1].")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port; 0 takes a free one [8642].")
+@click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    help="Folder for lock, sockets and logs [BULKHEAD_STATE_DIR].",
+)
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    metavar="PATH_OR_REPO[=ID]",
+    help="A model folder, a repository in the Hugging Face cache, or demo. Repeatable.",
+)
+@click.option("--memory-budget", metavar="SIZE", help="Bytes, 12GB or 75%.")
+@click.option("--spare", type=click.IntRange(0), help="Workers kept ready for the next load.")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+)
+def command(log_level: str, **flags: object) -> None:
+    """Serve models until SIGTERM or Ctrl-C.
+
+    Prints one line with the address once requests are taken. Logs go to stderr.
+    """
+    logging.basicConfig(
+        level=log_level.upper(),
+        format="%(asctime)s %(levelname)s %(message)s",
+        stream=sys.stderr,
+    )
+    try:
+        settings = read_settings(Flags(**flags), os.environ)  # type: ignore[arg-type]
+    except ConfigError as error:
+        _fail(error.mistakes, status=2)
+    models = _models(settings)
+    host = settings.gateway.host
+    if host not in LOOPBACK_NAMES:
+        _fail(
+            [
+                f"The host {host} is not loopback: without API keys the gateway listens on "
+                "127.0.0.1, ::1 or localhost only."
+            ],
+            status=2,
+        )
+    state_dir = StateDir(Path(settings.gateway.state_dir or default_state_dir()))
+    try:
+        state_dir.acquire()
+        listener = server.bind(host, settings.gateway.port)
+    except (StateDirError, server.PortTakenError) as error:
+        _fail([str(error)], status=1)
+    server.run(models, settings, _budget_bytes(settings), state_dir, listener)
+
+
+def _models(settings: Settings) -> list[Model]:
+    if not settings.models:
+        _fail(
+            ["No model was given. Try the one that comes along: bulkhead serve --model demo"],
+            status=2,
+        )
+    models = []
+    mistakes = []
+    for number, (model_id, model) in enumerate(settings.models.items()):
+        try:
+            models.append(Model(model_id, number, locate(model.path), model))
+        except ValueError as error:
+            mistakes.append(f"{model_id}: {error}")
+    if mistakes:
+        _fail(mistakes, status=2)
+    return models
+
+
+def _budget_bytes(settings: Settings) -> int | None:
+    if settings.memory.budget == "auto":
+        return None
+    return parse_size(settings.memory.budget, psutil.virtual_memory().total)
+
+
+def _fail(mistakes: list[str], *, status: int) -> NoReturn:
+    for mistake in mistakes:
+        click.echo(f"bulkhead: {mistake}", err=True)
+    sys.exit(status)

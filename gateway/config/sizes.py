@@ -1,0 +1,53 @@
+"""Sizes in bytes as people write them."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+# Decimal, as macOS counts memory and disks; the binary units have names of their own.
+_UNITS: Final = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+_PERCENT: Final = re.compile(r"(\d+(?:\.\d+)?)\s*%")
+
+
+def parse_size(value: int | str, total_bytes: int | None = None) -> int:
+    """Bytes of `12000`, `"12GB"`, `"1.5GiB"`, or `"75%"` where a total is given.
+
+    Raises:
+        ValueError: with a sentence for the operator.
+    """
+    text = str(value).strip()
+    if total_bytes is not None and (percent := _PERCENT.fullmatch(text)):
+        share = float(percent[1])
+        if not 0 < share <= 100:
+            raise ValueError(f"{text!r} is not between 0% and 100%")
+        return int(total_bytes * share / 100)
+    size = _SIZE.fullmatch(text)
+    if size is None or size[2].upper() not in _UNITS:
+        expected = "bytes, a size such as 12GB" + ("" if total_bytes is None else ", or 75%")
+        raise ValueError(f"{text!r} is not a size: write {expected}")
+    return int(float(size[1]) * _UNITS[size[2].upper()])
+
+
+def format_size(size_bytes: int) -> str:
+    """`1.2 GB`, `418 MB`: three digits at most."""
+    value = float(size_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(value) < 1000:
+            break
+        value /= 1000
+    else:
+        unit = "TB"
+    return f"{value:.0f} {unit}" if value >= 100 or unit == "B" else f"{value:.1f} {unit}"

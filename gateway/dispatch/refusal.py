@@ -1,0 +1,71 @@
+"""Why a request gets no answer, in the terms of the HTTP surface."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+Code: TypeAlias = Literal[
+    "invalid_request_error",
+    "context_length_exceeded",
+    "invalid_api_key",
+    "permission_denied",
+    "model_not_found",
+    "not_found",
+    "method_not_allowed",
+    "request_too_large",
+    "queue_full",
+    "internal_error",
+    "worker_crashed",
+    "model_unavailable",
+    "load_timeout",
+    "shutting_down",
+    "deadline_exceeded",
+    "insufficient_memory",
+]
+
+_STATUS: dict[Code, int] = {
+    "invalid_request_error": 400,
+    "context_length_exceeded": 400,
+    "invalid_api_key": 401,
+    "permission_denied": 403,
+    "model_not_found": 404,
+    "not_found": 404,
+    "method_not_allowed": 405,
+    "request_too_large": 413,
+    "queue_full": 429,
+    "internal_error": 500,
+    "worker_crashed": 500,
+    "model_unavailable": 503,
+    "load_timeout": 503,
+    "shutting_down": 503,
+    "deadline_exceeded": 504,
+    "insufficient_memory": 507,
+}
+
+
+class Refusal(Exception):
+    """An error for the client: a code of the surface and a sentence.
+
+    `retry_after_s` None says that trying again is pointless, or that nobody knows when it isn't;
+    with `lasting` the clients are told not to (the official ones retry every 5xx otherwise).
+    """
+
+    def __init__(
+        self,
+        code: Code,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: int | None = None,
+        lasting: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.code: Code = code
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+        self.lasting = lasting
+
+    @property
+    def status(self) -> int:
+        return _STATUS[self.code]

@@ -1,0 +1,105 @@
+"""One request on its way, and the single slot that its answer arrives in."""
+
+from __future__ import annotations
+
+import asyncio
+
+from msgspec import Struct
+
+from gateway.dispatch.refusal import Refusal
+from protocol.messages import Delta, FinishReason, Generate, Usage
+
+
+class Piece(Struct, frozen=True):
+    """What has arrived since the last one; nothing but the reminder that time passes, if idle."""
+
+    text: str
+    finish_reason: FinishReason | None
+    usage: Usage | None
+
+    @property
+    def idle(self) -> bool:
+        return not self.text and self.finish_reason is None
+
+
+class ClientGoneError(Exception):
+    """Nobody reads the answer any more."""
+
+
+class Request:
+    """A request and its answer.
+
+    The answer has one slot: deltas that arrive before the reader takes them are merged, so a slow
+    reader costs memory for its text and nothing else. Times are the event loop's, in seconds.
+    """
+
+    def __init__(self, generate: Generate, now: float, deadline_s: float) -> None:
+        self.generate = generate
+        self.deadline_at = now + deadline_s
+        self._abandoned = False
+        self._touched_at = now
+        self._text: list[str] = []
+        self._finish_reason: FinishReason | None = None
+        self._usage: Usage | None = None
+        self._refusal: Refusal | None = None
+        self._idle = False
+        self._arrived = asyncio.Event()
+
+    @property
+    def id(self) -> str:
+        return self.generate.request_id
+
+    @property
+    def over(self) -> bool:
+        """Nothing more will arrive."""
+        return self._finish_reason is not None or self._refusal is not None
+
+    def deliver(self, delta: Delta) -> None:
+        if delta.text:
+            self._text.append(delta.text)
+        elif delta.finish_reason is None:
+            return
+        self._finish_reason = delta.finish_reason
+        self._usage = delta.usage
+        self._arrived.set()
+
+    def refuse(self, refusal: Refusal) -> None:
+        """End without the rest of the answer. What arrived before is still delivered."""
+        if not self.over:
+            self._refusal = refusal
+            self._arrived.set()
+
+    def abandon(self) -> None:
+        """Its client is gone: whoever reads the answer stops."""
+        self._abandoned = True
+        self._arrived.set()
+
+    def remind(self, now: float, after_s: float) -> None:
+        """Wake the reader with an idle piece if nothing has arrived for a while."""
+        if not self._arrived.is_set() and now - self._touched_at >= after_s:
+            self._touched_at = now
+            self._idle = True
+            self._arrived.set()
+
+    async def take(self) -> Piece:
+        """The next piece of the answer; the last one carries the finish reason.
+
+        Raises:
+            Refusal: the answer ends here.
+            ClientGoneError: the request was abandoned.
+        """
+        await self._arrived.wait()
+        self._arrived.clear()
+        if self._abandoned:
+            raise ClientGoneError
+        if self._idle and not self._text and not self.over:
+            self._idle = False
+            return Piece("", None, None)
+        self._idle = False
+        self._touched_at = asyncio.get_running_loop().time()
+        text, self._text = "".join(self._text), []
+        if self._refusal is not None:
+            if not text:
+                raise self._refusal
+            self._arrived.set()
+        return Piece(text, self._finish_reason, self._usage)

@@ -1,0 +1,115 @@
+"""The gateway process: from a bound socket to an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from types import FrameType
+from typing import Final
+
+import uvicorn
+import uvloop
+
+from gateway.api.app import build_app
+from gateway.config.settings import Settings
+from gateway.state_dir import StateDir
+from gateway.supervise.fleet import Fleet
+from gateway.supervise.model import Model
+
+logger = logging.getLogger(__name__)
+
+_BACKLOG: Final = 2048
+# For connections that are still open once every request has ended: idle clients, log followers.
+_CLOSE_CONNECTIONS_S: Final = 1
+
+
+class PortTakenError(Exception):
+    """The address can't be bound; the text says why."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Listen on a loopback address.
+
+    Raises:
+        PortTakenError: somebody else listens there, or the address isn't this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise PortTakenError(
+            f"Port {port} on {host} can't be used ({error.strerror}): another program has it. "
+            "Choose another with --port."
+        ) from error
+
+
+def address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def run(
+    models: list[Model],
+    settings: Settings,
+    budget_bytes: int | None,
+    state_dir: StateDir,
+    listener: socket.socket,
+) -> None:
+    """Serve until SIGTERM or SIGINT, drain, stop the workers; a second signal cuts the drain."""
+    fleet = Fleet(models, settings, budget_bytes, state_dir)
+    uvloop.run(_serve(fleet, listener, settings.gateway.drain_s))
+    state_dir.release()
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn, but signals start our own end: workers are stopped before the listener is."""
+
+    def __init__(self, config: uvicorn.Config, signals: asyncio.Queue[int]) -> None:
+        super().__init__(config)
+        self._signals = signals
+        self._loop = asyncio.get_running_loop()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._loop.call_soon_threadsafe(self._signals.put_nowait, sig)
+
+
+async def _serve(fleet: Fleet, listener: socket.socket, drain_s: float) -> None:
+    signals: asyncio.Queue[int] = asyncio.Queue()
+    server = _Server(
+        uvicorn.Config(
+            build_app(fleet),
+            http="httptools",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            timeout_graceful_shutdown=_CLOSE_CONNECTIONS_S,
+        ),
+        signals,
+    )
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    fleet.start()
+    # The line that scripts wait for; it alone goes to stdout.
+    print(f"Bulkhead serves on {address(listener)}", flush=True)
+    await _first_of(serving, signals)
+    logger.info("Draining for up to %g s; another signal cuts it short", drain_s)
+    drain = asyncio.create_task(fleet.drain(drain_s))
+    await _first_of(drain, signals)
+    drain.cancel()
+    fleet.refuse_all()
+    await fleet.stop()
+    server.should_exit = True
+    await serving
+    logger.info("Stopped")
+
+
+async def _first_of(task: asyncio.Task[None], signals: asyncio.Queue[int]) -> None:
+    """Wait for the end of the task or for a signal; raises what the task raised."""
+    signalled = asyncio.create_task(signals.get())
+    await asyncio.wait({task, signalled}, return_when=asyncio.FIRST_COMPLETED)
+    if signalled.done():
+        logger.info("Received %s", signal.Signals(signalled.result()).name)
+    signalled.cancel()
+    if task.done():
+        await task

@@ -1,0 +1,79 @@
+"""The state folder: lock, sockets and logs of one gateway."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+import platformdirs
+
+from protocol.channel import EndpointError, endpoint
+
+_LONGEST_SOCKET_NAME: Final = "9999-999999.sock"
+
+
+class StateDirError(Exception):
+    """The state folder can't be used; the text says why and what to do."""
+
+
+def default_state_dir() -> Path:
+    if sys.platform == "darwin":
+        return platformdirs.user_data_path("Bulkhead")
+    return platformdirs.user_state_path("bulkhead")
+
+
+class StateDir:
+    """Owns a folder while the lock is held."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.expanduser().absolute()
+        self._sockets = self.path / "run"
+        self._logs = self.path / "logs"
+        self._lock: int | None = None
+
+    def acquire(self) -> None:
+        """Create the folder, take the lock, remove sockets of an earlier gateway.
+
+        Raises:
+            StateDirError: another gateway uses it, its path is too long, or it can't be written.
+        """
+        try:
+            endpoint(self._sockets / _LONGEST_SOCKET_NAME)
+        except EndpointError as error:
+            raise StateDirError(f"The state folder {self.path} can't be used: {error}.") from error
+        try:
+            for folder in (self.path, self._sockets, self._logs):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Whoever may open a worker's socket may speak for the gateway.
+            self._sockets.chmod(0o700)
+            self._lock = os.open(self.path / "gateway.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise StateDirError(f"The state folder {self.path} can't be used: {error}.") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(self._lock, 100).decode("ascii", "replace").strip() or "unknown"
+            raise StateDirError(
+                f"Another gateway (pid {holder}) uses the state folder {self.path}: stop it, or "
+                "choose another folder with --state-dir."
+            ) from None
+        os.ftruncate(self._lock, 0)
+        os.write(self._lock, str(os.getpid()).encode())
+        for stale in self._sockets.iterdir():
+            stale.unlink()
+
+    def release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def socket_path(self, model_number: int, incarnation: int) -> Path:
+        return self._sockets / f"{model_number}-{incarnation}.sock"
+
+    def log_path(self, model_id: str) -> Path:
+        """Ids may contain `/`."""
+        return self._logs / f"{quote(model_id, safe=' ')}.log"

@@ -1,0 +1,1 @@
+"""A worker's life: started, watched, ended, and its end noticed."""

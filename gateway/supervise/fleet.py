@@ -1,0 +1,161 @@
+"""All compartments, and what is done for every one of them: readings, deadlines, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from enum import StrEnum
+from typing import Final
+
+import zmq
+
+from gateway.config.settings import Settings
+from gateway.dispatch.refusal import Refusal
+from gateway.dispatch.request import Request
+from gateway.memory.footprint import FootprintError, footprint
+from gateway.state_dir import StateDir
+from gateway.supervise.compartment import Compartment
+from gateway.supervise.model import Model
+from gateway.supervise.tasks import Tasks
+from gateway.supervise.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+_READING_S: Final = 1.0
+_TICK_S: Final = 0.25
+# How long a client's connection may be silent before it gets an SSE comment.
+REMINDER_S: Final = 5.0
+
+
+class Phase(StrEnum):
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+
+
+class Fleet:
+    """The models by id, and the gateway's own phase."""
+
+    def __init__(
+        self,
+        models: Iterable[Model],
+        settings: Settings,
+        budget_bytes: int | None,
+        state_dir: StateDir,
+    ) -> None:
+        """`budget_bytes` is every worker's grant too, until admission divides it; None: no bound."""
+        self.budget_bytes = budget_bytes
+        self.phase = Phase.STARTING
+        self.settings = settings
+        self.started_at = time.time()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.compartments = {
+            model.id: Compartment(model, settings, budget_bytes, self._context, state_dir)
+            for model in models
+        }
+        self._by_name = dict(self.compartments)
+        for compartment in self.compartments.values():
+            for alias in compartment.model.settings.aliases:
+                self._by_name[alias] = compartment
+        self._tasks = Tasks("fleet")
+        # One thread: readings may be slow, and must not take the threads that others wait for.
+        self._reader = ThreadPoolExecutor(1, "footprints")
+
+    def start(self) -> None:
+        self._tasks.start(self._read_regularly(), "readings")
+        self._tasks.start(self._tick_regularly(), "deadlines")
+        self.phase = Phase.SERVING
+        for compartment in self.compartments.values():
+            if compartment.model.settings.preload:
+                compartment.load()
+
+    def now(self) -> float:
+        """The clock of deadlines, in seconds."""
+        return asyncio.get_running_loop().time()
+
+    def find(self, name: str) -> Compartment:
+        """The compartment of a model's id or alias.
+
+        Raises:
+            Refusal: there is none.
+        """
+        if (compartment := self._by_name.get(name)) is None:
+            known = ", ".join(sorted(self.compartments))
+            raise Refusal(
+                "model_not_found", f"There is no model {name!r}; there are: {known}.", param="model"
+            )
+        return compartment
+
+    def submit(self, compartment: Compartment, request: Request) -> None:
+        """Take a request in.
+
+        Raises:
+            Refusal: the gateway is shutting down, or the model's queue is full.
+        """
+        if self.phase is not Phase.SERVING:
+            raise _shutting_down()
+        compartment.submit(request)
+
+    async def drain(self, seconds: float) -> None:
+        """Take nothing new, and wait until nothing runs, or for so many seconds."""
+        self.phase = Phase.DRAINING
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                for compartment in self.compartments.values():
+                    await compartment.until_idle()
+
+    def refuse_all(self) -> None:
+        """End what still waits or runs."""
+        for compartment in self.compartments.values():
+            compartment.refuse_all(_shutting_down())
+
+    async def stop(self) -> None:
+        """End every worker, side by side; returns when each is gone or survived its ladder."""
+        for compartment in self.compartments.values():
+            compartment.end()
+        await asyncio.gather(*(each.until_ended() for each in self.compartments.values()))
+        self.phase = Phase.STOPPED
+        await self._tasks.cancel_all()
+        for compartment in self.compartments.values():
+            await compartment.close()
+        self._reader.shutdown(wait=False)
+        self._context.destroy(linger=0)
+
+    async def _tick_regularly(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_TICK_S)
+            now = loop.time()
+            for compartment in self.compartments.values():
+                compartment.refuse_overdue(now)
+                for request in compartment.requests():
+                    request.remind(now, REMINDER_S)
+
+    async def _read_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(_READING_S)
+            for compartment in self.compartments.values():
+                if (worker := compartment.worker) is not None:
+                    worker.count_tokens()
+                    await self._read_footprint(worker)
+
+    async def _read_footprint(self, worker: Worker) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            reading = await loop.run_in_executor(self._reader, footprint, worker.pid)
+        except FootprintError as error:
+            if not worker.ended.is_set():
+                logger.debug("No footprint of worker %d: %s", worker.pid, error)
+        else:
+            worker.note_footprint(reading)
+
+
+def _shutting_down() -> Refusal:
+    return Refusal(
+        "shutting_down", "The gateway is shutting down: try again in a moment.", retry_after_s=10
+    )

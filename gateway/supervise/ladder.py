@@ -1,0 +1,56 @@
+"""The steps that end a worker, each with the time it gets before the next.
+
+SIGKILL comes last: on macOS the death of a process with much wired memory can strand it until the
+next boot, while the same process gives everything back when it ends by itself (omlx#2184).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+
+class Step(StrEnum):
+    ASK = "ask it to stop"
+    TERMINATE = "SIGTERM"
+    KILL = "SIGKILL"
+
+
+class Rung(NamedTuple):
+    step: Step
+    deadline_s: float
+
+
+_SHORTEST_S: Final = 5.0
+_LONGEST_S: Final = 60.0
+_S_PER_GB: Final = 0.5
+_SHORTENED: Final = 0.4
+# Waited for after SIGKILL before the operator is told that the process doesn't go.
+_AFTER_KILL_S: Final = 10.0
+
+
+def polite(footprint_bytes: int | None) -> tuple[Rung, ...]:
+    """For unload, restart and shutdown. A clean exit takes longer the more it gives back."""
+    return _rungs(_patience_s(footprint_bytes))
+
+
+def shortened(footprint_bytes: int | None) -> tuple[Rung, ...]:
+    """For kill: the same steps, in less time."""
+    return _rungs(_patience_s(footprint_bytes) * _SHORTENED)
+
+
+def immediate() -> tuple[Rung, ...]:
+    """For kill by force."""
+    return (Rung(Step.KILL, _AFTER_KILL_S),)
+
+
+def _patience_s(footprint_bytes: int | None) -> float:
+    return min(_LONGEST_S, _SHORTEST_S + _S_PER_GB * (footprint_bytes or 0) / 1e9)
+
+
+def _rungs(patience_s: float) -> tuple[Rung, ...]:
+    return (
+        Rung(Step.ASK, patience_s),
+        Rung(Step.TERMINATE, patience_s / 2),
+        Rung(Step.KILL, _AFTER_KILL_S),
+    )

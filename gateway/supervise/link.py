@@ -1,0 +1,121 @@
+"""The gateway's end of the channel to one incarnation, on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from protocol.channel import bind_gateway_side, endpoint
+from protocol.codec import ProtocolError, decode_from_worker, encode
+from protocol.messages import Message, WorkerMessage
+
+# A worker that floods gets this many messages read before everybody else has a turn.
+_MESSAGES_PER_TURN: Final = 32
+
+
+class Link:
+    """Reads without a task: ZeroMQ's descriptor wakes a callback that drains the socket.
+
+    Awaiting each message costs ten times as much (one future and one poll a message). The
+    descriptor is edge-triggered: it says only that something changed, so after every turn, and
+    after every send, the socket is asked whether there is more (zmq_getsockopt(3), ZMQ_FD).
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        path: Path,
+        on_message: Callable[[WorkerMessage], None],
+        on_garbage: Callable[[str], None],
+        on_disconnect: Callable[[], None],
+    ) -> None:
+        """Bind the endpoint.
+
+        `on_garbage` gets what is wrong with a frame that is no message. A disconnection is also how
+        ZeroMQ answers a frame over the size limit; what arrived before it has been delivered.
+        """
+        self._path = path
+        self.address = endpoint(path)
+        self._socket = bind_gateway_side(context, self.address)
+        self._monitor = self._socket.get_monitor_socket(
+            zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED
+        )
+        self._on_message = on_message
+        self._on_garbage = on_garbage
+        self._on_disconnect = on_disconnect
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket.FD, self._read)
+        self._loop.add_reader(self._monitor.FD, self._watch)
+        self._connected = False
+        self._open = True
+        self._reading = True
+
+    @property
+    def connected(self) -> bool:
+        return self._connected
+
+    def send(self, message: Message) -> bool:
+        """Queue a message; False if the worker has stopped reading."""
+        if not self._open:
+            return False
+        try:
+            self._socket.send(encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        self._loop.call_soon(self._read)
+        return True
+
+    def close(self) -> None:
+        """Forget the incarnation: unread frames and the socket file go with it."""
+        if not self._open:
+            return
+        self._open = self._reading = False
+        self._loop.remove_reader(self._socket.FD)
+        self._loop.remove_reader(self._monitor.FD)
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close()
+        self._path.unlink(missing_ok=True)
+
+    def _read(self) -> None:
+        for _ in range(_MESSAGES_PER_TURN):
+            if not self._read_one():
+                return
+        self._loop.call_soon(self._read)
+
+    def _read_one(self) -> bool:
+        if not self._reading:
+            return False
+        try:
+            frame = self._socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        try:
+            message = decode_from_worker(frame)
+        except ProtocolError as error:
+            # What follows a broken frame can't be trusted either.
+            self._reading = False
+            self._on_garbage(str(error))
+            return False
+        self._on_message(message)
+        return True
+
+    def _watch(self) -> None:
+        while self._open:
+            try:
+                event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
+            except zmq.Again:
+                return
+            if event == zmq.Event.ACCEPTED:
+                self._connected = True
+            elif event == zmq.Event.DISCONNECTED:
+                self._connected = False
+                # At most a high-water mark of frames is left.
+                while self._read_one():
+                    pass
+                self._on_disconnect()

@@ -1,0 +1,109 @@
+"""One worker process: started, signalled, reaped, its output read."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+import gateway
+from gateway.supervise.worker_log import WorkerLog
+
+_WORKER: Final = Path(gateway.__file__).resolve().parent.parent / "worker" / "__main__.py"
+
+# Workers never ask a model hub, and never use the fast synchronization that strands wired memory
+# when its process dies (mlx#3830).
+_SET: Final = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+_REMOVED: Final = ("MLX_METAL_FAST_SYNCH",)
+
+
+class ExitStatus(Struct, frozen=True):
+    """How a process ended: by itself with a code, or by a signal."""
+
+    code: int | None
+    signal: str | None
+
+    def __str__(self) -> str:
+        return f"exit code {self.code}" if self.signal is None else f"signal {self.signal}"
+
+
+class WorkerProcess:
+    """A running worker. A thread waits for its end, so there is always somebody who reaps it.
+
+    The reaper and the log reader are threads because that works the same on every system, and
+    keeps pipes and disks away from the event loop.
+    """
+
+    def __init__(
+        self,
+        python: str | None,
+        address: str,
+        incarnation: int,
+        log: WorkerLog,
+        on_exit: Callable[[ExitStatus], None],
+    ) -> None:
+        """Start the process; `on_exit` is called from a thread.
+
+        Raises:
+            OSError: the interpreter can't be started.
+        """
+        environment = {k: v for k, v in os.environ.items() if k not in _REMOVED} | _SET
+        # Absolute path, no cwd, close_fds off: CPython then uses posix_spawn on macOS, where a
+        # forked child of a process with threads may deadlock. Python's descriptors aren't
+        # inheritable anyway (PEP 446). The process group stays ours: launchd kills what is left
+        # of it when the gateway is gone.
+        self._popen = subprocess.Popen(
+            [
+                python or sys.executable,
+                *("-P", "-u", str(_WORKER)),
+                *("--endpoint", address),
+                *("--parent", str(os.getpid())),
+                *("--incarnation", str(incarnation)),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            close_fds=False,
+        )
+        self._on_exit = on_exit
+        pipe = self._popen.stdout
+        if pipe is None:
+            raise OSError("the worker's output was not captured")
+        self._log_thread = threading.Thread(
+            target=log.read_from, args=(pipe,), name=f"log-{self.pid}", daemon=True
+        )
+        self._log_thread.start()
+        threading.Thread(target=self._reap, name=f"reap-{self.pid}", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Signal the process; after its end this does nothing, as Popen remembers the reaping."""
+        self._popen.send_signal(number)
+
+    def _reap(self) -> None:
+        code = self._popen.wait()
+        # The last lines explain the exit. A grandchild may hold the pipe open for ever.
+        self._log_thread.join(timeout=0.5)
+        self._on_exit(
+            ExitStatus(code=code, signal=None)
+            if code >= 0
+            else ExitStatus(code=None, signal=_signal_name(-code))
+        )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)

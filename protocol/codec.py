@@ -1,0 +1,77 @@
+"""Messages to frames and back: msgpack, and one error type for everything a peer can send wrong."""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+import msgspec
+
+from protocol.messages import PROTOCOL_VERSION, GatewayMessage, Hello, Message, WorkerMessage
+
+# A worker's frame holds one engine step of text. A gateway's frame holds a whole prompt; the
+# gateway refuses larger HTTP bodies first.
+MAX_WORKER_FRAME_BYTES: Final = 1 << 20
+MAX_GATEWAY_FRAME_BYTES: Final = 1 << 26
+
+T = TypeVar("T")
+
+
+class ProtocolError(Exception):
+    """The peer sent something that is not a message of this protocol version."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_worker_decoder = msgspec.msgpack.Decoder(WorkerMessage)
+_gateway_decoder = msgspec.msgpack.Decoder(GatewayMessage)
+_anything_decoder = msgspec.msgpack.Decoder()
+
+
+def encode(message: Message) -> bytes:
+    """One message as one frame."""
+    return _encoder.encode(message)
+
+
+def decode_from_worker(frame: bytes) -> WorkerMessage:
+    """Read a frame that a worker sent.
+
+    Raises:
+        ProtocolError: oversized, truncated, malformed, unknown, or of another protocol version.
+    """
+    message = _decode(_worker_decoder, frame, MAX_WORKER_FRAME_BYTES)
+    if isinstance(message, Hello) and message.protocol_version != PROTOCOL_VERSION:
+        raise ProtocolError(_version_mismatch(message.protocol_version))
+    return message
+
+
+def decode_from_gateway(frame: bytes) -> GatewayMessage:
+    """Read a frame that the gateway sent; errors as in `decode_from_worker`."""
+    return _decode(_gateway_decoder, frame, MAX_GATEWAY_FRAME_BYTES)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[T], frame: bytes, limit_bytes: int) -> T:
+    if len(frame) > limit_bytes:
+        raise ProtocolError(f"a frame of {len(frame)} bytes, over the limit of {limit_bytes}")
+    try:
+        return decoder.decode(frame)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise ProtocolError(_describe(frame, error)) from error
+
+
+def _describe(frame: bytes, error: Exception) -> str:
+    """Another version's hello need not have our fields; name the version, not the field."""
+    try:
+        fields = _anything_decoder.decode(frame)
+    except (msgspec.DecodeError, RecursionError, ValueError):
+        fields = None
+    if isinstance(fields, dict) and fields.get("type") == "hello":
+        version = fields.get("protocol_version")
+        if version != PROTOCOL_VERSION:
+            return _version_mismatch(version)
+    return f"an unreadable frame of {len(frame)} bytes: {error}"
+
+
+def _version_mismatch(version: object) -> str:
+    return (
+        f"it speaks protocol version {version!s:.20}, this side speaks {PROTOCOL_VERSION}: "
+        "both must come from the same installation of Bulkhead"
+    )

@@ -1,0 +1,48 @@
+"""Start of a worker process: `python -P .../worker/__main__.py --endpoint ... --parent ...`.
+
+Started by path, because the search path isn't ours to trust: a folder called `worker` in the
+current directory or on PYTHONPATH must not shadow this one. `worker` and `protocol` come from beside this
+file; everything else comes from the interpreter's environment, which may be another one than the
+gateway's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+
+def _pin_package(name: str, root: Path) -> None:
+    folder = root / name
+    spec = importlib.util.spec_from_file_location(
+        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    if spec is None or spec.loader is None:
+        raise ImportError(f"no package {name} in {root}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bulkhead-worker")
+    parser.add_argument("--endpoint", required=True)
+    parser.add_argument("--parent", type=int, required=True, help="pid of the gateway")
+    parser.add_argument("--incarnation", type=int, required=True)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    arguments = _parse_arguments()
+    # Before any slow import: a gateway that died meanwhile would leave an orphan.
+    if os.getppid() != arguments.parent:
+        sys.exit(f"The gateway (pid {arguments.parent}) is gone.")
+    for package in ("protocol", "worker"):
+        _pin_package(package, Path(__file__).resolve().parent.parent)
+
+    from worker.process import run
+
+    run(arguments.endpoint, arguments.parent, arguments.incarnation)

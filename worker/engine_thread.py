@@ -1,0 +1,142 @@
+"""The one thread that owns every MLX call: imports, load, steps, release.
+
+Light to import itself: MLX and mlx-lm take seconds, and the thread that talks to the gateway must
+be up meanwhile.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from protocol.messages import Generate, Load, Message, MlxMemory, Ready, RequestFailed
+
+if TYPE_CHECKING:
+    from worker.engines.sequence import Sequence, Token
+    from worker.text import TextStream
+
+# Steps that may wait for the sender; beyond that the engine waits for it.
+_OUTBOX_STEPS: Final = 256
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The model answers; what the sender needs of it, since it must not import MLX itself."""
+
+    ready: Ready
+    prepare: Callable[[Generate], Sequence | RequestFailed]
+    open_text: Callable[[tuple[str, ...]], TextStream]
+
+
+@dataclass(frozen=True)
+class Stepped:
+    step: int
+    tokens: list[Token]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The engine thread is over and holds nothing. `failed` if an exception ended it."""
+
+    failed: bool
+
+
+@dataclass(frozen=True)
+class Remove:
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Release the model and end the thread."""
+
+
+EngineEvent: TypeAlias = "Message | Loaded | Stepped | Sequence | Ended"
+EngineCommand: TypeAlias = "Load | Sequence | Remove | Finish"
+
+
+@dataclass
+class EngineFigures:
+    """Written by the engine thread, read by the sender; each field on its own is consistent."""
+
+    step: int = 0
+    last_step_at: float | None = None
+    active: int = 0
+    waiting: int = 0
+    memory: MlxMemory = field(default_factory=MlxMemory)
+
+
+class EngineThread:
+    """Commands in, events out. `wake` is called after each event, from the engine thread."""
+
+    def __init__(self, incarnation: int, wake: Callable[[], None]) -> None:
+        self.figures = EngineFigures()
+        self._incarnation = incarnation
+        self._wake = wake
+        self._commands: queue.SimpleQueue[EngineCommand] = queue.SimpleQueue()
+        self._events: queue.Queue[EngineEvent] = queue.Queue(_OUTBOX_STEPS)
+        self._finishing = threading.Event()
+        self._loading = threading.Event()
+        # A daemon, so that a stop during the imports need not wait for them.
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    @property
+    def may_hold_model(self) -> bool:
+        return self._loading.is_set()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def post(self, command: EngineCommand) -> None:
+        if isinstance(command, Load):
+            self._loading.set()
+        self._commands.put(command)
+
+    def finish(self) -> None:
+        """Ask the thread to release the model and end; also in mid-load."""
+        self._finishing.set()
+        self._commands.put(Finish())
+
+    def next_event(self) -> EngineEvent | None:
+        try:
+            return self._events.get_nowait()
+        except queue.Empty:
+            return None
+
+    def emit(self, event: EngineEvent) -> None:
+        """Hand an event to the sender, waiting while it has too many already."""
+        self._events.put(event)
+        self._wake()
+
+    def next_command(self, *, wait: bool) -> EngineCommand | None:
+        try:
+            return self._commands.get(block=wait)
+        except queue.Empty:
+            return None
+
+    def should_finish(self) -> bool:
+        return self._finishing.is_set()
+
+    def note_step(self, active: int, waiting: int) -> None:
+        """Progress: a decoding step or a chunk of prefill is done."""
+        self.figures.step += 1
+        self.figures.last_step_at = time.monotonic()
+        self.figures.active = active
+        self.figures.waiting = waiting
+
+    def _run(self) -> None:
+        failed = False
+        try:
+            # Here, not above: this import is the slow one, and belongs to this thread.
+            from worker.runtime import serve
+
+            serve(self, self._incarnation)
+        except Exception:
+            traceback.print_exc()
+            failed = True
+        self.emit(Ended(failed))

@@ -1,0 +1,1 @@
+"""What turns sequences into tokens. Each engine lives on the one thread that owns MLX."""

@@ -1,0 +1,110 @@
+"""One sequence at a time, for models whose caches can't be merged into a batch."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from time import perf_counter
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.generate import generate_step
+
+from worker.engines.pace import PrefillPace
+from worker.engines.sequence import Sequence, Token
+
+
+class _RemovedInPrefillError(Exception):
+    """Raised through mlx-lm's prefill, which offers no other way out."""
+
+
+class SequentialEngine:
+    """First come, first served.
+
+    `between_chunks` is called with every chunk of a prefill, since a step here lasts as long as
+    the whole prompt: it may call `remove`.
+    """
+
+    batching = False
+
+    def __init__(
+        self, model: Any, eos_token_ids: Iterable[int], between_chunks: Callable[[], None]
+    ) -> None:
+        self._model = model
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._between_chunks = between_chunks
+        self._waiting: deque[Sequence] = deque()
+        self._current: Sequence | None = None
+        self._tokens: Generator[tuple[int, mx.array], None, None] | None = None
+        self._generated = 0
+        self._pace = PrefillPace()
+
+    @property
+    def active(self) -> int:
+        return 0 if self._current is None else 1
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def add(self, sequence: Sequence) -> None:
+        self._waiting.append(sequence)
+
+    def remove(self, request_ids: Iterable[str]) -> None:
+        removed = set(request_ids)
+        self._waiting = deque(each for each in self._waiting if each.request_id not in removed)
+        if self._current is not None and self._current.request_id in removed:
+            self._current = None
+
+    def step(self) -> list[Token]:
+        if self._current is None:
+            self._begin_next()
+        sequence = self._current
+        if sequence is None or self._tokens is None:
+            return []
+        try:
+            token_id, _ = next(self._tokens)
+        except _RemovedInPrefillError:
+            return []
+        self._generated += 1
+        token = Token(sequence.request_id, token_id, None)
+        if token_id in self._eos_token_ids and not sequence.ignore_eos:
+            token = Token(sequence.request_id, token_id, "stop")
+        elif self._generated >= sequence.max_tokens:
+            token = Token(sequence.request_id, token_id, "length")
+        if token.finish_reason is not None:
+            self._current = None
+        return [token]
+
+    def close(self) -> None:
+        self._waiting.clear()
+        self._current = None
+        self._tokens = None
+        self._model = None
+
+    def _begin_next(self) -> None:
+        self._tokens = None
+        if not self._waiting:
+            return
+        self._current = sequence = self._waiting.popleft()
+        self._generated = 0
+        last_s = perf_counter()
+        last_tokens = 0
+
+        def on_prefill(processed: int, _total: int) -> None:
+            nonlocal last_s, last_tokens
+            now_s = perf_counter()
+            self._pace.observe(processed - last_tokens, now_s - last_s)
+            last_s, last_tokens = now_s, processed
+            self._between_chunks()
+            if self._current is not sequence:
+                raise _RemovedInPrefillError
+
+        self._tokens = generate_step(
+            mx.array(sequence.token_ids),
+            self._model,
+            max_tokens=sequence.max_tokens,
+            sampler=sequence.sampler,
+            prefill_step_size=self._pace.chunk(rows=1, decoding=False),
+            prompt_progress_callback=on_prefill,
+        )

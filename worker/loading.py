@@ -1,0 +1,184 @@
+"""A folder of files to a model in memory, in slices, with one readable reason when it can't be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import mlx.core as mx
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError
+from mlx.utils import tree_flatten
+from mlx_lm.utils import load_model, load_tokenizer
+from safetensors import SafetensorError, safe_open
+
+from worker.sampling import SamplingDefaults
+
+# Read between two looks at the stop flag: short against a shutdown, long against the overhead.
+_SLICE_BYTES: Final = 64 << 20
+_LONGEST_REASON: Final = 500
+
+
+class ModelError(Exception):
+    """Why a model can't be loaded, in one sentence. `permanent` until its files change."""
+
+    def __init__(self, reason: str, *, permanent: bool = True) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.permanent = permanent
+
+
+class LoadAbandonedError(Exception):
+    """The worker was told to stop in mid-load."""
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    model: Any
+    tokenizer: Any
+    weight_bytes: int
+    vocabulary: int
+    context_tokens: int | None
+    sampling_defaults: SamplingDefaults
+
+    @property
+    def eos_token_ids(self) -> Iterable[int]:
+        ids: Iterable[int] = self.tokenizer.eos_token_ids
+        return ids
+
+
+def load(
+    source: str, on_progress: Callable[[int, int], None], should_stop: Callable[[], bool]
+) -> LoadedModel:
+    """Load a model from a folder, or from a repository in the Hugging Face cache.
+
+    `on_progress` gets (bytes read, bytes in all) after each slice of weights.
+
+    Raises:
+        ModelError: it can't be loaded.
+        LoadAbandonedError: `should_stop` said so between two slices.
+    """
+    folder = _locate(source)
+    _check_files(folder)
+    try:
+        model, config = load_model(folder, lazy=True, trust_remote_code=False)
+        tokenizer = load_tokenizer(
+            folder, {"trust_remote_code": False}, eos_token_ids=config.get("eos_token_id")
+        )
+        weight_bytes = _read_weights(model, on_progress, should_stop)
+    except (LoadAbandonedError, ModelError):
+        raise
+    except (RuntimeError, MemoryError) as error:
+        # MLX reports exhausted memory and failed reads this way: the next attempt may succeed.
+        raise ModelError(_one_sentence(error), permanent=False) from error
+    except Exception as error:
+        # Architectures parse config.json each in its own way, and fail in as many.
+        raise ModelError(_one_sentence(error)) from error
+    text_config = {**config, **config.get("text_config", {})}
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        weight_bytes=weight_bytes,
+        vocabulary=int(text_config.get("vocab_size", len(tokenizer))),
+        context_tokens=text_config.get("max_position_embeddings"),
+        sampling_defaults=_sampling_defaults(folder),
+    )
+
+
+def _locate(source: str) -> Path:
+    folder = Path(source)
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ModelError(f"{source} is a file; a model is a folder with config.json and weights.")
+    if folder.is_absolute():
+        raise ModelError(f"There is no folder {source}.")
+    try:
+        return Path(snapshot_download(source, local_files_only=True))
+    except (LocalEntryNotFoundError, ValueError) as error:
+        raise ModelError(
+            f"{source} is neither a folder nor a repository in the Hugging Face cache."
+        ) from error
+
+
+def _check_files(folder: Path) -> None:
+    """Find what is wrong with the files before MLX does: its lazy reads fail late and abruptly."""
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} has no config.json: it is not a model folder.")
+    try:
+        model_type = json.loads((folder / "config.json").read_text("utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelError(f"{folder / 'config.json'} can't be read: {error}") from error
+    if not isinstance(model_type, str):
+        raise ModelError(f"{folder / 'config.json'} names no model_type.")
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")):
+        raise ModelError(f"{folder} has no tokenizer (tokenizer.json or tokenizer.model).")
+    index = folder / "model.safetensors.index.json"
+    shards = {path.name for path in folder.glob("model*.safetensors")}
+    if index.is_file():
+        try:
+            shards |= set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            raise ModelError(f"{index} can't be read: {error}") from error
+    if not shards:
+        raise ModelError(f"{folder} has no weights (model*.safetensors).")
+    for name in sorted(shards):
+        _check_shard(folder / name)
+
+
+def _check_shard(path: Path) -> None:
+    if not path.is_file():
+        raise ModelError(f"{path} is missing: the download is incomplete.")
+    try:
+        with safe_open(path, framework="numpy"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{path} is damaged or incomplete: {error}") from error
+
+
+def _read_weights(
+    model: Any, on_progress: Callable[[int, int], None], should_stop: Callable[[], bool]
+) -> int:
+    arrays: list[mx.array] = [array for _, array in tree_flatten(model.parameters())]
+    total = sum(array.nbytes for array in arrays)
+    done = pending_bytes = 0
+    pending: list[mx.array] = []
+    for array in arrays:
+        pending.append(array)
+        pending_bytes += array.nbytes
+        if pending_bytes >= _SLICE_BYTES:
+            mx.eval(pending)
+            done += pending_bytes
+            pending, pending_bytes = [], 0
+            on_progress(done, total)
+            if should_stop():
+                raise LoadAbandonedError
+    mx.eval(pending)
+    on_progress(total, total)
+    return total
+
+
+def _sampling_defaults(folder: Path) -> SamplingDefaults:
+    """The author's sampling settings, as other servers of these files apply them."""
+    try:
+        config = json.loads((folder / "generation_config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return SamplingDefaults()
+    if not isinstance(config, dict):
+        return SamplingDefaults()
+    if config.get("do_sample") is False:
+        return SamplingDefaults(temperature=0.0)
+    fields = {
+        name: config[name]
+        for name in ("temperature", "top_p", "top_k", "min_p")
+        if isinstance(config.get(name), int | float)
+    }
+    return SamplingDefaults(**fields)
+
+
+def _one_sentence(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"

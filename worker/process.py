@@ -1,0 +1,296 @@
+"""The main thread of a worker: the conversation with the gateway. Never computes."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, NoReturn
+
+import zmq
+
+from protocol.channel import connect_worker_side
+from protocol.codec import decode_from_gateway, encode
+from protocol.messages import (
+    Cancel,
+    Delta,
+    Drain,
+    Generate,
+    Heartbeat,
+    Load,
+    LoadFailed,
+    Message,
+    Output,
+    RequestFailed,
+    Stop,
+    Usage,
+)
+from worker.engine_thread import Ended, EngineEvent, EngineThread, Loaded, Remove, Stepped
+from worker.parent import watch_parent
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from worker.engines.sequence import Sequence, Token
+    from worker.text import TextStream
+
+logger = logging.getLogger("worker")
+
+_HEARTBEAT_S: Final = 1.0
+_ORPHAN_GRACE_S: Final = 3.0
+_UNSENT_FRAMES: Final = 256
+_TOKENIZER_THREADS: Final = 2
+
+
+def run(address: str, parent_pid: int, incarnation: int) -> NoReturn:
+    """Serve one gateway until it says stop, or is gone; ends the process."""
+    # Ctrl-C reaches the whole process group; the gateway decides what becomes of its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    conversation = Conversation(address, incarnation)
+
+    def on_sigterm(_signal: int, _frame: FrameType | None) -> None:
+        conversation.request_stop()
+
+    signal.signal(signal.SIGTERM, on_sigterm)
+    watch_parent(parent_pid, conversation.request_stop, _ORPHAN_GRACE_S)
+    status = conversation.run()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The memory is released by now. The interpreter's own end would wait for tokenizer threads.
+    os._exit(status)
+
+
+class _Request:
+    """What the sender keeps of one request."""
+
+    def __init__(self, generate: Generate) -> None:
+        self.stop = generate.stop
+        self.prompt_tokens = 0
+        self.completion_tokens = 0
+        self.text: TextStream | None = None
+
+
+class Conversation:
+    """Reads the gateway's messages, starts tokenization, turns tokens into text, and answers."""
+
+    def __init__(self, address: str, incarnation: int) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = connect_worker_side(self._context, address)
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._engine = EngineThread(incarnation, self._wake)
+        self._tokenizers = ThreadPoolExecutor(_TOKENIZER_THREADS, "tokenizer")
+        self._loaded: Loaded | None = None
+        self._requests: dict[str, _Request] = {}
+        self._unsent: deque[bytes] = deque()
+        self._stop_requested = False
+        self._stopping = False
+        self._draining = False
+        self._exit_status: int | None = None
+
+    def request_stop(self) -> None:
+        """Ask for an orderly end; from a signal handler or another thread."""
+        self._stop_requested = True
+        self._wake()
+
+    def run(self) -> int:
+        """Returns the process's exit status."""
+        self._engine.start()
+        poller = zmq.Poller()
+        poller.register(self._wake_read, zmq.POLLIN)
+        heartbeat_at = time.monotonic()
+        while self._exit_status is None:
+            poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if self._unsent else 0))
+            poller.poll(max(0.0, heartbeat_at - time.monotonic()) * 1000)
+            self._clear_wake()
+            if self._stop_requested:
+                self._stop()
+            self._send_unsent()
+            self._read_gateway()
+            self._read_engine()
+            if self._draining and not self._requests:
+                self._stop()
+            if time.monotonic() >= heartbeat_at:
+                heartbeat_at = time.monotonic() + _HEARTBEAT_S
+                self._send_heartbeat()
+        self._socket.close()
+        self._context.term()
+        return self._exit_status
+
+    # From the gateway
+
+    def _read_gateway(self) -> None:
+        while True:
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            match decode_from_gateway(frame):
+                case Generate() as generate:
+                    self._begin(generate)
+                case Cancel(request_id=request_id):
+                    if self._requests.pop(request_id, None) is not None:
+                        self._engine.post(Remove((request_id,)))
+                case Load() as load:
+                    self._engine.post(load)
+                case Drain():
+                    self._draining = True
+                case Stop():
+                    self._stop()
+
+    def _begin(self, generate: Generate) -> None:
+        loaded = self._loaded
+        if loaded is None or self._draining or self._stopping:
+            self._refuse(generate.request_id, "The model is not ready for requests.")
+            return
+        self._requests[generate.request_id] = _Request(generate)
+        self._tokenizers.submit(self._prepare, loaded, generate)
+
+    def _prepare(self, loaded: Loaded, generate: Generate) -> None:
+        """Runs on a tokenizer thread."""
+        try:
+            event: EngineEvent = loaded.prepare(generate)
+        except Exception:
+            logger.exception("Tokenizing request %s failed", generate.request_id)
+            event = RequestFailed(
+                request_id=generate.request_id,
+                code="internal_error",
+                message="The prompt could not be tokenized; the worker's log has the traceback.",
+            )
+        self._engine.emit(event)
+
+    def _stop(self) -> None:
+        if self._stopping:
+            return
+        self._stopping = True
+        self._requests.clear()
+        if self._engine.may_hold_model:
+            self._engine.finish()
+        else:
+            # Nothing to release: no need to wait for the imports to end.
+            self._exit_status = 0
+
+    # From the engine
+
+    def _read_engine(self) -> None:
+        while len(self._unsent) < _UNSENT_FRAMES or self._stopping:
+            match self._engine.next_event():
+                case None:
+                    return
+                case Stepped(step, tokens):
+                    self._send_step(step, tokens)
+                case RequestFailed() as failure:
+                    if self._requests.pop(failure.request_id, None) is not None:
+                        self._send(failure)
+                case Loaded() as loaded:
+                    self._loaded = loaded
+                    self._send(loaded.ready)
+                case Ended(failed):
+                    self._exit_status = 1 if failed else 0
+                    return
+                case Message() as message:
+                    self._send(message)
+                case sequence:
+                    self._enqueue(sequence)
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        request = self._requests.get(sequence.request_id)
+        if request is None or self._loaded is None:
+            return
+        request.prompt_tokens = len(sequence.token_ids)
+        request.text = self._loaded.open_text(request.stop)
+        self._engine.post(sequence)
+
+    def _send_step(self, step: int, tokens: list[Token]) -> None:
+        deltas = []
+        for token in tokens:
+            request = self._requests.get(token.request_id)
+            if request is None or request.text is None:
+                continue
+            try:
+                deltas.append(self._delta(request, request.text, token))
+            except Exception:
+                # A detokenizer that fails on one text must not end the other streams.
+                logger.exception("Detokenizing request %s failed", token.request_id)
+                self._drop(token.request_id)
+                self._refuse(token.request_id, "The answer could not be decoded to text.")
+        if deltas:
+            self._send(Output(step=step, deltas=tuple(deltas)))
+
+    def _delta(self, request: _Request, text: TextStream, token: Token) -> Delta:
+        request.completion_tokens += 1
+        finish_reason = token.finish_reason
+        added = "" if finish_reason == "stop" else text.add(token.token_id)
+        if text.stopped:
+            if finish_reason is None:
+                self._engine.post(Remove((token.request_id,)))
+            finish_reason = "stop"
+        if finish_reason is None:
+            return Delta(token.request_id, (token.token_id,), added)
+        del self._requests[token.request_id]
+        usage = Usage(request.prompt_tokens, request.completion_tokens)
+        return Delta(
+            token.request_id, (token.token_id,), added + text.finish(), finish_reason, usage
+        )
+
+    def _drop(self, request_id: str) -> None:
+        self._requests.pop(request_id, None)
+        self._engine.post(Remove((request_id,)))
+
+    # To the gateway
+
+    def _refuse(self, request_id: str, message: str) -> None:
+        self._send(RequestFailed(request_id=request_id, code="internal_error", message=message))
+
+    def _send(self, message: Message) -> None:
+        if isinstance(message, LoadFailed):
+            logger.error("The load failed: %s", message.reason)
+        self._unsent.append(encode(message))
+        self._send_unsent()
+
+    def _send_unsent(self) -> None:
+        while self._unsent:
+            try:
+                self._socket.send(self._unsent[0], zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._unsent.popleft()
+
+    def _send_heartbeat(self) -> None:
+        if self._unsent:
+            # The gateway isn't reading; a stale heartbeat behind the backlog would mislead it.
+            return
+        figures = self._engine.figures
+        age_s = None if figures.last_step_at is None else time.monotonic() - figures.last_step_at
+        self._send(
+            Heartbeat(
+                step=figures.step,
+                step_age_s=age_s,
+                active=figures.active,
+                waiting=figures.waiting,
+                memory=figures.memory,
+            )
+        )
+
+    # Waking the main thread
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._wake_write, b"\0")
+        except BlockingIOError:
+            # The pipe is full, so the main thread is about to look anyway.
+            return
+
+    def _clear_wake(self) -> None:
+        try:
+            os.read(self._wake_read, 65536)
+        except BlockingIOError:
+            return
