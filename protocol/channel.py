@@ -61,9 +61,7 @@ def connect_worker_side(context: zmq.Context[zmq.Socket[bytes]], address: str) -
     return socket
 
 
-def _pair(
-    context: zmq.Context[zmq.Socket[bytes]], *, send: int, receive: int
-) -> zmq.Socket[bytes]:
+def _pair(context: zmq.Context[zmq.Socket[bytes]], *, send: int, receive: int) -> zmq.Socket[bytes]:
     socket = context.socket(zmq.PAIR)
     socket.setsockopt(zmq.SNDHWM, send)
     socket.setsockopt(zmq.RCVHWM, receive)

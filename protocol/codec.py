@@ -21,8 +21,8 @@ class ProtocolError(Exception):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_worker_decoder = msgspec.msgpack.Decoder(WorkerMessage)
-_gateway_decoder = msgspec.msgpack.Decoder(GatewayMessage)
+_worker_decoder: msgspec.msgpack.Decoder[WorkerMessage] = msgspec.msgpack.Decoder(WorkerMessage)
+_gateway_decoder: msgspec.msgpack.Decoder[GatewayMessage] = msgspec.msgpack.Decoder(GatewayMessage)
 _anything_decoder = msgspec.msgpack.Decoder()
 
 

@@ -1,9 +1,9 @@
 """Start of a worker process: `python -P .../worker/__main__.py --endpoint ... --parent ...`.
 
 Started by path, because the search path isn't ours to trust: a folder called `worker` in the
-current directory or on PYTHONPATH must not shadow this one. `worker` and `protocol` come from beside this
-file; everything else comes from the interpreter's environment, which may be another one than the
-gateway's.
+current directory or on PYTHONPATH must not shadow this one. `worker` and `protocol` come from
+beside this file; everything else comes from the interpreter's environment, which may be another
+one than the gateway's.
 """
 
 from __future__ import annotations

@@ -114,7 +114,10 @@ def _check_files(folder: Path) -> None:
         raise ModelError(f"{folder / 'config.json'} can't be read: {error}") from error
     if not isinstance(model_type, str):
         raise ModelError(f"{folder / 'config.json'} names no model_type.")
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")):
+    if not any(
+        (folder / name).is_file()
+        for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+    ):
         raise ModelError(f"{folder} has no tokenizer (tokenizer.json or tokenizer.model).")
     index = folder / "model.safetensors.index.json"
     shards = {path.name for path in folder.glob("model*.safetensors")}
@@ -142,7 +145,7 @@ def _check_shard(path: Path) -> None:
 def _read_weights(
     model: Any, on_progress: Callable[[int, int], None], should_stop: Callable[[], bool]
 ) -> int:
-    arrays: list[mx.array] = [array for _, array in tree_flatten(model.parameters())]
+    arrays: list[mx.array] = list(dict(tree_flatten(model.parameters())).values())
     total = sum(array.nbytes for array in arrays)
     done = pending_bytes = 0
     pending: list[mx.array] = []

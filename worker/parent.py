@@ -39,9 +39,7 @@ if sys.platform == "darwin":
     def _exit_wait(pid: int) -> Callable[[float], None]:
         """Wait for NOTE_EXIT; a process that is gone already raises ESRCH, and getppid tells."""
         queue = select.kqueue()
-        event = select.kevent(
-            pid, select.KQ_FILTER_PROC, select.KQ_EV_ADD, select.KQ_NOTE_EXIT
-        )
+        event = select.kevent(pid, select.KQ_FILTER_PROC, select.KQ_EV_ADD, select.KQ_NOTE_EXIT)
         try:
             queue.control([event], 0, 0)
         except OSError:

@@ -109,7 +109,7 @@ class Conversation:
         heartbeat_at = time.monotonic()
         while self._exit_status is None:
             poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if self._unsent else 0))
-            poller.poll(max(0.0, heartbeat_at - time.monotonic()) * 1000)
+            poller.poll(max(0, int((heartbeat_at - time.monotonic()) * 1000)))
             self._clear_wake()
             if self._stop_requested:
                 self._stop()

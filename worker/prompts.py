@@ -30,9 +30,7 @@ def prepare(
     try:
         return _prepare(generate, loaded, context_tokens)
     except _PromptError as error:
-        return RequestFailed(
-            request_id=generate.request_id, code=error.code, message=error.message
-        )
+        return RequestFailed(request_id=generate.request_id, code=error.code, message=error.message)
 
 
 def _prepare(generate: Generate, loaded: LoadedModel, context_tokens: int) -> Sequence:

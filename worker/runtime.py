@@ -9,6 +9,8 @@ import platform
 import time
 from importlib.metadata import version
 
+from mlx_lm.models.cache import make_prompt_cache
+
 from protocol.messages import PROTOCOL_VERSION, Device, Hello, Load, LoadFailed, LoadProgress, Ready
 from worker import grant
 from worker.engine_thread import EngineThread, Finish, Loaded, Remove, Stepped
@@ -18,7 +20,6 @@ from worker.engines.sequential import SequentialEngine
 from worker.loading import LoadAbandonedError, LoadedModel, ModelError, load
 from worker.prompts import prepare
 from worker.text import TextStream
-from mlx_lm.models.cache import make_prompt_cache
 
 _MEMORY_READING_S = 1.0
 

@@ -30,7 +30,9 @@ class KeyedSampler:
     the same seed would give another text beside other requests.
     """
 
-    def __init__(self, seed: int, temperature: float, top_p: float, top_k: int, min_p: float) -> None:
+    def __init__(
+        self, seed: int, temperature: float, top_p: float, top_k: int, min_p: float
+    ) -> None:
         self._stream = _splitmix64(seed & _MASK64)
         self._inverse_temperature = 1.0 / temperature
         self._top_p = top_p

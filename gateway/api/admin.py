@@ -124,8 +124,11 @@ async def _follow(compartment: Compartment, lines: int) -> AsyncIterator[bytes]:
             queue.get_nowait()
         queue.put_nowait(line)
 
+    def put_in_thread(line: str) -> None:
+        loop.call_soon_threadsafe(put, line)
+
     tail = compartment.log.tail(lines)
-    unfollow = compartment.log.follow(lambda line: loop.call_soon_threadsafe(put, line))
+    unfollow = compartment.log.follow(put_in_thread)
     try:
         for line in tail:
             yield b"data: " + line.encode() + b"\n\n"

@@ -82,7 +82,7 @@ class Chunk(Struct):
     created: int
     model: str
     choices: list[ChunkChoice]
-    usage: UsageBody | None | UnsetType
+    usage: UsageBody | UnsetType | None
 
 
 async def create_chat_completion(request: HttpRequest) -> Response:

@@ -43,7 +43,7 @@ class Completion(Struct):
     created: int
     model: str
     choices: list[Choice]
-    usage: UsageBody | None | UnsetType
+    usage: UsageBody | UnsetType | None
 
 
 async def create_completion(request: HttpRequest) -> Response:
@@ -100,15 +100,11 @@ class CompletionFormat:
         return self._json([Choice(0, text, None, finish_reason)], UsageBody.of(usage))
 
     def _event(self, choices: list[Choice], usage: UsageBody | None = None) -> bytes:
-        return server_sent_event(
-            self._json(choices, usage if self._include_usage else UNSET)
-        )
+        return server_sent_event(self._json(choices, usage if self._include_usage else UNSET))
 
-    def _json(self, choices: list[Choice], usage: UsageBody | None | UnsetType) -> bytes:
+    def _json(self, choices: list[Choice], usage: UsageBody | UnsetType | None) -> bytes:
         return msgspec.json.encode(
-            Completion(
-                self._id, "text_completion", self._created, self._model_id, choices, usage
-            )
+            Completion(self._id, "text_completion", self._created, self._model_id, choices, usage)
         )
 
 

@@ -43,11 +43,9 @@ def parse_size(value: int | str, total_bytes: int | None = None) -> int:
 
 def format_size(size_bytes: int) -> str:
     """`1.2 GB`, `418 MB`: three digits at most."""
-    value = float(size_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(value) < 1000:
-            break
+    value, units = float(size_bytes), ["B", "kB", "MB", "GB", "TB"]
+    while abs(value) >= 1000 and len(units) > 1:
         value /= 1000
-    else:
-        unit = "TB"
-    return f"{value:.0f} {unit}" if value >= 100 or unit == "B" else f"{value:.1f} {unit}"
+        units.pop(0)
+    digits = 0 if value >= 100 or units[0] == "B" else 1
+    return f"{value:.{digits}f} {units[0]}"

@@ -48,7 +48,7 @@ class Fleet:
         budget_bytes: int | None,
         state_dir: StateDir,
     ) -> None:
-        """`budget_bytes` is every worker's grant too, until admission divides it; None: no bound."""
+        """`budget_bytes` is also what each worker is granted; None: no bound."""
         self.budget_bytes = budget_bytes
         self.phase = Phase.STARTING
         self.settings = settings

@@ -42,9 +42,7 @@ class Link:
         self._path = path
         self.address = endpoint(path)
         self._socket = bind_gateway_side(context, self.address)
-        self._monitor = self._socket.get_monitor_socket(
-            zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED
-        )
+        self._monitor = self._socket.get_monitor_socket(zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED)
         self._on_message = on_message
         self._on_garbage = on_garbage
         self._on_disconnect = on_disconnect

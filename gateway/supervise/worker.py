@@ -84,7 +84,7 @@ class Worker:
                 self._link.address,
                 incarnation,
                 log,
-                lambda status: self._loop.call_soon_threadsafe(self._on_exit, status),
+                self._on_exit_in_thread,
             )
         except OSError:
             self._link.close()
@@ -169,6 +169,9 @@ class Worker:
             self._supervisor.worker_misbehaved(
                 self, "it closed its connection, or sent a frame over the size limit"
             )
+
+    def _on_exit_in_thread(self, status: ExitStatus) -> None:
+        self._loop.call_soon_threadsafe(self._on_exit, status)
 
     def _on_exit(self, status: ExitStatus) -> None:
         self._exit_status = status

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.support.gateway import Gateway
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[Gateway]:
+    """A gateway with the demo model, shared by the tests of a module."""
+    running = Gateway()
+    yield running
+    assert running.stop() == 0, running.log
+
+
+@pytest.fixture
+def start_gateway() -> Iterator[Callable[..., Gateway]]:
+    """Start gateways; each is stopped after the test, with exit status 0."""
+    started: list[Gateway] = []
+
+    def start(*arguments: str, **options: object) -> Gateway:
+        started.append(Gateway(*arguments, **options))  # type: ignore[arg-type]
+        return started[-1]
+
+    yield start
+    for running in started:
+        assert running.stop() == 0, running.log

@@ -1,0 +1,5 @@
+from tests.support.gateway import Gateway
+
+
+def test_answers(gateway: Gateway) -> None:
+    assert "process" in gateway.say("What is Bulkhead?")

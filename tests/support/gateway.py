@@ -1,0 +1,126 @@
+"""A real gateway process for tests, and what they ask of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+START_S = 30.0
+STOP_S = 40.0
+
+
+class Gateway:
+    """`bulkhead serve` on a free port, in a state folder of its own."""
+
+    def __init__(
+        self,
+        *arguments: str,
+        models: tuple[str, ...] = ("demo",),
+        environment: dict[str, str] | None = None,
+        config: str | None = None,
+    ) -> None:
+        # Short, since the paths of sockets are bounded; pytest's folders are not.
+        self._folder = tempfile.TemporaryDirectory(prefix="bh-")
+        self.state_dir = Path(self._folder.name) / "state"
+        command = [sys.executable, "-m", "gateway", "serve", "--port", "0"]
+        command += ["--state-dir", str(self.state_dir)]
+        if config is not None:
+            path = Path(self._folder.name) / "config.toml"
+            path.write_text(config, "utf-8")
+            command += ["--config", str(path)]
+        for model in models:
+            command += ["--model", model]
+        self.process = subprocess.Popen(
+            [*command, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(environment or {})},
+        )
+        self._log: list[str] = []
+        threading.Thread(target=self._collect_log, daemon=True).start()
+        self.url = self._read_url()
+        self.client = httpx.Client(base_url=self.url, timeout=120.0)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def log(self) -> str:
+        return "".join(self._log)
+
+    def status(self) -> dict[str, Any]:
+        answer: dict[str, Any] = self.client.get("/admin/v1/status").raise_for_status().json()
+        return answer
+
+    def model(self, model_id: str = "demo") -> dict[str, Any]:
+        return next(each for each in self.status()["models"] if each["id"] == model_id)
+
+    def worker_pid(self, model_id: str = "demo") -> int:
+        pid: int = self.model(model_id)["worker"]["pid"]
+        return pid
+
+    def load(self, model_id: str = "demo") -> dict[str, Any]:
+        return self.order("load", model_id).raise_for_status().json()
+
+    def order(self, verb: str, model_id: str = "demo", **options: bool) -> httpx.Response:
+        return self.client.post(f"/admin/v1/models/{model_id}/{verb}", json=options)
+
+    def chat(self, text: str, model_id: str = "demo", **fields: Any) -> httpx.Response:
+        body = {"model": model_id, "messages": [{"role": "user", "content": text}], **fields}
+        return self.client.post("/v1/chat/completions", json=body)
+
+    def say(self, text: str, model_id: str = "demo", **fields: Any) -> str:
+        """The text of a whole answer."""
+        answer = self.chat(text, model_id, **fields).raise_for_status().json()
+        content: str = answer["choices"][0]["message"]["content"]
+        return content
+
+    def stop(self) -> int:
+        """End it as launchd would; returns its exit status."""
+        self.client.close()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            status = self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+        finally:
+            self._folder.cleanup()
+        return status
+
+    def _read_url(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        found = re.search(r"http://\S+", line)
+        assert found is not None, f"no address: {line!r}, log: {self.log}"
+        return found[0]
+
+    def _collect_log(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self._log.append(line)
+
+
+def eventually(condition: Callable[[], Any], within_s: float = 20.0, every_s: float = 0.05) -> Any:
+    """The first true value of a condition."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(every_s)
+    raise AssertionError(f"not within {within_s} s")
