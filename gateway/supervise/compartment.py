@@ -41,7 +41,8 @@ from protocol.messages import (
 
 logger = logging.getLogger(__name__)
 
-_LOG_TAIL_LINES: Final = 20
+# A fatal error prints the stacks of all threads: its first line must be among these.
+_LOG_TAIL_LINES: Final = 80
 _RETRY_AFTER_S: Final = 5
 
 

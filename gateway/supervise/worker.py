@@ -119,6 +119,8 @@ class Worker:
     async def climb(self, rungs: Iterable[Rung]) -> None:
         """End the process, a step after the other until it is gone."""
         for rung in rungs:
+            if rung.step is Step.ASK and not self._link.connected:
+                continue  # It can't hear yet, and holds nothing yet: SIGTERM is as gentle.
             began = self._loop.time()
             self._take(rung.step)
             try:

@@ -18,6 +18,7 @@ import httpx
 
 START_S = 30.0
 STOP_S = 40.0
+BULKHEAD = str(Path(sys.executable).with_name("bulkhead"))
 
 
 class Gateway:
@@ -33,7 +34,7 @@ class Gateway:
         # Short, since the paths of sockets are bounded; pytest's folders are not.
         self._folder = tempfile.TemporaryDirectory(prefix="bh-")
         self.state_dir = Path(self._folder.name) / "state"
-        command = [sys.executable, "-m", "gateway", "serve", "--port", "0"]
+        command = [BULKHEAD, "serve", "--port", "0"]
         command += ["--state-dir", str(self.state_dir)]
         if config is not None:
             path = Path(self._folder.name) / "config.toml"

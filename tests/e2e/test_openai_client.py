@@ -1,0 +1,202 @@
+"""The official OpenAI client, unmodified, against a running gateway."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from tests.support.gateway import Gateway, eventually
+
+QUESTION = [{"role": "user", "content": "What is Bulkhead?"}]
+STORY = [{"role": "user", "content": "Tell me a story."}]
+
+
+@pytest.fixture(scope="module")
+def client(gateway: Gateway) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def whole(client: openai.OpenAI) -> str:
+    answer = client.chat.completions.create(model="demo", messages=QUESTION)
+    assert answer.choices[0].finish_reason == "stop"
+    return answer.choices[0].message.content
+
+
+def test_streams_the_same_text(client: openai.OpenAI, whole: str) -> None:
+    chunks = list(client.chat.completions.create(model="demo", messages=QUESTION, stream=True))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "stop"
+    assert all(chunk.usage is None for chunk in chunks)
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_usage_is_the_same_streamed_and_not(client: openai.OpenAI) -> None:
+    plain = client.chat.completions.create(model="demo", messages=QUESTION).usage
+    *chunks, last = client.chat.completions.create(
+        model="demo", messages=QUESTION, stream=True, stream_options={"include_usage": True}
+    )
+    assert last.choices == []
+    assert last.usage == plain
+    assert plain.total_tokens == plain.prompt_tokens + plain.completion_tokens
+    assert all(chunk.usage is None for chunk in chunks)
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_length_limits(client: openai.OpenAI, whole: str, name: str) -> None:
+    answer = client.chat.completions.create(model="demo", messages=QUESTION, **{name: 7})
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.completion_tokens == 7
+    assert whole.startswith(answer.choices[0].message.content)
+
+
+def test_ignoring_the_end_of_sequence(client: openai.OpenAI, whole: str) -> None:
+    answer = client.chat.completions.create(
+        model="demo", messages=QUESTION, max_tokens=300, extra_body={"ignore_eos": True}
+    )
+    assert answer.usage.completion_tokens == 300
+    assert answer.choices[0].message.content.startswith(whole)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stop", ["worker process", ["never said", "own, behind"]])
+def test_stop_sequences(
+    client: openai.OpenAI, whole: str, stop: str | list[str], *, stream: bool
+) -> None:
+    first = min(whole.index(each) for each in ([stop] if isinstance(stop, str) else stop) if each in whole)
+    answer = client.chat.completions.create(
+        model="demo", messages=QUESTION, stop=stop, stream=stream
+    )
+    if stream:
+        chunks = list(answer)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        reason = chunks[-1].choices[0].finish_reason
+    else:
+        text, reason = answer.choices[0].message.content, answer.choices[0].finish_reason
+    assert (text, reason) == (whole[:first], "stop")
+
+
+def test_seeded_sampling_repeats(client: openai.OpenAI) -> None:
+    def sample(seed: int) -> str:
+        return (
+            client.completions.create(
+                model="demo", prompt="Once", temperature=2.0, seed=seed, max_tokens=40
+            )
+            .choices[0]
+            .text
+        )
+
+    assert sample(1) == sample(1)
+    assert sample(1) != sample(2)
+
+
+def test_text_parts(client: openai.OpenAI, whole: str) -> None:
+    parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "Bulkhead?"}]
+    answer = client.chat.completions.create(
+        model="demo", messages=[{"role": "user", "content": parts}]
+    )
+    assert answer.choices[0].message.content == whole
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_completions(client: openai.OpenAI, *, stream: bool) -> None:
+    answer = client.completions.create(
+        model="demo", prompt="Bulkhead is", max_tokens=30, stream=stream
+    )
+    if stream:
+        chunks = list(answer)
+        assert "".join(chunk.choices[0].text for chunk in chunks)
+        assert chunks[-1].choices[0].finish_reason == "length"
+    else:
+        assert answer.object == "text_completion"
+        assert answer.usage.completion_tokens == 30
+
+
+def test_completions_of_token_ids(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model="demo", prompt=[50, 51, 52], max_tokens=3)
+    assert answer.usage.prompt_tokens == 3
+
+
+def test_models(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["demo"]
+    assert client.models.retrieve("demo").state == "ready"
+    with pytest.raises(openai.NotFoundError, match="there are: demo"):
+        client.models.retrieve("nobody/knows")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": 2}, "n"),
+        ({"temperature": -1}, "temperature"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"logprobs": True}, "logprobs"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "king", "content": "?"}]}, "messages[0].role"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content[0]",
+        ),
+    ],
+)
+def test_bad_requests_name_the_field(
+    client: openai.OpenAI, fields: dict[str, object], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**{"model": "demo", "messages": QUESTION, **fields})
+    assert caught.value.param is not None
+    assert caught.value.param.replace("[...]", "[0]") == param
+    assert caught.value.code == "invalid_request_error"
+
+
+def test_unknown_model(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.chat.completions.create(model="gpt-9", messages=QUESTION)
+    assert caught.value.code == "model_not_found"
+    assert caught.value.response.headers["x-request-id"].startswith("req_")
+
+
+def test_context_that_can_never_fit(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="max_tokens is 100000") as caught:
+        client.chat.completions.create(model="demo", messages=QUESTION, max_tokens=100_000)
+    assert caught.value.code == "context_length_exceeded"
+
+
+def test_closing_a_stream_cancels_it(client: openai.OpenAI, gateway: Gateway) -> None:
+    stream = client.chat.completions.create(
+        model="demo",
+        messages=STORY,
+        stream=True,
+        max_tokens=3500,
+        extra_body={"ignore_eos": True},
+    )
+    next(iter(stream))
+    assert gateway.model()["active_requests"] == 1
+    stream.close()
+    eventually(lambda: gateway.model()["active_requests"] == 0, within_s=5)
+    # The worker has nothing to do any more, so the age of its last step grows.
+    eventually(lambda: gateway.model()["worker"]["last_step_age_s"] > 1.0, within_s=5)
+
+
+async def test_many_clients_at_once(gateway: Gateway, whole: str) -> None:
+    import asyncio
+
+    async with openai.AsyncOpenAI(
+        base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=60
+    ) as client:
+
+        async def ask() -> str:
+            chunks = await client.chat.completions.create(
+                model="demo", messages=QUESTION, stream=True
+            )
+            return "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])
+
+        began = time.monotonic()
+        texts = await asyncio.gather(*(ask() for _ in range(64)))
+    assert set(texts) == {whole}, time.monotonic() - began

@@ -1,0 +1,301 @@
+"""The operator's verbs over HTTP."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx
+import psutil
+import pytest
+
+from tests.support import shapes
+from tests.support.faults import after_import, sitecustomize
+from tests.support.gateway import Gateway, eventually
+from tests.support.streams import open_stream
+
+STORY = "Tell me a story."
+LONG = {"max_tokens": 3500, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[Gateway]:
+    running = Gateway(config="[gateway]\ndrain_s = 60.0\n")
+    yield running
+    assert running.stop() == 0, running.log
+
+
+def test_status_has_every_field(gateway: Gateway) -> None:
+    gateway.load()
+    eventually(lambda: gateway.model()["worker"]["footprint_bytes"])
+    status = gateway.status()
+    assert set(status) == {"version", "pid", "uptime_s", "state", "memory", "models"}
+    assert status["state"] == "serving"
+    assert status["pid"] == gateway.pid
+    assert set(status["memory"]) == {
+        "total_bytes",
+        "budget_bytes",
+        "granted_bytes",
+        "footprint_bytes",
+        "available_bytes",
+        "stranded_bytes",
+        "pressure",
+    }
+    (model,) = status["models"]
+    assert set(model) == {
+        "id",
+        "state",
+        "reason",
+        "pinned",
+        "queue_depth",
+        "active_requests",
+        "estimate_bytes",
+        "last_used_at",
+        "worker",
+        "restarts",
+        "last_exit",
+    }
+    assert set(model["worker"]) == {
+        "pid",
+        "incarnation",
+        "started_at",
+        "footprint_bytes",
+        "peak_footprint_bytes",
+        "granted_bytes",
+        "last_step_age_s",
+        "tokens_per_s",
+        "prompt_cache_bytes",
+    }
+    assert model["worker"]["footprint_bytes"] > 10_000_000
+
+
+def test_load_twice_is_one_load(gateway: Gateway) -> None:
+    first = gateway.load()
+    assert gateway.load()["worker"]["pid"] == first["worker"]["pid"]
+
+
+def test_unload_ends_the_process(gateway: Gateway) -> None:
+    pid = gateway.load()["worker"]["pid"]
+    status = gateway.order("unload").raise_for_status().json()
+    assert status["state"] == "unloaded"
+    assert status["worker"] is None
+    assert status["last_exit"]["code"] == 0
+    assert not psutil.pid_exists(pid)
+    assert gateway.order("unload").json()["state"] == "unloaded"
+
+
+def test_unload_lets_running_answers_finish(gateway: Gateway) -> None:
+    whole = gateway.say(STORY)
+    stream = open_stream(gateway, STORY)
+    eventually(lambda: stream.text)
+    status = gateway.order("unload").raise_for_status().json()
+    stream.join(10)
+    assert stream.done
+    assert stream.text == whole
+    assert status["state"] == "unloaded"
+
+
+def test_forced_unload_does_not_wait(gateway: Gateway) -> None:
+    gateway.load()
+    stream = open_stream(gateway, STORY, **LONG)
+    eventually(lambda: stream.text)
+    gateway.order("unload", force=True).raise_for_status()
+    assert stream.join(10).error["code"] == "model_unavailable"
+
+
+def test_a_held_model_refuses_until_it_is_loaded(gateway: Gateway) -> None:
+    gateway.load()
+    assert gateway.order("unload", hold=True).json()["state"] == "held"
+    refused = gateway.chat("Hello")
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "model_unavailable"
+    assert "held" in refused.json()["error"]["message"]
+    assert gateway.load()["state"] == "ready"
+    assert gateway.chat("Hello").status_code == 200
+
+
+def test_restart_gives_a_new_process(gateway: Gateway) -> None:
+    before = gateway.load()["worker"]
+    after = gateway.order("restart").raise_for_status().json()
+    assert after["state"] == "ready"
+    assert after["worker"]["pid"] != before["pid"]
+    assert after["worker"]["incarnation"] == before["incarnation"] + 1
+    assert not psutil.pid_exists(before["pid"])
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_kill_ends_answers_with_an_error(gateway: Gateway, *, force: bool) -> None:
+    pid = gateway.load()["worker"]["pid"]
+    stream = open_stream(gateway, STORY, **LONG)
+    eventually(lambda: stream.text)
+    status = gateway.order("kill", force=force).raise_for_status().json()
+    assert stream.join(10).error is not None
+    assert status["state"] == "unloaded"
+    assert not psutil.pid_exists(pid)
+    assert status["last_exit"]["signal"] == ("SIGKILL" if force else None)
+
+
+def test_verbs_in_the_middle_of_a_start(gateway: Gateway) -> None:
+    for verb in ("unload", "kill", "restart", "unload"):
+        gateway.order("load", wait=False)
+        gateway.order(verb).raise_for_status()
+    status = gateway.order("kill", force=True).json()
+    assert status["state"] == "unloaded"
+    assert gateway.load()["state"] == "ready"
+
+
+def test_a_request_during_the_stop_loads_the_model_again(gateway: Gateway) -> None:
+    before = gateway.load()["worker"]["incarnation"]
+    gateway.order("unload", wait=False)
+    assert gateway.say(STORY)
+    assert gateway.model()["worker"]["incarnation"] == before + 1
+
+
+def test_logs(gateway: Gateway) -> None:
+    gateway.load()
+    os.kill(gateway.worker_pid(), signal.SIGABRT)
+    exit_ = eventually(lambda: gateway.model()["worker"] is None and gateway.model()["last_exit"])
+    assert exit_["signal"] == "SIGABRT"
+    assert any("Fatal Python error" in line for line in exit_["log_tail"])
+    text = gateway.client.get("/admin/v1/models/demo/logs?lines=5").text
+    assert len(text.splitlines()) == 5
+    everything = gateway.client.get("/admin/v1/models/demo/logs").text
+    assert "Fatal Python error" in everything
+    written = (gateway.state_dir / "logs" / "demo.log").read_text()
+    assert "Fatal Python error" in written
+
+
+def test_following_logs(gateway: Gateway) -> None:
+    gateway.load()
+    with gateway.client.stream("GET", "/admin/v1/models/demo/logs?follow=1&lines=0") as answer:
+        os.kill(gateway.worker_pid(), signal.SIGABRT)
+        lines = answer.iter_lines()
+        assert any("Fatal Python error" in line for line in lines if line.startswith("data: "))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "evil.example"},
+        {"Host": "localhost.evil.example:8642"},
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+    ],
+)
+def test_foreign_pages_are_refused(gateway: Gateway, headers: dict[str, str]) -> None:
+    answer = gateway.client.get("/admin/v1/status", headers=headers)
+    assert answer.status_code == 403
+    assert answer.json()["error"]["code"] == "permission_denied"
+
+
+def test_our_own_page_is_not_foreign(gateway: Gateway) -> None:
+    assert gateway.client.get("/admin/v1/status", headers={"Origin": gateway.url}).is_success
+
+
+def test_unknown_things(gateway: Gateway) -> None:
+    assert gateway.order("load", "nobody").json()["error"]["code"] == "model_not_found"
+    assert gateway.client.get("/nowhere").json()["error"]["code"] == "not_found"
+    answer = gateway.client.get("/v1/chat/completions")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (405, "method_not_allowed")
+    assert answer.headers["x-request-id"]
+
+
+def test_ids_with_slashes_and_spaces(
+    start_gateway: Callable[..., Gateway],
+) -> None:
+    model_id = "größe/modell eins"
+    running = start_gateway(models=(f"demo={model_id}",))
+    assert running.say("What is Bulkhead?", model_id)
+    status = running.order("unload", quote(model_id)).raise_for_status().json()
+    assert (status["id"], status["state"]) == (model_id, "unloaded")
+    assert running.client.get(f"/v1/models/{quote(model_id)}").json()["id"] == model_id
+
+
+def test_a_full_queue_and_a_passed_deadline(
+    start_gateway: Callable[..., Gateway], tmp_path: Path
+) -> None:
+    running = start_gateway(
+        models=(),
+        config='[queue]\ndepth = 2\n[models.demo]\npath = "demo"\nmax_concurrency = 1\n',
+    )
+    running.load()
+    first = open_stream(running, STORY, **LONG)
+    eventually(lambda: first.text)
+    waiting = [open_stream(running, STORY, headers={"X-Deadline-S": "1"}) for _ in range(2)]
+    eventually(lambda: running.model()["queue_depth"] == 2)
+    refused = running.chat("Hello")
+    assert refused.status_code == 429
+    assert refused.json()["error"]["code"] == "queue_full"
+    assert int(refused.headers["retry-after"]) > 0
+    assert [each.join(20).error["code"] for each in waiting] == ["deadline_exceeded"] * 2
+    assert waiting[0].status == 504
+    assert running.chat("Hello", headers=None).status_code in (200, 429)
+
+
+def test_a_body_over_the_limit(gateway: Gateway) -> None:
+    answer = httpx.post(f"{gateway.url}/v1/completions", content=b"x" * (33 << 20), timeout=30)
+    assert answer.status_code == 413
+    assert answer.json()["error"]["code"] == "request_too_large"
+
+
+def test_a_load_that_takes_too_long(start_gateway: Callable[..., Gateway], tmp_path: Path) -> None:
+    running = start_gateway(
+        config="[workers]\nload_timeout_s = 2.0\n",
+        environment=sitecustomize(
+            tmp_path / "site", "import time\nif in_worker(): time.sleep(60)\n"
+        ),
+    )
+    began = time.monotonic()
+    answer = running.chat("Hello")
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "load_timeout"
+    assert time.monotonic() - began < 20
+    eventually(lambda: running.model()["worker"] is None, within_s=20)
+
+
+def test_a_model_that_cannot_be_loaded(
+    start_gateway: Callable[..., Gateway], tmp_path: Path
+) -> None:
+    broken = shapes.sliding_window(tmp_path / "broken")
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    running = start_gateway(models=(str(broken),))
+    answer = running.order("load", "broken")
+    assert answer.status_code == 503
+    assert "model.safetensors is damaged" in answer.json()["error"]["message"]
+    model = eventually(lambda: (m := running.model("broken"))["state"] == "failed" and m)
+    assert "damaged" in model["reason"]
+    refused = running.chat("Hello", "broken")
+    assert (refused.status_code, refused.headers["x-should-retry"]) == (503, "false")
+    assert "retry-after" not in refused.headers
+    assert running.client.get("/health").json()["status"] == "degraded"
+    assert running.order("unload", "broken").json()["state"] == "unloaded"
+
+
+def test_a_worker_that_crashes_in_its_start(
+    start_gateway: Callable[..., Gateway], tmp_path: Path
+) -> None:
+    running = start_gateway(
+        environment=sitecustomize(
+            tmp_path / "site",
+            after_import("mlx_lm", 'import os; print("about to abort", flush=True); os.abort()'),
+        )
+    )
+    answer = running.order("load")
+    assert answer.status_code == 503
+    assert "SIGABRT" in answer.json()["error"]["message"]
+    assert "about to abort" in running.client.get("/admin/v1/models/demo/logs").text
+
+
+def test_an_interpreter_that_is_not_there(start_gateway: Callable[..., Gateway]) -> None:
+    running = start_gateway(
+        models=(), config='[models.demo]\npath = "demo"\npython = "/nowhere/python"\n'
+    )
+    answer = running.order("load")
+    assert answer.status_code == 503
+    assert "/nowhere/python" in answer.json()["error"]["message"]
+    assert running.model()["state"] == "failed"

@@ -1,0 +1,198 @@
+"""Every model in a process of its own: what happens to one does not happen to the other."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.faults import after_import, sitecustomize
+from tests.support.gateway import Gateway, eventually
+from tests.support.shapes import DEMO
+from tests.support.streams import Probe, Stream, open_stream
+
+TWO = ("demo", f"{DEMO}=other")
+STORY = "Tell me a story."
+
+
+@pytest.fixture(scope="module")
+def gateway():
+    running = Gateway(models=TWO)
+    running.load("demo")
+    running.load("other")
+    yield running
+    assert running.stop() == 0, running.log
+
+
+@pytest.fixture(scope="module")
+def story(gateway: Gateway) -> str:
+    return gateway.say(STORY)
+
+
+def _long(gateway: Gateway, model_id: str) -> Stream:
+    return open_stream(gateway, STORY, model_id, max_tokens=1000, ignore_eos=True)
+
+
+def test_two_workers_are_two_processes(gateway: Gateway) -> None:
+    pids = {gateway.worker_pid("demo"), gateway.worker_pid("other")}
+    assert len(pids) == 2
+    assert {psutil.Process(pid).ppid() for pid in pids} == {gateway.pid}
+
+
+def test_the_death_of_one_leaves_the_other_alone(gateway: Gateway) -> None:
+    gateway.load("demo")
+    undisturbed = _long(gateway, "other").join()
+    with Probe(gateway, "/livez") as livez, Probe(gateway, "/health") as health:
+        doomed, other = _long(gateway, "demo"), _long(gateway, "other")
+        eventually(lambda: doomed.text and other.text)
+        pid = gateway.worker_pid("demo")
+        os.kill(pid, signal.SIGKILL)
+        doomed.join(10)
+        assert not other.done
+        other.join()
+    assert other.done
+    assert other.text == undisturbed.text
+    assert other.error is None
+    assert not livez.failures
+    assert not health.failures
+    assert doomed.error["code"] == "worker_crashed"
+    assert "SIGKILL" in doomed.error["message"]
+    assert not doomed.done
+
+
+def test_an_exit_is_noticed_without_a_request(gateway: Gateway) -> None:
+    gateway.load("demo")
+    os.kill(gateway.worker_pid("demo"), signal.SIGKILL)
+    model = eventually(lambda: (m := gateway.model("demo"))["worker"] is None and m, within_s=5)
+    assert model["state"] == "unloaded"
+    assert model["last_exit"]["signal"] == "SIGKILL"
+    assert model["last_exit"]["code"] is None
+
+
+def test_the_next_request_starts_a_new_incarnation(gateway: Gateway, story: str) -> None:
+    gateway.load("demo")
+    before = gateway.model("demo")
+    os.kill(before["worker"]["pid"], signal.SIGKILL)
+    eventually(lambda: gateway.model("demo")["worker"] is None)
+    assert gateway.say(STORY) == story
+    after = gateway.model("demo")
+    assert after["worker"]["incarnation"] == before["worker"]["incarnation"] + 1
+    assert after["restarts"] == before["restarts"] + 1
+
+
+def test_a_request_that_is_not_streamed_gets_a_json_error(gateway: Gateway) -> None:
+    import threading
+
+    gateway.load("demo")
+    answers = []
+    ask = threading.Thread(
+        target=lambda: answers.append(gateway.chat(STORY, max_tokens=1000, ignore_eos=True))
+    )
+    ask.start()
+    eventually(lambda: gateway.model("demo")["active_requests"] == 1)
+    os.kill(gateway.worker_pid("demo"), signal.SIGKILL)
+    ask.join(10)
+    assert answers[0].status_code == 500
+    assert answers[0].json()["error"]["code"] == "worker_crashed"
+    assert answers[0].headers["x-should-retry"] == "false"
+
+
+def test_requests_join_a_start_in_progress(gateway: Gateway, story: str) -> None:
+    gateway.load("demo")
+    gateway.order("unload", "demo").raise_for_status()
+    before = gateway.model("demo")
+    starts = gateway.log.count("demo: unloaded -> starting")
+    streams = [open_stream(gateway, STORY) for _ in range(6)]
+    assert [stream.join().text for stream in streams] == [story] * 6
+    assert gateway.log.count("demo: unloaded -> starting") == starts + 1
+    assert gateway.model("demo")["restarts"] == before["restarts"]
+
+
+def test_the_gateway_process_is_thin(gateway: Gateway) -> None:
+    gateway.load("demo")
+    gateway.load("other")
+    maps = Path(f"/proc/{gateway.pid}/maps").read_text()
+    for name in ("libmlx", "mlx/core", "numpy", "torch", "tokenizers", "safetensors"):
+        assert name not in maps, name
+    worker_maps = Path(f"/proc/{gateway.worker_pid('demo')}/maps").read_text()
+    assert "mlx" in worker_maps
+    rollup = Path(f"/proc/{gateway.pid}/smaps_rollup").read_text()
+    pss_kb = next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
+    assert pss_kb <= 70 * 1024
+
+
+def test_the_gateway_imports_no_model_library(
+    start_gateway: Callable[..., Gateway], tmp_path: Path
+) -> None:
+    """The modules of the running process itself, as it lists them when asked by a signal."""
+    listing = tmp_path / "modules"
+    running = start_gateway(
+        environment=sitecustomize(
+            tmp_path / "site",
+            f"""
+            import signal
+            def list_modules(*_):
+                with open({str(listing)!r}, "w") as file:
+                    file.write("\\n".join(sorted(sys.modules)))
+            if not in_worker():
+                signal.signal(signal.SIGUSR2, list_modules)
+            """,
+        )
+    )
+    assert running.say("What is Bulkhead?")
+    os.kill(running.pid, signal.SIGUSR2)
+    names = eventually(lambda: listing.exists() and listing.read_text().split())
+    packages = {name.partition(".")[0] for name in names}
+    assert "gateway" in packages
+    assert not packages & {"mlx", "mlx_lm", "transformers", "numpy", "torch", "worker"}
+
+
+def test_health_answers_during_a_slow_load(
+    start_gateway: Callable[..., Gateway], tmp_path: Path, record_property: Callable[..., None]
+) -> None:
+    environment = sitecustomize(
+        tmp_path / "site",
+        after_import(
+            "worker.loading",
+            """
+            original = module.load
+            def slow(*arguments):
+                import os, time
+                if os.path.exists({flag!r}):
+                    for _ in range(20):
+                        time.sleep(1.0)
+                return original(*arguments)
+            module.load = slow
+            """.replace("{flag!r}", repr(str(tmp_path / "slow"))),
+        ),
+    )
+    running = start_gateway(models=TWO, environment=environment)
+    running.load("other")
+    (tmp_path / "slow").touch()
+    with Probe(running, "/livez") as livez, Probe(running, "/health") as health:
+        waiting = open_stream(running, "What is Bulkhead?", "demo")
+        eventually(lambda: running.model("demo")["state"] == "loading")
+        assert running.say("What is Bulkhead?", "other")
+        waiting.join(60)
+    assert waiting.done
+    assert waiting.comments >= 3, "comments keep the connection alive while the model loads"
+    assert not livez.failures + health.failures
+    assert livez.count > 200
+    record_property("slowest_livez_ms", livez.slowest_s * 1000)
+    record_property("slowest_health_ms", health.slowest_s * 1000)
+    print(f"slowest /livez {livez.slowest_s * 1e3:.1f} ms, /health {health.slowest_s * 1e3:.1f} ms")
+
+
+def test_a_folder_called_worker_does_not_shadow_ours(
+    start_gateway: Callable[..., Gateway], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "worker").mkdir()
+    (tmp_path / "worker" / "__init__.py").write_text("raise SystemExit('the wrong package')")
+    monkeypatch.chdir(tmp_path)
+    # An empty entry means the current directory.
+    running = start_gateway(environment={"PYTHONPATH": os.pathsep})
+    assert running.say("What is Bulkhead?")

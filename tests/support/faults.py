@@ -1,0 +1,88 @@
+"""Faults for workers, injected from outside: a sitecustomize on the interpreter's path, or an
+interpreter of our own. The product has no switches for them."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import textwrap
+from pathlib import Path
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def sitecustomize(folder: Path, code: str) -> dict[str, str]:
+    """An environment in which every Python process runs `code` first.
+
+    `in_worker()` is there for the code, so that it can spare the gateway.
+    """
+    preamble = """
+    import sys
+    def in_worker():
+        return any(each.endswith("worker/__main__.py") for each in sys.orig_argv)
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    text = textwrap.dedent(preamble) + textwrap.dedent(code)
+    (folder / "sitecustomize.py").write_text(text, "utf-8")
+    inherited = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([str(folder), *([inherited] if inherited else [])])}
+
+
+def after_import(module: str, code: str) -> str:
+    """Code for `sitecustomize` that runs in a worker right after it has imported a module, with
+    the module as `module`.
+    """
+    return f"""
+if in_worker():
+    import importlib.abc, importlib.util
+
+    class Finder(importlib.abc.MetaPathFinder):
+        def find_spec(self, name, path, target=None):
+            if name != {module!r}:
+                return None
+            sys.meta_path.remove(self)
+            spec = importlib.util.find_spec(name)
+            run = spec.loader.exec_module
+
+            def exec_module(module):
+                run(module)
+{textwrap.indent(textwrap.dedent(code), " " * 16)}
+            spec.loader.exec_module = exec_module
+            return spec
+
+    sys.meta_path.insert(0, Finder())
+"""
+
+
+def interpreter(folder: Path, code: str) -> str:
+    """An executable to name as a model's `python`: it gets a worker's arguments and runs `code`.
+
+    `connect()` gives the code a PAIR socket to the gateway.
+    """
+    preamble = f"""
+    #!{sys.executable}
+    import os, sys, time
+    sys.path.insert(0, {str(_ROOT)!r})
+    import zmq
+    from protocol.codec import encode
+    from protocol.messages import *
+    arguments = dict(zip(sys.argv, sys.argv[1:]))
+    def connect():
+        socket = zmq.Context().socket(zmq.PAIR)
+        socket.setsockopt(zmq.LINGER, 1000)
+        socket.connect(arguments["--endpoint"])
+        return socket
+    def hello(**fields):
+        return Hello(**dict(dict(
+            protocol_version=PROTOCOL_VERSION, pid=os.getpid(),
+            incarnation=int(arguments["--incarnation"]), python_version="3", mlx_version="0",
+            mlx_lm_version="0", device=Device(name="none", architecture="none")), **fields))
+    def ready():
+        return Ready(load_s=0.0, weight_bytes=0, context_tokens=100, batching=True, memory=MlxMemory())
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "python"
+    path.write_text(textwrap.dedent(preamble).lstrip() + textwrap.dedent(code), "utf-8")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)

@@ -1,0 +1,147 @@
+"""Random-weight models of the shapes that the demo model doesn't have, made when a test runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_map
+from mlx_lm.utils import _get_classes
+
+import gateway
+
+DEMO = Path(gateway.__file__).parent / "demo_model"
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+_ATTENTION = {
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 4096,
+}
+
+
+def sparse(folder: Path, experts: int) -> Path:
+    """Much weight and little arithmetic: 6.3 MB an expert, 64 experts are about 420 MB."""
+    return _write(
+        folder,
+        {
+            **_ATTENTION,
+            "model_type": "qwen3_moe",
+            "hidden_size": 256,
+            "num_hidden_layers": 8,
+            "num_experts": experts,
+            "num_experts_per_tok": 2,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+            "moe_intermediate_size": 256,
+            "tie_word_embeddings": False,
+            "norm_topk_prob": True,
+        },
+    )
+
+
+def dense(folder: Path) -> Path:
+    """Slow to prefill on a CPU: 230 MB that every token passes through."""
+    return _write(
+        folder,
+        {
+            **_ATTENTION,
+            "model_type": "qwen3",
+            "hidden_size": 1024,
+            "intermediate_size": 4096,
+            "head_dim": 64,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 32768,
+            "tie_word_embeddings": False,
+        },
+    )
+
+
+def sliding_window(folder: Path) -> Path:
+    """Rotating caches beside full ones."""
+    return _write(
+        folder,
+        {
+            **_ATTENTION,
+            "model_type": "gemma3_text",
+            "sliding_window": 32,
+            "sliding_window_pattern": 2,
+            "query_pre_attn_scalar": 16,
+        },
+    )
+
+
+def state_space(folder: Path) -> Path:
+    """No keys and values at all: a recurrent state."""
+    return _write(
+        folder,
+        {
+            "model_type": "mamba2",
+            "num_heads": 8,
+            "head_dim": 16,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "state_size": 16,
+            "num_hidden_layers": 3,
+            "layer_norm_epsilon": 1e-5,
+            "conv_kernel": 4,
+            "n_groups": 1,
+            "use_bias": False,
+            "use_conv_bias": True,
+            "tie_word_embeddings": False,
+            "time_step_limit": [0.001, 0.1],
+            "time_step_rank": "auto",
+        },
+    )
+
+
+def chunked_attention(folder: Path) -> Path:
+    """Caches that mlx-lm can't merge into a batch."""
+    text = {
+        **_ATTENTION,
+        "model_type": "llama4_text",
+        "attention_bias": False,
+        "attention_chunk_size": 512,
+        "interleave_moe_layer_step": 2,
+        "intermediate_size_mlp": 128,
+        "num_experts_per_tok": 1,
+        "num_local_experts": 2,
+        "rope_scaling": None,
+        "use_qk_norm": True,
+    }
+    return _write(folder, {"model_type": "llama4", "text_config": text})
+
+
+def _write(folder: Path, config: dict[str, Any]) -> Path:
+    """Save a model with the demo's tokenizer. The weights are the same on every run."""
+    demo = json.loads((DEMO / "config.json").read_text())
+    vocabulary = {"vocab_size": demo["vocab_size"]}
+    config = {**config, **vocabulary, "eos_token_id": demo["eos_token_id"]}
+    if "text_config" in config:
+        config["text_config"] = {**config["text_config"], **vocabulary}
+    folder.mkdir(parents=True)
+    model_class, arguments_class = _get_classes(config)
+    mx.random.seed(7)
+    model = model_class(arguments_class.from_dict(config))
+    # Outputs of small random weights depend on the last token alone; larger ones on all before it.
+    weights = tree_map(lambda array: array.astype(mx.float32) * 2, model.parameters())
+    mx.save_safetensors(
+        str(folder / "model.safetensors"), dict(tree_flatten(weights)), {"format": "mlx"}
+    )
+    mx.clear_cache()
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text('{"do_sample": false}')
+    for name in _TOKENIZER_FILES:
+        if (DEMO / name).exists():
+            shutil.copy(DEMO / name, folder / name)
+    return folder

@@ -1,0 +1,114 @@
+"""Streamed answers read in the background, and probes beside them."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from tests.support.gateway import Gateway
+
+
+@dataclass
+class Stream:
+    """One streamed chat completion, read on a thread."""
+
+    text: str = ""
+    arrivals: list[float] = field(default_factory=list)
+    comments: int = 0
+    error: dict[str, Any] | None = None
+    status: int | None = None
+    done: bool = False
+    _thread: threading.Thread | None = None
+
+    def join(self, timeout_s: float = 120.0) -> Stream:
+        assert self._thread is not None
+        self._thread.join(timeout_s)
+        assert not self._thread.is_alive(), "the stream never ended"
+        return self
+
+    @property
+    def gaps_s(self) -> list[float]:
+        return [b - a for a, b in zip(self.arrivals, self.arrivals[1:], strict=False)]
+
+    def _read(self, url: str, body: dict[str, Any], headers: dict[str, str]) -> None:
+        with (
+            httpx.Client(timeout=180.0) as client,
+            client.stream("POST", f"{url}/v1/chat/completions", json=body, headers=headers) as answer,
+        ):
+            self.status = answer.status_code
+            if answer.status_code != 200:
+                self.error = json.loads(answer.read())["error"]
+                return
+            for line in answer.iter_lines():
+                self._take(line)
+
+    def _take(self, line: str) -> None:
+        if line.startswith(":"):
+            self.comments += 1
+        elif line == "data: [DONE]":
+            self.done = True
+        elif line.startswith("data: "):
+            data = json.loads(line.removeprefix("data: "))
+            self.error = data.get("error")
+            for choice in data.get("choices", []):
+                if text := choice["delta"].get("content"):
+                    self.arrivals.append(time.monotonic())
+                    self.text += text
+
+
+def open_stream(
+    gateway: Gateway,
+    text: str,
+    model_id: str = "demo",
+    headers: dict[str, str] | None = None,
+    **fields: Any,
+) -> Stream:
+    stream = Stream()
+    body = {
+        "model": model_id,
+        "messages": [{"role": "user", "content": text}],
+        "stream": True,
+        **fields,
+    }
+    stream._thread = threading.Thread(
+        target=stream._read, args=(gateway.url, body, headers or {}), daemon=True
+    )
+    stream._thread.start()
+    return stream
+
+
+class Probe:
+    """Asks a path again and again; keeps the slowest answer."""
+
+    def __init__(self, gateway: Gateway, path: str, every_s: float = 0.02) -> None:
+        self.slowest_s = 0.0
+        self.count = 0
+        self.failures: list[str] = []
+        self._url = gateway.url + path
+        self._every_s = every_s
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+
+    def __enter__(self) -> Probe:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.set()
+        self._thread.join(10)
+
+    def _ask(self) -> None:
+        with httpx.Client(timeout=30.0) as client:
+            while not self._ending.wait(self._every_s):
+                began = time.monotonic()
+                try:
+                    client.get(self._url).raise_for_status()
+                except httpx.HTTPError as error:
+                    self.failures.append(repr(error))
+                self.slowest_s = max(self.slowest_s, time.monotonic() - began)
+                self.count += 1
