@@ -22,19 +22,18 @@ def read_settings(flags: Flags, environment: Mapping[str, str]) -> Settings:
         ConfigError: with every mistake found.
     """
     path, required = _config_path(flags, environment)
-    mistakes: list[str] = []
-    tables = _read_file(path, required=required)
-    _overlay(tables, flags, environment)
-    models = tables.get("models", {})
-    if isinstance(models, dict):
-        _add_models_of_flags(models, flags, mistakes)
-        tables["models"] = models
-    settings = _convert(tables, path, mistakes)
-    if settings is not None:
-        _check_values(settings, path, mistakes)
-    if mistakes or settings is None:
-        raise ConfigError(mistakes)
-    return settings
+    draft = _Draft(path, _read_file(path, required=required))
+    state_dir = environment.get("BULKHEAD_STATE_DIR")
+    draft.overlay("BULKHEAD_STATE_DIR", "gateway", "state_dir", state_dir)
+    flagged_dir = None if flags.state_dir is None else str(flags.state_dir)
+    draft.overlay("--state-dir", "gateway", "state_dir", flagged_dir)
+    draft.overlay("--host", "gateway", "host", flags.host)
+    draft.overlay("--port", "gateway", "port", flags.port)
+    draft.overlay("--memory-budget", "memory", "budget", flags.memory_budget)
+    draft.overlay("--spare", "workers", "spare", flags.spare)
+    for text in flags.models:
+        draft.add_model(*model_from_flag(text))
+    return draft.settings()
 
 
 def _config_path(flags: Flags, environment: Mapping[str, str]) -> tuple[Path, bool]:
@@ -56,92 +55,104 @@ def _read_file(path: Path, *, required: bool) -> dict[str, Any]:
         raise ConfigError([f"{path} can't be read: {error}"]) from error
 
 
-def _overlay(tables: dict[str, Any], flags: Flags, environment: Mapping[str, str]) -> None:
-    state_dir = flags.state_dir or environment.get("BULKHEAD_STATE_DIR")
-    for table, key, value in (
-        ("gateway", "host", flags.host),
-        ("gateway", "port", flags.port),
-        ("gateway", "state_dir", None if state_dir is None else str(state_dir)),
-        ("memory", "budget", flags.memory_budget),
-        ("workers", "spare", flags.spare),
-    ):
-        if value is not None and isinstance(section := tables.setdefault(table, {}), dict):
+class _Draft:
+    """Tables on their way to settings, where each value came from, and what is wrong."""
+
+    def __init__(self, path: Path, tables: dict[str, Any]) -> None:
+        self._path = path
+        self._tables = tables
+        self._origins: dict[str, str] = {}
+        self._mistakes: list[str] = []
+
+    def overlay(self, origin: str, table: str, key: str, value: object) -> None:
+        """Put a value of the command line or the environment over the file's."""
+        if value is None:
+            return
+        section = self._tables.setdefault(table, {})
+        if isinstance(section, dict):
             section[key] = value
+            self._origins[f"{table}.{key}"] = origin
 
-
-def _add_models_of_flags(models: dict[str, Any], flags: Flags, mistakes: list[str]) -> None:
-    for text in flags.models:
-        model_id, source = model_from_flag(text)
+    def add_model(self, model_id: str, source: str) -> None:
+        models = self._tables.setdefault("models", {})
+        if not isinstance(models, dict):
+            return
         if model_id in models:
-            mistakes.append(
+            self._mistakes.append(
                 f"Two models have the id {model_id!r}: give one of them another, as in "
                 f"--model {source}=OTHER_ID."
             )
         models[model_id] = {"path": source}
 
+    def settings(self) -> Settings:
+        """The settings, or a ConfigError with every mistake.
 
-def _convert(tables: dict[str, Any], path: Path, mistakes: list[str]) -> Settings | None:
-    """Convert key by key, since msgspec stops at a document's first mistake."""
-    known = {each.encode_name: each.type for each in msgspec.structs.fields(Settings)}
-    sections: dict[str, Any] = {}
-    for name, table in tables.items():
-        if name not in known:
-            mistakes.append(f"{path}: unknown table [{name}]; known are {', '.join(known)}.")
-        elif not isinstance(table, dict):
-            mistakes.append(f"{path}: {name} must be a table, as in [{name}].")
-        elif name == "models":
-            sections[name] = {
-                model_id: _convert_section(
-                    ModelSettings, values, f'models."{model_id}"', path, mistakes
-                )
-                for model_id, values in table.items()
-            }
-        else:
-            sections[name] = _convert_section(known[name], table, name, path, mistakes)
-    return None if mistakes else Settings(**sections)
+        Keys are converted one by one, since msgspec stops at a document's first mistake.
+        """
+        known = {each.encode_name: each.type for each in msgspec.structs.fields(Settings)}
+        sections: dict[str, Any] = {}
+        for name, table in self._tables.items():
+            if name not in known:
+                self._complain(name, f"unknown table; known are {', '.join(known)}")
+            elif not isinstance(table, dict):
+                self._complain(name, f"it must be a table, as in [{name}]")
+            elif name == "models":
+                sections[name] = {
+                    model_id: self._section(ModelSettings, values, f'models."{model_id}"')
+                    for model_id, values in table.items()
+                }
+            else:
+                sections[name] = self._section(known[name], table, name)
+        if not self._mistakes:
+            settings = Settings(**sections)
+            self._check_sizes(settings)
+            self._check_aliases(settings)
+        if self._mistakes:
+            raise ConfigError(self._mistakes)
+        return settings
 
+    def _section(self, kind: type[Section], table: object, name: str) -> Section | None:
+        if not isinstance(table, dict):
+            self._complain(name, f"it must be a table, as in [{name}]")
+            return None
+        fields = {each.encode_name: each for each in msgspec.structs.fields(kind)}
+        values = {}
+        before = len(self._mistakes)
+        for key, value in table.items():
+            if key not in fields:
+                self._complain(f"{name}.{key}", f"unknown key; known are {', '.join(fields)}")
+                continue
+            try:
+                values[key] = msgspec.convert(value, fields[key].type)
+            except msgspec.ValidationError as error:
+                self._complain(f"{name}.{key}", f"{value!r}: {error}")
+        for key, field in fields.items():
+            if field.required and key not in table:
+                self._complain(f"{name}.{key}", "it is missing")
+        return kind(**values) if len(self._mistakes) == before else None
 
-def _convert_section(
-    kind: type[Section], table: object, name: str, path: Path, mistakes: list[str]
-) -> Section | None:
-    if not isinstance(table, dict):
-        mistakes.append(f"{path}: {name} must be a table, as in [{name}].")
-        return None
-    fields = {each.encode_name: each for each in msgspec.structs.fields(kind)}
-    values = {}
-    before = len(mistakes)
-    for key, value in table.items():
-        if key not in fields:
-            mistakes.append(f"{path}: {name}.{key} is unknown; known are {', '.join(fields)}.")
-            continue
-        try:
-            values[key] = msgspec.convert(value, fields[key].type)
-        except msgspec.ValidationError as error:
-            mistakes.append(f"{path}: {name}.{key} = {value!r}: {error}.")
-    mistakes.extend(
-        f"{path}: {name}.{key} is missing."
-        for key, each in fields.items()
-        if each.required and key not in table
-    )
-    return kind(**values) if len(mistakes) == before else None
+    def _check_sizes(self, settings: Settings) -> None:
+        memory = settings.memory
+        for key, value, total in (
+            ("budget", memory.budget, 1),
+            ("headroom", memory.headroom, None),
+        ):
+            if (key, value) == ("budget", "auto"):
+                continue
+            try:
+                parse_size(value, total)
+            except ValueError as error:
+                self._complain(f"memory.{key}", str(error))
 
+    def _check_aliases(self, settings: Settings) -> None:
+        taken = {model_id: model_id for model_id in settings.models}
+        for model_id, model in settings.models.items():
+            for alias in model.aliases:
+                if alias in taken:
+                    self._complain(
+                        f'models."{model_id}".aliases', f"{alias!r} already names {taken[alias]!r}"
+                    )
+                taken[alias] = model_id
 
-def _check_values(settings: Settings, path: Path, mistakes: list[str]) -> None:
-    for key, value in (
-        ("budget", settings.memory.budget),
-        ("headroom", settings.memory.headroom),
-    ):
-        if (key, value) == ("budget", "auto"):
-            continue
-        try:
-            parse_size(value, total_bytes=1 if key == "budget" else None)
-        except ValueError as error:
-            mistakes.append(f"{path}: memory.{key}: {error}.")
-    taken: dict[str, str] = {model_id: model_id for model_id in settings.models}
-    for model_id, model in settings.models.items():
-        for alias in model.aliases:
-            if alias in taken:
-                mistakes.append(
-                    f"{path}: the alias {alias!r} of {model_id!r} already names {taken[alias]!r}."
-                )
-            taken[alias] = model_id
+    def _complain(self, key: str, what: str) -> None:
+        self._mistakes.append(f"{self._origins.get(key, f'{self._path}: {key}')}: {what}.")

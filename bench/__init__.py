@@ -1,0 +1,1 @@
+"""Bulkhead beside raw mlx-lm and mlx_lm.server: same model, same machine, same run."""

@@ -1,0 +1,98 @@
+"""`python -m bench`: measure three subjects, print the tables.
+
+A missed target is a result and not a failure: the exit status is 1 only if something didn't run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+
+import gateway
+from bench.machine import describe_machine
+from bench.model import copy_without_end
+from bench.processes import memory_bytes
+from bench.raw import Raw
+from bench.report import render
+from bench.results import GATEWAY, FailedError, Report, Round
+from bench.schedule import Schedule, load_average
+from bench.servers import Bulkhead, MlxLmServer
+
+
+def main() -> int:
+    arguments = _parse()
+    try:
+        report = _measure(arguments)
+    except FailedError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    print(render(report))
+    if arguments.json is not None:
+        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+    return 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, metavar="N")
+    parser.add_argument("--streams", type=_counts, default=[1, 8, 32], metavar="N,N,...")
+    parser.add_argument("--tokens", type=int, default=128, metavar="N", help="for each stream")
+    parser.add_argument(
+        "--model",
+        type=Path,
+        default=Path(gateway.__file__).parent / "demo_model",
+        metavar="FOLDER",
+        help="the model of all subjects [the demo model]",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every round to a file")
+    return parser.parse_args()
+
+
+def _counts(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def _measure(arguments: argparse.Namespace) -> Report:
+    with ExitStack() as ends:
+        # Short: the paths of Bulkhead's sockets are bounded.
+        folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="bh-")))
+        model = folder / "model"
+        copy_without_end(arguments.model, model)
+        raw = Raw(model)
+        ends.callback(raw.stop)
+        bulkhead = Bulkhead(model, folder / "state", folder / "bulkhead.log")
+        ends.callback(bulkhead.stop)
+        server = MlxLmServer(model, folder / "server.log")
+        ends.callback(server.stop)
+        schedule = Schedule([raw, bulkhead, server], arguments.streams, arguments.tokens)
+        schedule.warm_up()
+        idle_cpu = schedule.idle_cpu()
+        load_before = load_average()
+        rounds = list(schedule.run(arguments.rounds, _show))
+        return Report(
+            machine=describe_machine(),
+            model=arguments.model.name,
+            tokens_per_stream=arguments.tokens,
+            load_average=(load_before, load_average()),
+            idle_cpu=idle_cpu,
+            gateway_memory_bytes=memory_bytes(bulkhead.processes()[GATEWAY]),
+            rounds=rounds,
+        )
+
+
+def _show(measured: Round) -> None:
+    """Progress, on stderr: the tables alone are the output."""
+    print(
+        f"round {measured.number + 1}: {measured.subject}, {measured.streams} streams, "
+        f"{measured.generation.tokens_per_s:.0f} tokens/s",
+        file=sys.stderr,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""From rounds to the figures of a table, and the targets that they are held against.
+
+The machine's speed drifts, so a ratio of two subjects is the median of the ratios within each
+round, where the two took turns, and not a ratio of medians.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from statistics import median
+
+from msgspec import Struct
+
+from bench.results import BULKHEAD, RAW, SERVER, Report
+
+
+class Target(Struct, frozen=True):
+    """A ratio and its bound: a least one, or with `at_most` a greatest one."""
+
+    what: str
+    ratio: float
+    bound: float
+    at_most: bool = False
+
+    def __str__(self) -> str:
+        return self.what
+
+    @property
+    def met(self) -> bool:
+        return self.ratio <= self.bound if self.at_most else self.ratio >= self.bound
+
+
+def tokens_per_s(report: Report, subject: str, streams: int) -> float:
+    return median(each.generation.tokens_per_s for each in report.of(subject, streams))
+
+
+def speed_ratio(report: Report, other: str, streams: int) -> float:
+    """Bulkhead's tokens per second in relation to another subject's."""
+    pairs = zip(report.of(BULKHEAD, streams), report.of(other, streams), strict=True)
+    return median(
+        ours.generation.tokens_per_s / theirs.generation.tokens_per_s for ours, theirs in pairs
+    )
+
+
+def first_token_s(report: Report, subject: str, streams: int) -> float:
+    """The median stream's, of the median round."""
+    return median(median(each.generation.first_token_s) for each in report.of(subject, streams))
+
+
+def health_s(report: Report, subject: str, streams: int) -> list[float]:
+    """The probes of all rounds, quickest first."""
+    return sorted(latency for each in report.of(subject, streams) for latency in each.health_s)
+
+
+def health_p99_s(report: Report, subject: str, streams: int) -> float:
+    ordered = health_s(report, subject, streams)
+    return ordered[math.ceil(0.99 * len(ordered)) - 1]
+
+
+def health_ratio(report: Report, streams: int) -> float:
+    ours, theirs = (health_p99_s(report, each, streams) for each in (BULKHEAD, SERVER))
+    return ours / theirs
+
+
+def cpu_us_per_token(report: Report, subject: str, process: str, streams: int) -> float:
+    """Over all rounds together: one round's time is a few clock ticks."""
+    rounds = report.of(subject, streams)
+    cpu_s = sum(each.cpu_s[process] for each in rounds)
+    return cpu_s * 1e6 / sum(each.generation.tokens for each in rounds)
+
+
+def targets(report: Report) -> Iterator[Target]:
+    """Batching is where a second process costs most against mlx-lm, and gains against its server;
+    a single stream only has to keep up.
+    """
+    for streams in report.stream_counts:
+        if streams > 1:
+            ratio = speed_ratio(report, RAW, streams)
+            yield Target(f"{BULKHEAD} / {RAW}, {_streams(streams)}", ratio, 0.85)
+        yield Target(
+            f"{BULKHEAD} / {SERVER}, {_streams(streams)}",
+            speed_ratio(report, SERVER, streams),
+            0.9 if streams == 1 else 1.25,
+        )
+        yield Target(
+            f"p99 of GET /health, {BULKHEAD} / {SERVER}, {_streams(streams)}",
+            health_ratio(report, streams),
+            1.25,
+            at_most=True,
+        )
+
+
+def _streams(count: int) -> str:
+    return "1 stream" if count == 1 else f"{count} streams"

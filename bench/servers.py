@@ -1,0 +1,147 @@
+"""The other two subjects: Bulkhead and mlx_lm.server, with their default settings, over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import uvloop
+
+from bench.health import HealthProbe
+from bench.load import Address, completion_request, generate
+from bench.results import BULKHEAD, GATEWAY, SERVER, WORKER, FailedError, Generation
+
+_HOST: Final = "127.0.0.1"
+_START_S: Final = 120.0
+_STOP_S: Final = 40.0
+_LOG_TAIL_CHARACTERS: Final = 2000
+
+T = TypeVar("T")
+
+
+class Server:
+    """A server process and its address. What it logs goes to a file."""
+
+    name: str
+    address: Address
+
+    def __init__(self, arguments: list[str], log: Path, model: str) -> None:
+        """`model` is the name that requests ask for."""
+        self._log = log
+        self._model = model
+        with log.open("wb") as stderr:
+            self._process = subprocess.Popen(
+                [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=stderr, text=True
+            )
+
+    def processes(self) -> dict[str, int]:
+        """Process ids by what each process is, once the model is loaded."""
+        return {self.name: self._process.pid}
+
+    def generate(self, prompts: list[str], tokens: int) -> Generation:
+        """Stream the answers to all prompts at once.
+
+        Raises:
+            FailedError: a stream broke off, or didn't make `tokens` tokens.
+        """
+        return self._run(generate(self.address, self._requests(prompts, tokens), tokens))
+
+    def probe_health(
+        self, next_prompts: Callable[[], list[str]], tokens: int, at_least_s: float
+    ) -> list[float]:
+        """Latencies in seconds, while one load follows the other for at least so long.
+
+        Raises:
+            FailedError: a stream failed, or a probe.
+        """
+        return self._run(self._probe_under_load(next_prompts, tokens, at_least_s))
+
+    def stop(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        try:
+            return uvloop.run(coroutine)
+        except (FailedError, OSError, EOFError) as error:
+            raise self._failed(str(error)) from error
+
+    async def _probe_under_load(
+        self, next_prompts: Callable[[], list[str]], tokens: int, at_least_s: float
+    ) -> list[float]:
+        probe = HealthProbe(self.address)
+        over = asyncio.Event()
+        probing = asyncio.create_task(probe.run(over))
+        deadline = time.perf_counter() + at_least_s
+        while time.perf_counter() < deadline:
+            await generate(self.address, self._requests(next_prompts(), tokens), tokens)
+        over.set()
+        await probing
+        return probe.latencies_s
+
+    def _requests(self, prompts: list[str], tokens: int) -> list[bytes]:
+        return [completion_request(self._model, prompt, tokens) for prompt in prompts]
+
+    def _failed(self, why: str) -> FailedError:
+        tail = self._log.read_text("utf-8", "replace")[-_LOG_TAIL_CHARACTERS:]
+        return FailedError(f"{self.name}: {why}\nThe end of its log:\n{tail}")
+
+
+class Bulkhead(Server):
+    """`bulkhead serve`: the gateway and, after the first request, its worker."""
+
+    name = BULKHEAD
+
+    def __init__(self, model: Path, state_dir: Path, log: Path) -> None:
+        arguments = ["-m", "gateway", "serve", "--model", f"{model}=bench", "--port", "0"]
+        super().__init__([*arguments, "--state-dir", str(state_dir)], log, "bench")
+        assert self._process.stdout is not None
+        found = re.search(r"http://[\w.]+:(\d+)", self._process.stdout.readline())
+        if found is None:
+            self._process.wait()
+            raise self._failed("It printed no address.")
+        self.address = (_HOST, int(found[1]))
+
+    def processes(self) -> dict[str, int]:
+        url = f"http://{_HOST}:{self.address[1]}/admin/v1/status"
+        with urllib.request.urlopen(url) as answer:
+            (model,) = json.load(answer)["models"]
+        return {GATEWAY: self._process.pid, WORKER: model["worker"]["pid"]}
+
+
+class MlxLmServer(Server):
+    """`mlx_lm.server`, a single process. By default it decodes 32 requests at once too."""
+
+    name = SERVER
+
+    def __init__(self, model: Path, log: Path) -> None:
+        with socket.create_server((_HOST, 0)) as listener:
+            port = listener.getsockname()[1]
+        arguments = ["-m", "mlx_lm", "server", "--model", str(model), "--port", str(port)]
+        super().__init__(arguments, log, "default_model")
+        self.address = (_HOST, port)
+        deadline = time.monotonic() + _START_S
+        while not self._listens():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise self._failed("It doesn't listen.")
+            time.sleep(0.1)
+
+    def _listens(self) -> bool:
+        try:
+            socket.create_connection(self.address, timeout=1.0).close()
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,113 @@
+"""The bodies of requests and answers, as far as the commands write and read them.
+
+They are not the gateway's own types: those bring its whole machinery along, and a gateway of
+another version may answer.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Raw, Struct
+
+
+class MemoryReading(Struct, frozen=True):
+    total_bytes: int
+    available_bytes: int
+    granted_bytes: int
+    budget_bytes: int | None = None
+    footprint_bytes: int | None = None
+    stranded_bytes: int | None = None
+    pressure: str | None = None
+
+
+class WorkerReading(Struct, frozen=True):
+    pid: int
+    footprint_bytes: int | None = None
+    last_step_age_s: float | None = None
+
+
+class LastExit(Struct, frozen=True):
+    at: float
+    reason: str
+    code: int | None = None
+    signal: str | None = None
+    log_tail: tuple[str, ...] = ()
+
+
+class ModelReading(Struct, frozen=True):
+    id: str
+    state: str
+    queue_depth: int
+    active_requests: int
+    restarts: int
+    reason: str | None = None
+    worker: WorkerReading | None = None
+    last_exit: LastExit | None = None
+
+
+class GatewayReading(Struct, frozen=True):
+    version: str
+    pid: int
+    uptime_s: float
+    state: str
+    memory: MemoryReading
+    models: tuple[ModelReading, ...]
+
+    def model(self, model_id: str) -> ModelReading | None:
+        return next((each for each in self.models if each.id == model_id), None)
+
+
+class ListedModel(Struct, frozen=True):
+    id: str
+    state: str
+
+
+class ModelList(Struct, frozen=True):
+    data: tuple[ListedModel, ...]
+
+
+class RawModelList(Struct, frozen=True):
+    data: Raw
+
+
+class Order(Struct, frozen=True):
+    """What an operator's verb sends along."""
+
+    wait: bool = True
+    force: bool = False
+    hold: bool = False
+
+
+class ChatMessage(Struct, frozen=True):
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class ChatRequest(Struct, frozen=True, omit_defaults=True):
+    model: str
+    messages: tuple[ChatMessage, ...]
+    stream: Literal[True]
+    temperature: float | None = None
+    max_tokens: int | None = None
+
+
+class ChunkDelta(Struct, frozen=True):
+    content: str | None = None
+
+
+class ChunkChoice(Struct, frozen=True):
+    delta: ChunkDelta
+
+
+class Chunk(Struct, frozen=True):
+    choices: tuple[ChunkChoice, ...]
+
+
+class ErrorBody(Struct, frozen=True):
+    message: str
+    code: str | None = None
+
+
+class ErrorEnvelope(Struct, frozen=True):
+    error: ErrorBody

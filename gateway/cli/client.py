@@ -1,0 +1,157 @@
+"""The commands' way to a gateway: one HTTP client, and what its failures mean."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Final, TypeVar
+from urllib.parse import quote
+
+import httpx
+import msgspec
+from msgspec import Struct
+
+from gateway.cli.bodies import (
+    ErrorEnvelope,
+    GatewayReading,
+    ListedModel,
+    ModelList,
+    RawModelList,
+)
+from gateway.cli.failure import CommandError, NoGatewayError, NoSuchModelError
+from gateway.cli.server_sent_events import ServerSentEvent, server_sent_events
+
+_ANSWER_S: Final = 10.0
+_CONNECT_S: Final = 5.0
+_TIMEOUT: Final = httpx.Timeout(_ANSWER_S, connect=_CONNECT_S)
+# For what takes as long as it takes: loads, drains, answers.
+_PATIENT: Final = httpx.Timeout(None, connect=_CONNECT_S)
+
+Body = TypeVar("Body", bound=Struct)
+
+
+class GatewayClient:
+    """Every method raises `CommandError` when the gateway doesn't do what it is asked for."""
+
+    def __init__(self, url: str, admin_key: str | None = None) -> None:
+        self.url = url
+        self._http = httpx.Client(
+            base_url=url,
+            headers={} if admin_key is None else {"authorization": f"Bearer {admin_key}"},
+            timeout=_TIMEOUT,
+            # A proxy of the environment would look for the gateway on its own loopback.
+            trust_env=False,
+        )
+
+    def __enter__(self) -> GatewayClient:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._http.close()
+
+    def status_json(self) -> bytes:
+        return self.get("/admin/v1/status")
+
+    def status(self) -> GatewayReading:
+        return self.read(self.status_json(), GatewayReading)
+
+    def models_json(self) -> bytes:
+        """The list alone, as it was sent."""
+        return bytes(self.read(self.get("/v1/models"), RawModelList).data)
+
+    def models(self) -> tuple[ListedModel, ...]:
+        return self.read(self.get("/v1/models"), ModelList).data
+
+    def model(self, model_id: str) -> ListedModel:
+        """The model of an id or alias."""
+        return self.read(self.get(f"/v1/models/{_quoted(model_id)}"), ListedModel)
+
+    def get(self, path: str, **query: str | int) -> bytes:
+        with self._answer("GET", path, _TIMEOUT, query=query) as response:
+            return response.read()
+
+    def order(self, verb: str, model_id: str, body: Struct) -> bytes:
+        """Let an operator's verb happen, and wait for its end."""
+        path = f"/admin/v1/models/{_quoted(model_id)}/{verb}"
+        with self._answer("POST", path, _PATIENT, body) as response:
+            return response.read()
+
+    def log(self, model_id: str, lines: int) -> str:
+        path = f"/admin/v1/models/{_quoted(model_id)}/logs"
+        return self.get(path, lines=lines).decode("utf-8", "replace")
+
+    @contextlib.contextmanager
+    def followed_log(self, model_id: str, lines: int) -> Iterator[Iterator[ServerSentEvent]]:
+        path = f"/admin/v1/models/{_quoted(model_id)}/logs"
+        query: dict[str, str | int] = {"follow": 1, "lines": lines}
+        with self._answer("GET", path, _PATIENT, query=query) as response:
+            yield server_sent_events(response.iter_bytes())
+
+    @contextlib.contextmanager
+    def chat(self, request: Struct) -> Iterator[Iterator[ServerSentEvent]]:
+        with self._answer("POST", "/v1/chat/completions", _PATIENT, request) as response:
+            yield server_sent_events(response.iter_bytes())
+
+    def read(self, content: bytes | str, kind: type[Body]) -> Body:
+        try:
+            return msgspec.json.decode(content, type=kind)
+        except msgspec.MsgspecError as error:
+            raise NoGatewayError(
+                f"What answers at {self.url} is not a Bulkhead gateway, or one of another "
+                f"version ({error})."
+            ) from error
+
+    @contextlib.contextmanager
+    def _answer(
+        self,
+        method: str,
+        path: str,
+        timeout: httpx.Timeout,
+        body: Struct | None = None,
+        *,
+        query: dict[str, str | int] | None = None,
+    ) -> Iterator[httpx.Response]:
+        try:
+            with self._http.stream(
+                method,
+                path,
+                params=query or None,
+                content=None if body is None else msgspec.json.encode(body),
+                headers={} if body is None else {"content-type": "application/json"},
+                timeout=timeout,
+            ) as response:
+                if not response.is_success:
+                    raise self._refused(response.read(), response.status_code)
+                yield response
+        except httpx.ConnectError as error:
+            raise NoGatewayError(
+                f"No gateway answers at {self.url} ({error}): start one with `bulkhead serve`, or "
+                "name another with --url."
+            ) from error
+        except httpx.TimeoutException as error:
+            raise NoGatewayError(f"The gateway at {self.url} doesn't answer in time.") from error
+        except httpx.RequestError as error:
+            raise NoGatewayError(
+                f"The connection to the gateway at {self.url} broke ({error})."
+            ) from error
+
+    def _refused(self, content: bytes, status_code: int) -> CommandError:
+        try:
+            error = msgspec.json.decode(content, type=ErrorEnvelope).error
+        except msgspec.MsgspecError:
+            return NoGatewayError(
+                f"What answers at {self.url} is not a Bulkhead gateway (status {status_code})."
+            )
+        if error.code == "model_not_found":
+            return NoSuchModelError(error.message)
+        return CommandError(error.message)
+
+
+def _quoted(model_id: str) -> str:
+    return quote(model_id, safe="/")

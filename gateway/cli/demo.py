@@ -1,0 +1,226 @@
+"""bulkhead demo"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import textwrap
+from collections.abc import Generator
+from types import FrameType
+from typing import Final
+
+import click
+import psutil
+from msgspec import Struct
+
+from gateway.cli.bodies import ChatMessage, ChatRequest, ModelReading, Order, WorkerReading
+from gateway.cli.child_gateway import ChildGateway, child_gateway
+from gateway.cli.client import GatewayClient
+from gateway.cli.conversation import stream_answer
+from gateway.cli.failure import CommandError, interruptible
+from gateway.cli.paragraph import Paragraph
+from gateway.cli.pulse import Pulse
+from gateway.config.sizes import format_size
+from gateway.memory.footprint import FootprintError, footprint
+
+_MODEL: Final = "demo"
+_SHORT_QUESTION: Final = "What is Bulkhead?"
+_LONG_QUESTION: Final = "Tell me a story."
+# A fast machine may have the whole answer on its way before the signal arrives.
+_KILL_ATTEMPTS: Final = 5
+_WORDS_BEFORE_KILL: Final = 5
+_INDENT: Final = "   "
+_WIDTH: Final = 79
+
+
+class MemoryNote(Struct, frozen=True):
+    """One row of the demo's account of memory."""
+
+    when: str
+    available_bytes: int
+    footprint_bytes: int | None
+
+    def __str__(self) -> str:
+        worker = "no worker"
+        if self.footprint_bytes is not None:
+            worker = f"the worker holds {format_size(self.footprint_bytes)}"
+        # In MB, so that a small model shows.
+        return f"{self.when:<7} {self.available_bytes / 1e6:>9,.0f} MB available, {worker}"
+
+
+@click.command("demo")
+def command() -> None:
+    """Show what Bulkhead is for, in a few seconds and without downloads.
+
+    Starts a gateway of its own with the model that comes along, kills the model's process in the
+    middle of an answer, gets the answer from a new one, unloads it, and says what memory that took.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end_in_order)
+    with interruptible(), child_gateway("--model", _MODEL) as child:
+        try:
+            _perform(child)
+        except CommandError as error:
+            raise CommandError(
+                f"The demo failed. {error.message}\nThe gateway's log ends with:\n"
+                f"{child.log_tail()}"
+            ) from error
+
+
+def _end_in_order(number: int, _frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+def _perform(child: ChildGateway) -> None:
+    click.echo("Bulkhead gives every model a process of its own. This is what that is good for.")
+    _title("A gateway starts. It loads no model before somebody asks.")
+    address = child.address()
+    _say(f"It serves on {address} (pid {child.pid}).")
+    with GatewayClient(address) as gateway:
+        notes = _converse(gateway, address, child.pid)
+    _title("The gateway stops.")
+    status = child.stop()
+    _expect(status == 0, f"The gateway ended with status {status}.")
+    _say("It ended with status 0.")
+    _title("Memory of this machine, and of the worker:")
+    for note in notes:
+        _say(str(note))
+
+
+def _converse(gateway: GatewayClient, address: str, gateway_pid: int) -> tuple[MemoryNote, ...]:
+    before = _memory_note(gateway, "before")
+    _say(str(before))
+
+    _title("The first question loads the model into a worker.")
+    _ask(gateway, _SHORT_QUESTION)
+    loaded = _memory_note(gateway, "loaded")
+    _say(str(loaded))
+
+    with Pulse(address) as pulse:
+        _title("The worker is killed in the middle of an answer.")
+        killed_pid = _kill_in_mid_answer(gateway)
+        _show_last_exit(gateway)
+        _title("The same question again: the gateway starts a new worker for it.")
+        _ask(gateway, _LONG_QUESTION)
+    new_pid = _worker(gateway).pid
+    _expect(new_pid != killed_pid, f"The killed worker ({killed_pid}) is still in use.")
+    _say(f"Answered by a new worker (pid {new_pid}, after {killed_pid}).")
+    _show_pulse(gateway, pulse, gateway_pid)
+
+    _title("The model is unloaded.")
+    _unload(gateway, new_pid)
+    after = _memory_note(gateway, "after")
+    _say(str(after))
+    return before, loaded, after
+
+
+def _ask(gateway: GatewayClient, question: str) -> None:
+    """Stream an answer to its end."""
+    _say(f"> {question}")
+    with contextlib.closing(Paragraph(_INDENT, _WIDTH)) as paragraph:
+        for piece in _answer(gateway, question):
+            paragraph.write(piece)
+    _expect(paragraph.words > 0, "The answer was empty.")
+
+
+def _kill_in_mid_answer(gateway: GatewayClient) -> int:
+    """Kill the worker while a client reads its answer; returns the pid that was killed."""
+    for _ in range(_KILL_ATTEMPTS):
+        _say(f"> {_LONG_QUESTION}")
+        pid, error = _kill_after_first_words(gateway)
+        if error is not None:
+            _say(f"The client is told: {error}")
+            return pid
+        _say("The answer was faster than the signal. Once more:")
+    raise CommandError("No answer was slow enough to be interrupted.")
+
+
+def _kill_after_first_words(gateway: GatewayClient) -> tuple[int, str | None]:
+    """The worker's pid, and the error that ended the answer; None if it came to its end."""
+    pid: int | None = None
+    try:
+        with contextlib.closing(Paragraph(_INDENT, _WIDTH)) as paragraph:
+            for piece in _answer(gateway, _LONG_QUESTION):
+                paragraph.write(piece)
+                if pid is None and paragraph.words >= _WORDS_BEFORE_KILL:
+                    pid = _worker(gateway).pid
+                    os.kill(pid, signal.SIGKILL)
+                    paragraph.end_line()
+                    _say(f"*** SIGKILL to the worker (pid {pid}) ***")
+    except CommandError as error:
+        if pid is None:
+            raise
+        return pid, error.message
+    if pid is None:
+        raise CommandError(f"The answer has fewer than {_WORDS_BEFORE_KILL} words.")
+    return pid, None
+
+
+def _show_last_exit(gateway: GatewayClient) -> None:
+    last_exit = _model(gateway).last_exit
+    if last_exit is None or last_exit.signal != "SIGKILL":
+        raise CommandError(f"The gateway took the worker's end for {last_exit}.")
+    _say(f"The gateway has noted: {last_exit.reason} ({last_exit.signal}).")
+
+
+def _show_pulse(gateway: GatewayClient, pulse: Pulse, pid: int) -> None:
+    _expect(pulse.missed is None, f"The gateway was away: {pulse.missed}")
+    _expect(pulse.beats > 0, "The gateway gave no sign of life.")
+    _expect(gateway.status().pid == pid, "Another gateway answers.")
+    _say(
+        f"Meanwhile the gateway (pid {pid}) was asked {pulse.beats} times whether it lives, and "
+        f"said so every time, within {pulse.slowest_s * 1000:.0f} ms."
+    )
+
+
+def _unload(gateway: GatewayClient, pid: int) -> None:
+    unloaded = gateway.read(gateway.order("unload", _MODEL, Order()), ModelReading)
+    _expect(unloaded.worker is None, f"The model is {unloaded.state} and has a worker.")
+    _expect(not psutil.pid_exists(pid), f"The process {pid} is still there.")
+    _say(f"It is {unloaded.state}, and no process {pid} exists any more.")
+
+
+def _answer(gateway: GatewayClient, question: str) -> Generator[str, None, None]:
+    request = ChatRequest(_MODEL, (ChatMessage("user", question),), True, temperature=0.0)
+    return stream_answer(gateway, request, lambda: None)
+
+
+def _model(gateway: GatewayClient) -> ModelReading:
+    model = gateway.status().model(_MODEL)
+    if model is None:
+        raise CommandError("The gateway doesn't know the demo's model.")
+    return model
+
+
+def _worker(gateway: GatewayClient) -> WorkerReading:
+    model = _model(gateway)
+    if model.worker is None:
+        raise CommandError(f"The model is {model.state} and has no worker.")
+    return model.worker
+
+
+def _memory_note(gateway: GatewayClient, when: str) -> MemoryNote:
+    reading = gateway.status()
+    model = reading.model(_MODEL)
+    worker = None if model is None else model.worker
+    try:
+        # Read here, since the gateway's own figure may be a second old.
+        held = None if worker is None else footprint(worker.pid).current_bytes
+    except FootprintError as error:
+        raise CommandError(f"The worker's footprint can't be read: {error}.") from error
+    return MemoryNote(when, reading.memory.available_bytes, held)
+
+
+def _expect(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise CommandError(otherwise)
+
+
+def _title(text: str) -> None:
+    click.echo(f"\n{text}")
+
+
+def _say(text: str) -> None:
+    click.echo(textwrap.fill(text, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT))

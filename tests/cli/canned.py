@@ -1,0 +1,75 @@
+"""A stand-in for a gateway: answers what it is told to, and remembers what it was asked."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
+
+
+class CannedGateway:
+    """Answers by path; a path that it doesn't know gets 404 without an envelope."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, list[tuple[int, str, bytes]]] = {}
+        self.headers: list[dict[str, str]] = []
+        self.bodies: list[Any] = []
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def will_answer(self, path: str, body: Any, status: int = 200) -> None:
+        answer = (status, "application/json", json.dumps(body).encode())
+        self.answers.setdefault(path, []).append(answer)
+
+    def will_stream(self, path: str, events: Iterable[str]) -> None:
+        answer = (200, "text/event-stream", "".join(events).encode())
+        self.answers.setdefault(path, []).append(answer)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def chat_events(*pieces: str) -> list[str]:
+    """A whole answer, as the gateway streams it."""
+    chunks = ({"choices": [{"delta": {"content": piece}}]} for piece in pieces)
+    return [*(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks), "data: [DONE]\n\n"]
+
+
+def _handler(gateway: CannedGateway) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer()
+
+        def do_POST(self) -> None:
+            length = int(self.headers.get("content-length", 0))
+            gateway.bodies.append(json.loads(self.rfile.read(length)))
+            self._answer()
+
+        def _answer(self) -> None:
+            gateway.headers.append(dict(self.headers))
+            path = self.path.partition("?")[0]
+            answers = gateway.answers.get(path, [(404, "text/plain", b"nothing here")])
+            # The last answer stays.
+            status, kind, body = answers.pop(0) if len(answers) > 1 else answers[0]
+            self.send_response(status)
+            self.send_header("content-type", kind)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            """Silence: stderr is pytest's."""
+
+    return Handler

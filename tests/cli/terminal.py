@@ -1,0 +1,91 @@
+"""The real command line as a process, in pipes or on a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+BULKHEAD = (sys.executable, "-m", "gateway")
+
+
+def bulkhead(
+    *arguments: str, url: str | None = None, stdin: str = "", within_s: float = 60.0
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, in pipes."""
+    return subprocess.run(
+        [*BULKHEAD, *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=within_s,
+        env=environment(url),
+    )
+
+
+def environment(url: str | None) -> dict[str, str]:
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("BULKHEAD_", "COLUMNS"))}
+    return inherited if url is None else {**inherited, "BULKHEAD_URL": url}
+
+
+class Terminal:
+    """A command that believes that a person sits before it."""
+
+    def __init__(self, pid: int, descriptor: int) -> None:
+        self.pid = pid
+        self.screen = ""
+        self._descriptor = descriptor
+
+    def type(self, keys: str) -> None:
+        os.write(self._descriptor, keys.encode())
+
+    def expect(self, text: str, within_s: float = 30.0) -> str:
+        """Read until the text has come; returns what came before it, and forgets both."""
+        deadline = time.monotonic() + within_s
+        while text not in self.screen:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not self._read(left_s):
+                raise AssertionError(f"{text!r} did not come; there is: {self.screen!r}")
+        before, _, self.screen = self.screen.partition(text)
+        return before
+
+    def exit_status(self, within_s: float = 30.0) -> int:
+        deadline = time.monotonic() + within_s
+        while (left_s := deadline - time.monotonic()) > 0 and self._read(left_s):
+            pass
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def _read(self, within_s: float) -> bool:
+        """Whether the command may still print."""
+        if not select.select([self._descriptor], [], [], within_s)[0]:
+            return False
+        try:
+            read = os.read(self._descriptor, 65536)
+        except OSError:
+            # EIO: how Linux says that the other side is closed.
+            return False
+        self.screen += read.decode("utf-8", "replace")
+        return bool(read)
+
+
+@contextmanager
+def terminal(*arguments: str, url: str) -> Iterator[Terminal]:
+    """Start a command on a terminal of its own."""
+    pid, descriptor = pty.fork()
+    if pid == 0:
+        os.execvpe(BULKHEAD[0], [*BULKHEAD, *arguments], {**environment(url), "TERM": "xterm"})
+    try:
+        yield Terminal(pid, descriptor)
+    finally:
+        os.close(descriptor)
+        try:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        except (ProcessLookupError, ChildProcessError):
+            pass

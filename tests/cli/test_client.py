@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import json
+import socket
+import threading
+
+import pytest
+
+from tests.cli.canned import CannedGateway
+from tests.cli.terminal import bulkhead
+from tests.support.gateway import Gateway
+
+ON_A_MODEL = ("load", "unload", "restart", "kill", "logs", "chat")
+
+
+@pytest.mark.parametrize("verb", ["status", "models", *ON_A_MODEL])
+def test_no_gateway(verb: str) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        model = ("demo",) if verb in ON_A_MODEL else ()
+        done = bulkhead(verb, *model, url=url, stdin="Hello")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith(f"bulkhead: No gateway answers at {url} (")
+
+
+@pytest.mark.parametrize("verb", ON_A_MODEL)
+def test_no_such_model(gateway: Gateway, verb: str) -> None:
+    done = bulkhead(verb, "no/such model", url=gateway.url, stdin="Hello")
+    assert (done.returncode, done.stdout) == (4, "")
+    assert done.stderr == "bulkhead: There is no model 'no/such model'; there are: demo.\n"
+
+
+def test_following_the_log_of_no_such_model(gateway: Gateway) -> None:
+    assert bulkhead("logs", "-f", "missing", url=gateway.url).returncode == 4
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("load",),
+        ("status", "--jsn"),
+        ("status", "--url", "localhost:8642"),
+        ("status", "--url", "http://"),
+        ("status", "--url", "http://[::1"),
+        ("status", "--admin-key", "two\nlines"),
+        ("logs", "demo", "--lines", "-1"),
+        ("chat", "demo", "--temperature", "3"),
+        ("chat", "demo", "--max-tokens", "0"),
+        ("nothing",),
+    ],
+)
+def test_wrong_use(arguments: tuple[str, ...]) -> None:
+    done = bulkhead(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "exit_status", "message"),
+    [
+        (503, {"error": {"message": "It is held.", "code": "model_unavailable"}}, 1, "It is held."),
+        (200, ["something", "else"], 3, "is not a Bulkhead gateway, or one of another version"),
+        (302, {}, 3, "is not a Bulkhead gateway (status 302)."),
+        (404, {"detail": "Not Found"}, 3, "is not a Bulkhead gateway (status 404)."),
+    ],
+)
+def test_other_answers(
+    canned: CannedGateway, status: int, body: object, exit_status: int, message: str
+) -> None:
+    canned.will_answer("/admin/v1/status", body, status)
+    done = bulkhead("status", "--json", url=canned.url)
+    assert (done.returncode, done.stdout) == (exit_status, "")
+    assert done.stderr.startswith("bulkhead: ")
+    assert message in done.stderr
+
+
+def test_a_connection_that_breaks() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        hang_up = threading.Thread(target=lambda: server.accept()[0].close())
+        hang_up.start()
+        done = bulkhead("models", url=url)
+        hang_up.join()
+    assert done.returncode == 3
+    assert done.stderr.startswith(f"bulkhead: The connection to the gateway at {url} broke (")
+
+
+def test_the_key_is_sent_and_proxies_are_not_asked(
+    canned: CannedGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    canned.will_answer("/v1/models", {"object": "list", "data": [{"id": "m", "state": "ready"}]})
+    done = bulkhead("models", "--json", "--admin-key", "s3cret", url=canned.url)
+    assert json.loads(done.stdout) == [{"id": "m", "state": "ready"}]
+    assert canned.headers[0]["authorization"] == "Bearer s3cret"

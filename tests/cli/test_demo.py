@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cli.terminal import BULKHEAD, environment
+from tests.support.gateway import eventually
+
+
+@contextmanager
+def demo(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """The demo, with its temporary files in a folder that can be looked into."""
+    with subprocess.Popen(
+        [*BULKHEAD, "demo"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**environment(None), "TMPDIR": str(folder)},
+    ) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # Its name is short, since the paths of sockets are bounded.
+    return tmp_path_factory.mktemp("d")
+
+
+def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def pids(pattern: str, text: str) -> list[int]:
+    return [int(pid) for pid in re.findall(pattern, text)]
+
+
+def test_tells_its_story_and_leaves_nothing(folder: Path) -> None:
+    with demo(folder) as running:
+        stdout, stderr = running.communicate(timeout=90)
+    assert (running.returncode, stderr) == (0, ""), stdout
+    assert "\x1b" not in stdout
+    assert all(len(line) <= 80 for line in stdout.splitlines())
+    (gateway_pid,) = pids(r"It serves on \S+ \(pid (\d+)\)", stdout)
+    killed_pid = pids(r"SIGKILL to the worker \(pid (\d+)\)", stdout)[-1]
+    (new_pid,) = pids(r"Answered by a new worker \(pid (\d+)", stdout)
+    assert len({gateway_pid, killed_pid, new_pid}) == 3
+    assert all(gone(pid) for pid in (gateway_pid, killed_pid, new_pid))
+    assert "The client is told: The worker of 'demo' ended" in stdout
+    for moment in ("before", "loaded", "after"):
+        assert stdout.count(f"   {moment} ") == 2
+    assert list(folder.glob("bh-*")) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "exit_status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_cleans_up_when_it_is_ended(folder: Path, number: int, exit_status: int) -> None:
+    with demo(folder) as running:
+        gateway_pid = _read_gateway_pid(running)
+        running.send_signal(number)
+        _, stderr = running.communicate(timeout=60)
+    assert (running.returncode, stderr) == (exit_status, "")
+    assert gone(gateway_pid)
+    assert list(folder.glob("bh-*")) == []
+
+
+def test_says_what_went_wrong(folder: Path) -> None:
+    with demo(folder) as running:
+        gateway_pid = _read_gateway_pid(running)
+        psutil.Process(gateway_pid).kill()
+        _, stderr = running.communicate(timeout=60)
+    assert running.returncode == 1
+    assert stderr.startswith("bulkhead: The demo failed. ")
+    assert "The gateway's log ends with:\n" in stderr
+    assert "Started server process" in stderr
+    assert eventually(lambda: list(folder.glob("bh-*")) == [])
+
+
+def _read_gateway_pid(running: subprocess.Popen[str]) -> int:
+    assert running.stdout is not None
+    for line in running.stdout:
+        if found := pids(r"\(pid (\d+)\)", line):
+            return found[0]
+    raise AssertionError("the demo did not start a gateway")

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+
+import pytest
+
+from tests.cli.canned import CannedGateway
+from tests.cli.conftest import SPACED_ID
+from tests.cli.terminal import BULKHEAD, bulkhead, environment, terminal
+from tests.support.gateway import Gateway
+
+
+def test_load_tells_states_on_stderr_and_the_outcome_on_stdout(gateway: Gateway) -> None:
+    gateway.order("unload").raise_for_status()
+    done = bulkhead("load", "demo", url=gateway.url)
+    assert done.returncode == 0
+    worker = gateway.model()["worker"]
+    assert re.fullmatch(rf"demo is ready \(pid {worker['pid']}(, [\d.]+ MB)?\)\n", done.stdout)
+    assert "demo: starting\n" in done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_load_of_a_loaded_model_is_done_at_once(gateway: Gateway) -> None:
+    gateway.load()
+    pid = gateway.worker_pid()
+    done = bulkhead("load", "demo", url=gateway.url)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert gateway.worker_pid() == pid
+
+
+def test_restart_ends_with_another_worker(gateway: Gateway) -> None:
+    gateway.load()
+    pid = gateway.worker_pid()
+    done = bulkhead("restart", "demo", url=gateway.url)
+    assert done.returncode == 0
+    assert gateway.worker_pid() != pid
+    assert f"demo is ready (pid {gateway.worker_pid()}" in done.stdout
+
+
+def test_unload(gateway: Gateway) -> None:
+    gateway.load()
+    done = bulkhead("unload", "demo", url=gateway.url)
+    assert (done.returncode, done.stdout) == (0, "demo is unloaded\n")
+    assert gateway.model()["worker"] is None
+
+
+def test_unload_and_hold(gateway: Gateway) -> None:
+    done = bulkhead("unload", "--hold", "demo", url=gateway.url)
+    assert (done.returncode, done.stdout) == (0, "demo is held\n")
+    gateway.load()
+
+
+@pytest.mark.parametrize(("options", "sign"), [((), None), (("--force",), "SIGKILL")])
+def test_kill(gateway: Gateway, options: tuple[str, ...], sign: str | None) -> None:
+    gateway.load()
+    done = bulkhead("kill", *options, "demo", url=gateway.url)
+    assert (done.returncode, done.stdout) == (0, "demo is unloaded\n")
+    assert gateway.model()["last_exit"]["signal"] == sign
+
+
+@pytest.mark.parametrize("verb", ["unload", "restart", "kill"])
+def test_force_is_sent(canned: CannedGateway, verb: str) -> None:
+    model = {"queue_depth": 0, "active_requests": 0, "restarts": 0, "id": "m", "state": "unloaded"}
+    canned.will_answer(f"/admin/v1/models/m/{verb}", model)
+    assert bulkhead(verb, "--force", "m", url=canned.url).returncode == 0
+    assert canned.bodies == [{"wait": True, "force": True, "hold": False}]
+
+
+def test_a_process_that_does_not_end_is_a_failure(canned: CannedGateway) -> None:
+    canned.will_answer(
+        "/admin/v1/models/m/kill",
+        {
+            "id": "m",
+            "state": "stopping",
+            "queue_depth": 0,
+            "active_requests": 0,
+            "restarts": 0,
+            "worker": {"pid": 7, "footprint_bytes": 3_000_000_000},
+        },
+    )
+    done = bulkhead("kill", "m", url=canned.url)
+    assert done.returncode == 1
+    assert "m is stopping (pid 7, 3.0 GB): its process has not ended yet." in done.stderr
+
+
+def test_ids_with_slashes_and_spaces(fleet: Gateway) -> None:
+    done = bulkhead("load", SPACED_ID, url=fleet.url)
+    assert (done.returncode, done.stdout[: len(SPACED_ID)]) == (0, SPACED_ID)
+    assert fleet.model(SPACED_ID)["state"] == "ready"
+
+
+def test_a_load_that_fails(fleet: Gateway) -> None:
+    done = bulkhead("load", "broken", url=fleet.url)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "bulkhead: 'broken' can't be loaded: " in done.stderr
+
+
+def test_the_wait_can_be_watched_and_left(fleet: Gateway) -> None:
+    with terminal("load", "slow", url=fleet.url) as screen:
+        screen.expect("slow: starting, 1 s")
+        screen.type("\x03")
+        assert screen.exit_status() == 130
+        assert "Not waiting any longer; the load goes on." in screen.screen
+        assert "Traceback" not in screen.screen
+    assert fleet.model("slow")["state"] == "starting"
+
+
+def test_the_wait_can_be_left_without_a_terminal(fleet: Gateway) -> None:
+    with subprocess.Popen(
+        [*BULKHEAD, "load", "slow"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(fleet.url),
+    ) as waiting:
+        assert waiting.stderr is not None
+        assert waiting.stderr.readline() == "slow: starting\n"
+        waiting.send_signal(signal.SIGINT)
+        stdout, stderr = waiting.communicate(timeout=20)
+    assert (waiting.returncode, stdout) == (130, "")
+    assert stderr == "bulkhead: Not waiting any longer; the load goes on.\n"

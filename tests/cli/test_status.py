@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+from tests.cli.canned import CannedGateway
+from tests.cli.terminal import bulkhead, terminal
+from tests.support.gateway import Gateway, eventually
+
+
+def test_shows_gateway_memory_and_models_in_plain_text(gateway: Gateway) -> None:
+    gateway.load()
+    pid = gateway.worker_pid()
+    done = bulkhead("status", url=gateway.url)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\x1b" not in done.stdout
+    lines = done.stdout.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert f"serving, pid {gateway.pid}" in lines[0]
+    assert lines[1].startswith("Memory: workers hold ")
+    assert lines[4].split()[:3] == ["demo", "ready", str(pid)]
+
+
+def test_takes_the_address_as_an_option(gateway: Gateway) -> None:
+    done = bulkhead("status", "--url", f"{gateway.url}/", url="http://127.0.0.1:1")
+    assert done.returncode == 0
+
+
+def test_json_is_the_answer_of_the_gateway(gateway: Gateway) -> None:
+    gateway.load()
+    done = bulkhead("status", "--json", url=gateway.url)
+    assert done.returncode == 0
+    printed, asked = json.loads(done.stdout), gateway.status()
+    assert printed.keys() == asked.keys()
+    assert printed["models"][0].keys() == asked["models"][0].keys()
+    assert printed["models"][0]["worker"]["pid"] == gateway.worker_pid()
+
+
+def test_tells_how_a_worker_died(gateway: Gateway) -> None:
+    gateway.load()
+    os.kill(gateway.worker_pid(), signal.SIGKILL)
+    eventually(lambda: gateway.model()["last_exit"])
+    done = bulkhead("status", url=gateway.url)
+    assert "demo: the last worker ended at " in done.stdout
+    assert "(SIGKILL)" in done.stdout
+
+
+def test_is_coloured_on_a_terminal(gateway: Gateway) -> None:
+    with terminal("status", url=gateway.url) as screen:
+        assert screen.exit_status() == 0
+        assert "\x1b[1m" in screen.screen
+
+
+def test_what_others_wrote_is_shown_as_text(canned: CannedGateway) -> None:
+    canned.will_answer(
+        "/admin/v1/status",
+        {
+            "version": "9",
+            "pid": 1,
+            "uptime_s": 200000.0,
+            "state": "serving",
+            "memory": {
+                "total_bytes": 64_000_000_000,
+                "available_bytes": 9_000_000_000,
+                "granted_bytes": 0,
+                "budget_bytes": 48_000_000_000,
+                "footprint_bytes": None,
+                "stranded_bytes": 3_000_000_000,
+                "pressure": "warning",
+            },
+            "models": [
+                {
+                    "id": "[bold]a-model-with-a-name-that-is-far-too-long-for-a-column[/bold]",
+                    "state": "stopping",
+                    "reason": "\x1b[2Jcleared :smile: [red]not red[/red]",
+                    "queue_depth": 100,
+                    "active_requests": 32,
+                    "restarts": 3,
+                    "worker": {"pid": 4194304, "footprint_bytes": 999, "last_step_age_s": 400.0},
+                    "last_exit": {
+                        "at": 0.0,
+                        "code": 7,
+                        "signal": None,
+                        "reason": "ended unexpectedly while ready",
+                        "log_tail": ["one", "two", "three", "\x1b[31mfour " + "x" * 100],
+                    },
+                }
+            ],
+        },
+    )
+    done = bulkhead("status", url=canned.url)
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+    assert "[bold]" in done.stdout
+    assert ":smile: [red]not red[/red]" in done.stdout
+    assert "budget 48.0 GB" in done.stdout
+    assert "3.0 GB stranded" in done.stdout
+    assert "(exit code 7)" in done.stdout
+    assert "| one" not in done.stdout
+    assert "| three" in done.stdout
+    assert "7 min" in done.stdout
+    assert "up 2 d" in done.stdout

@@ -1,0 +1,113 @@
+"""Starts that can't work say why, at once, in one sentence, with a status."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support import shapes
+from tests.support.gateway import BULKHEAD, Gateway
+
+
+def serve(*arguments: str, environment: dict[str, str] | None = None) -> tuple[int, str]:
+    """(exit status, stderr) of a start that fails."""
+    ended = subprocess.run(
+        [BULKHEAD, "serve", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        env={**os.environ, **(environment or {})},
+    )
+    assert ended.stdout == ""
+    assert "Traceback" not in ended.stderr
+    return ended.returncode, ended.stderr
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> tuple[str, ...]:
+    return ("--port", "0", "--state-dir", str(tmp_path / "s"))
+
+
+def test_no_model(state: tuple[str, ...], tmp_path: Path) -> None:
+    status, text = serve(*state, environment={"XDG_CONFIG_HOME": str(tmp_path)})
+    assert status == 2
+    assert "--model demo" in text
+
+
+def test_unknown_folder(state: tuple[str, ...]) -> None:
+    status, text = serve(*state, "--model", "/nowhere/at all")
+    assert (status, "no model folder /nowhere/at all" in text) == (2, True)
+
+
+def test_repository_that_is_not_in_the_cache(state: tuple[str, ...], tmp_path: Path) -> None:
+    status, text = serve(
+        *state, "--model", "owner/name", environment={"HF_HUB_CACHE": str(tmp_path)}
+    )
+    assert (status, "hf download owner/name" in text) == (2, True)
+
+
+def test_two_models_of_one_id(state: tuple[str, ...]) -> None:
+    status, text = serve(*state, "--model", "demo", "--model", f"{shapes.DEMO}=demo")
+    assert (status, "'demo'" in text) == (2, True)
+
+
+def test_every_mistake_of_a_configuration_at_once(state: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(
+        '[gateway]\ndrain_s = -1\ncolour = "red"\n[memory]\nbudget = "much"\n[moon]\n[models.a]\n'
+    )
+    status, text = serve(*state, "--config", str(path))
+    assert status == 2
+    for part in ("gateway.drain_s", "gateway.colour", "moon", "models.\"a\".path"):
+        assert part in text, part
+
+
+def test_a_mistake_on_the_command_line_is_not_blamed_on_the_file(state: tuple[str, ...]) -> None:
+    status, text = serve(*state, "--model", "demo", "--memory-budget", "much")
+    assert (status, "--memory-budget" in text, ".toml" in text) == (2, True, False)
+
+
+def test_a_configuration_that_is_not_there(state: tuple[str, ...]) -> None:
+    status, text = serve(*state, "--config", "/nowhere.toml")
+    assert (status, "/nowhere.toml" in text) == (2, True)
+
+
+def test_port_taken(state: tuple[str, ...]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        status, text = serve(*state[2:], "--port", str(port), "--model", "demo")
+    assert status == 1
+    assert f"Port {port}" in text
+
+
+def test_another_host_than_loopback(state: tuple[str, ...]) -> None:
+    status, text = serve(*state, "--host", "0.0.0.0", "--model", "demo")
+    assert (status, "loopback" in text) == (2, True)
+
+
+def test_state_path_too_long(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 100)
+    status, text = serve("--port", "0", "--state-dir", str(folder), "--model", "demo")
+    assert status == 1
+    assert "shorter state folder" in text
+
+
+def test_second_gateway_on_a_state_folder(start_gateway: Callable[..., Gateway]) -> None:
+    running = start_gateway()
+    status, text = serve("--port", "0", "--state-dir", str(running.state_dir), "--model", "demo")
+    assert status == 1
+    assert f"pid {running.pid}" in text
+
+
+def test_folder_names_with_spaces_and_other_letters(
+    start_gateway: Callable[..., Gateway], tmp_path: Path
+) -> None:
+    folder = shapes.sliding_window(tmp_path / "Größen & Modelle = 日本" / "mein modell")
+    running = start_gateway(models=(f"{folder}", f"{folder}=zweites"))
+    assert {model["id"] for model in running.status()["models"]} == {"mein modell", "zweites"}
+    assert running.chat("Hello", "mein modell", max_tokens=3).status_code == 200

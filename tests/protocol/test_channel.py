@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from protocol.channel import (
+    MAX_SOCKET_PATH_BYTES,
+    EndpointError,
+    bind_gateway_side,
+    connect_worker_side,
+    endpoint,
+)
+from protocol.codec import MAX_WORKER_FRAME_BYTES
+
+_PATIENCE_MS = 5000
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    # Short, since the paths of sockets are bounded; pytest's folders are not.
+    with tempfile.TemporaryDirectory(prefix="bh-") as path:
+        yield Path(path)
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    own: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield own
+    own.destroy(linger=0)
+
+
+@pytest.fixture
+def gateway_side(context, folder) -> Callable[[], zmq.Socket[bytes]]:
+    return lambda: bind_gateway_side(context, endpoint(folder / "0-1.sock"))
+
+
+@pytest.fixture
+def worker_side(context, folder) -> Callable[[], zmq.Socket[bytes]]:
+    return lambda: connect_worker_side(context, endpoint(folder / "0-1.sock"))
+
+
+def _receive(socket: zmq.Socket[bytes]) -> bytes:
+    assert socket.poll(_PATIENCE_MS), "nothing arrived"
+    return socket.recv()
+
+
+def _await_event(monitor: zmq.Socket[bytes], wanted: zmq.Event) -> None:
+    while True:
+        assert monitor.poll(_PATIENCE_MS), f"no {wanted!r}"
+        if recv_monitor_message(monitor)["event"] == wanted:
+            return
+
+
+def _path_of(length_bytes: int, character: str = "x") -> Path:
+    name = character * ((length_bytes - 1) // len(character.encode()))
+    return Path("/" + name + "x" * (length_bytes - 1 - len(name.encode())))
+
+
+class TestEndpoint:
+    def test_the_longest_path_is_taken(self):
+        path = _path_of(MAX_SOCKET_PATH_BYTES)
+        assert endpoint(path) == f"ipc://{path}"
+
+    @pytest.mark.parametrize("character", ["x", "ü", "漢"])
+    def test_a_longer_path_is_refused_with_the_numbers(self, character: str):
+        path = _path_of(MAX_SOCKET_PATH_BYTES + 1, character)
+        assert len(os.fsencode(path)) == MAX_SOCKET_PATH_BYTES + 1
+        with pytest.raises(EndpointError) as raised:
+            endpoint(path)
+        assert f"{MAX_SOCKET_PATH_BYTES + 1} bytes" in str(raised.value)
+        assert f"allows {MAX_SOCKET_PATH_BYTES}" in str(raised.value)
+        assert str(path) in str(raised.value)
+
+    def test_zeromq_binds_the_longest_path_and_no_longer_one(self, context, folder):
+        room = MAX_SOCKET_PATH_BYTES - len(os.fsencode(folder)) - 1
+        bind_gateway_side(context, endpoint(folder / ("x" * room)))
+        with pytest.raises(zmq.ZMQError):
+            bind_gateway_side(context, f"ipc://{folder / ('x' * (room + 1))}")
+
+
+class TestConversation:
+    def test_frames_arrive_in_order_in_both_directions(self, gateway_side, worker_side):
+        gateway, worker = gateway_side(), worker_side()
+        frames = [f"{number}".encode() for number in range(50)]
+        for frame in frames:
+            gateway.send(frame)
+            worker.send(frame)
+        assert [_receive(worker) for _ in frames] == frames
+        assert [_receive(gateway) for _ in frames] == frames
+
+    def test_a_worker_that_was_there_first_is_heard(self, gateway_side, worker_side):
+        worker = worker_side()
+        worker.send(b"early")
+        assert _receive(gateway_side()) == b"early"
+
+    def test_a_frame_at_the_limit_arrives(self, gateway_side, worker_side):
+        gateway, worker = gateway_side(), worker_side()
+        worker.send(bytes(MAX_WORKER_FRAME_BYTES))
+        assert len(_receive(gateway)) == MAX_WORKER_FRAME_BYTES
+
+    def test_a_frame_over_the_limit_ends_the_connection_and_never_arrives(
+        self, gateway_side, worker_side
+    ):
+        gateway = gateway_side()
+        monitor = gateway.get_monitor_socket(zmq.Event.DISCONNECTED)
+        worker = worker_side()
+        worker.send(b"before")
+        worker.send(bytes(MAX_WORKER_FRAME_BYTES + 1))
+        worker.send(b"behind it")
+        _await_event(monitor, zmq.Event.DISCONNECTED)
+        received = [_receive(gateway)]
+        while gateway.poll(200):
+            received.append(gateway.recv())
+        assert received[0] == b"before"
+        assert all(len(frame) <= MAX_WORKER_FRAME_BYTES for frame in received)
+
+    def test_a_second_peer_cannot_join(self, gateway_side, worker_side):
+        gateway, first = gateway_side(), worker_side()
+        first.send(b"first")
+        assert _receive(gateway) == b"first"
+        intruder = worker_side()
+        intruding = intruder.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED)
+        intruder.send(b"intruder")
+        _await_event(intruding, zmq.Event.HANDSHAKE_SUCCEEDED)
+        # What the gateway says goes to the first, and it hears nobody else.
+        gateway.send(b"for the first")
+        first.send(b"still here")
+        assert _receive(first) == b"for the first"
+        assert _receive(gateway) == b"still here"
+        assert not gateway.poll(200)
+        assert not intruder.poll(0)
+
+    def test_a_second_peer_does_not_inherit_the_place_of_the_first(self, gateway_side, worker_side):
+        gateway, first = gateway_side(), worker_side()
+        leaving = gateway.get_monitor_socket(zmq.Event.DISCONNECTED)
+        first.send(b"first")
+        assert _receive(gateway) == b"first"
+        intruder = worker_side()
+        intruding = intruder.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED)
+        _await_event(intruding, zmq.Event.HANDSHAKE_SUCCEEDED)
+        first.close(linger=0)
+        _await_event(leaving, zmq.Event.DISCONNECTED)
+        intruder.send(b"intruder")
+        assert not gateway.poll(200)
+
+    def test_a_full_queue_is_told_to_the_sender_instead_of_blocking_it(self, gateway_side):
+        gateway = gateway_side()
+        with pytest.raises(zmq.Again):
+            for _ in range(100_000):
+                gateway.send(b"nobody reads this", zmq.NOBLOCK)
+
+    def test_a_worker_that_floods_holds_a_bounded_number_of_frames(self, gateway_side, worker_side):
+        gateway, worker = gateway_side(), worker_side()
+        worker.send(b"hello")
+        assert _receive(gateway) == b"hello"
+        sent = 0
+        frame = bytes(1 << 16)
+        with pytest.raises(zmq.Again):
+            while sent < 10_000:
+                # Until nothing has moved for a while: ZeroMQ's own thread carries them over.
+                if not worker.poll(300, zmq.POLLOUT):
+                    raise zmq.Again
+                worker.send(frame, zmq.NOBLOCK)
+                sent += 1
+        # A high-water mark on each side, and what the kernel holds.
+        assert sent < 500
+
+
+class TestIncarnations:
+    def test_unread_frames_vanish_with_the_socket(self, context, folder):
+        first_address = endpoint(folder / "0-1.sock")
+        first, worker = bind_gateway_side(context, first_address), connect_worker_side(context, first_address)
+        worker.send(b"read")
+        for _ in range(20):
+            worker.send(b"stale")
+        assert _receive(first) == b"read"
+        first.close()
+        second_address = endpoint(folder / "0-2.sock")
+        second = bind_gateway_side(context, second_address)
+        successor = connect_worker_side(context, second_address)
+        successor.send(b"fresh")
+        assert _receive(second) == b"fresh"
+        assert not second.poll(200)
+
+    def test_closing_does_not_wait_for_a_dead_peer(self, folder):
+        own: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        gateway = bind_gateway_side(own, endpoint(folder / "0-1.sock"))
+        worker = connect_worker_side(own, endpoint(folder / "0-1.sock"))
+        worker.send(b"hello")
+        assert _receive(gateway) == b"hello"
+        worker.close(linger=0)
+        for _ in range(10):
+            if gateway.poll(0, zmq.POLLOUT):
+                gateway.send(b"nobody reads this")
+        gateway.close()
+        # Would block for ever with ZeroMQ's default linger.
+        own.term()

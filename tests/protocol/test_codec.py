@@ -1,0 +1,373 @@
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.codec import (
+    MAX_GATEWAY_FRAME_BYTES,
+    MAX_WORKER_FRAME_BYTES,
+    ProtocolError,
+    decode_from_gateway,
+    decode_from_worker,
+    encode,
+)
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    Cancel,
+    ChatMessage,
+    ChatPrompt,
+    Delta,
+    Device,
+    Drain,
+    Generate,
+    GatewayMessage,
+    Heartbeat,
+    Hello,
+    Load,
+    LoadFailed,
+    LoadProgress,
+    Message,
+    MlxMemory,
+    Output,
+    Ready,
+    RequestFailed,
+    Sampling,
+    Stop,
+    TextPrompt,
+    TokenPrompt,
+    Usage,
+    WorkerMessage,
+)
+
+_LONGEST_SENTENCE = 1000
+
+# What msgpack can carry: 64-bit integers, and text without lone surrogates.
+_integers = st.integers(-(1 << 63), (1 << 64) - 1)
+_floats = st.floats(allow_nan=False)
+_texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+
+
+def _optional(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.none() | strategy
+
+
+def _tuples(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.lists(strategy, max_size=5).map(tuple)
+
+
+_memories = st.builds(
+    MlxMemory, active_bytes=_integers, cache_bytes=_integers, peak_bytes=_integers
+)
+_devices = st.builds(
+    Device,
+    name=_texts,
+    architecture=_texts,
+    recommended_working_set_bytes=_optional(_integers),
+    memory_bytes=_optional(_integers),
+)
+_prompts = (
+    st.builds(ChatPrompt, messages=_tuples(st.builds(ChatMessage, role=_texts, content=_texts)))
+    | st.builds(TextPrompt, text=_texts)
+    | st.builds(TokenPrompt, token_ids=_tuples(_integers))
+)
+_samplings = st.builds(
+    Sampling,
+    seed=_integers,
+    temperature=_optional(_floats),
+    top_p=_optional(_floats),
+    top_k=_optional(_integers),
+    min_p=_optional(_floats),
+)
+_deltas = st.builds(
+    Delta,
+    request_id=_texts,
+    token_ids=_tuples(_integers),
+    text=_texts,
+    finish_reason=st.sampled_from([None, "stop", "length"]),
+    usage=_optional(st.builds(Usage, prompt_tokens=_integers, completion_tokens=_integers)),
+)
+
+_from_gateway: dict[type[Message], st.SearchStrategy[Any]] = {
+    Load: st.builds(
+        Load,
+        path=_texts,
+        max_concurrency=_integers,
+        context_tokens=_integers,
+        grant_bytes=_optional(_integers),
+        baseline_bytes=_integers,
+    ),
+    Generate: st.builds(
+        Generate,
+        request_id=_texts,
+        prompt=_prompts,
+        sampling=_samplings,
+        max_tokens=_optional(_integers),
+        stop=_tuples(_texts),
+        ignore_eos=st.booleans(),
+    ),
+    Cancel: st.builds(Cancel, request_id=_texts),
+    Drain: st.builds(Drain),
+    Stop: st.builds(Stop),
+}
+_from_worker: dict[type[Message], st.SearchStrategy[Any]] = {
+    Hello: st.builds(
+        Hello,
+        protocol_version=st.just(PROTOCOL_VERSION),
+        pid=_integers,
+        incarnation=_integers,
+        python_version=_texts,
+        mlx_version=_texts,
+        mlx_lm_version=_texts,
+        device=_devices,
+    ),
+    LoadProgress: st.builds(LoadProgress, loaded_bytes=_integers, total_bytes=_integers),
+    Ready: st.builds(
+        Ready,
+        load_s=_floats,
+        weight_bytes=_integers,
+        context_tokens=_integers,
+        batching=st.booleans(),
+        memory=_memories,
+    ),
+    LoadFailed: st.builds(LoadFailed, reason=_texts, permanent=st.booleans()),
+    Output: st.builds(Output, step=_integers, deltas=_tuples(_deltas)),
+    RequestFailed: st.builds(
+        RequestFailed,
+        request_id=_texts,
+        code=st.sampled_from(
+            ["invalid_request_error", "context_length_exceeded", "internal_error"]
+        ),
+        message=_texts,
+    ),
+    Heartbeat: st.builds(
+        Heartbeat,
+        step=_integers,
+        step_age_s=_optional(_floats),
+        active=_integers,
+        waiting=_integers,
+        memory=_memories,
+    ),
+}
+_any_from_gateway = st.one_of(*_from_gateway.values())
+_any_from_worker = st.one_of(*_from_worker.values())
+_any_message = _any_from_gateway | _any_from_worker
+
+_OUTPUT_START = b"\x83\xa4type\xa6output\xa4step\x01\xa6deltas"
+_HELLO_START = b"\x82\xa4type\xa5hello\xb0protocol_version"
+
+
+def _reject(frame: bytes) -> list[str]:
+    """Both sides refuse the frame; returns what they say."""
+    said = []
+    for decode in (decode_from_worker, decode_from_gateway):
+        with pytest.raises(ProtocolError) as raised:
+            decode(frame)
+        said.append(str(raised.value))
+    return said
+
+
+def _survive(frame: bytes) -> None:
+    """Both sides read the frame or raise a ProtocolError that can be read; nothing else happens."""
+    for decode in (decode_from_worker, decode_from_gateway):
+        try:
+            decode(frame)
+        except ProtocolError as error:
+            assert 0 < len(str(error)) <= _LONGEST_SENTENCE  # noqa: PT017
+
+
+def _pack(fields: object) -> bytes:
+    return msgspec.msgpack.encode(fields)
+
+
+class TestRoundTrip:
+    @given(_any_from_gateway)
+    def test_what_the_gateway_says_arrives_unchanged(self, message: GatewayMessage):
+        assert decode_from_gateway(encode(message)) == message
+
+    @given(_any_from_worker)
+    def test_what_a_worker_says_arrives_unchanged(self, message: WorkerMessage):
+        assert decode_from_worker(encode(message)) == message
+
+    def test_every_message_of_the_protocol_was_generated(self):
+        assert {*_from_gateway, *_from_worker} == set(Message.__subclasses__())
+
+    @given(_any_from_worker)
+    def test_the_gateway_side_takes_no_worker_message(self, message: WorkerMessage):
+        with pytest.raises(ProtocolError):
+            decode_from_gateway(encode(message))
+
+    @given(_any_from_gateway)
+    def test_the_worker_side_takes_no_gateway_message(self, message: GatewayMessage):
+        with pytest.raises(ProtocolError):
+            decode_from_worker(encode(message))
+
+
+class TestBrokenFrames:
+    @given(st.binary(max_size=300))
+    def test_arbitrary_bytes(self, frame: bytes):
+        _survive(frame)
+
+    @given(st.recursive(
+        st.none() | st.booleans() | _integers | _floats | _texts | st.binary(max_size=20),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_texts | _integers, inner, max_size=4),
+        max_leaves=12,
+    ))
+    def test_arbitrary_msgpack(self, value: object):
+        _survive(_pack(value))
+
+    @given(_any_message, st.data())
+    def test_a_truncated_frame_is_always_refused(self, message: Message, data: st.DataObject):
+        frame = encode(message)
+        cut = data.draw(st.integers(0, len(frame) - 1))
+        for text in _reject(frame[:cut]):
+            assert f"{cut} bytes" in text
+
+    @settings(max_examples=300)
+    @given(_any_message, st.data())
+    def test_a_flipped_bit(self, message: Message, data: st.DataObject):
+        frame = bytearray(encode(message))
+        bit = data.draw(st.integers(0, len(frame) * 8 - 1))
+        frame[bit // 8] ^= 1 << bit % 8
+        _survive(bytes(frame))
+
+    @given(_any_message, st.binary(min_size=1, max_size=20))
+    def test_bytes_after_the_message_are_refused(self, message: Message, rest: bytes):
+        _reject(encode(message) + rest)
+
+    def test_an_empty_frame(self):
+        assert all("0 bytes" in text for text in _reject(b""))
+
+    def test_text_that_is_not_utf8(self):
+        _reject(b"\x81\xa4type\xa2\xff\xff")
+        _reject(_OUTPUT_START + b"\x91\x93\xa1r\x90\xa2\xc3\x28")
+
+    def test_an_unknown_type(self):
+        assert all("bogus" in text for text in _reject(_pack({"type": "bogus"})))
+
+    @pytest.mark.parametrize("fields", [{}, {"type": 1}, {"type": None}, {"step": 1}, [], 0, "stop"])
+    def test_no_type(self, fields: object):
+        _reject(_pack(fields))
+
+    def test_a_missing_field_is_named(self):
+        with pytest.raises(ProtocolError, match="request_id"):
+            decode_from_gateway(_pack({"type": "cancel"}))
+
+    def test_an_unknown_field_is_named(self):
+        with pytest.raises(ProtocolError, match="colour"):
+            decode_from_gateway(_pack({"type": "stop", "colour": 1}))
+
+    def test_a_field_of_another_type_is_named(self):
+        with pytest.raises(ProtocolError, match="request_id"):
+            decode_from_gateway(_pack({"type": "cancel", "request_id": 1}))
+
+
+class TestBounds:
+    @pytest.mark.parametrize(
+        ("decode", "limit_bytes"),
+        [
+            (decode_from_worker, MAX_WORKER_FRAME_BYTES),
+            (decode_from_gateway, MAX_GATEWAY_FRAME_BYTES),
+        ],
+    )
+    def test_an_oversized_frame_is_refused_with_both_numbers(self, decode: Any, limit_bytes: int):
+        with pytest.raises(ProtocolError, match=rf"{limit_bytes + 1}\b.*\b{limit_bytes}\b"):
+            decode(bytes(limit_bytes + 1))
+
+    def test_the_largest_frame_is_still_read(self):
+        empty = encode(LoadFailed(reason="x" * (1 << 16), permanent=True))
+        text = "x" * ((1 << 16) + MAX_WORKER_FRAME_BYTES - len(empty))
+        frame = encode(LoadFailed(reason=text, permanent=True))
+        assert len(frame) == MAX_WORKER_FRAME_BYTES
+        assert decode_from_worker(frame) == LoadFailed(reason=text, permanent=True)
+
+    @pytest.mark.parametrize("start", [b"", _OUTPUT_START, _HELLO_START, b"\x81\xa4type"])
+    @pytest.mark.parametrize(
+        "declaration",
+        [
+            *(b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff"),
+            *(b"\xc6\xff\xff\xff\xff", b"\xc9\xff\xff\xff\xff\x01", b"\xdc\xff\xff"),
+            *(b"\x91\x95\xa1r\xdd\xff\xff\xff\xff", b"\xdd\x7f\xff\xff\xff\x00"),
+        ],
+        ids=bytes.hex,
+    )
+    def test_a_huge_declared_length_takes_no_memory(self, start: bytes, declaration: bytes):
+        tracemalloc.start()
+        try:
+            _reject(start + declaration)
+            _, peak_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak_bytes < 1 << 20
+
+    def test_a_frame_of_many_small_values_takes_a_bounded_multiple(self):
+        frame = b"\x81\xa4type\xdd\x00\x0f\x00\x00" + b"\x80" * 0xF0000
+        tracemalloc.start()
+        try:
+            _reject(frame)
+            _, peak_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        # An empty map is 64 bytes and a pointer to it.
+        assert peak_bytes < 100 * MAX_WORKER_FRAME_BYTES
+
+    @pytest.mark.parametrize("depth", [100, 900, 1_100, 100_000])
+    @pytest.mark.parametrize("opening", [b"\x91", b"\x81\xa1k"], ids=["arrays", "maps"])
+    @pytest.mark.parametrize("start", [b"", _OUTPUT_START, _HELLO_START])
+    def test_deep_nesting(self, start: bytes, opening: bytes, depth: int):
+        _reject(start + opening * depth + b"\xc0")
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"type": "x" * 100_000},
+            {"type": "stop", "x" * 100_000: 1},
+            {"type": "hello", "protocol_version": "x" * 100_000},
+            {"type": "output", "step": 1, "deltas": [["r", [], "", "x" * 100_000]]},
+            {"type": "output", "step": 1, "deltas": [], "x" * 100_000: 1},
+        ],
+        ids=["type", "field", "version", "enumeration", "field of a worker"],
+    )
+    def test_the_error_is_short_however_long_the_text_at_fault(self, fields: object):
+        assert all(len(text) <= _LONGEST_SENTENCE for text in _reject(_pack(fields)))
+
+
+class TestVersion:
+    @given(st.integers(-(1 << 63), (1 << 64) - 1).filter(lambda version: version != PROTOCOL_VERSION))
+    def test_a_hello_of_another_version(self, version: int):
+        hello = Hello(
+            protocol_version=version,
+            pid=1,
+            incarnation=1,
+            python_version="",
+            mlx_version="",
+            mlx_lm_version="",
+            device=Device(name="", architecture=""),
+        )
+        with pytest.raises(ProtocolError) as raised:
+            decode_from_worker(encode(hello))
+        assert f"version {version}," in str(raised.value)
+        assert f"speaks {PROTOCOL_VERSION}" in str(raised.value)
+
+    @pytest.mark.parametrize(
+        "others",
+        [{}, {"pid": "seven"}, {"greeting": "good day"}, {"device": None, "features": ["a", {}]}],
+    )
+    def test_another_version_is_named_whatever_its_fields_are(self, others: dict[str, object]):
+        frame = _pack({"type": "hello", "protocol_version": PROTOCOL_VERSION + 1, **others})
+        with pytest.raises(ProtocolError, match=f"version {PROTOCOL_VERSION + 1}, .*installation"):
+            decode_from_worker(frame)
+
+    def test_a_version_that_is_no_number(self):
+        frame = _pack({"type": "hello", "protocol_version": "2.0-beta"})
+        with pytest.raises(ProtocolError, match=r"version 2\.0-beta"):
+            decode_from_worker(frame)
+
+    def test_a_broken_hello_of_this_version_names_the_field(self):
+        frame = _pack({"type": "hello", "protocol_version": PROTOCOL_VERSION, "pid": "seven"})
+        with pytest.raises(ProtocolError, match="pid"):
+            decode_from_worker(frame)
