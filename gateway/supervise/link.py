@@ -52,6 +52,9 @@ class Link:
         self._connected = False
         self._open = True
         self._reading = True
+        # The first edge comes only after the first look.
+        self._loop.call_soon(self._read)
+        self._loop.call_soon(self._watch)
 
     @property
     def connected(self) -> bool:
