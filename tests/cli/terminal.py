@@ -29,6 +29,22 @@ def bulkhead(
     )
 
 
+@contextmanager
+def started(*arguments: str, url: str | None = None) -> Iterator[subprocess.Popen[str]]:
+    """Start a command in pipes; it is gone when the context ends."""
+    with subprocess.Popen(
+        [*BULKHEAD, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(url),
+    ) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
 def environment(url: str | None) -> dict[str, str]:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("BULKHEAD_", "COLUMNS"))}
     return inherited if url is None else {**inherited, "BULKHEAD_URL": url}

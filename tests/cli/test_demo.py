@@ -3,37 +3,26 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.cli.terminal import BULKHEAD, environment
-from tests.support.gateway import eventually
-
-
-@contextmanager
-def demo(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """The demo, with its temporary files in a folder that can be looked into."""
-    with subprocess.Popen(
-        [*BULKHEAD, "demo"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**environment(None), "TMPDIR": str(folder)},
-    ) as running:
-        try:
-            yield running
-        finally:
-            running.kill()
+from tests.cli.terminal import started
 
 
 @pytest.fixture
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # Its name is short, since the paths of sockets are bounded.
-    return tmp_path_factory.mktemp("d")
+def folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the demo puts its files."""
+    # A short name, since the paths of sockets are bounded.
+    path = tmp_path_factory.mktemp("d")
+    monkeypatch.setenv("TMPDIR", str(path))
+    return path
+
+
+def left_in(folder: Path) -> list[Path]:
+    """Without what libraries keep among temporary files."""
+    return list(folder.glob("bh-*"))
 
 
 def gone(pid: int) -> bool:
@@ -45,7 +34,7 @@ def pids(pattern: str, text: str) -> list[int]:
 
 
 def test_tells_its_story_and_leaves_nothing(folder: Path) -> None:
-    with demo(folder) as running:
+    with started("demo") as running:
         stdout, stderr = running.communicate(timeout=90)
     assert (running.returncode, stderr) == (0, ""), stdout
     assert "\x1b" not in stdout
@@ -58,37 +47,43 @@ def test_tells_its_story_and_leaves_nothing(folder: Path) -> None:
     assert "The client is told: The worker of 'demo' ended" in stdout
     for moment in ("before", "loaded", "after"):
         assert stdout.count(f"   {moment} ") == 2
-    assert list(folder.glob("bh-*")) == []
+    assert left_in(folder) == []
 
 
 @pytest.mark.parametrize(
     ("number", "exit_status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
 def test_cleans_up_when_it_is_ended(folder: Path, number: int, exit_status: int) -> None:
-    with demo(folder) as running:
+    with started("demo") as running:
         gateway_pid = _read_gateway_pid(running)
         running.send_signal(number)
         _, stderr = running.communicate(timeout=60)
     assert (running.returncode, stderr) == (exit_status, "")
     assert gone(gateway_pid)
-    assert list(folder.glob("bh-*")) == []
+    assert left_in(folder) == []
 
 
 def test_says_what_went_wrong(folder: Path) -> None:
-    with demo(folder) as running:
+    with started("demo") as running:
         gateway_pid = _read_gateway_pid(running)
+        _read_until(running, "loaded")
         psutil.Process(gateway_pid).kill()
         _, stderr = running.communicate(timeout=60)
     assert running.returncode == 1
     assert stderr.startswith("bulkhead: The demo failed. ")
     assert "The gateway's log ends with:\n" in stderr
     assert "Started server process" in stderr
-    assert eventually(lambda: list(folder.glob("bh-*")) == [])
+    assert left_in(folder) == []
 
 
 def _read_gateway_pid(running: subprocess.Popen[str]) -> int:
+    return pids(r"\(pid (\d+)\)", _read_until(running, "(pid "))[0]
+
+
+def _read_until(running: subprocess.Popen[str], text: str) -> str:
+    """The line that has the text."""
     assert running.stdout is not None
     for line in running.stdout:
-        if found := pids(r"\(pid (\d+)\)", line):
-            return found[0]
-    raise AssertionError("the demo did not start a gateway")
+        if text in line:
+            return line
+    raise AssertionError(f"the demo ended before it printed {text!r}")

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 from collections.abc import Iterator
 
 import pytest
 
 from tests.cli.conftest import SPACED_ID
-from tests.cli.terminal import BULKHEAD, bulkhead, environment
+from tests.cli.terminal import bulkhead, started
 from tests.support.gateway import Gateway
 
 
@@ -32,15 +31,9 @@ def test_takes_an_alias_and_a_number_of_lines(talked: Gateway) -> None:
 
 
 def test_follows_until_interrupted(talked: Gateway) -> None:
-    with subprocess.Popen(
-        [*BULKHEAD, "logs", "--follow", "-n", "0", SPACED_ID],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**environment(talked.url), "PYTHONUNBUFFERED": "1"},
-    ) as following:
+    with started("logs", "--follow", "-n", "1", SPACED_ID, url=talked.url) as following:
         assert following.stdout is not None
-        # A new worker talks; it comes later than the follower, which needs no model library.
+        following.stdout.readline()
         talked.order("restart", SPACED_ID).raise_for_status()
         assert [following.stdout.readline() for _ in range(3)] == ["first\n", "second\n", "third\n"]
         following.send_signal(signal.SIGINT)

@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
 
 import pytest
 
 from tests.cli.canned import CannedGateway
 from tests.cli.conftest import SPACED_ID
-from tests.cli.terminal import BULKHEAD, bulkhead, environment, terminal
+from tests.cli.terminal import bulkhead, started, terminal
 from tests.support.gateway import Gateway
 
 
@@ -108,13 +107,7 @@ def test_the_wait_can_be_watched_and_left(fleet: Gateway) -> None:
 
 
 def test_the_wait_can_be_left_without_a_terminal(fleet: Gateway) -> None:
-    with subprocess.Popen(
-        [*BULKHEAD, "load", "slow"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(fleet.url),
-    ) as waiting:
+    with started("load", "slow", url=fleet.url) as waiting:
         assert waiting.stderr is not None
         assert waiting.stderr.readline() == "slow: starting\n"
         waiting.send_signal(signal.SIGINT)

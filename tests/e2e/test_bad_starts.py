@@ -63,7 +63,7 @@ def test_every_mistake_of_a_configuration_at_once(state: tuple[str, ...], tmp_pa
     )
     status, text = serve(*state, "--config", str(path))
     assert status == 2
-    for part in ("gateway.drain_s", "gateway.colour", "moon", "models.\"a\".path"):
+    for part in ("gateway.drain_s", "gateway.colour", "moon", 'models."a".path'):
         assert part in text, part
 
 

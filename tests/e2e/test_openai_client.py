@@ -68,7 +68,9 @@ def test_ignoring_the_end_of_sequence(client: openai.OpenAI, whole: str) -> None
 def test_stop_sequences(
     client: openai.OpenAI, whole: str, stop: str | list[str], *, stream: bool
 ) -> None:
-    first = min(whole.index(each) for each in ([stop] if isinstance(stop, str) else stop) if each in whole)
+    first = min(
+        whole.index(each) for each in ([stop] if isinstance(stop, str) else stop) if each in whole
+    )
     answer = client.chat.completions.create(
         model="demo", messages=QUESTION, stop=stop, stream=stream
     )

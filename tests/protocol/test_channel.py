@@ -175,7 +175,10 @@ class TestConversation:
 class TestIncarnations:
     def test_unread_frames_vanish_with_the_socket(self, context, folder):
         first_address = endpoint(folder / "0-1.sock")
-        first, worker = bind_gateway_side(context, first_address), connect_worker_side(context, first_address)
+        first, worker = (
+            bind_gateway_side(context, first_address),
+            connect_worker_side(context, first_address),
+        )
         worker.send(b"read")
         for _ in range(20):
             worker.send(b"stale")

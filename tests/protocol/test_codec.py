@@ -24,8 +24,8 @@ from protocol.messages import (
     Delta,
     Device,
     Drain,
-    Generate,
     GatewayMessage,
+    Generate,
     Heartbeat,
     Hello,
     Load,
@@ -212,11 +212,15 @@ class TestBrokenFrames:
     def test_arbitrary_bytes(self, frame: bytes):
         _survive(frame)
 
-    @given(st.recursive(
-        st.none() | st.booleans() | _integers | _floats | _texts | st.binary(max_size=20),
-        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_texts | _integers, inner, max_size=4),
-        max_leaves=12,
-    ))
+    @given(
+        st.recursive(
+            st.none() | st.booleans() | _integers | _floats | _texts | st.binary(max_size=20),
+            lambda inner: (
+                st.lists(inner, max_size=4) | st.dictionaries(_texts | _integers, inner, max_size=4)
+            ),
+            max_leaves=12,
+        )
+    )
     def test_arbitrary_msgpack(self, value: object):
         _survive(_pack(value))
 
@@ -249,7 +253,9 @@ class TestBrokenFrames:
     def test_an_unknown_type(self):
         assert all("bogus" in text for text in _reject(_pack({"type": "bogus"})))
 
-    @pytest.mark.parametrize("fields", [{}, {"type": 1}, {"type": None}, {"step": 1}, [], 0, "stop"])
+    @pytest.mark.parametrize(
+        "fields", [{}, {"type": 1}, {"type": None}, {"step": 1}, [], 0, "stop"]
+    )
     def test_no_type(self, fields: object):
         _reject(_pack(fields))
 
@@ -337,7 +343,9 @@ class TestBounds:
 
 
 class TestVersion:
-    @given(st.integers(-(1 << 63), (1 << 64) - 1).filter(lambda version: version != PROTOCOL_VERSION))
+    @given(
+        st.integers(-(1 << 63), (1 << 64) - 1).filter(lambda version: version != PROTOCOL_VERSION)
+    )
     def test_a_hello_of_another_version(self, version: int):
         hello = Hello(
             protocol_version=version,

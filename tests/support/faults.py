@@ -73,13 +73,16 @@ def interpreter(folder: Path, code: str) -> str:
         socket.setsockopt(zmq.LINGER, 1000)
         socket.connect(arguments["--endpoint"])
         return socket
+    def wait():
+        time.sleep(120)
     def hello(**fields):
         return Hello(**dict(dict(
             protocol_version=PROTOCOL_VERSION, pid=os.getpid(),
             incarnation=int(arguments["--incarnation"]), python_version="3", mlx_version="0",
             mlx_lm_version="0", device=Device(name="none", architecture="none")), **fields))
     def ready():
-        return Ready(load_s=0.0, weight_bytes=0, context_tokens=100, batching=True, memory=MlxMemory())
+        return Ready(load_s=0.0, weight_bytes=0, context_tokens=100, batching=True,
+                     memory=MlxMemory())
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "python"

@@ -36,9 +36,17 @@ class Stream:
         return [b - a for a, b in zip(self.arrivals, self.arrivals[1:], strict=False)]
 
     def _read(self, url: str, body: dict[str, Any], headers: dict[str, str]) -> None:
+        try:
+            self._read_events(url, body, headers)
+        except httpx.TransportError as error:
+            self.error = {"code": "connection_lost", "message": str(error)}
+
+    def _read_events(self, url: str, body: dict[str, Any], headers: dict[str, str]) -> None:
         with (
             httpx.Client(timeout=180.0) as client,
-            client.stream("POST", f"{url}/v1/chat/completions", json=body, headers=headers) as answer,
+            client.stream(
+                "POST", f"{url}/v1/chat/completions", json=body, headers=headers
+            ) as answer,
         ):
             self.status = answer.status_code
             if answer.status_code != 200:

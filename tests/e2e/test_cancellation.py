@@ -1,0 +1,84 @@
+"""A client that leaves costs at most two more engine steps, also in the middle of a prefill."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support import shapes
+from tests.support.faults import after_import, sitecustomize
+from tests.support.gateway import Gateway, eventually
+from tests.support.streams import Probe, open_stream
+
+
+def _body(text: str, model_id: str, **fields: object) -> dict[str, object]:
+    message = {"role": "user", "content": text}
+    return {"model": model_id, "messages": [message], "stream": True, **fields}
+
+
+def test_at_most_two_steps_after_the_client_has_left(
+    start_gateway: Callable[..., Gateway], tmp_path: Path
+) -> None:
+    steps = tmp_path / "steps"
+    running = start_gateway(
+        environment=sitecustomize(
+            tmp_path / "site",
+            after_import(
+                "worker.engines.batched",
+                f"""
+                original = module.BatchedEngine.step
+                def step(self):
+                    import time
+                    with open({str(steps)!r}, "a") as file:
+                        file.write(f"{{time.time()}}\\n")
+                    time.sleep(0.4)
+                    return original(self)
+                module.BatchedEngine.step = step
+                """,
+            ),
+        )
+    )
+    running.load()
+    body = _body("Tell me a story.", "demo", max_tokens=1000)
+    with httpx.Client(timeout=60) as client:
+        with client.stream("POST", f"{running.url}/v1/chat/completions", json=body) as answer:
+            next(answer.iter_lines())
+        left_at = time.time()
+    eventually(lambda: running.model()["active_requests"] == 0)
+    eventually(lambda: running.model()["worker"]["last_step_age_s"] > 1.5)
+    began = [float(line) for line in steps.read_text().split()]
+    assert sum(1 for each in began if each > left_at) <= 2
+
+
+@pytest.mark.parametrize(
+    "seconds", [pytest.param(15, id="short"), pytest.param(150, marks=pytest.mark.slow, id="long")]
+)
+@pytest.mark.timeout(400)
+def test_a_long_prefill_stalls_nobody(
+    seconds: int, start_gateway: Callable[..., Gateway], tmp_path: Path
+) -> None:
+    dense = shapes.dense(tmp_path / "dense")
+    running = start_gateway(models=(str(dense), "demo"))
+    undisturbed = running.say("Tell me a story.")
+    running.load("dense")
+    body = _body("The water rose behind the closed door. " * 700, "dense", max_tokens=5)
+    with (
+        Probe(running, "/health") as health,
+        Probe(running, "/livez") as livez,
+        httpx.Client(timeout=300) as client,
+        client.stream("POST", f"{running.url}/v1/chat/completions", json=body) as answer,
+    ):
+        lines = answer.iter_lines()
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            assert next(lines) in ("", ": waiting")
+            assert running.model("dense")["worker"]["last_step_age_s"] < 10, "chunks are bounded"
+            assert open_stream(running, "Tell me a story.").join().text == undisturbed
+    assert not health.failures + livez.failures
+    print(f"slowest /health {health.slowest_s * 1e3:.1f} ms, /livez {livez.slowest_s * 1e3:.1f} ms")
+    eventually(lambda: running.model("dense")["active_requests"] == 0)
+    eventually(lambda: running.model("dense")["worker"]["last_step_age_s"] > 3)

@@ -1,0 +1,150 @@
+"""The gateway's own end, orderly or not: nobody is left behind, nobody holds it up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.support.faults import after_import, sitecustomize
+from tests.support.gateway import Gateway, eventually
+from tests.support.streams import open_stream
+
+STORY = "Tell me a story."
+LONG = {"max_tokens": 3500, "ignore_eos": True}
+
+
+def _gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_sigterm_drains_and_ends_with_status_0(start_gateway: Callable[..., Gateway]) -> None:
+    running = start_gateway()
+    whole = running.say(STORY)
+    pid = running.worker_pid()
+    stream = open_stream(running, STORY)
+    eventually(lambda: stream.text)
+    running.process.send_signal(signal.SIGTERM)
+    eventually(lambda: running.client.get("/readyz").status_code == 503, within_s=5)
+    refused = running.chat("Hello")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+    stream.join(30)
+    assert stream.text == whole
+    assert running.process.wait(20) == 0
+    assert _gone(pid)
+
+
+def test_a_drain_has_a_deadline(start_gateway: Callable[..., Gateway]) -> None:
+    running = start_gateway(config="[gateway]\ndrain_s = 1.0\n")
+    running.load()
+    stream = open_stream(running, STORY, **LONG)
+    eventually(lambda: stream.text)
+    running.process.send_signal(signal.SIGTERM)
+    assert stream.join(20).error["code"] == "shutting_down"
+    assert running.process.wait(20) == 0
+
+
+def test_a_second_signal_cuts_the_drain(start_gateway: Callable[..., Gateway]) -> None:
+    running = start_gateway(config="[gateway]\ndrain_s = 300.0\n")
+    running.load()
+    stream = open_stream(running, STORY, max_tokens=4000, ignore_eos=True)
+    eventually(lambda: stream.text)
+    running.process.send_signal(signal.SIGTERM)
+    eventually(lambda: running.client.get("/readyz").status_code == 503)
+    running.process.send_signal(signal.SIGTERM)
+    assert running.process.wait(20) == 0
+    assert stream.join(5).error["code"] == "shutting_down"
+
+
+def test_silent_clients_do_not_hold_it_up(start_gateway: Callable[..., Gateway]) -> None:
+    """One follows logs for ever, one has stopped reading its stream."""
+    running = start_gateway(config="[gateway]\ndrain_s = 1.0\n")
+    running.load()
+    following = threading.Event()
+
+    def follow() -> None:
+        with httpx.Client(timeout=60) as client:
+            path = f"{running.url}/admin/v1/models/demo/logs?follow=1"
+            with client.stream("GET", path) as answer:
+                following.set()
+                try:
+                    for _ in answer.iter_bytes():
+                        pass
+                except httpx.HTTPError:
+                    pass
+
+    threading.Thread(target=follow, daemon=True).start()
+    assert following.wait(10)
+    body = {"model": "demo", "messages": [{"role": "user", "content": STORY}], "stream": True}
+    with httpx.Client(timeout=60) as client:
+        url = f"{running.url}/v1/chat/completions"
+        with client.stream("POST", url, json={**body, **LONG}):
+            eventually(lambda: running.model()["active_requests"] == 1)
+            began = time.monotonic()
+            running.process.send_signal(signal.SIGTERM)
+            assert running.process.wait(30) == 0
+    assert time.monotonic() - began < 20
+
+
+def test_a_stop_during_a_load(start_gateway: Callable[..., Gateway]) -> None:
+    running = start_gateway()
+    running.order("load", wait=False)
+    pid = eventually(lambda: (running.model()["worker"] or {}).get("pid"))
+    running.process.send_signal(signal.SIGTERM)
+    assert running.process.wait(30) == 0
+    assert _gone(pid)
+
+
+@pytest.mark.parametrize("state", ["starting", "loading", "ready", "generating"])
+def test_workers_end_when_the_gateway_is_killed(
+    state: str, start_gateway: Callable[..., Gateway], tmp_path: Path
+) -> None:
+    slow = after_import(
+        "worker.loading",
+        """
+        original = module.load
+        def slow(*arguments):
+            import time
+            time.sleep(30)
+            return original(*arguments)
+        module.load = slow
+        """,
+    )
+    site = sitecustomize(tmp_path / "site", slow if state == "loading" else "")
+    running = Gateway(environment=site)
+    running.order("load", wait=False)
+    if state in ("ready", "generating"):
+        running.load()
+    else:
+        eventually(lambda: running.model()["state"] == state)
+    if state == "generating":
+        stream = open_stream(running, STORY, **LONG)
+        eventually(lambda: stream.text)
+    pid = running.worker_pid()
+    os.kill(running.pid, signal.SIGKILL)
+    running.process.wait()
+    eventually(lambda: _gone(pid), within_s=6)
+    # The lock and the sockets that it left are no obstacle.
+    again = start_gateway("--state-dir", str(running.state_dir))
+    assert again.say("What is Bulkhead?")
+    again.stop()
+
+
+def test_ctrl_c_reaches_the_gateway_alone(start_gateway: Callable[..., Gateway]) -> None:
+    running = start_gateway()
+    pid = running.load()["worker"]["pid"]
+    os.kill(pid, signal.SIGINT)
+    assert running.say("What is Bulkhead?")
+    assert running.worker_pid() == pid
+    running.process.send_signal(signal.SIGINT)
+    assert running.process.wait(20) == 0

@@ -1,0 +1,56 @@
+"""After an unload the machine has its memory back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from tests.support import shapes
+from tests.support.gateway import Gateway, eventually
+
+
+def _settled_available() -> int:
+    """MemAvailable once it has stopped moving, in bytes."""
+    readings = [psutil.virtual_memory().available]
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        time.sleep(0.5)
+        readings.append(psutil.virtual_memory().available)
+        if len(readings) > 3 and max(readings[-4:]) - min(readings[-4:]) < 8 << 20:
+            break
+    return readings[-1]
+
+
+def test_an_unload_returns_what_the_load_took(
+    start_gateway: Callable[..., Gateway],
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+) -> None:
+    model = shapes.sparse(tmp_path / "large", experts=170)
+    weights = (model / "model.safetensors").stat().st_size
+    assert weights > 1e9
+    running = start_gateway(models=(str(model),))
+    # Other programs move the machine's gauge too; one quiet round of three is enough.
+    for _ in range(3):
+        taken, returned = _load_and_unload(running, weights)
+        record_property("taken_mb", taken / 1e6)
+        record_property("returned_mb", returned / 1e6)
+        print(f"taken {taken / 1e6:.0f} MB, returned {returned / 1e6:.0f} MB")
+        if taken > 0.9 * weights and returned >= 0.95 * taken:
+            return
+    raise AssertionError(f"{returned} of {taken} bytes came back")
+
+
+def _load_and_unload(running: Gateway, weights: int) -> tuple[int, int]:
+    """What the load took from the machine's available memory, and what came back, in bytes."""
+    before = _settled_available()
+    pid = running.load("large")["worker"]["pid"]
+    assert running.chat("Hello", "large", max_tokens=8).status_code == 200
+    eventually(lambda: (running.model("large")["worker"]["footprint_bytes"] or 0) > weights)
+    loaded = _settled_available()
+    running.order("unload", "large").raise_for_status()
+    assert not psutil.pid_exists(pid)
+    return before - loaded, _settled_available() - loaded
