@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, TypeGuard
 
 import click
 import msgspec
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from gateway.cli.bodies import GatewayReading, LastExit, MemoryReading, ModelReading
 from gateway.cli.client import GatewayClient
@@ -46,27 +45,27 @@ def _print(console: Console, reading: GatewayReading, url: str) -> None:
         f"Bulkhead {reading.version} at {url}: {reading.state}, pid {reading.pid}, "
         f"up {_duration(reading.uptime_s)}"
     )
-    console.print(_memory_line(reading.memory))
+    for line in _memory_lines(reading.memory):
+        console.print(line)
     console.print()
     console.print(_table(reading.models))
-    remarks = [remark for model in reading.models for remark in _remarks(model)]
-    if remarks:
-        console.print()
-    for remark in remarks:
-        console.print(remark)
+    for model in reading.models:
+        for remark in _remarks(model):
+            console.print(remark)
+        for line in _last_words(model):
+            console.print(line, no_wrap=True, overflow="ellipsis")
 
 
-def _memory_line(memory: MemoryReading) -> str:
+def _memory_lines(memory: MemoryReading) -> Iterator[str]:
     budget = "no budget" if memory.budget_bytes is None else f"budget {_size(memory.budget_bytes)}"
-    parts = [
-        f"Memory: workers hold {_size(memory.footprint_bytes)} ({budget})",
-        f"{_size(memory.available_bytes)} of {_size(memory.total_bytes)} available",
-    ]
+    yield (
+        f"Memory: workers hold {_size(memory.footprint_bytes)} ({budget}), "
+        f"{_size(memory.available_bytes)} of {_size(memory.total_bytes)} available"
+    )
     if memory.stranded_bytes:
-        parts.append(f"{_size(memory.stranded_bytes)} stranded")
+        yield f"Stranded until the next boot: {_size(memory.stranded_bytes)}"
     if memory.pressure is not None:
-        parts.append(f"pressure {memory.pressure}")
-    return ", ".join(parts)
+        yield f"Pressure: {memory.pressure}"
 
 
 def _table(models: tuple[ModelReading, ...]) -> Table:
@@ -91,20 +90,28 @@ def _table(models: tuple[ModelReading, ...]) -> Table:
     return table
 
 
-def _remarks(model: ModelReading) -> Iterator[Text]:
+def _remarks(model: ModelReading) -> Iterator[str]:
     if model.reason is not None:
-        yield Text(printable(f"{model.id}: {model.reason}"))
-    # An exit with code 0 is what was asked for.
-    if model.last_exit is not None and model.last_exit.code != 0:
-        yield Text(printable(f"{model.id}: {_exit(model.last_exit)}"))
+        yield printable(f"\n{model.id}: {model.reason}")
+    if _died(model.last_exit):
+        yield printable(f"\n{model.id}: {_exit(model.last_exit)}")
+
+
+def _last_words(model: ModelReading) -> Iterator[str]:
+    if _died(model.last_exit):
         for line in model.last_exit.log_tail[-_LOG_LINES:]:
-            yield Text(f"  | {printable(line)}", no_wrap=True, overflow="ellipsis")
+            yield f"  | {printable(line)}"
+
+
+def _died(last_exit: LastExit | None) -> TypeGuard[LastExit]:
+    """An exit with code 0 is what was asked for, and no news."""
+    return last_exit is not None and last_exit.code != 0
 
 
 def _exit(last_exit: LastExit) -> str:
-    how = last_exit.signal or f"exit code {last_exit.code}"
+    how = f"by {last_exit.signal}" if last_exit.signal else f"with code {last_exit.code}"
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last_exit.at))
-    return f"the last worker ended at {at}: {last_exit.reason} ({how})"
+    return f"the last worker ended {how} at {at}: {last_exit.reason}"
 
 
 def _size(size_bytes: int | None) -> str:

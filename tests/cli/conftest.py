@@ -9,11 +9,20 @@ import pytest
 from tests.cli.canned import CannedGateway
 from tests.support.gateway import Gateway
 
-SLOW_S = 7
+# Longer than a stream stays silent before its first comment.
+SLOW_S = 6
 SPACED_ID = "org/my model"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
+def gateway() -> Iterator[Gateway]:
+    """A gateway with the demo model, shared by all tests of the folder."""
+    running = Gateway()
+    yield running
+    assert running.stop() == 0, running.log
+
+
+@pytest.fixture(scope="session")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """A gateway with models that talk, dawdle, and can't be loaded."""
     folder = tmp_path_factory.mktemp("fleet")

@@ -66,7 +66,7 @@ def test_cleans_up_when_it_is_ended(folder: Path, number: int, exit_status: int)
 def test_says_what_went_wrong(folder: Path) -> None:
     with started("demo") as running:
         gateway_pid = _read_gateway_pid(running)
-        _read_until(running, "loaded")
+        _read_until(running, "The first question")
         psutil.Process(gateway_pid).kill()
         _, stderr = running.communicate(timeout=60)
     assert running.returncode == 1

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 
 import pytest
 
@@ -10,12 +9,11 @@ from tests.cli.terminal import bulkhead, started
 from tests.support.gateway import Gateway
 
 
-@pytest.fixture(scope="module")
-def talked(fleet: Gateway) -> Iterator[Gateway]:
-    """The fleet, after its talker has talked once."""
+@pytest.fixture
+def talked(fleet: Gateway) -> Gateway:
+    """The fleet, after its talker has talked."""
     fleet.load(SPACED_ID)
-    yield fleet
-    fleet.order("unload", SPACED_ID)
+    return fleet
 
 
 def test_prints_what_the_worker_printed_without_colours(talked: Gateway) -> None:

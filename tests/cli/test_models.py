@@ -13,7 +13,8 @@ def test_lists_ids_and_states(fleet: Gateway) -> None:
     assert "\x1b" not in done.stdout
     heading, *rows = [line.split() for line in done.stdout.splitlines()]
     assert heading == ["model", "state"]
-    assert rows == [[*SPACED_ID.split(), "unloaded"], ["slow", "unloaded"], ["broken", "unloaded"]]
+    assert [" ".join(row[:-1]) for row in rows] == [SPACED_ID, "slow", "broken"]
+    assert [row[-1] for row in rows] == [model["state"] for model in fleet.status()["models"]]
 
 
 def test_json_is_the_list_of_the_gateway(fleet: Gateway) -> None:

@@ -4,7 +4,9 @@ import re
 import signal
 
 import pytest
+from click.testing import CliRunner
 
+from gateway.cli import main
 from tests.cli.canned import CannedGateway
 from tests.cli.conftest import SPACED_ID
 from tests.cli.terminal import bulkhead, started, terminal
@@ -48,7 +50,7 @@ def test_unload(gateway: Gateway) -> None:
 def test_unload_and_hold(gateway: Gateway) -> None:
     done = bulkhead("unload", "--hold", "demo", url=gateway.url)
     assert (done.returncode, done.stdout) == (0, "demo is held\n")
-    gateway.load()
+    assert gateway.model()["state"] == "held"
 
 
 @pytest.mark.parametrize(("options", "sign"), [((), None), (("--force",), "SIGKILL")])
@@ -63,7 +65,7 @@ def test_kill(gateway: Gateway, options: tuple[str, ...], sign: str | None) -> N
 def test_force_is_sent(canned: CannedGateway, verb: str) -> None:
     model = {"queue_depth": 0, "active_requests": 0, "restarts": 0, "id": "m", "state": "unloaded"}
     canned.will_answer(f"/admin/v1/models/m/{verb}", model)
-    assert bulkhead(verb, "--force", "m", url=canned.url).returncode == 0
+    assert CliRunner().invoke(main, [verb, "--force", "m", "--url", canned.url]).exit_code == 0
     assert canned.bodies == [{"wait": True, "force": True, "hold": False}]
 
 
@@ -97,6 +99,7 @@ def test_a_load_that_fails(fleet: Gateway) -> None:
 
 
 def test_the_wait_can_be_watched_and_left(fleet: Gateway) -> None:
+    fleet.order("kill", "slow", force=True).raise_for_status()
     with terminal("load", "slow", url=fleet.url) as screen:
         screen.expect("slow: starting, 1 s")
         screen.type("\x03")
@@ -107,6 +110,7 @@ def test_the_wait_can_be_watched_and_left(fleet: Gateway) -> None:
 
 
 def test_the_wait_can_be_left_without_a_terminal(fleet: Gateway) -> None:
+    fleet.order("kill", "slow", force=True).raise_for_status()
     with started("load", "slow", url=fleet.url) as waiting:
         assert waiting.stderr is not None
         assert waiting.stderr.readline() == "slow: starting\n"

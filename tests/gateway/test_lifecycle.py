@@ -304,12 +304,12 @@ class TestPrinted:
             (state, event, rule) for state, rules in TABLE.items() for event, rule in rules.items()
         ]
         assert len(lines) == len(rules)
-        for line, (state, event, rule) in zip(lines, rules, strict=True):
+        for line, (state, event, wanted) in zip(lines, rules, strict=True):
             before, what, after, effects = (column.strip() for column in line.split("|"))
             assert (before, what) == (state, event)
-            assert after.split(" (then ")[0] == rule.state
-            assert after.endswith(f"(then {rule.then})") == (rule.then is not None)
-            assert effects == (", ".join(rule.effects) or "-")
+            assert after.split(" (then ")[0] == wanted.state
+            assert after.endswith(f"(then {wanted.then})") == (wanted.then is not None)
+            assert effects == (", ".join(wanted.effects) or "-")
 
     def test_the_columns_stand_under_each_other(self):
         bars = {
