@@ -13,6 +13,9 @@ from protocol.messages import PROTOCOL_VERSION, GatewayMessage, Hello, Message, 
 MAX_WORKER_FRAME_BYTES: Final = 1 << 20
 MAX_GATEWAY_FRAME_BYTES: Final = 1 << 26
 
+# msgspec quotes what the peer sent, which may be as long as the frame.
+_LONGEST_DETAIL: Final = 160
+
 T = TypeVar("T")
 
 
@@ -67,7 +70,7 @@ def _describe(frame: bytes, error: Exception) -> str:
         version = fields.get("protocol_version")
         if version != PROTOCOL_VERSION:
             return _version_mismatch(version)
-    return f"an unreadable frame of {len(frame)} bytes: {error}"
+    return f"an unreadable frame of {len(frame)} bytes: {error!s:.{_LONGEST_DETAIL}}"
 
 
 def _version_mismatch(version: object) -> str:

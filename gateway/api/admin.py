@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
@@ -22,6 +23,7 @@ from gateway.supervise.fleet import Fleet
 from gateway.supervise.lifecycle import State
 
 _SETTLED: Final = (State.READY, State.UNLOADED, State.HELD, State.FAILED)
+_FIRST_READING_S: Final = 2.0
 _LINES_BEHIND: Final = 1000
 _DEFAULT_LINES: Final = 200
 
@@ -97,6 +99,9 @@ async def _after_load(compartment: Compartment, options: Options) -> Response:
                 "model_unavailable",
                 f"{compartment.model.id!r} is {compartment.state}: another command came between.",
             )
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_READING_S):
+                await compartment.until_measured()
     return _json(model_status(compartment))
 
 
@@ -116,15 +121,15 @@ def _lines(request: Request) -> int:
 
 async def _follow(compartment: Compartment, lines: int) -> AsyncIterator[bytes]:
     loop = asyncio.get_running_loop()
-    queue: asyncio.Queue[str] = asyncio.Queue(_LINES_BEHIND)
+    queue: asyncio.Queue[str | None] = asyncio.Queue(_LINES_BEHIND)
 
-    def put(line: str) -> None:
+    def put(line: str | None) -> None:
         # A reader that is too slow loses the oldest lines; the file has them all.
         if queue.full():
             queue.get_nowait()
         queue.put_nowait(line)
 
-    def put_in_thread(line: str) -> None:
+    def put_in_thread(line: str | None) -> None:
         loop.call_soon_threadsafe(put, line)
 
     tail = compartment.log.tail(lines)
@@ -132,8 +137,8 @@ async def _follow(compartment: Compartment, lines: int) -> AsyncIterator[bytes]:
     try:
         for line in tail:
             yield b"data: " + line.encode() + b"\n\n"
-        while True:
-            yield b"data: " + (await queue.get()).encode() + b"\n\n"
+        while (new := await queue.get()) is not None:
+            yield b"data: " + new.encode() + b"\n\n"
     finally:
         unfollow()
 

@@ -120,6 +120,10 @@ class Compartment:
     async def until_idle(self) -> None:
         await self.until(lambda: not self._waiting and not self._running)
 
+    async def until_measured(self) -> None:
+        """Wait for the first footprint of the loaded worker."""
+        await self.until(lambda: self.worker is None or self.worker.footprint is not None)
+
     async def until_ended(self) -> None:
         """Wait until no process is left, or the ladder has given up on one."""
         while self._lifecycle.alive and (self._ladder is None or not self._ladder.done()):
@@ -284,6 +288,9 @@ class Compartment:
                     self._handle(Event.HELLO, self._unavailable())
                 case Ready(load_s=load_s):
                     logger.info("%s: loaded in %.1f s", self.model.id, load_s)
+                    # A reading from before the load says nothing any more.
+                    worker.footprint = None
+                    self._tasks.start(self._measure(worker), "first reading")
                     self._handle(Event.LOADED, self._unavailable())
                 case LoadFailed(reason=reason, permanent=permanent):
                     self.reason = self._end_reason = reason
@@ -408,14 +415,9 @@ class Compartment:
         worker = self.worker
         if worker is None:
             return
-        baseline_bytes = 0
         if self._grant_bytes is not None:
-            try:
-                reading = await asyncio.to_thread(footprint, worker.pid)
-            except FootprintError as error:
-                logger.warning("%s: footprint before the load: %s", self.model.id, error)
-            else:
-                baseline_bytes = reading.current_bytes
+            await self._measure(worker)
+        baseline_bytes = _held_bytes(worker) or 0
         if worker is self.worker and self.state is State.LOADING:
             worker.granted_bytes = self._grant_bytes
             worker.send(
@@ -427,6 +429,14 @@ class Compartment:
                     baseline_bytes=baseline_bytes,
                 )
             )
+
+    async def _measure(self, worker: Worker) -> None:
+        try:
+            worker.note_footprint(await asyncio.to_thread(footprint, worker.pid))
+        except FootprintError as error:
+            if not worker.ended.is_set():
+                logger.warning("%s: footprint of worker %d: %s", self.model.id, worker.pid, error)
+        self._notify()
 
     def _climb(self, worker: Worker, rungs: tuple[ladder.Rung, ...]) -> None:
         if self._ladder is not None:

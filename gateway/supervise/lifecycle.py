@@ -135,24 +135,24 @@ TABLE: Final[dict[State, dict[Event, Rule]]] = {
     },
     State.DRAINING: {
         Event.DEMAND: Rule(_DRAINING),
-        Event.LOAD: Rule(_DRAINING, (), _STARTING),
-        Event.RESTART: Rule(_DRAINING, (), _STARTING),
-        Event.UNLOAD: Rule(_DRAINING, (), _U),
-        Event.HOLD: Rule(_DRAINING, (Effect.REFUSE_WAITING,), _H),
-        Event.KILL: Rule(_STOPPING, (Effect.END_RUNNING, Effect.KILL), _U),
-        Event.DESTROY: Rule(_STOPPING, (Effect.END_RUNNING, Effect.DESTROY), _U),
+        Event.LOAD: Rule(_DRAINING),
+        Event.RESTART: Rule(_DRAINING),
+        Event.UNLOAD: Rule(_DRAINING),
+        Event.HOLD: Rule(_DRAINING, (Effect.REFUSE_WAITING,)),
+        Event.KILL: Rule(_STOPPING, (Effect.END_RUNNING, Effect.KILL)),
+        Event.DESTROY: Rule(_STOPPING, (Effect.END_RUNNING, Effect.DESTROY)),
         Event.MISBEHAVED: Rule(_STOPPING, (Effect.END_RUNNING, Effect.KILL)),
         Event.DEADLINE: Rule(_STOPPING, (Effect.END_RUNNING, Effect.STOP)),
         Event.EXIT: Rule(_U, (Effect.END_RUNNING,)),
     },
     State.STOPPING: {
         Event.DEMAND: Rule(_STOPPING),
-        Event.LOAD: Rule(_STOPPING, (), _STARTING),
-        Event.RESTART: Rule(_STOPPING, (), _STARTING),
-        Event.UNLOAD: Rule(_STOPPING, (), _U),
-        Event.HOLD: Rule(_STOPPING, (Effect.REFUSE_WAITING,), _H),
-        Event.KILL: Rule(_STOPPING, (Effect.KILL,), _U),
-        Event.DESTROY: Rule(_STOPPING, (Effect.DESTROY,), _U),
+        Event.LOAD: Rule(_STOPPING),
+        Event.RESTART: Rule(_STOPPING),
+        Event.UNLOAD: Rule(_STOPPING),
+        Event.HOLD: Rule(_STOPPING, (Effect.REFUSE_WAITING,)),
+        Event.KILL: Rule(_STOPPING, (Effect.KILL,)),
+        Event.DESTROY: Rule(_STOPPING, (Effect.DESTROY,)),
         # The worker's last words may cross the order to stop.
         Event.HELLO: Rule(_STOPPING),
         Event.LOADED: Rule(_STOPPING),
@@ -164,12 +164,18 @@ TABLE: Final[dict[State, dict[Event, Rule]]] = {
 }
 
 
+_ORDERS: Final = frozenset(
+    (Event.LOAD, Event.UNLOAD, Event.HOLD, Event.RESTART, Event.KILL, Event.DESTROY)
+)
+
+
 class Lifecycle:
     """The state of one model.
 
-    Two decisions depend on more than state and event, and both are made when a process has ended:
-    the state that an earlier rule named (`then`) goes before the table's, and a model that would
-    become unloaded starts again if requests wait for it.
+    Three decisions depend on more than state and event. When a process has ended, the state that
+    an earlier rule named (`then`) goes before the table's, and a model that would become unloaded
+    starts again if requests wait for it. An order that comes while a process is on its way out
+    also changes where that leads: as it would change that state, had it been reached.
     """
 
     def __init__(self) -> None:
@@ -194,9 +200,12 @@ class Lifecycle:
             return self._handle_exit(rule, requests_wait=requests_wait)
         if event is Event.DEMAND and self._then in (State.HELD, State.FAILED):
             return (Effect.REFUSE_WAITING,)
-        self.state = rule.state
-        if rule.then is not None:
+        if self.state in (State.DRAINING, State.STOPPING) and event in _ORDERS:
+            redirected = TABLE[self._then or State.UNLOADED][event]
+            self._then = redirected.then or redirected.state
+        elif rule.then is not None:
             self._then = rule.then
+        self.state = rule.state
         return rule.effects
 
     def _handle_exit(self, rule: Rule, *, requests_wait: bool) -> tuple[Effect, ...]:
@@ -216,7 +225,8 @@ def printed() -> Iterator[str]:
         for event, rule in rules.items():
             effects = ", ".join(rule.effects) or "-"
             then = f" (then {rule.then})" if rule.then is not None else ""
-            yield f"{state:<9} | {event:<31} | {rule.state}{then:<16} | {effects}"
+            leads_to = f"{rule.state}{then}"
+            yield f"{state:<9} | {event:<31} | {leads_to:<24} | {effects}"
 
 
 if __name__ == "__main__":

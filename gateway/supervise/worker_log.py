@@ -25,7 +25,7 @@ class WorkerLog:
             path, maxBytes=_FILE_BYTES, backupCount=_FILES_KEPT, encoding="utf-8", delay=True
         )
         self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
-        self._followers: set[Callable[[str], None]] = set()
+        self._followers: set[Callable[[str | None], None]] = set()
         self._lock = threading.Lock()
 
     def read_from(self, pipe: IO[bytes]) -> None:
@@ -35,7 +35,9 @@ class WorkerLog:
         """
         with pipe:
             while line := pipe.readline(_LONGEST_LINE_BYTES):
-                self.add(line.decode("utf-8", "replace").rstrip("\r\n"))
+                # A progress bar draws itself anew after every carriage return.
+                for piece in line.decode("utf-8", "replace").rstrip("\r\n").split("\r"):
+                    self.add(piece)
 
     def add(self, line: str) -> None:
         record = logging.LogRecord("worker", logging.INFO, "", 0, line, None, None)
@@ -51,8 +53,11 @@ class WorkerLog:
         with self._lock:
             return list(self._lines)[-lines:] if lines > 0 else []
 
-    def follow(self, on_line: Callable[[str], None]) -> Callable[[], None]:
-        """Call `on_line` with each new line, from the reader's thread; returns how to end it."""
+    def follow(self, on_line: Callable[[str | None], None]) -> Callable[[], None]:
+        """Call `on_line` with each new line, from the reader's thread, and with None at the end.
+
+        Returns how to stop following.
+        """
         with self._lock:
             self._followers.add(on_line)
 
@@ -65,3 +70,6 @@ class WorkerLog:
     def close(self) -> None:
         with self._lock:
             self._file.close()
+            followers = tuple(self._followers)
+        for follower in followers:
+            follower(None)

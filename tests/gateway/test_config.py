@@ -1,0 +1,169 @@
+"""Configuration: what goes before what, and every mistake at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.config.models import DEMO_FOLDER, locate, model_from_flag
+from gateway.config.read import read_settings
+from gateway.config.settings import ConfigError, Flags, Settings
+from gateway.config.sizes import format_size, parse_size
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "config.toml"
+
+
+def _read(file: Path, text: str, **flags: object) -> Settings:
+    file.write_text(text, "utf-8")
+    return read_settings(Flags(config=file, **flags), {})  # type: ignore[arg-type]
+
+
+def _mistakes(file: Path, text: str, **flags: object) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        _read(file, text, **flags)
+    return caught.value.mistakes
+
+
+class TestReading:
+    def test_no_file_is_needed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+        settings = read_settings(Flags(), {})
+        assert settings.gateway.port == 8642
+        assert settings.models == {}
+
+    def test_every_key_of_the_surface(self, file: Path) -> None:
+        settings = _read(
+            file,
+            """
+            [gateway]
+            host = "127.0.0.1"
+            port = 1
+            state_dir = "/s"
+            drain_s = 1
+            [memory]
+            budget = "75%"
+            headroom = "2GB"
+            [workers]
+            spare = 0
+            load_timeout_s = 1.0
+            restart_limit = 1
+            restart_window_s = 1.0
+            heartbeat_timeout_s = 1.0
+            stall_timeout_s = 1.0
+            [queue]
+            depth = 1
+            deadline_s = 1.0
+            max_wait_s = 1.0
+            [models."qwen3-4b"]
+            path = "p"
+            aliases = ["default"]
+            pinned = true
+            preload = true
+            ttl_s = 1.0
+            priority = -1
+            max_concurrency = 1
+            context_tokens = 1
+            python = "/python"
+            """,
+        )
+        assert settings.gateway.drain_s == 1.0
+        assert settings.models["qwen3-4b"].aliases == ("default",)
+
+    def test_flags_go_before_the_environment_and_that_before_the_file(self, file: Path) -> None:
+        file.write_text('[gateway]\nstate_dir = "/file"\nport = 1\n')
+        environment = {"BULKHEAD_CONFIG": str(file), "BULKHEAD_STATE_DIR": "/environment"}
+        settings = read_settings(Flags(port=2), environment)
+        assert (settings.gateway.state_dir, settings.gateway.port) == ("/environment", 2)
+        settings = read_settings(Flags(state_dir=Path("/flag")), environment)
+        assert (settings.gateway.state_dir, settings.gateway.port) == ("/flag", 1)
+
+    def test_all_mistakes_at_once(self, file: Path) -> None:
+        mistakes = _mistakes(
+            file,
+            '[gateway]\nport = "x"\nnoise = 1\n'
+            "[queue]\ndepth = 0\n[moon]\n[models.a]\npinned = 3\n",
+        )
+        keys = ("gateway.port", "gateway.noise", "queue.depth", "moon", "pinned", '"a".path')
+        for key in keys:
+            assert sum(key in each for each in mistakes) == 1, key
+        assert len(mistakes) == len(keys)
+
+    @pytest.mark.parametrize("text", ["gateway = 1", "models = 1", "[models]\na = 1", "x ="])
+    def test_tables_that_are_none(self, file: Path, text: str) -> None:
+        assert len(_mistakes(file, text, models=("demo",))) == 1
+
+    def test_ids_and_aliases_that_collide(self, file: Path) -> None:
+        model = '[models.a]\npath = "p"\n'
+        assert "'a'" in _mistakes(file, model, models=("p=a",))[0]
+        text = model + 'aliases = ["b"]\n[models.b]\npath = "p"\n'
+        assert "'b' already names 'b'" in _mistakes(file, text)[0]
+
+    @pytest.mark.parametrize("budget", ["much", "12XB", "0%", "101%", ""])
+    def test_budgets_that_are_none(self, file: Path, budget: str) -> None:
+        assert "memory.budget" in _mistakes(file, f'[memory]\nbudget = "{budget}"')[0]
+
+
+class TestModels:
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("demo", ("demo", "demo")),
+            ("owner/name", ("name", "owner/name")),
+            ("owner/name=id", ("id", "owner/name")),
+            ("/a/größe eins", ("größe eins", "/a/größe eins")),
+            ("/a/b=team/x", ("team/x", "/a/b")),
+        ],
+    )
+    def test_flags(self, text: str, expected: tuple[str, str]) -> None:
+        assert model_from_flag(text) == expected
+
+    def test_a_folder_with_an_equals_sign(self, tmp_path: Path) -> None:
+        folder = tmp_path / "a=b"
+        folder.mkdir()
+        assert model_from_flag(str(folder)) == ("a=b", str(folder))
+        assert model_from_flag(f"{folder}=c") == ("c", str(folder))
+
+    def test_places(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+        (tmp_path / "models--owner--name" / "snapshots").mkdir(parents=True)
+        assert locate("demo") == str(DEMO_FOLDER)
+        assert locate(str(tmp_path)) == str(tmp_path)
+        assert locate("owner/name") == "owner/name"
+        with pytest.raises(ValueError, match="hf download owner/other"):
+            locate("owner/other")
+        with pytest.raises(ValueError, match="no model folder"):
+            locate("/nowhere/at/all")
+        (tmp_path / "file").touch()
+        with pytest.raises(ValueError, match="is a file"):
+            locate(str(tmp_path / "file"))
+
+
+class TestSizes:
+    @pytest.mark.parametrize(
+        ("text", "size"),
+        [(12000, 12000), ("12GB", 12 * 10**9), ("1.5 GiB", 3 << 29), ("7", 7), ("2kb", 2000)],
+    )
+    def test_sizes(self, text: int | str, size: int) -> None:
+        assert parse_size(text) == size
+
+    def test_a_percentage_is_of_a_total(self) -> None:
+        assert parse_size("75%", total_bytes=1000) == 750
+        with pytest.raises(ValueError, match="not a size"):
+            parse_size("75%")
+
+    @pytest.mark.parametrize(
+        ("size", "text"),
+        [
+            (0, "0 B"),
+            (999, "999 B"),
+            (1234, "1.2 kB"),
+            (418_000_000, "418 MB"),
+            (10**13, "10.0 TB"),
+        ],
+    )
+    def test_formatting(self, size: int, text: str) -> None:
+        assert format_size(size) == text

@@ -1,0 +1,68 @@
+"""The single slot that an answer arrives in."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.dispatch.refusal import Refusal
+from gateway.dispatch.request import ClientGoneError, Request
+from protocol.messages import Delta, Generate, Sampling, TextPrompt, Usage
+
+USAGE = Usage(3, 4)
+
+
+def _request() -> Request:
+    generate = Generate(request_id="r", prompt=TextPrompt("x"), sampling=Sampling(seed=1))
+    return Request(generate, now=100.0, deadline_s=5.0)
+
+
+async def test_what_arrives_between_two_looks_is_one_piece() -> None:
+    request = _request()
+    for text in ("a", "", "b"):
+        request.deliver(Delta("r", (1,), text))
+    piece = await request.take()
+    assert (piece.text, piece.finish_reason) == ("ab", None)
+    request.deliver(Delta("r", (1,), "c", "stop", USAGE))
+    piece = await request.take()
+    assert (piece.text, piece.finish_reason, piece.usage) == ("c", "stop", USAGE)
+    assert request.over
+
+
+async def test_a_reader_waits_for_text() -> None:
+    request = _request()
+    request.deliver(Delta("r", (1,), ""))
+    reader = asyncio.create_task(request.take())
+    await asyncio.sleep(0)
+    assert not reader.done()
+    request.deliver(Delta("r", (1,), "a"))
+    assert (await reader).text == "a"
+
+
+async def test_text_goes_before_the_refusal_that_ends_it() -> None:
+    request = _request()
+    request.deliver(Delta("r", (1,), "a"))
+    request.refuse(Refusal("worker_crashed", "gone"))
+    request.refuse(Refusal("shutting_down", "too late to matter"))
+    assert (await request.take()).text == "a"
+    with pytest.raises(Refusal, match="gone"):
+        await request.take()
+
+
+async def test_reminders_are_idle_pieces() -> None:
+    request = _request()
+    request.remind(104.0, 5.0)
+    request.remind(105.0, 5.0)
+    assert (await request.take()).idle
+    request.deliver(Delta("r", (1,), "a"))
+    request.remind(10_000_000.0, 5.0)
+    assert (await request.take()).text == "a"
+
+
+async def test_nobody_reads_an_abandoned_answer() -> None:
+    request = _request()
+    request.deliver(Delta("r", (1,), "a"))
+    request.abandon()
+    with pytest.raises(ClientGoneError):
+        await request.take()

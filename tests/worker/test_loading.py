@@ -1,0 +1,82 @@
+"""Folders that can't be loaded say why, in one sentence."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support import shapes
+from worker.loading import LoadAbandonedError, ModelError, load
+
+
+def _config(folder: Path, **fields: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def _truncate(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def _remove_tokenizer(folder: Path) -> None:
+    for path in folder.glob("token*"):
+        path.unlink()
+
+
+def _name_missing_shard(folder: Path) -> None:
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no config": (lambda each: (each / "config.json").unlink(), "no config.json"),
+    "config is no JSON": (lambda each: (each / "config.json").write_text("{"), "can't be read"),
+    "config is a list": (lambda each: (each / "config.json").write_text("[]"), "can't be read"),
+    "unknown architecture": (lambda each: _config(each, model_type="hal9000"), "hal9000"),
+    "no tokenizer": (_remove_tokenizer, "no tokenizer"),
+    "no weights": (lambda each: (each / "model.safetensors").unlink(), "no weights"),
+    "truncated weights": (_truncate, "model.safetensors is damaged"),
+    "garbage for weights": (
+        lambda each: (each / "model.safetensors").write_bytes(b"\xff" * 5000),
+        "model.safetensors is damaged",
+    ),
+    "a missing shard": (_name_missing_shard, "model-00002-of-00002.safetensors is missing"),
+    "weights of another shape": (lambda each: _config(each, hidden_size=256), "shape"),
+    "code of its own": (lambda each: _config(each, model_file="evil.py"), "custom module"),
+}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_broken_folders(name: str, tmp_path: Path) -> None:
+    break_it, expected = BREAKS[name]
+    folder = tmp_path / "model"
+    shutil.copytree(shapes.DEMO, folder)
+    break_it(folder)
+    with pytest.raises(ModelError) as caught:
+        load(str(folder), lambda _done, _total: None, lambda: False)
+    assert expected in caught.value.reason
+    assert "\n" not in caught.value.reason
+    assert len(caught.value.reason) <= 600
+    assert caught.value.permanent
+
+
+def test_places_that_are_not_there(tmp_path: Path) -> None:
+    for source in ("/nowhere/at/all", "owner/not-in-the-cache", str(shapes.DEMO / "config.json")):
+        with pytest.raises(ModelError):
+            load(source, lambda _done, _total: None, lambda: False)
+
+
+def test_progress_and_abandonment(tmp_path: Path) -> None:
+    folder = shapes.sparse(tmp_path / "large", experts=32)
+    progress: list[tuple[int, int]] = []
+    loaded = load(str(folder), lambda done, total: progress.append((done, total)), lambda: False)
+    assert len(progress) > 2
+    assert progress == sorted(progress)
+    assert progress[-1] == (loaded.weight_bytes, loaded.weight_bytes)
+    with pytest.raises(LoadAbandonedError):
+        load(str(folder), lambda _done, _total: None, lambda: True)

@@ -1,0 +1,56 @@
+"""Tokens to text, with the demo model's tokenizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlx_lm.utils import load_tokenizer
+
+from tests.support.shapes import DEMO
+from worker.text import TextStream
+
+TOKENIZER: Any = load_tokenizer(DEMO)
+
+
+def _pieces(text: str, stop: tuple[str, ...] = ()) -> list[str]:
+    stream = TextStream(TOKENIZER.detokenizer, stop)
+    pieces = []
+    for token in TOKENIZER.encode(text, add_special_tokens=False):
+        pieces.append(stream.add(token))
+        if stream.stopped:
+            break
+    return [*pieces, stream.finish()]
+
+
+@given(
+    st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=60)
+)
+@settings(deadline=None)
+def test_the_pieces_join_to_the_text(text: str) -> None:
+    # mlx-lm's detokenizer takes a leading space for the tokenizer's own, and can't write NUL.
+    text = "." + text
+    assert "".join(_pieces(text)) == text
+
+
+def test_no_half_characters() -> None:
+    pieces = _pieces("Größe 船 ⚓ 👩‍🚀 end")
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [
+        (("doors",), "Seven "),
+        (("ors clo",), "Seven do"),
+        (("never", "close"), "Seven doors "),
+        (("Seven",), ""),
+        (("at n",), "Seven doors close "),
+        (("nightfall",), "Seven doors close at night"),
+        (("船",), "Seven doors close at night"),
+    ],
+)
+def test_stop_sequences(stop: tuple[str, ...], expected: str) -> None:
+    assert "".join(_pieces("Seven doors close at night", stop)) == expected
