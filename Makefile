@@ -4,20 +4,24 @@ BIN := $(VENV)/bin
 UNAME := $(shell uname -s)
 # On Linux exactly one MLX back end must be chosen: `make install EXTRA=cuda13` takes the other.
 EXTRA ?= $(if $(filter Linux,$(UNAME)),cpu,)
+INSTALLED := $(VENV)/.installed-$(or $(EXTRA),default)
 TARGET := .$(if $(EXTRA),[$(EXTRA)],)
 
-.PHONY: install demo serve test test-all check format bench demo-model clean
+.PHONY: install demo serve test test-all check format bench clean
 
-install: $(VENV)/.installed
+install: $(INSTALLED)
 
-$(VENV)/.installed: pyproject.toml
+$(INSTALLED): pyproject.toml
+	@for other in $(filter-out $@,$(wildcard $(VENV)/.installed-*)); do \
+	  echo "$(VENV) has another back end of MLX ($$other), and the two install the same files: run make clean first." >&2; exit 1; \
+	done
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 15) else "Bulkhead needs Python 3.11 to 3.14, this is %d.%d: run make PYTHON=/path/to/python3.x" % v)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --editable '$(TARGET)'
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.installed
+$(VENV)/.dev: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --group dev
 	@touch $@
 
@@ -25,6 +29,8 @@ demo: install
 	$(BIN)/bulkhead demo
 
 serve: install
+	@echo 'Once it serves, in another terminal:'
+	@echo "  curl http://127.0.0.1:8642/v1/chat/completions -d '{\"model\": \"demo\", \"messages\": [{\"role\": \"user\", \"content\": \"What is Bulkhead?\"}]}'"
 	$(BIN)/bulkhead serve --model demo
 
 test: $(VENV)/.dev

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import msgspec
 
-import gateway
 from bench.machine import describe_machine
 from bench.model import copy_without_end
 from bench.processes import memory_bytes
@@ -22,6 +21,8 @@ from bench.report import render
 from bench.results import GATEWAY, FailedError, Report, Round
 from bench.schedule import Schedule, load_average
 from bench.servers import Bulkhead, MlxLmServer
+from bench.tiny import build_tiny_model
+from gateway.config.models import DEMO_FOLDER
 
 
 def main() -> int:
@@ -45,9 +46,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--model",
         type=Path,
-        default=Path(gateway.__file__).parent / "demo_model",
         metavar="FOLDER",
-        help="the model of all subjects [the demo model]",
+        help="the model of all subjects [random weights, 2 layers of width 64]",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every round to a file")
     return parser.parse_args()
@@ -62,7 +62,10 @@ def _measure(arguments: argparse.Namespace) -> Report:
         # Short: the paths of Bulkhead's sockets are bounded.
         folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="bh-")))
         model = folder / "model"
-        copy_without_end(arguments.model, model)
+        source = arguments.model or folder / "tiny"
+        if arguments.model is None:
+            build_tiny_model(DEMO_FOLDER, source)
+        copy_without_end(source, model)
         raw = Raw(model)
         ends.callback(raw.stop)
         bulkhead = Bulkhead(model, folder / "state", folder / "bulkhead.log")
@@ -76,7 +79,7 @@ def _measure(arguments: argparse.Namespace) -> Report:
         rounds = list(schedule.run(arguments.rounds, _show))
         return Report(
             machine=describe_machine(),
-            model=arguments.model.name,
+            model=source.name,
             tokens_per_stream=arguments.tokens,
             load_average=(load_before, load_average()),
             idle_cpu=idle_cpu,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 from collections.abc import Callable
@@ -102,6 +103,19 @@ def test_second_gateway_on_a_state_folder(start_gateway: Callable[..., Gateway])
     status, text = serve("--port", "0", "--state-dir", str(running.state_dir), "--model", "demo")
     assert status == 1
     assert f"pid {running.pid}" in text
+
+
+def test_a_repository_in_the_hugging_face_cache(
+    start_gateway: Callable[..., Gateway], tmp_path: Path
+) -> None:
+    repository = tmp_path / "models--owner--small-model"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0123abcd")
+    shutil.copytree(shapes.DEMO, repository / "snapshots" / "0123abcd")
+    running = start_gateway(
+        models=("owner/small-model",), environment={"HF_HUB_CACHE": str(tmp_path)}
+    )
+    assert running.say("What is Bulkhead?", "small-model")
 
 
 def test_folder_names_with_spaces_and_other_letters(
