@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 import zmq
@@ -14,6 +13,7 @@ from msgspec import Struct
 
 from gateway.config.settings import Settings
 from gateway.config.sizes import format_size
+from gateway.dispatch.queue import RequestQueue
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
 from gateway.memory.footprint import FootprintError, footprint
@@ -73,6 +73,7 @@ class Compartment:
     ) -> None:
         self.model = model
         self.log = WorkerLog(state_dir.log_path(model.id))
+        self.requests = RequestQueue(model.id, settings.queue.depth, model.settings.max_concurrency)
         self.worker: Worker | None = None
         self.last_exit: LastExit | None = None
         self.restarts = 0
@@ -85,8 +86,6 @@ class Compartment:
         self._state_dir = state_dir
         self._lifecycle = Lifecycle()
         self._incarnation = 0
-        self._waiting: deque[Request] = deque()
-        self._running: dict[str, Request] = {}
         self._tasks = Tasks(model.id)
         self._ladder: asyncio.Task[None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
@@ -100,25 +99,13 @@ class Compartment:
     def state(self) -> State:
         return self._lifecycle.state
 
-    @property
-    def queue_depth(self) -> int:
-        return len(self._waiting)
-
-    @property
-    def active_requests(self) -> int:
-        return len(self._running)
-
-    def requests(self) -> Iterator[Request]:
-        yield from self._waiting
-        yield from self._running.values()
-
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for a state of affairs. Whoever waits brings the deadline."""
         while not condition():
             await self._changed.wait()
 
     async def until_idle(self) -> None:
-        await self.until(lambda: not self._waiting and not self._running)
+        await self.until(lambda: self.requests.waiting + self.requests.running == 0)
 
     async def until_measured(self) -> None:
         """Wait for the first footprint of the loaded worker."""
@@ -137,47 +124,31 @@ class Compartment:
         Raises:
             Refusal: the queue is full.
         """
-        depth = self._settings.queue.depth
-        if len(self._waiting) >= depth:
-            raise Refusal(
-                "queue_full",
-                f"{depth} requests wait for {self.model.id!r} already, as many as its queue "
-                "holds: try again later.",
-                retry_after_s=_RETRY_AFTER_S,
-            )
+        self.requests.add(request)
         self.last_used_at = time.time()
-        self._waiting.append(request)
         self._handle(Event.DEMAND, self._unavailable())
 
     def cancel(self, request: Request) -> None:
         """Its client is gone."""
-        if self._running.pop(request.id, None) is not None:
+        if self.requests.remove(request):
             if self.worker is not None:
                 self.worker.send(Cancel(request_id=request.id))
             self._dispatch()
-        elif request in self._waiting:
-            self._waiting.remove(request)
         self._notify()
 
-    def refuse_overdue(self, now: float) -> None:
-        """Refuse what has waited longer than its deadline."""
-        for request in [each for each in self._waiting if each.deadline_at <= now]:
-            self._waiting.remove(request)
-            request.refuse(
-                Refusal(
-                    "deadline_exceeded",
-                    f"The request waited for {self.model.id!r} ({self.state}) until its deadline "
-                    "passed; X-Deadline-S sets another.",
-                    retry_after_s=_RETRY_AFTER_S,
-                )
-            )
+    def tick(self, now: float, remind_after_s: float) -> None:
+        """Refuse what is overdue; remind the readers of the others that time passes."""
+        if self.requests.refuse_overdue(now):
             self._notify()
+        for request in self.requests:
+            request.remind(now, remind_after_s)
 
     def refuse_all(self, refusal: Refusal) -> None:
-        self._refuse_waiting(refusal)
-        for request in list(self._running.values()):
+        self.requests.refuse_waiting(refusal)
+        for request in list(self.requests):
             self.cancel(request)
             request.refuse(refusal)
+        self._notify()
 
     # The operator
 
@@ -227,14 +198,14 @@ class Compartment:
         match message:
             case Output(deltas=deltas):
                 for delta in deltas:
-                    if (request := self._running.get(delta.request_id)) is not None:
+                    if (request := self.requests.find_running(delta.request_id)) is not None:
                         request.deliver(delta)
                         if request.over:
                             self._finished(request)
             case Heartbeat():
                 pass
             case RequestFailed(request_id=request_id, code=code, message=text):
-                if (request := self._running.get(request_id)) is not None:
+                if (request := self.requests.find_running(request_id)) is not None:
                     request.refuse(Refusal(code, text))
                     self._finished(request)
             case LoadProgress(loaded_bytes=done, total_bytes=total):
@@ -336,7 +307,7 @@ class Compartment:
     def _handle(self, event: Event, refusal: Refusal) -> None:
         """`refusal` is what requests are told that end by this event."""
         before = self.state
-        effects = self._lifecycle.handle(event, requests_wait=bool(self._waiting))
+        effects = self._lifecycle.handle(event, requests_wait=self.requests.waiting > 0)
         if self.state is not before:
             logger.info("%s: %s -> %s (%s)", self.model.id, before, self.state, event)
             self._entered(before, refusal)
@@ -374,12 +345,10 @@ class Compartment:
             case Effect.DISPATCH:
                 self._dispatch()
             case Effect.END_RUNNING:
-                running, self._running = self._running, {}
-                for request in running.values():
-                    request.refuse(refusal)
+                self.requests.end_running(refusal)
             case Effect.REFUSE_WAITING:
                 self.failure = refusal
-                self._refuse_waiting(refusal)
+                self.requests.refuse_waiting(refusal)
             case Effect.DRAIN if worker is not None:
                 worker.send(Drain())
             case Effect.STOP if worker is not None:
@@ -488,21 +457,14 @@ class Compartment:
         worker = self.worker
         if worker is None or self.state is not State.READY:
             return
-        while self._waiting and len(self._running) < self.model.settings.max_concurrency:
-            request = self._waiting.popleft()
-            self._running[request.id] = request
+        while (request := self.requests.start_next()) is not None:
             worker.send(request.generate)
 
     def _finished(self, request: Request) -> None:
-        del self._running[request.id]
+        self.requests.remove(request)
         self.last_used_at = time.time()
         self._dispatch()
         self._notify()
-
-    def _refuse_waiting(self, refusal: Refusal) -> None:
-        waiting, self._waiting = self._waiting, deque()
-        for request in waiting:
-            request.refuse(refusal)
 
     def _notify(self) -> None:
         self._changed.set()

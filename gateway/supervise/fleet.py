@@ -132,9 +132,7 @@ class Fleet:
             await asyncio.sleep(_TICK_S)
             now = loop.time()
             for compartment in self.compartments.values():
-                compartment.refuse_overdue(now)
-                for request in compartment.requests():
-                    request.remind(now, REMINDER_S)
+                compartment.tick(now, REMINDER_S)
 
     async def _read_regularly(self) -> None:
         while True:
