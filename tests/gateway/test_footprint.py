@@ -73,6 +73,19 @@ def _held_by(code: str) -> int:
         return footprint(process.pid).current_bytes
 
 
+@pytest.fixture(scope="module")
+def libproc(tmp_path_factory: pytest.TempPathFactory) -> LibProc:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    folder = tmp_path_factory.mktemp("libproc")
+    (folder / "stub.c").write_text(_STUB)
+    library = folder / "libproc.so"
+    command = [compiler, "-shared", "-fPIC", "-o", str(library), str(folder / "stub.c")]
+    subprocess.run(command, check=True)
+    return LibProc(str(library))
+
+
 class TestThisSystem:
     def test_anonymous_memory_counts(self) -> None:
         size = 200 << 20
@@ -120,18 +133,6 @@ class TestMacOS:
             "ri_runnable_time": 288,
         }
         assert {name: getattr(RusageInfoV4, name).offset for name in offsets} == offsets
-
-    @pytest.fixture(scope="class")
-    def libproc(self, tmp_path_factory: pytest.TempPathFactory) -> LibProc:
-        compiler = shutil.which("cc")
-        if compiler is None:
-            pytest.skip("no C compiler")
-        folder = tmp_path_factory.mktemp("libproc")
-        (folder / "stub.c").write_text(_STUB)
-        library = folder / "libproc.so"
-        command = [compiler, "-shared", "-fPIC", "-o", str(library), str(folder / "stub.c")]
-        subprocess.run(command, check=True)
-        return LibProc(str(library))
 
     def test_reading(self, libproc: LibProc) -> None:
         assert libproc.footprint(1) == Footprint(30_000_000_000, 31_000_000_000)
