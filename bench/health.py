@@ -38,7 +38,11 @@ class HealthProbe:
             self.latencies_s.append(ended - began)
             due = max(due + _INTERVAL_S, ended)
             await asyncio.sleep(due - ended)
-        self._close()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._reader = self._writer = None
 
     async def _ask(self) -> None:
         if self._reader is None or self._writer is None:
@@ -52,9 +56,4 @@ class HealthProbe:
             await self._reader.readexactly(int(length[1]))
         else:
             await self._reader.read()
-            self._close()
-
-    def _close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-        self._reader = self._writer = None
+            self.close()

@@ -21,6 +21,9 @@ _USAGE: Final = re.compile(rb'"completion_tokens": ?(\d+)')
 # Holds the usage frame, which is the last but one.
 _TAIL_BYTES: Final = 2048
 _LONGEST_ROUND_S: Final = 600.0
+# mlx_lm.server's backlog is 5: connections that come faster than it accepts them are taken up a
+# second later, which would look like slow answers.
+_ACCEPTED_S: Final = 0.01
 
 Address = tuple[str, int]
 
@@ -45,37 +48,50 @@ def completion_request(model: str, prompt: str, tokens: int) -> bytes:
     return head.encode() + body
 
 
-async def generate(address: Address, requests: Sequence[bytes], tokens: int) -> Generation:
-    """Send all requests at once, on connections that are open already, and read the answers.
+class Load:
+    """Requests that wait to be sent at once, each on a connection that is open already."""
 
-    Raises:
-        FailedError: a stream didn't make `tokens` tokens.
-    """
-    loop = asyncio.get_running_loop()
-    streams = []
-    # One after the other: mlx_lm.server's backlog is 5, and a refused connection costs a second.
-    for _ in requests:
-        _, stream = await loop.create_connection(lambda: _Stream(loop), *address)
-        streams.append(stream)
-    try:
-        began = time.perf_counter()
-        for stream, request in zip(streams, requests, strict=True):
-            stream.send(request)
-        async with asyncio.timeout(_LONGEST_ROUND_S):
-            ends = [await stream.ended for stream in streams]
-    except TimeoutError:
-        raise FailedError(f"A round took longer than {_LONGEST_ROUND_S:g} s.") from None
-    finally:
-        for stream in streams:
-            stream.close()
-    for stream in streams:
-        if stream.tokens != tokens:
-            raise FailedError(f"A stream made {stream.tokens} tokens, not {tokens}.")
-    return Generation(
-        tokens=tokens * len(streams),
-        wall_s=max(ends) - began,
-        first_token_s=[stream.first_token_s for stream in streams],
-    )
+    def __init__(self, streams: Sequence[_Stream], requests: Sequence[bytes], tokens: int) -> None:
+        self._streams = streams
+        self._requests = requests
+        self._tokens = tokens
+
+    @classmethod
+    async def open(cls, address: Address, requests: Sequence[bytes], tokens: int) -> Load:
+        """Connect once for each request. Every answer must have `tokens` tokens."""
+        loop = asyncio.get_running_loop()
+        streams = []
+        for _ in requests:
+            _, stream = await loop.create_connection(lambda: _Stream(loop), *address)
+            streams.append(stream)
+            await asyncio.sleep(_ACCEPTED_S)
+        return cls(streams, requests, tokens)
+
+    async def run(self) -> Generation:
+        """Send the requests and read the answers.
+
+        Raises:
+            FailedError: a stream broke off, or made another number of tokens.
+        """
+        try:
+            began = time.perf_counter()
+            for stream, request in zip(self._streams, self._requests, strict=True):
+                stream.send(request)
+            async with asyncio.timeout(_LONGEST_ROUND_S):
+                ends = [await stream.ended for stream in self._streams]
+        except TimeoutError:
+            raise FailedError(f"A round took longer than {_LONGEST_ROUND_S:g} s.") from None
+        finally:
+            for stream in self._streams:
+                stream.close()
+        for stream in self._streams:
+            if stream.tokens != self._tokens:
+                raise FailedError(f"A stream made {stream.tokens} tokens, not {self._tokens}.")
+        return Generation(
+            tokens=self._tokens * len(self._streams),
+            wall_s=max(ends) - began,
+            first_token_s=[stream.first_token_s for stream in self._streams],
+        )
 
 
 class _Stream(asyncio.Protocol):

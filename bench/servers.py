@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 import uvloop
 
 from bench.health import HealthProbe
-from bench.load import Address, completion_request, generate
+from bench.load import Address, Load, completion_request
 from bench.results import BULKHEAD, GATEWAY, SERVER, WORKER, FailedError, Generation
 
 _HOST: Final = "127.0.0.1"
@@ -53,12 +53,12 @@ class Server:
         Raises:
             FailedError: a stream broke off, or didn't make `tokens` tokens.
         """
-        return self._run(generate(self.address, self._requests(prompts, tokens), tokens))
+        return self._run(self._generate(prompts, tokens))
 
     def probe_health(
         self, next_prompts: Callable[[], list[str]], tokens: int, at_least_s: float
     ) -> list[float]:
-        """Latencies in seconds, while one load follows the other for at least so long.
+        """Latencies in seconds, in loads that together last at least so long.
 
         Raises:
             FailedError: a stream failed, or a probe.
@@ -83,17 +83,24 @@ class Server:
         self, next_prompts: Callable[[], list[str]], tokens: int, at_least_s: float
     ) -> list[float]:
         probe = HealthProbe(self.address)
-        over = asyncio.Event()
-        probing = asyncio.create_task(probe.run(over))
-        deadline = time.perf_counter() + at_least_s
-        while time.perf_counter() < deadline:
-            await generate(self.address, self._requests(next_prompts(), tokens), tokens)
-        over.set()
-        await probing
+        loaded_s = 0.0
+        while loaded_s < at_least_s:
+            load = await self._open(next_prompts(), tokens)
+            over = asyncio.Event()
+            probing = asyncio.create_task(probe.run(over))
+            loaded_s += (await load.run()).wall_s
+            over.set()
+            await probing
+        probe.close()
         return probe.latencies_s
 
-    def _requests(self, prompts: list[str], tokens: int) -> list[bytes]:
-        return [completion_request(self._model, prompt, tokens) for prompt in prompts]
+    async def _generate(self, prompts: list[str], tokens: int) -> Generation:
+        load = await self._open(prompts, tokens)
+        return await load.run()
+
+    async def _open(self, prompts: list[str], tokens: int) -> Load:
+        requests = [completion_request(self._model, prompt, tokens) for prompt in prompts]
+        return await Load.open(self.address, requests, tokens)
 
     def _failed(self, why: str) -> FailedError:
         tail = self._log.read_text("utf-8", "replace")[-_LOG_TAIL_CHARACTERS:]

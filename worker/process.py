@@ -106,9 +106,13 @@ class Conversation:
         self._engine.start()
         poller = zmq.Poller()
         poller.register(self._wake_read, zmq.POLLIN)
+        poller.register(self._socket, zmq.POLLIN)
+        awaits_room = False
         heartbeat_at = time.monotonic()
         while self._exit_status is None:
-            poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if self._unsent else 0))
+            if awaits_room != bool(self._unsent):
+                awaits_room = not awaits_room
+                poller.modify(self._socket, zmq.POLLIN | (zmq.POLLOUT if awaits_room else 0))
             poller.poll(max(0, int((heartbeat_at - time.monotonic()) * 1000)))
             self._clear_wake()
             if self._stop_requested:

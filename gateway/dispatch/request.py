@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from msgspec import Struct
 
 from gateway.dispatch.refusal import Refusal
 from protocol.messages import Delta, FinishReason, Generate, Usage
+
+# At most a hundred writes a second for each stream: nobody reads faster, and every write costs a
+# system call here and a wake-up at the client. Slower engines than that don't notice.
+_BETWEEN_PIECES_S: Final = 0.01
 
 
 class Piece(Struct, frozen=True):
@@ -30,7 +35,8 @@ class Request:
     """A request and its answer.
 
     The answer has one slot: deltas that arrive before the reader takes them are merged, so a slow
-    reader costs memory for its text and nothing else. Times are the event loop's, in seconds.
+    reader costs memory for its text and nothing else. So are those that follow each other within
+    milliseconds. Times are the event loop's, in seconds.
     """
 
     def __init__(self, generate: Generate, now: float, deadline_s: float) -> None:
@@ -38,6 +44,8 @@ class Request:
         self.deadline_at = now + deadline_s
         self._abandoned = False
         self._touched_at = now
+        self._taken_at = now - _BETWEEN_PIECES_S
+        self._pause: asyncio.TimerHandle | None = None
         self._text: list[str] = []
         self._finish_reason: FinishReason | None = None
         self._usage: Usage | None = None
@@ -61,7 +69,15 @@ class Request:
             return
         self._finish_reason = delta.finish_reason
         self._usage = delta.usage
-        self._arrived.set()
+        if delta.finish_reason is not None:
+            self._arrived.set()
+        elif self._pause is None:
+            loop = asyncio.get_running_loop()
+            left_s = self._taken_at + _BETWEEN_PIECES_S - loop.time()
+            if left_s <= 0:
+                self._arrived.set()
+            else:
+                self._pause = loop.call_later(left_s, self._end_pause)
 
     def refuse(self, refusal: Refusal) -> None:
         """End without the rest of the answer. What arrived before is still delivered."""
@@ -96,10 +112,15 @@ class Request:
             self._idle = False
             return Piece("", None, None)
         self._idle = False
-        self._touched_at = asyncio.get_running_loop().time()
+        self._touched_at = self._taken_at = asyncio.get_running_loop().time()
         text, self._text = "".join(self._text), []
         if self._refusal is not None:
             if not text:
                 raise self._refusal
             self._arrived.set()
         return Piece(text, self._finish_reason, self._usage)
+
+    def _end_pause(self) -> None:
+        self._pause = None
+        if self._text:
+            self._arrived.set()
