@@ -76,7 +76,8 @@ def test_a_long_prefill_stalls_nobody(
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             assert next(lines) in ("", ": waiting")
-            assert running.model("dense")["worker"]["last_step_age_s"] < 10, "chunks are bounded"
+            age_s = running.model("dense")["worker"]["last_step_age_s"]
+            assert age_s is None or age_s < 10, "chunks are bounded in time"
             assert open_stream(running, "Tell me a story.").join().text == undisturbed
     assert not health.failures + livez.failures
     print(f"slowest /health {health.slowest_s * 1e3:.1f} ms, /livez {livez.slowest_s * 1e3:.1f} ms")
