@@ -1,4 +1,4 @@
-"""A model so small that what stands in front of the engine decides, as it does on a GPU.
+"""A model so small that what stands in front of the engine decides.
 
 On a CPU even the demo model's arithmetic takes most of the time, and every server looks alike.
 """
