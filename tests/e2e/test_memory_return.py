@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
+import re
+import resource
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.support import shapes
 from tests.support.gateway import Gateway, eventually
 
+_SLACK = 32 << 20
+
+
+def _per_cpu_lists() -> int:
+    """Free memory on the kernel's per-CPU lists, in bytes.
+
+    Linux counts it neither as free nor as available, and since version 6.7 the lists grow with use,
+    up to an eighth of a zone, and shrink over minutes: after a large exit hundreds of megabytes are
+    there (mm/page_alloc.c, `pcp->high`).
+    """
+    counts = re.findall(r"^\s+count:\s+(\d+)$", Path("/proc/zoneinfo").read_text(), re.MULTILINE)
+    return sum(map(int, counts)) * resource.getpagesize()
+
 
 def _settled_available() -> int:
-    """MemAvailable once it has stopped moving, in bytes."""
-    readings = [psutil.virtual_memory().available]
+    """The machine's available memory once it has stopped moving, in bytes."""
+    readings: list[int] = []
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
-        time.sleep(0.5)
-        readings.append(psutil.virtual_memory().available)
+        readings.append(psutil.virtual_memory().available + _per_cpu_lists())
         if len(readings) > 3 and max(readings[-4:]) - min(readings[-4:]) < 8 << 20:
             break
+        time.sleep(0.5)
     return readings[-1]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the kernel's free lists of Linux")
 def test_an_unload_returns_what_the_load_took(
     start_gateway: Callable[..., Gateway],
     tmp_path: Path,
@@ -39,7 +57,7 @@ def test_an_unload_returns_what_the_load_took(
         record_property("taken_mb", taken / 1e6)
         record_property("returned_mb", returned / 1e6)
         print(f"taken {taken / 1e6:.0f} MB, returned {returned / 1e6:.0f} MB")
-        if taken > 0.9 * weights and returned >= 0.95 * taken:
+        if taken > weights - _SLACK and returned >= 0.95 * taken:
             return
     raise AssertionError(f"{returned} of {taken} bytes came back")
 
