@@ -55,14 +55,15 @@ class Schedule:
     def run(self, rounds: int, on_round: Callable[[Round], None]) -> Iterable[Round]:
         for number in range(rounds):
             for streams in self._stream_counts:
+                prompts = self._prompts.take(streams)
                 for subject in self._subjects:
-                    measured = self._turn(number, subject, streams)
+                    measured = self._turn(number, subject, prompts)
                     on_round(measured)
                     yield measured
 
-    def _turn(self, number: int, subject: Subject, streams: int) -> Round:
+    def _turn(self, number: int, subject: Subject, prompts: list[str]) -> Round:
+        streams = len(prompts)
         pids = subject.processes()
-        prompts = self._prompts.take(streams)
         before = cpu_s(pids)
         generation = subject.generate(prompts, self._tokens)
         after = cpu_s(pids)

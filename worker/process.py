@@ -113,12 +113,13 @@ class Conversation:
             if awaits_room != bool(self._unsent):
                 awaits_room = not awaits_room
                 poller.modify(self._socket, zmq.POLLIN | (zmq.POLLOUT if awaits_room else 0))
-            poller.poll(max(0, int((heartbeat_at - time.monotonic()) * 1000)))
+            ready = dict(poller.poll(max(0, int((heartbeat_at - time.monotonic()) * 1000))))
             self._clear_wake()
             if self._stop_requested:
                 self._stop()
             self._send_unsent()
-            self._read_gateway()
+            if ready.get(self._socket, 0) & zmq.POLLIN:
+                self._read_gateway()
             self._read_engine()
             if self._draining and not self._requests:
                 self._stop()

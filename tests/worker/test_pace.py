@@ -34,3 +34,18 @@ def test_a_steady_speed_is_used() -> None:
         chunks.append(pace.chunk(1, decoding=False))
     assert chunks[-1] == 512
     assert chunks == sorted(chunks)
+
+
+def test_a_short_prompt_that_took_the_fixed_cost_of_a_step_says_nothing_of_the_speed() -> None:
+    pace = PrefillPace(alone_s=1.0)
+    pace.observe(5, 0.01)
+    assert pace.chunk(1, decoding=True) == 64
+    pace.observe(1000, 0.1)
+    pace.observe(5, 0.01)
+    assert pace.chunk(1, decoding=True) == 256
+
+
+def test_a_machine_too_slow_for_its_chunk_is_believed_however_small_the_chunk() -> None:
+    pace = PrefillPace(beside_decoding_s=0.2)
+    pace.observe(40, 2.0)
+    assert pace.chunk(1, decoding=True) == 16

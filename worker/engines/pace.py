@@ -12,6 +12,8 @@ _SMALLEST: Final = 16
 _LARGEST: Final = 2048
 _FIRST: Final = 64
 _GROWTH: Final = 4
+# Fewer tokens in a short time: that was the step's fixed cost, and the speed is higher.
+_TELLING: Final = 64
 
 
 class PrefillPace:
@@ -25,8 +27,13 @@ class PrefillPace:
 
     def observe(self, tokens: int, seconds: float) -> None:
         """Take in one chunk: tokens over all rows, and how long they took."""
-        if tokens > 0 and seconds > 0:
-            self._tokens_per_s = tokens / seconds
+        if tokens <= 0 or seconds <= 0:
+            return
+        measured = tokens / seconds
+        if tokens >= _TELLING or seconds > self._beside_decoding_s:
+            self._tokens_per_s = measured
+        elif self._tokens_per_s is not None:
+            self._tokens_per_s = max(self._tokens_per_s, measured)
 
     def chunk(self, rows: int, decoding: bool) -> int:
         """Tokens per row of the next chunk, for `rows` sequences in prefill."""
