@@ -76,6 +76,8 @@ class EngineThread:
 
     def __init__(self, incarnation: int, wake: Callable[[], None]) -> None:
         self.figures = EngineFigures()
+        # Prompts in tokenization; written by the sender.
+        self.arriving = 0
         self._incarnation = incarnation
         self._wake = wake
         self._commands: queue.SimpleQueue[EngineCommand] = queue.SimpleQueue()
@@ -113,9 +115,9 @@ class EngineThread:
         self._events.put(event)
         self._wake()
 
-    def next_command(self, *, wait: bool) -> EngineCommand | None:
+    def next_command(self, *, wait: bool, at_most_s: float | None = None) -> EngineCommand | None:
         try:
-            return self._commands.get(block=wait)
+            return self._commands.get(wait, at_most_s)
         except queue.Empty:
             return None
 

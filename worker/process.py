@@ -157,6 +157,7 @@ class Conversation:
             self._refuse(generate.request_id, "The model is not ready for requests.")
             return
         self._requests[generate.request_id] = _Request(generate)
+        self._engine.arriving += 1
         self._tokenizers.submit(self._prepare, loaded, generate)
 
     def _prepare(self, loaded: Loaded, generate: Generate) -> None:
@@ -193,6 +194,7 @@ class Conversation:
                 case Stepped(step, tokens):
                     self._send_step(step, tokens)
                 case RequestFailed() as failure:
+                    self._engine.arriving -= 1
                     if self._requests.pop(failure.request_id, None) is not None:
                         self._send(failure)
                 case Loaded() as loaded:
@@ -207,6 +209,7 @@ class Conversation:
                     self._enqueue(sequence)
 
     def _enqueue(self, sequence: Sequence) -> None:
+        self._engine.arriving -= 1
         request = self._requests.get(sequence.request_id)
         if request is None or self._loaded is None:
             return

@@ -22,6 +22,7 @@ from worker.prompts import prepare
 from worker.text import TextStream
 
 _MEMORY_READING_S = 1.0
+_GATHER_S = 0.01
 
 
 def serve(thread: EngineThread, incarnation: int) -> None:
@@ -110,6 +111,7 @@ def _run_engine(thread: EngineThread, engine: Engine) -> None:
             thread.figures.active = thread.figures.waiting = 0
             thread.figures.memory = grant.read_memory()
             _obey(engine, thread.next_command(wait=True))
+            _gather(thread, engine)
             continue
         tokens = engine.step()
         thread.note_step(engine.active, engine.waiting)
@@ -118,6 +120,13 @@ def _run_engine(thread: EngineThread, engine: Engine) -> None:
         if time.monotonic() - memory_read_at >= _MEMORY_READING_S:
             memory_read_at = time.monotonic()
             thread.figures.memory = grant.read_memory()
+
+
+def _gather(thread: EngineThread, engine: Engine) -> None:
+    """Let requests that arrive together begin together: one prefill costs less than several."""
+    deadline = time.monotonic() + _GATHER_S
+    while thread.arriving and (left_s := deadline - time.monotonic()) > 0:
+        _obey(engine, thread.next_command(wait=True, at_most_s=left_s))
 
 
 def _obey_commands(thread: EngineThread, engine: Engine) -> None:

@@ -10,9 +10,9 @@ from msgspec import Struct
 from gateway.dispatch.refusal import Refusal
 from protocol.messages import Delta, FinishReason, Generate, Usage
 
-# At most a hundred writes a second for each stream: nobody reads faster, and every write costs a
+# At most sixty writes a second for each stream: no screen shows more, and every write costs a
 # system call here and a wake-up at the client. Slower engines than that don't notice.
-_BETWEEN_PIECES_S: Final = 0.01
+_BETWEEN_PIECES_S: Final = 1 / 60
 
 
 class Piece(Struct, frozen=True):
