@@ -1,18 +1,24 @@
 """The message set between the gateway and one worker.
 
 A conversation: the worker says `Hello`, the gateway `Load`; `LoadProgress` follows until `Ready`
-or `LoadFailed`. Then every `Generate` is answered by its share of `Output`, up to a delta with a
-finish reason, or by `RequestFailed`. `Heartbeat` flows all the while. `Drain` or `Stop` ends it.
+or `LoadFailed`. Then every `Generate` is answered by `Rendered` and its share of `Output`, up to a
+delta with a finish reason, or by `RequestFailed`. `Heartbeat` flows all the while. `Drain` or
+`Stop` ends it.
 """
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from msgspec import Struct
+from msgspec import Meta, Struct
+
+from protocol.tokens import LARGEST_TOKEN_ID
 
 PROTOCOL_VERSION = 1
+# Half a megabyte: well within a worker's frame.
+TOKENS_PER_RENDERED = 1 << 17
 
+TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=LARGEST_TOKEN_ID)]
 FinishReason: TypeAlias = Literal["stop", "length"]
 RequestErrorCode: TypeAlias = Literal[
     "invalid_request_error", "context_length_exceeded", "internal_error"
@@ -59,7 +65,9 @@ class TextPrompt(Struct, frozen=True, tag="text", tag_field="kind"):
 
 
 class TokenPrompt(Struct, frozen=True, tag="tokens", tag_field="kind"):
-    token_ids: tuple[int, ...]
+    """Ids packed as `protocol.tokens` does."""
+
+    token_ids: bytes
 
 
 Prompt: TypeAlias = ChatPrompt | TextPrompt | TokenPrompt
@@ -90,7 +98,7 @@ class Delta(Struct, frozen=True, array_like=True):
     """
 
     request_id: str
-    token_ids: tuple[int, ...]
+    token_ids: tuple[TokenId, ...]
     text: str
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
@@ -113,7 +121,11 @@ class Load(Message, frozen=True, tag="load"):
 
 
 class Generate(Message, frozen=True, tag="generate"):
-    """Run one request. `max_tokens` None: up to the end of the context."""
+    """Run one request, or go on with one that an earlier worker began.
+
+    `max_tokens` None: up to the end of the context. `delivered` are the packed ids that the client
+    has the text of: they count towards `max_tokens`, and generation goes on after them.
+    """
 
     request_id: str
     prompt: Prompt
@@ -121,6 +133,7 @@ class Generate(Message, frozen=True, tag="generate"):
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    delivered: bytes = b""
 
 
 class Cancel(Message, frozen=True, tag="cancel"):
@@ -156,12 +169,17 @@ class LoadProgress(Message, frozen=True, tag="load-progress"):
 
 
 class Ready(Message, frozen=True, tag="ready"):
-    """The model answers. `context_tokens` is the lesser of the configured and the model's own."""
+    """The model answers. `context_tokens` is the lesser of the configured and the model's own.
+
+    `fingerprint` changes when weights, tokenizer or template do: a request that has begun may go
+    on only where it is the same.
+    """
 
     load_s: float
     weight_bytes: int
     context_tokens: int
     batching: bool
+    fingerprint: str
     memory: MlxMemory
 
 
@@ -170,6 +188,19 @@ class LoadFailed(Message, frozen=True, tag="load-failed"):
 
     reason: str
     permanent: bool
+
+
+class Rendered(Message, frozen=True, tag="rendered"):
+    """The prompt of a request as packed token ids, before the first output of that request.
+
+    A prompt longer than `TOKENS_PER_RENDERED` comes in several, in order; `last` ends it. Templates
+    print dates, so another worker must go on from these ids instead of rendering anew. Not sent for
+    a `TokenPrompt`.
+    """
+
+    request_id: str
+    token_ids: bytes
+    last: bool
 
 
 class Output(Message, frozen=True, tag="output"):
@@ -203,5 +234,5 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
 
 GatewayMessage: TypeAlias = Load | Generate | Cancel | Drain | Stop
 WorkerMessage: TypeAlias = (
-    Hello | LoadProgress | Ready | LoadFailed | Output | RequestFailed | Heartbeat
+    Hello | LoadProgress | Ready | LoadFailed | Rendered | Output | RequestFailed | Heartbeat
 )

@@ -32,6 +32,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--endpoint", required=True)
     parser.add_argument("--parent", type=int, required=True, help="pid of the gateway")
     parser.add_argument("--incarnation", type=int, required=True)
+    parser.add_argument("--spare", action="store_true", help="no model waits for it yet")
     return parser.parse_args()
 
 
@@ -45,4 +46,4 @@ if __name__ == "__main__":
 
     from worker.process import run
 
-    run(arguments.endpoint, arguments.parent, arguments.incarnation)
+    run(arguments.endpoint, arguments.parent, arguments.incarnation, spare=arguments.spare)

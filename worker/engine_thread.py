@@ -15,13 +15,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from protocol.messages import Generate, Load, Message, MlxMemory, Ready, RequestFailed
+from worker.priority import import_at_low_priority
 
 if TYPE_CHECKING:
     from worker.engines.sequence import Sequence, Token
-    from worker.text import TextStream
+    from worker.prompts import Prepared
 
 # Steps that may wait for the sender; beyond that the engine waits for it.
 _OUTBOX_STEPS: Final = 256
+# What mlx-lm wants of transformers: nearly all the time of the imports, and nothing of MLX.
+_SLOW_IMPORT: Final = "transformers.models.auto.tokenization_auto"
 
 
 @dataclass(frozen=True)
@@ -29,8 +32,7 @@ class Loaded:
     """The model answers; what the sender needs of it, since it must not import MLX itself."""
 
     ready: Ready
-    prepare: Callable[[Generate], Sequence | RequestFailed]
-    open_text: Callable[[tuple[str, ...]], TextStream]
+    prepare: Callable[[Generate], Prepared | RequestFailed]
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Finish:
     """Release the model and end the thread."""
 
 
-EngineEvent: TypeAlias = "Message | Loaded | Stepped | Sequence | Ended"
+EngineEvent: TypeAlias = "Message | Loaded | Stepped | Prepared | Ended"
 EngineCommand: TypeAlias = "Load | Sequence | Remove | Finish"
 
 
@@ -74,11 +76,12 @@ class EngineFigures:
 class EngineThread:
     """Commands in, events out. `wake` is called after each event, from the engine thread."""
 
-    def __init__(self, incarnation: int, wake: Callable[[], None]) -> None:
+    def __init__(self, incarnation: int, wake: Callable[[], None], *, spare: bool) -> None:
         self.figures = EngineFigures()
         # Prompts in tokenization; written by the sender.
         self.arriving = 0
         self._incarnation = incarnation
+        self._spare = spare
         self._wake = wake
         self._commands: queue.SimpleQueue[EngineCommand] = queue.SimpleQueue()
         self._events: queue.Queue[EngineEvent] = queue.Queue(_OUTBOX_STEPS)
@@ -134,6 +137,8 @@ class EngineThread:
     def _run(self) -> None:
         failed = False
         try:
+            if self._spare:
+                import_at_low_priority(_SLOW_IMPORT)
             # Here, not above: this import is the slow one, and belongs to this thread.
             from worker.runtime import serve
 

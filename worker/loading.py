@@ -15,6 +15,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model, load_tokenizer
 from safetensors import SafetensorError, safe_open
 
+from worker.fingerprint import fingerprint
 from worker.sampling import SamplingDefaults
 
 # Read between two looks at the stop flag: short against a shutdown, long against the overhead.
@@ -42,6 +43,7 @@ class LoadedModel:
     weight_bytes: int
     vocabulary: int
     context_tokens: int | None
+    fingerprint: str
     sampling_defaults: SamplingDefaults
 
     @property
@@ -64,11 +66,14 @@ def load(
     folder = _locate(source)
     _check_files(folder)
     try:
+        before = fingerprint(folder)
         model, config = load_model(folder, lazy=True, trust_remote_code=False)
         tokenizer = load_tokenizer(
             folder, {"trust_remote_code": False}, eos_token_ids=config.get("eos_token_id")
         )
         weight_bytes = _read_weights(model, on_progress, should_stop)
+        if fingerprint(folder) != before:
+            raise ModelError(f"The files in {folder} changed during the load.", permanent=False)
     except (LoadAbandonedError, ModelError):
         raise
     except (RuntimeError, MemoryError) as error:
@@ -84,6 +89,7 @@ def load(
         weight_bytes=weight_bytes,
         vocabulary=int(text_config.get("vocab_size", len(tokenizer))),
         context_tokens=text_config.get("max_position_embeddings"),
+        fingerprint=before,
         sampling_defaults=_sampling_defaults(folder),
     )
 

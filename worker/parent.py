@@ -16,8 +16,11 @@ from collections.abc import Callable
 _POLL_S = 1.0
 
 
-def watch_parent(parent_pid: int, on_death: Callable[[], None], grace_s: float) -> None:
-    """Call `on_death` from a thread once the parent is gone, and end the process after `grace_s`.
+def watch_parent(
+    parent_pid: int, on_death: Callable[[], None], grace_s: Callable[[], float]
+) -> None:
+    """Call `on_death` from a thread once the parent is gone, and end the process after `grace_s`,
+    asked for then.
 
     The end is unconditional: a worker that nobody supervises must not keep its memory because its
     orderly stop is stuck.
@@ -28,7 +31,7 @@ def watch_parent(parent_pid: int, on_death: Callable[[], None], grace_s: float) 
         while os.getppid() == parent_pid:
             wait_for_exit(_POLL_S)
         on_death()
-        time.sleep(grace_s)
+        time.sleep(grace_s())
         os._exit(1)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -17,6 +18,7 @@ import zmq
 from protocol.channel import connect_worker_side
 from protocol.codec import decode_from_gateway, encode
 from protocol.messages import (
+    TOKENS_PER_RENDERED,
     Cancel,
     Delta,
     Drain,
@@ -26,40 +28,53 @@ from protocol.messages import (
     LoadFailed,
     Message,
     Output,
+    Rendered,
     RequestFailed,
     Stop,
     Usage,
 )
+from protocol.signals import DUMP_STACKS
+from protocol.tokens import pack
 from worker.engine_thread import Ended, EngineEvent, EngineThread, Loaded, Remove, Stepped
 from worker.parent import watch_parent
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from worker.engines.sequence import Sequence, Token
+    from worker.engines.sequence import Token
+    from worker.prompts import Prepared
     from worker.text import TextStream
 
 logger = logging.getLogger("worker")
 
 _HEARTBEAT_S: Final = 1.0
+# How long an orphan may take to release its memory: as the gateway's own patience, it grows with
+# what there is to release.
 _ORPHAN_GRACE_S: Final = 3.0
+_ORPHAN_GRACE_S_PER_GB: Final = 0.5
+_LONGEST_ORPHAN_GRACE_S: Final = 60.0
 _UNSENT_FRAMES: Final = 256
 _TOKENIZER_THREADS: Final = 2
 
 
-def run(address: str, parent_pid: int, incarnation: int) -> NoReturn:
-    """Serve one gateway until it says stop, or is gone; ends the process."""
+def run(address: str, parent_pid: int, incarnation: int, *, spare: bool) -> NoReturn:
+    """Serve one gateway until it says stop, or is gone; ends the process.
+
+    A spare gets ready at low priority, as others compute meanwhile.
+    """
     # Ctrl-C reaches the whole process group; the gateway decides what becomes of its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
+    # In C, so that it works although a thread holds the interpreter's lock.
+    faulthandler.register(DUMP_STACKS, all_threads=True, chain=False)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    conversation = Conversation(address, incarnation)
+    conversation = Conversation(address, incarnation, spare=spare)
 
     def on_sigterm(_signal: int, _frame: FrameType | None) -> None:
         conversation.request_stop()
 
     signal.signal(signal.SIGTERM, on_sigterm)
-    watch_parent(parent_pid, conversation.request_stop, _ORPHAN_GRACE_S)
+    watch_parent(parent_pid, conversation.request_stop, conversation.orphan_grace_s)
     status = conversation.run()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -70,23 +85,32 @@ def run(address: str, parent_pid: int, incarnation: int) -> NoReturn:
 class _Request:
     """What the sender keeps of one request."""
 
-    def __init__(self, generate: Generate) -> None:
-        self.stop = generate.stop
+    def __init__(self) -> None:
         self.prompt_tokens = 0
         self.completion_tokens = 0
         self.text: TextStream | None = None
 
 
+def _rendered(request_id: str, prompt_ids: list[int]) -> Iterator[Rendered]:
+    for begin in range(0, len(prompt_ids), TOKENS_PER_RENDERED):
+        end = begin + TOKENS_PER_RENDERED
+        yield Rendered(
+            request_id=request_id,
+            token_ids=pack(prompt_ids[begin:end]),
+            last=end >= len(prompt_ids),
+        )
+
+
 class Conversation:
     """Reads the gateway's messages, starts tokenization, turns tokens into text, and answers."""
 
-    def __init__(self, address: str, incarnation: int) -> None:
+    def __init__(self, address: str, incarnation: int, *, spare: bool) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = connect_worker_side(self._context, address)
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
-        self._engine = EngineThread(incarnation, self._wake)
+        self._engine = EngineThread(incarnation, self._wake, spare=spare)
         self._tokenizers = ThreadPoolExecutor(_TOKENIZER_THREADS, "tokenizer")
         self._loaded: Loaded | None = None
         self._requests: dict[str, _Request] = {}
@@ -100,6 +124,11 @@ class Conversation:
         """Ask for an orderly end; from a signal handler or another thread."""
         self._stop_requested = True
         self._wake()
+
+    def orphan_grace_s(self) -> float:
+        memory = self._engine.figures.memory
+        held_gb = (memory.active_bytes + memory.cache_bytes) / 1e9
+        return min(_LONGEST_ORPHAN_GRACE_S, _ORPHAN_GRACE_S + _ORPHAN_GRACE_S_PER_GB * held_gb)
 
     def run(self) -> int:
         """Returns the process's exit status."""
@@ -156,7 +185,7 @@ class Conversation:
         if loaded is None or self._draining or self._stopping:
             self._refuse(generate.request_id, "The model is not ready for requests.")
             return
-        self._requests[generate.request_id] = _Request(generate)
+        self._requests[generate.request_id] = _Request()
         self._engine.arriving += 1
         self._tokenizers.submit(self._prepare, loaded, generate)
 
@@ -205,17 +234,22 @@ class Conversation:
                     return
                 case Message() as message:
                     self._send(message)
-                case sequence:
-                    self._enqueue(sequence)
+                case prepared:
+                    self._enqueue(prepared)
 
-    def _enqueue(self, sequence: Sequence) -> None:
+    def _enqueue(self, prepared: Prepared) -> None:
         self._engine.arriving -= 1
-        request = self._requests.get(sequence.request_id)
-        if request is None or self._loaded is None:
+        request_id = prepared.sequence.request_id
+        request = self._requests.get(request_id)
+        if request is None:
             return
-        request.prompt_tokens = len(sequence.token_ids)
-        request.text = self._loaded.open_text(request.stop)
-        self._engine.post(sequence)
+        request.prompt_tokens = len(prepared.prompt_ids)
+        request.completion_tokens = prepared.delivered
+        request.text = prepared.text
+        if prepared.rendered:
+            for message in _rendered(request_id, prepared.prompt_ids):
+                self._send(message)
+        self._engine.post(prepared.sequence)
 
     def _send_step(self, step: int, tokens: list[Token]) -> None:
         deltas = []

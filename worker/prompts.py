@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import TemplateError
 
-from protocol.messages import ChatPrompt, Generate, RequestErrorCode, RequestFailed, TextPrompt
+from protocol.messages import (
+    ChatPrompt,
+    Generate,
+    RequestErrorCode,
+    RequestFailed,
+    TextPrompt,
+    TokenPrompt,
+)
+from protocol.tokens import unpack
 from worker.engines.sequence import Sequence
 from worker.loading import LoadedModel
 from worker.sampling import make_sampler
+from worker.text import TextStream
 
 
 class _PromptError(Exception):
@@ -21,11 +31,27 @@ class _PromptError(Exception):
         self.message = message
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A request ready to run.
+
+    `prompt_ids` is the prompt alone; the sequence's tokens go on with what was delivered, and so
+    does `text`. `rendered` says that the gateway doesn't know the ids yet.
+    """
+
+    sequence: Sequence
+    prompt_ids: list[int]
+    delivered: int
+    rendered: bool
+    text: TextStream
+
+
 def prepare(
     generate: Generate, loaded: LoadedModel, context_tokens: int
-) -> Sequence | RequestFailed:
-    """Render, tokenize and check one request; a prompt that is empty, can't be rendered or doesn't
-    fit the context is refused.
+) -> Prepared | RequestFailed:
+    """Render, tokenize and check one request, and take it to where another worker left it.
+
+    A prompt that is empty, can't be rendered or doesn't fit the context is refused.
     """
     try:
         return _prepare(generate, loaded, context_tokens)
@@ -33,32 +59,58 @@ def prepare(
         return RequestFailed(request_id=generate.request_id, code=error.code, message=error.message)
 
 
-def _prepare(generate: Generate, loaded: LoadedModel, context_tokens: int) -> Sequence:
-    token_ids = _tokenize(generate, loaded.tokenizer)
-    if not token_ids:
+def _prepare(generate: Generate, loaded: LoadedModel, context_tokens: int) -> Prepared:
+    prompt_ids = _tokenize(generate, loaded.tokenizer)
+    delivered = _unpack(generate.delivered)
+    if not prompt_ids:
         raise _PromptError("invalid_request_error", "The prompt is empty: send at least one token.")
-    unknown = next((each for each in token_ids if not 0 <= each < loaded.vocabulary), None)
+    token_ids = prompt_ids + delivered
+    unknown = next((each for each in token_ids if each >= loaded.vocabulary), None)
     if unknown is not None:
         raise _PromptError(
             "invalid_request_error",
             f"The prompt has token id {unknown}; this model knows 0 to {loaded.vocabulary - 1}.",
         )
-    room = context_tokens - len(token_ids)
+    room = context_tokens - len(prompt_ids)
     wanted = generate.max_tokens if generate.max_tokens is not None else max(room, 1)
     if wanted > room:
         raise _PromptError(
             "context_length_exceeded",
-            f"The prompt has {len(token_ids)} tokens and max_tokens is {wanted}, together "
-            f"{len(token_ids) + wanted}; this model's context holds {context_tokens}. Shorten "
+            f"The prompt has {len(prompt_ids)} tokens and max_tokens is {wanted}, together "
+            f"{len(prompt_ids) + wanted}; this model's context holds {context_tokens}. Shorten "
             "the messages or ask for fewer tokens.",
         )
-    return Sequence(
-        request_id=generate.request_id,
-        token_ids=token_ids,
-        max_tokens=wanted,
-        sampler=make_sampler(generate.sampling, loaded.sampling_defaults, loaded.vocabulary),
-        ignore_eos=generate.ignore_eos,
+    if len(delivered) >= wanted:
+        raise _PromptError(
+            "invalid_request_error",
+            f"{len(delivered)} tokens were delivered already, of {wanted} at most.",
+        )
+    sampler = make_sampler(
+        generate.sampling, loaded.sampling_defaults, loaded.vocabulary, position=len(delivered)
     )
+    text = TextStream(loaded.tokenizer.detokenizer, generate.stop)
+    for token_id in delivered:
+        text.add(token_id)
+    return Prepared(
+        Sequence(
+            request_id=generate.request_id,
+            token_ids=token_ids,
+            max_tokens=wanted - len(delivered),
+            sampler=sampler,
+            ignore_eos=generate.ignore_eos,
+        ),
+        prompt_ids,
+        len(delivered),
+        rendered=not isinstance(generate.prompt, TokenPrompt),
+        text=text,
+    )
+
+
+def _unpack(packed: bytes) -> list[int]:
+    try:
+        return unpack(packed)
+    except ValueError as error:
+        raise _PromptError("invalid_request_error", f"Unreadable token ids: {error}.") from error
 
 
 def _tokenize(generate: Generate, tokenizer: Any) -> list[int]:
@@ -68,8 +120,8 @@ def _tokenize(generate: Generate, tokenizer: Any) -> list[int]:
             return _render(conversation, tokenizer)
         case TextPrompt(text):
             return list(tokenizer.encode(text))
-        case tokens:
-            return list(tokens.token_ids)
+        case TokenPrompt(packed):
+            return _unpack(packed)
 
 
 def _render(conversation: list[dict[str, str]], tokenizer: Any) -> list[int]:

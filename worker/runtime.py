@@ -19,7 +19,6 @@ from worker.engines.sequence import Engine, Sequence
 from worker.engines.sequential import SequentialEngine
 from worker.loading import LoadAbandonedError, LoadedModel, ModelError, load
 from worker.prompts import prepare
-from worker.text import TextStream
 
 _MEMORY_READING_S = 1.0
 _GATHER_S = 0.01
@@ -69,6 +68,7 @@ def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
         weight_bytes=loaded.weight_bytes,
         context_tokens=context_tokens,
         batching=engine.batching,
+        fingerprint=loaded.fingerprint,
         memory=grant.read_memory(),
     )
     thread.figures.memory = ready.memory
@@ -76,7 +76,6 @@ def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
         Loaded(
             ready,
             functools.partial(prepare, loaded=loaded, context_tokens=context_tokens),
-            lambda stop: TextStream(loaded.tokenizer.detokenizer, stop),
         )
     )
     try:

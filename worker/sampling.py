@@ -31,14 +31,21 @@ class KeyedSampler:
     """
 
     def __init__(
-        self, seed: int, temperature: float, top_p: float, top_k: int, min_p: float
+        self,
+        seed: int,
+        temperature: float,
+        top_p: float,
+        top_k: int,
+        min_p: float,
+        position: int = 0,
     ) -> None:
+        """`position` is that of the first token to sample, counted from the prompt's end."""
         self._stream = _splitmix64(seed & _MASK64)
         self._inverse_temperature = 1.0 / temperature
         self._top_p = top_p
         self._top_k = top_k
         self._min_p = min_p
-        self._position = 0
+        self._position = position
 
     def __call__(self, logprobs: mx.array) -> mx.array:
         """Log probabilities of shape (1, vocabulary) to token ids of shape (1,)."""
@@ -55,7 +62,7 @@ class KeyedSampler:
 
 
 def make_sampler(
-    sampling: Sampling, defaults: SamplingDefaults, vocabulary: int
+    sampling: Sampling, defaults: SamplingDefaults, vocabulary: int, position: int = 0
 ) -> KeyedSampler | None:
     """A sampler for one request, or None for greedy: rows that share mlx-lm's fallback sampler
     are sampled in one call.
@@ -71,6 +78,7 @@ def make_sampler(
         # mlx-lm raises unless 0 < top_k < vocabulary; as many or more filter nothing.
         top_k if top_k < vocabulary else 0,
         defaults.min_p if sampling.min_p is None else sampling.min_p,
+        position,
     )
 
 

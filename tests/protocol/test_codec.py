@@ -35,6 +35,7 @@ from protocol.messages import (
     MlxMemory,
     Output,
     Ready,
+    Rendered,
     RequestFailed,
     Sampling,
     Stop,
@@ -43,12 +44,15 @@ from protocol.messages import (
     Usage,
     WorkerMessage,
 )
+from protocol.tokens import LARGEST_TOKEN_ID, pack, unpack
 
 _LONGEST_SENTENCE = 1000
 
 # What msgpack can carry: 64-bit integers, and text without lone surrogates.
 _integers = st.integers(-(1 << 63), (1 << 64) - 1)
 _floats = st.floats(allow_nan=False)
+_token_ids = st.integers(0, LARGEST_TOKEN_ID)
+_packed = st.lists(_token_ids, max_size=5).map(pack)
 _texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
 
@@ -73,7 +77,7 @@ _devices = st.builds(
 _prompts = (
     st.builds(ChatPrompt, messages=_tuples(st.builds(ChatMessage, role=_texts, content=_texts)))
     | st.builds(TextPrompt, text=_texts)
-    | st.builds(TokenPrompt, token_ids=_tuples(_integers))
+    | st.builds(TokenPrompt, token_ids=_packed)
 )
 _samplings = st.builds(
     Sampling,
@@ -86,7 +90,7 @@ _samplings = st.builds(
 _deltas = st.builds(
     Delta,
     request_id=_texts,
-    token_ids=_tuples(_integers),
+    token_ids=_tuples(_token_ids),
     text=_texts,
     finish_reason=st.sampled_from([None, "stop", "length"]),
     usage=_optional(st.builds(Usage, prompt_tokens=_integers, completion_tokens=_integers)),
@@ -109,6 +113,7 @@ _from_gateway: dict[type[Message], st.SearchStrategy[Any]] = {
         max_tokens=_optional(_integers),
         stop=_tuples(_texts),
         ignore_eos=st.booleans(),
+        delivered=_packed,
     ),
     Cancel: st.builds(Cancel, request_id=_texts),
     Drain: st.builds(Drain),
@@ -132,9 +137,11 @@ _from_worker: dict[type[Message], st.SearchStrategy[Any]] = {
         weight_bytes=_integers,
         context_tokens=_integers,
         batching=st.booleans(),
+        fingerprint=_texts,
         memory=_memories,
     ),
     LoadFailed: st.builds(LoadFailed, reason=_texts, permanent=st.booleans()),
+    Rendered: st.builds(Rendered, request_id=_texts, token_ids=_packed, last=st.booleans()),
     Output: st.builds(Output, step=_integers, deltas=_tuples(_deltas)),
     RequestFailed: st.builds(
         RequestFailed,
@@ -379,3 +386,22 @@ class TestVersion:
         frame = _pack({"type": "hello", "protocol_version": PROTOCOL_VERSION, "pid": "seven"})
         with pytest.raises(ProtocolError, match="pid"):
             decode_from_worker(frame)
+
+
+class TestTokenIds:
+    @given(st.lists(_token_ids))
+    def test_round_trip(self, token_ids: list[int]):
+        assert unpack(pack(token_ids)) == token_ids
+
+    def test_are_little_endian(self):
+        assert pack([1, 258]) == b"\x01\x00\x00\x00\x02\x01\x00\x00"
+
+    @pytest.mark.parametrize("token_id", [-1, LARGEST_TOKEN_ID + 1])
+    def test_out_of_range(self, token_id: int):
+        with pytest.raises(OverflowError):
+            pack([token_id])
+
+    @pytest.mark.parametrize("length", [1, 2, 3, 5])
+    def test_no_whole_ids(self, length: int):
+        with pytest.raises(ValueError, match="multiple"):
+            unpack(bytes(length))

@@ -63,3 +63,12 @@ def test_greedy_where_the_temperature_is_0() -> None:
     greedy = SamplingDefaults(temperature=0.0)
     assert make_sampler(Sampling(seed=1), greedy, VOCABULARY) is None
     assert make_sampler(Sampling(seed=1, temperature=0.5), greedy, VOCABULARY) is not None
+
+
+def test_a_position_to_begin_with() -> None:
+    expected = _draw(_sampler(), 50)
+    for position in (1, 7, 49):
+        sampling = Sampling(seed=1, temperature=1.0)
+        late = make_sampler(sampling, SamplingDefaults(), VOCABULARY, position)
+        assert late is not None
+        assert _draw(late, 50 - position) == expected[position:]

@@ -1,0 +1,199 @@
+"""A request that goes on in another worker ends as it would have in the first."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from protocol.messages import ChatMessage, ChatPrompt, Generate, Sampling, TextPrompt, TokenPrompt
+from protocol.tokens import pack
+from tests.support import shapes
+from worker.engines.batched import BatchedEngine
+from worker.engines.sequence import Engine
+from worker.engines.sequential import SequentialEngine
+from worker.fingerprint import fingerprint
+from worker.loading import LoadedModel, load
+from worker.prompts import Prepared, prepare
+
+CONTEXT = 4096
+GREEDY = Sampling(seed=1, temperature=0.0)
+SEEDED = Sampling(seed=7, temperature=1.2, top_p=0.95)
+BUILDERS: dict[str, Callable[[Path], Path]] = {
+    "full attention": lambda _: shapes.DEMO,
+    "sliding window": shapes.sliding_window,
+    "state space": shapes.state_space,
+    "chunked attention": shapes.chunked_attention,
+}
+
+
+@dataclass
+class Answer:
+    """Pieces of text, one for each token."""
+
+    token_ids: list[int]
+    pieces: list[str]
+    finish_reason: str | None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+
+@pytest.fixture(scope="module", params=BUILDERS)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    folder = BUILDERS[request.param](tmp_path_factory.mktemp("models") / "model")
+    return load(str(folder), lambda _done, _total: None, lambda: False)
+
+
+@pytest.fixture(scope="module")
+def demo() -> LoadedModel:
+    return load(str(shapes.DEMO), lambda _done, _total: None, lambda: False)
+
+
+def _engine(model: LoadedModel) -> Engine:
+    from mlx_lm.models.cache import make_prompt_cache
+
+    if all(hasattr(cache, "merge") for cache in make_prompt_cache(model.model)):
+        return BatchedEngine(model.model, model.eos_token_ids, 8)
+    return SequentialEngine(model.model, model.eos_token_ids, lambda: None)
+
+
+def _prepare(model: LoadedModel, generate: Generate) -> Prepared:
+    prepared = prepare(generate, model, CONTEXT)
+    assert isinstance(prepared, Prepared), prepared
+    return prepared
+
+
+def _run(model: LoadedModel, generate: Generate) -> tuple[Prepared, Answer]:
+    prepared = _prepare(model, generate)
+    engine = _engine(model)
+    engine.add(prepared.sequence)
+    answer = Answer([], [], None)
+    while answer.finish_reason is None:
+        for token in engine.step():
+            answer.token_ids.append(token.token_id)
+            answer.finish_reason = token.finish_reason
+            text = "" if token.finish_reason == "stop" else prepared.text.add(token.token_id)
+            if prepared.text.stopped:
+                answer.finish_reason = "stop"
+            if answer.finish_reason is not None:
+                text += prepared.text.finish()
+            answer.pieces.append(text)
+            if answer.finish_reason is not None:
+                break
+    return prepared, answer
+
+
+def _resumed(generate: Generate, prompt_ids: list[int], delivered: list[int]) -> Generate:
+    return Generate(
+        request_id="again",
+        prompt=TokenPrompt(pack(prompt_ids)),
+        sampling=generate.sampling,
+        max_tokens=generate.max_tokens,
+        stop=generate.stop,
+        ignore_eos=generate.ignore_eos,
+        delivered=pack(delivered),
+    )
+
+
+def _check(model: LoadedModel, generate: Generate, every: int = 1) -> Answer:
+    """Break the answer after each token, or after some, and go on."""
+    prepared, whole = _run(model, generate)
+    assert len(whole.token_ids) > 1
+    for cut in range(1, len(whole.token_ids), every):
+        again, rest = _run(model, _resumed(generate, prepared.prompt_ids, whole.token_ids[:cut]))
+        assert again.prompt_ids == prepared.prompt_ids
+        assert not again.rendered
+        assert whole.token_ids[:cut] + rest.token_ids == whole.token_ids, f"after {cut}"
+        assert whole.pieces[:cut] + rest.pieces == whole.pieces, f"after {cut}"
+        assert rest.finish_reason == whole.finish_reason
+    return whole
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def test_at_every_token(model: LoadedModel, sampling: Sampling) -> None:
+    prompt = TextPrompt("Once there was a ship with seven holds and a captain. " * 4)
+    _check(model, Generate("r", prompt, sampling, max_tokens=24, ignore_eos=True))
+
+
+def test_a_whole_answer_of_a_chat(demo: LoadedModel) -> None:
+    prompt = ChatPrompt((ChatMessage("user", "Tell me a story."),))
+    whole = _check(demo, Generate("r", prompt, GREEDY), every=157)
+    assert whole.finish_reason == "stop"
+    assert whole.text.startswith("The freighter Marigold")
+
+
+@pytest.mark.parametrize("stop", ["Marigold left", "harbour on a", "the har"])
+def test_a_stop_sequence_that_straddles_the_break(demo: LoadedModel, stop: str) -> None:
+    prompt = ChatPrompt((ChatMessage("user", "Tell me a story."),))
+    whole = _check(demo, Generate("r", prompt, GREEDY, max_tokens=60, stop=(stop,)))
+    assert whole.finish_reason == "stop"
+    assert stop not in whole.text
+    assert "The freighter Marigold left the harbour on a grey".startswith(whole.text)
+
+
+def test_a_character_that_straddles_the_break(demo: LoadedModel) -> None:
+    """The tokens are given, as the demo model writes no such text by itself."""
+    text = "Größe 船 ⚓ 👩‍🚀 end"
+    token_ids = demo.tokenizer.encode(text, add_special_tokens=False)
+    generate = Generate("r", TextPrompt("."), GREEDY, max_tokens=200)
+    stream = _prepare(demo, generate).text
+    pieces = [stream.add(each) for each in token_ids]
+    assert any(not piece for piece in pieces), "some tokens end within a character"
+    for cut in range(1, len(token_ids)):
+        resumed = _prepare(demo, _resumed(generate, [1], token_ids[:cut])).text
+        assert [resumed.add(each) for each in token_ids[cut:]] == pieces[cut:]
+
+
+def test_what_was_delivered_counts(demo: LoadedModel) -> None:
+    generate = Generate("r", TokenPrompt(pack([5, 6])), GREEDY, max_tokens=10)
+    prepared = _prepare(demo, _resumed(generate, [5, 6], [7, 8, 9]))
+    assert prepared.sequence.max_tokens == 7
+    assert prepared.sequence.token_ids == [5, 6, 7, 8, 9]
+    assert (prepared.prompt_ids, prepared.delivered) == ([5, 6], 3)
+    refused = prepare(_resumed(generate, [5, 6], list(range(10))), demo, CONTEXT)
+    assert "delivered already" in refused.message  # type: ignore[union-attr]
+
+
+class TestFingerprint:
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        return shapes.sliding_window(tmp_path / "model")
+
+    def test_stays_the_same(self, folder: Path) -> None:
+        assert fingerprint(folder) == fingerprint(folder)
+
+    def test_of_a_copy_by_links_is_the_same(self, folder: Path, tmp_path: Path) -> None:
+        snapshot = tmp_path / "snapshot"
+        snapshot.mkdir()
+        for path in folder.iterdir():
+            (snapshot / path.name).symlink_to(path)
+        assert fingerprint(snapshot) == fingerprint(folder)
+
+    @pytest.mark.parametrize(
+        "name", ["config.json", "tokenizer.json", "chat_template.jinja", "generation_config.json"]
+    )
+    def test_changes_with_a_small_file(self, folder: Path, name: str) -> None:
+        before = fingerprint(folder)
+        path = folder / name
+        status = path.stat()
+        path.write_bytes(path.read_bytes() + b" ")
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+        assert fingerprint(folder) != before
+
+    def test_changes_with_the_weights(self, folder: Path) -> None:
+        before = fingerprint(folder)
+        path = folder / "model.safetensors"
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+        assert fingerprint(folder) != before
+
+    def test_changes_with_a_file_more(self, folder: Path) -> None:
+        before = fingerprint(folder)
+        (folder / "added_tokens.json").write_text("{}")
+        assert fingerprint(folder) != before

@@ -1,0 +1,43 @@
+"""Imports that give way to everybody else's work.
+
+A process can lower its priority but needs privileges to raise it again; a thread of its own may be
+lowered and then ends. Linux has a nice value for each thread (setpriority(2), "C library/kernel
+differences"), macOS the background state of a thread (setpriority(2), PRIO_DARWIN_THREAD).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+
+if sys.platform == "darwin":
+    _PRIO_DARWIN_THREAD = 3
+    _PRIO_DARWIN_BG = 0x1000
+
+    def _lower_this_thread() -> None:
+        os.setpriority(_PRIO_DARWIN_THREAD, 0, _PRIO_DARWIN_BG)
+
+else:
+    _LOWEST = 19
+
+    def _lower_this_thread() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
+
+
+def import_at_low_priority(name: str) -> None:
+    """Import a module on a thread of low priority, and wait for it. Errors are left to the import
+    that follows.
+    """
+
+    def run() -> None:
+        try:
+            _lower_this_thread()
+            importlib.import_module(name)
+        except Exception:
+            return
+
+    thread = threading.Thread(target=run, name="imports", daemon=True)
+    thread.start()
+    thread.join()
