@@ -17,6 +17,8 @@ from gateway.config.settings import Settings
 from gateway.state_dir import StateDir
 from gateway.supervise.fleet import Fleet
 from gateway.supervise.model import Model
+from gateway.supervise.records import WorkerRecords
+from gateway.supervise.sweep import sweep
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +60,15 @@ def run(
     listener: socket.socket,
 ) -> None:
     """Serve until SIGTERM or SIGINT, drain, stop the workers; a second signal cuts the drain."""
-    fleet = Fleet(models, settings, budget_bytes, state_dir)
-    uvloop.run(_serve(fleet, listener, settings.gateway.drain_s))
+
+    records = WorkerRecords(state_dir.workers)
+    swept = sweep(records)
+
+    async def serve() -> None:
+        fleet = Fleet(models, settings, budget_bytes, state_dir, records, swept)
+        await _serve(fleet, listener, settings.gateway.drain_s)
+
+    uvloop.run(serve())
     state_dir.release()
 
 

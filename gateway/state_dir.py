@@ -13,7 +13,7 @@ import platformdirs
 
 from protocol.channel import EndpointError, endpoint
 
-_LONGEST_SOCKET_NAME: Final = "9999-999999.sock"
+_LONGEST_SOCKET_NAME: Final = "9999999999.sock"
 
 
 class StateDirError(Exception):
@@ -33,6 +33,7 @@ class StateDir:
         self.path = path.expanduser().absolute()
         self._sockets = self.path / "run"
         self._logs = self.path / "logs"
+        self.workers = self.path / "workers"
         self._lock: int | None = None
 
     def acquire(self) -> None:
@@ -46,7 +47,7 @@ class StateDir:
         except EndpointError as error:
             raise StateDirError(f"The state folder {self.path} can't be used: {error}.") from error
         try:
-            for folder in (self.path, self._sockets, self._logs):
+            for folder in (self.path, self._sockets, self._logs, self.workers):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Whoever may open a worker's socket may speak for the gateway.
             self._sockets.chmod(0o700)
@@ -71,9 +72,14 @@ class StateDir:
             os.close(self._lock)
             self._lock = None
 
-    def socket_path(self, model_number: int, incarnation: int) -> Path:
-        return self._sockets / f"{model_number}-{incarnation}.sock"
+    def socket_path(self, incarnation: int) -> Path:
+        return self._sockets / f"{incarnation}.sock"
 
     def log_path(self, model_id: str) -> Path:
         """Ids may contain `/`."""
         return self._logs / f"{quote(model_id, safe=' ')}.log"
+
+    @property
+    def spare_log_path(self) -> Path:
+        """No model's: quoted ids have no parentheses."""
+        return self._logs / "(spare).log"

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 
+from gateway.api import events
 from gateway.api.bodies import read_json
 from gateway.api.local_only import LocalOnly
 from gateway.api.status import gateway_status, model_status
@@ -22,7 +23,7 @@ from gateway.supervise.compartment import Compartment
 from gateway.supervise.fleet import Fleet
 from gateway.supervise.lifecycle import State
 
-_SETTLED: Final = (State.READY, State.UNLOADED, State.HELD, State.FAILED)
+_SETTLED: Final = (State.READY, State.UNLOADED, State.HELD, State.BACKOFF, State.FAILED)
 _FIRST_READING_S: Final = 2.0
 _LINES_BEHIND: Final = 1000
 _DEFAULT_LINES: Final = 200
@@ -157,6 +158,7 @@ routes = [
             Route("/models/{model_id:path}/restart", restart, methods=["POST"]),
             Route("/models/{model_id:path}/kill", kill, methods=["POST"]),
             Route("/models/{model_id:path}/logs", logs),
+            *events.routes,
         ],
         middleware=[Middleware(LocalOnly)],
     )

@@ -69,13 +69,13 @@ class Answer(Response):
         finally:
             watcher.cancel()
             if not self._request.over:
-                self._compartment.cancel(self._request)
+                self._compartment.traffic.cancel(self._request)
 
     async def _watch_client(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
         if not self._request.over:
-            self._compartment.cancel(self._request)
+            self._compartment.traffic.cancel(self._request)
         self._request.abandon()
 
     async def _write_whole(self, scope: Scope, receive: Receive, send: Send) -> None:

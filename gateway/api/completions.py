@@ -19,6 +19,7 @@ from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Piece, Request
 from gateway.supervise.fleet import Fleet
 from protocol.messages import FinishReason, Prompt, TextPrompt, TokenPrompt, Usage
+from protocol.tokens import LARGEST_TOKEN_ID, pack
 
 # OpenAI's default for this path, which clients of completions know and rely on.
 _DEFAULT_MAX_TOKENS: Final = 16
@@ -68,7 +69,13 @@ def _prompt(value: object) -> Prompt:
     if isinstance(value, str):
         return TextPrompt(value)
     if isinstance(value, list) and value and all(type(each) is int for each in value):
-        return TokenPrompt(tuple(value))
+        if max(value) > LARGEST_TOKEN_ID or min(value) < 0:
+            raise Refusal(
+                "invalid_request_error",
+                f"prompt: token ids are from 0 to {LARGEST_TOKEN_ID}.",
+                param="prompt",
+            )
+        return TokenPrompt(pack(value))
     raise Refusal(
         "invalid_request_error",
         "prompt: send one text or one list of token ids; for several prompts send several "

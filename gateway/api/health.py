@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from typing import Literal
+import uuid
+from typing import Final, Literal
 
 import msgspec
-from msgspec import Struct
-from starlette.requests import Request
+from msgspec import UNSET, Struct, UnsetType
+from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from gateway.api.sampling import deadline_s
+from gateway.dispatch.refusal import Refusal
+from gateway.dispatch.request import Request
+from gateway.supervise.compartment import Compartment
 from gateway.supervise.fleet import Fleet, Phase
 from gateway.supervise.lifecycle import State
 from gateway.version import VERSION
+from protocol.messages import Generate, Sampling, TextPrompt
+
+_DEEP_DEADLINE_S: Final = 10.0
+_DEGRADED: Final = (State.FAILED, State.BACKOFF)
 
 
 class ModelHealth(Struct):
@@ -22,29 +32,46 @@ class ModelHealth(Struct):
     last_step_age_s: float | None
 
 
+class DeepHealth(Struct):
+    """Whether a model generates; `seconds` until its token came, or until that was given up."""
+
+    model: str
+    ok: bool
+    seconds: float
+    reason: str | None
+
+
 class Health(Struct):
     status: Literal["ok", "degraded"]
     version: str
     uptime_s: float
     models: list[ModelHealth]
+    deep: DeepHealth | UnsetType = UNSET
 
 
-async def livez(_request: Request) -> Response:
+async def livez(_request: HttpRequest) -> Response:
     return PlainTextResponse("ok\n")
 
 
-async def readyz(request: Request) -> Response:
+async def readyz(request: HttpRequest) -> Response:
     fleet: Fleet = request.app.state.fleet
     return PlainTextResponse(
         f"{fleet.phase}\n", status_code=200 if fleet.phase is Phase.SERVING else 503
     )
 
 
-async def health(request: Request) -> Response:
+async def health(request: HttpRequest) -> Response:
     fleet: Fleet = request.app.state.fleet
     compartments = fleet.compartments.values()
+    deep: DeepHealth | UnsetType = UNSET
+    if (name := request.query_params.get("deep")) is not None:
+        limit_s = min(deadline_s(request, _DEEP_DEADLINE_S), _DEEP_DEADLINE_S)
+        deep = await _generate_token(fleet, fleet.find(name), limit_s)
+    failed = deep is not UNSET and not deep.ok
     body = Health(
-        status="degraded" if any(each.state is State.FAILED for each in compartments) else "ok",
+        status="degraded"
+        if failed or any(each.state in _DEGRADED for each in compartments)
+        else "ok",
         version=VERSION,
         uptime_s=time.time() - fleet.started_at,
         models=[
@@ -55,8 +82,43 @@ async def health(request: Request) -> Response:
             )
             for each in compartments
         ],
+        deep=deep,
     )
-    return Response(msgspec.json.encode(body), media_type="application/json")
+    return Response(
+        msgspec.json.encode(body),
+        media_type="application/json",
+        status_code=503 if failed else 200,
+    )
+
+
+async def _generate_token(fleet: Fleet, compartment: Compartment, limit_s: float) -> DeepHealth:
+    """Have a loaded model generate one token. One that isn't loaded is not loaded for this."""
+    began = time.monotonic()
+    reason: str | None = None
+    if compartment.state is not State.READY:
+        reason = f"it is {compartment.state}"
+    else:
+        generate = Generate(
+            request_id=uuid.uuid4().hex,
+            prompt=TextPrompt("Hello"),
+            sampling=Sampling(seed=0, temperature=0.0),
+            max_tokens=1,
+            ignore_eos=True,
+        )
+        generation = Request(generate, fleet.now(), limit_s, probe=True)
+        try:
+            fleet.submit(compartment, generation)
+            async with asyncio.timeout(limit_s):
+                while not generation.over:
+                    await generation.take()
+        except Refusal as refusal:
+            reason = refusal.message
+        except TimeoutError:
+            reason = f"no token within {limit_s:g} s"
+        finally:
+            if not generation.over:
+                compartment.traffic.cancel(generation)
+    return DeepHealth(compartment.model.id, reason is None, time.monotonic() - began, reason)
 
 
 routes = [Route("/livez", livez), Route("/readyz", readyz), Route("/health", health)]

@@ -77,10 +77,10 @@ def model_status(compartment: Compartment) -> ModelStatus:
         state=compartment.state,
         reason=compartment.reason,
         pinned=compartment.model.settings.pinned,
-        queue_depth=compartment.requests.waiting,
-        active_requests=compartment.requests.running,
+        queue_depth=compartment.traffic.waiting,
+        active_requests=compartment.traffic.running,
         estimate_bytes=None,
-        last_used_at=compartment.last_used_at,
+        last_used_at=compartment.traffic.last_used_at,
         worker=None if worker is None else _worker_status(worker),
         restarts=compartment.restarts,
         last_exit=compartment.last_exit,
@@ -104,7 +104,7 @@ def _worker_status(worker: Worker) -> WorkerStatus:
 
 def _memory_status(fleet: Fleet) -> MemoryStatus:
     host = psutil.virtual_memory()
-    workers = [each.worker for each in fleet.compartments.values() if each.worker is not None]
+    workers = fleet.workers
     footprints = [each.footprint for each in workers]
     known = [each.current_bytes for each in footprints if each is not None]
     return MemoryStatus(

@@ -18,6 +18,7 @@ VERBS: Final = (
     "restart",
     "kill",
     "logs",
+    "events",
     "chat",
     "demo",
 )

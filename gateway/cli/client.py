@@ -94,6 +94,12 @@ class GatewayClient:
             yield server_sent_events(response.iter_bytes())
 
     @contextlib.contextmanager
+    def events(self, recent: int, *, follow: bool) -> Iterator[Iterator[ServerSentEvent]]:
+        query: dict[str, str | int] = {"recent": recent, "follow": int(follow)}
+        with self._answer("GET", "/admin/v1/events", _PATIENT, query=query) as response:
+            yield server_sent_events(response.iter_bytes())
+
+    @contextlib.contextmanager
     def chat(self, request: Struct) -> Iterator[Iterator[ServerSentEvent]]:
         with self._answer("POST", "/v1/chat/completions", _PATIENT, request) as response:
             yield server_sent_events(response.iter_bytes())

@@ -86,9 +86,9 @@ def _models(settings: Settings) -> list[Model]:
         )
     models = []
     mistakes = []
-    for number, (model_id, model) in enumerate(settings.models.items()):
+    for model_id, model in settings.models.items():
         try:
-            models.append(Model(model_id, number, locate(model.path), model))
+            models.append(Model(model_id, locate(model.path), model))
         except ValueError as error:
             mistakes.append(f"{model_id}: {error}")
     if mistakes:

@@ -36,6 +36,10 @@ class WorkersSettings(Section, frozen=True):
     load_timeout_s: Seconds = 600.0
     restart_limit: Count = 3
     restart_window_s: Seconds = 60.0
+    backoff_limit: Count = 5
+    backoff_first_s: Seconds = 1.0
+    backoff_longest_s: Seconds = 60.0
+    breaker_retry_s: Seconds = 300.0
     heartbeat_timeout_s: Seconds = 10.0
     stall_timeout_s: Seconds = 60.0
 

@@ -1,94 +1,123 @@
-"""The requests of one model: those that wait for it, and those that its worker runs."""
+"""The requests of one model: those that wait for it, and those that its worker runs. No I/O."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Final
 
-from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
 
-_RETRY_AFTER_S: Final = 5
+
+class QueueFullError(Exception):
+    """As many requests wait already as may."""
 
 
 class RequestQueue:
-    """First come, first served, within a depth and a number that may run at once."""
+    """Parked requests first, then first come, first served, up to a number that may run at once.
 
-    def __init__(self, model_id: str, depth: int, max_running: int) -> None:
-        self._model_id = model_id
+    A suspect, under which a worker died, runs alone: should the next worker die too, nobody else
+    is to blame and nobody else is hurt. It is one no longer once it is well past that point.
+    """
+
+    def __init__(self, depth: int, max_running: int) -> None:
         self._depth = depth
         self._max_running = max_running
+        self._suspects: deque[Request] = deque()
+        self._parked: deque[Request] = deque()
         self._waiting: deque[Request] = deque()
         self._running: dict[str, Request] = {}
+        self._alone: Request | None = None
 
     def __iter__(self) -> Iterator[Request]:
-        yield from self._waiting
+        for each in (self._suspects, self._parked, self._waiting):
+            yield from each
         yield from self._running.values()
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        """Requests that wait, parked ones among them."""
+        return len(self._suspects) + len(self._parked) + len(self._waiting)
 
     @property
     def running(self) -> int:
         return len(self._running)
 
     def add(self, request: Request) -> None:
-        """Take a request in.
+        """Take a new request in.
 
         Raises:
-            Refusal: as many wait already as may.
+            QueueFullError: the queue holds as many new ones as it may.
         """
         if len(self._waiting) >= self._depth:
-            raise Refusal(
-                "queue_full",
-                f"{self._depth} requests wait for {self._model_id!r} already, as many as its queue "
-                "holds: try again later.",
-                retry_after_s=_RETRY_AFTER_S,
-            )
+            raise QueueFullError
         self._waiting.append(request)
 
-    def start_next(self) -> Request | None:
-        """Move the next request to those that run; None if none waits or enough run."""
-        if not self._waiting or len(self._running) >= self._max_running:
+    def next(self) -> Request | None:
+        """The request that may start now; it leaves the queue, and `run` or nobody takes it in."""
+        if self._alone is not None or len(self._running) >= self._max_running:
             return None
-        request = self._waiting.popleft()
-        self._running[request.id] = request
-        return request
+        if self._suspects:
+            return self._suspects.popleft() if not self._running else None
+        for queue in (self._parked, self._waiting):
+            if queue:
+                return queue.popleft()
+        return None
 
-    def find_running(self, request_id: str) -> Request | None:
-        return self._running.get(request_id)
+    def run(self, request: Request) -> None:
+        """Count a request among those that run, under its present wire id."""
+        self._running[request.progress.wire_id] = request
+        if request.progress.suspect:
+            self._alone = request
+
+    def find_running(self, wire_id: str) -> Request | None:
+        return self._running.get(wire_id)
+
+    def acquit(self, request: Request) -> bool:
+        """End its solitude if it is past the point; True if it must pause for other suspects."""
+        if request is not self._alone or request.progress.suspect:
+            return False
+        self._alone = None
+        if not self._suspects:
+            return False
+        del self._running[request.progress.wire_id]
+        self._parked.append(request)
+        return True
 
     def remove(self, request: Request) -> bool:
         """Forget a request, wherever it is; True if it ran."""
-        if self._running.pop(request.id, None) is not None:
+        if request is self._alone:
+            self._alone = None
+        if self._running.pop(request.progress.wire_id, None) is not None:
             return True
-        if request in self._waiting:
-            self._waiting.remove(request)
+        for queue in (self._suspects, self._parked, self._waiting):
+            if request in queue:
+                queue.remove(request)
         return False
 
-    def refuse_waiting(self, refusal: Refusal) -> None:
-        waiting, self._waiting = self._waiting, deque()
-        for request in waiting:
-            request.refuse(refusal)
+    def take_running(self) -> list[Request]:
+        """Empty the set of those that run."""
+        running, self._running = list(self._running.values()), {}
+        self._alone = None
+        return running
 
-    def end_running(self, refusal: Refusal) -> None:
-        running, self._running = self._running, {}
-        for request in running.values():
-            request.refuse(refusal)
+    def park(self, requests: list[Request]) -> None:
+        """Put requests that ran before everything else, in their order."""
+        self._suspects.extend(each for each in requests if each.progress.suspect)
+        self._parked.extendleft(each for each in reversed(requests) if not each.progress.suspect)
 
-    def refuse_overdue(self, now: float) -> int:
-        """Refuse what has waited longer than its deadline; returns how many."""
-        overdue = [each for each in self._waiting if each.deadline_at <= now]
-        for request in overdue:
-            self._waiting.remove(request)
-            request.refuse(
-                Refusal(
-                    "deadline_exceeded",
-                    f"The request waited for {self._model_id!r} until its deadline passed; "
-                    "X-Deadline-S sets another.",
-                    retry_after_s=_RETRY_AFTER_S,
-                )
-            )
-        return len(overdue)
+    def take_waiting(self) -> list[Request]:
+        """Empty the queue."""
+        waiting = [*self._suspects, *self._parked, *self._waiting]
+        for queue in (self._suspects, self._parked, self._waiting):
+            queue.clear()
+        return waiting
+
+    def take_overdue(self, now: float) -> list[Request]:
+        """Remove and return what has waited until its deadline."""
+        overdue = []
+        for queue in (self._suspects, self._parked, self._waiting):
+            late = [each for each in queue if each.deadline_at <= now]
+            for request in late:
+                queue.remove(request)
+            overdue += late
+        return overdue

@@ -7,6 +7,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from gateway.dispatch.progress import Progress
 from gateway.dispatch.refusal import Refusal
 from protocol.messages import Delta, FinishReason, Generate, Usage
 
@@ -32,16 +33,21 @@ class ClientGoneError(Exception):
 
 
 class Request:
-    """A request and its answer.
+    """A request, its answer, and what another worker needs to go on with it.
 
     The answer has one slot: deltas that arrive before the reader takes them are merged, so a slow
     reader costs memory for its text and nothing else. So are those that follow each other within
     milliseconds. Times are the event loop's, in seconds.
     """
 
-    def __init__(self, generate: Generate, now: float, deadline_s: float) -> None:
+    def __init__(
+        self, generate: Generate, now: float, deadline_s: float, *, probe: bool = False
+    ) -> None:
+        """With `probe` it asks whether the model works, not for its answer."""
         self.generate = generate
+        self.probe = probe
         self.deadline_at = now + deadline_s
+        self.progress = Progress(generate)
         self._abandoned = False
         self._touched_at = now
         self._taken_at = now - _BETWEEN_PIECES_S
@@ -52,6 +58,7 @@ class Request:
         self._refusal: Refusal | None = None
         self._idle = False
         self._arrived = asyncio.Event()
+        self._started_at: float | None = None
 
     @property
     def id(self) -> str:
@@ -62,7 +69,18 @@ class Request:
         """Nothing more will arrive."""
         return self._finish_reason is not None or self._refusal is not None
 
+    def start(self, now: float) -> None:
+        """It runs from now on: the deadline stands still."""
+        self._started_at = now
+
+    def park(self, now: float) -> None:
+        """It waits again: the deadline goes on."""
+        if self._started_at is not None:
+            self.deadline_at += now - self._started_at
+            self._started_at = None
+
     def deliver(self, delta: Delta) -> None:
+        self.progress.delivered.extend(delta.token_ids)
         if delta.text:
             self._text.append(delta.text)
         elif delta.finish_reason is None:

@@ -6,27 +6,37 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Final
 
-import zmq
 from msgspec import Struct
 
 from gateway.config.settings import Settings
 from gateway.config.sizes import format_size
-from gateway.dispatch.queue import RequestQueue
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
+from gateway.dispatch.traffic import Connection, ProtocolBreachError, Traffic
+from gateway.events import EventLog
 from gateway.memory.footprint import FootprintError, footprint
-from gateway.state_dir import StateDir
 from gateway.supervise import ladder
-from gateway.supervise.lifecycle import Effect, Event, ImpossibleTransitionError, Lifecycle, State
+from gateway.supervise.hang import HangDetector
+from gateway.supervise.lifecycle import (
+    Circumstances,
+    Effect,
+    Event,
+    ImpossibleTransitionError,
+    Lifecycle,
+    State,
+    Verdict,
+)
 from gateway.supervise.model import Model
 from gateway.supervise.process import ExitStatus
+from gateway.supervise.restarts import Judgement, RestartPolicy, limits
+from gateway.supervise.starter import Starter
 from gateway.supervise.tasks import Tasks
 from gateway.supervise.worker import Worker
 from gateway.supervise.worker_log import WorkerLog
 from protocol.messages import (
-    Cancel,
     Drain,
     Heartbeat,
     Hello,
@@ -35,6 +45,7 @@ from protocol.messages import (
     LoadProgress,
     Output,
     Ready,
+    Rendered,
     RequestFailed,
     WorkerMessage,
 )
@@ -44,6 +55,9 @@ logger = logging.getLogger(__name__)
 # A fatal error prints the stacks of all threads: its first line must be among these.
 _LOG_TAIL_LINES: Final = 80
 _RETRY_AFTER_S: Final = 5
+_LOAD_TIMEOUTS: Final = 2
+# Deaths by these are the worker's own; orders and shutdowns are not.
+_BLAMED: Final = (Event.MISBEHAVED, Event.HUNG, Event.EXIT)
 
 
 class LastExit(Struct, frozen=True):
@@ -68,29 +82,40 @@ class Compartment:
         model: Model,
         settings: Settings,
         grant_bytes: int | None,
-        context: zmq.Context[zmq.Socket[bytes]],
-        state_dir: StateDir,
+        starter: Starter,
+        log: WorkerLog,
+        events: EventLog,
     ) -> None:
         self.model = model
-        self.log = WorkerLog(state_dir.log_path(model.id))
-        self.requests = RequestQueue(model.id, settings.queue.depth, model.settings.max_concurrency)
+        self.log = log
+        self.traffic = Traffic(
+            model.id,
+            settings.queue.depth,
+            model.settings.max_concurrency,
+            events,
+            self._notify,
+        )
         self.worker: Worker | None = None
         self.last_exit: LastExit | None = None
         self.restarts = 0
-        self.last_used_at: float | None = None
         self.reason: str | None = None
         self.failure: Refusal | None = None
         self._settings = settings
         self._grant_bytes = grant_bytes
-        self._context = context
-        self._state_dir = state_dir
+        self._starter = starter
+        self._events = events
+        self._loop = asyncio.get_running_loop()
         self._lifecycle = Lifecycle()
-        self._incarnation = 0
+        self._restart_policy = RestartPolicy(limits(settings.workers))
+        self._hang: HangDetector | None = None
+        self._retry: asyncio.TimerHandle | None = None
         self._tasks = Tasks(model.id)
         self._ladder: asyncio.Task[None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
         self._crashed = False
+        self._load_ordered = False
+        self._load_timeouts = 0
         self._end_reason: str | None = None
 
     # What others ask
@@ -105,7 +130,7 @@ class Compartment:
             await self._changed.wait()
 
     async def until_idle(self) -> None:
-        await self.until(lambda: self.requests.waiting + self.requests.running == 0)
+        await self.until(lambda: self.traffic.waiting + self.traffic.running == 0)
 
     async def until_measured(self) -> None:
         """Wait for the first footprint of the loaded worker."""
@@ -122,71 +147,57 @@ class Compartment:
         """Take a request in; it starts the model if need be.
 
         Raises:
-            Refusal: the queue is full.
+            Refusal: the queue is full, or this request has killed workers.
         """
-        self.requests.add(request)
-        self.last_used_at = time.time()
+        self.traffic.submit(request)
         self._handle(Event.DEMAND, self._unavailable())
 
-    def cancel(self, request: Request) -> None:
-        """Its client is gone."""
-        if self.requests.remove(request):
-            if self.worker is not None:
-                self.worker.send(Cancel(request_id=request.id))
-            self._dispatch()
-        self._notify()
-
     def tick(self, now: float, remind_after_s: float) -> None:
-        """Refuse what is overdue; remind the readers of the others that time passes."""
-        if self.requests.refuse_overdue(now):
-            self._notify()
-        for request in self.requests:
-            request.remind(now, remind_after_s)
-
-    def refuse_all(self, refusal: Refusal) -> None:
-        self.requests.refuse_waiting(refusal)
-        for request in list(self.requests):
-            self.cancel(request)
-            request.refuse(refusal)
-        self._notify()
+        """To be called a few times a second."""
+        self.traffic.tick(now, remind_after_s)
+        if self.state is State.DRAINING and self.traffic.running == 0:
+            # From here on the worker has nothing to do but to release its memory.
+            self._handle(Event.DRAINED, self._unavailable())
+        if self._hang is not None:
+            reason = self._hang.judge(now, has_work=self.traffic.running > 0)
+            if reason is not None and self.worker is not None:
+                self._end_hung(self.worker, reason)
 
     # The operator
 
     def load(self) -> None:
+        self._forget_deaths()
+        self._load_ordered = self.state is not State.READY
+        self._handle(Event.LOAD, self._unavailable())
+
+    def preload(self) -> None:
+        """Load it without an operator's order."""
         self._handle(Event.LOAD, self._unavailable())
 
     def unload(self, *, hold: bool, force: bool) -> None:
-        held = Refusal(
-            "model_unavailable",
-            f"{self.model.id!r} was unloaded by the operator and is held: "
-            f"`bulkhead load {self.model.id}` makes it available again.",
-            lasting=True,
-        )
-        self._handle(Event.HOLD if hold else Event.UNLOAD, held)
+        self._load_ordered = False
+        self._handle(Event.HOLD if hold else Event.UNLOAD, self._held())
         if force:
             self._cut_drain()
 
     def restart(self, *, force: bool) -> None:
+        self._forget_deaths()
+        self._load_ordered = True
         self._handle(Event.RESTART, self._unavailable())
         if force:
             self._cut_drain()
 
     def kill(self, *, force: bool) -> None:
-        self._handle(
-            Event.DESTROY if force else Event.KILL,
-            Refusal(
-                "model_unavailable",
-                f"The worker of {self.model.id!r} was killed by the operator while it answered.",
-                retry_after_s=_RETRY_AFTER_S,
-            ),
-        )
+        self._load_ordered = False
+        self._handle(Event.DESTROY if force else Event.KILL, self._unavailable())
 
     def end(self) -> None:
-        """For the gateway's own end: no drain, the polite ladder."""
-        self._handle(Event.UNLOAD, self._unavailable())
-        self._cut_drain()
+        """For the gateway's own end: no drain, the polite ladder, and no start after it."""
+        self.unload(hold=True, force=True)
 
     async def close(self) -> None:
+        self._disarm_deadline()
+        self._disarm_retry()
         await self._tasks.cancel_all()
         self.log.close()
 
@@ -195,42 +206,51 @@ class Compartment:
     def worker_said(self, worker: Worker, message: WorkerMessage) -> None:
         if worker is not self.worker:
             return
-        match message:
-            case Output(deltas=deltas):
-                for delta in deltas:
-                    if (request := self.requests.find_running(delta.request_id)) is not None:
-                        request.deliver(delta)
-                        if request.over:
-                            self._finished(request)
-            case Heartbeat():
-                pass
-            case RequestFailed(request_id=request_id, code=code, message=text):
-                if (request := self.requests.find_running(request_id)) is not None:
-                    request.refuse(Refusal(code, text))
-                    self._finished(request)
-            case LoadProgress(loaded_bytes=done, total_bytes=total):
-                self.reason = f"loading: {format_size(done)} of {format_size(total)}"
-            case Hello() | Ready() | LoadFailed():
-                self._advance(worker, message)
+        now = self._loop.time()
+        progress = True
+        try:
+            match message:
+                case Output():
+                    progress = self.traffic.output(message)
+                case Rendered():
+                    self.traffic.rendered(message)
+                case RequestFailed():
+                    self.traffic.failed(message)
+                case LoadProgress(loaded_bytes=done, total_bytes=total):
+                    self.reason = f"loading: {format_size(done)} of {format_size(total)}"
+                case Hello() | Ready() | LoadFailed():
+                    self._advance(worker, message)
+                case Heartbeat(step=step):
+                    progress = False
+                    if self._hang is not None:
+                        self._hang.stepped(now, step)
+        except ImpossibleTransitionError as error:
+            self.worker_misbehaved(worker, f"it broke the order of the protocol ({error})")
+        except ProtocolBreachError as error:
+            self.worker_misbehaved(worker, f"it broke the protocol: {error}")
+        if self._hang is not None:
+            if progress:
+                self._hang.progressed(now)
+            else:
+                self._hang.heard(now)
 
     def worker_misbehaved(self, worker: Worker, reason: str) -> None:
         if worker is not self.worker:
             return
         logger.error("%s: worker %d is ended: %s", self.model.id, worker.pid, reason)
-        self._crashed = True
-        self._end_reason = reason
-        self._handle(
-            Event.MISBEHAVED,
-            Refusal("worker_crashed", f"The worker of {self.model.id!r} was ended: {reason}."),
+        self._end_reason = self._end_reason or reason
+        self._handle(Event.MISBEHAVED, self._unavailable())
+
+    def worker_outlived(self, worker: Worker, step: ladder.Step, seconds: float) -> None:
+        self._events.emit(
+            "escalation", self.model.id, pid=worker.pid, outlived=str(step), seconds=seconds
         )
 
     def worker_ended(self, worker: Worker, status: ExitStatus) -> None:
         if worker is not self.worker:
             return
-        expected = self.state is State.STOPPING or (
-            self.state is State.DRAINING and status.code == 0
-        )
-        self._crashed = self._crashed or not expected
+        ordered = not self._lifecycle.judged
+        expected = ordered and (self.state is State.STOPPING or status.code == 0)
         reason = self._end_reason or (
             "stopped as asked" if expected else f"ended unexpectedly while {self.state}"
         )
@@ -239,151 +259,229 @@ class Compartment:
         self.last_exit = LastExit(
             at=time.time(), code=status.code, signal=status.signal, reason=reason, log_tail=tail
         )
-        logger.log(
-            logging.INFO if expected else logging.ERROR,
-            "%s: worker %d %s (%s)",
+        self._events.emit(
+            "exit",
             self.model.id,
-            worker.pid,
-            reason,
-            status,
+            pid=worker.pid,
+            incarnation=worker.incarnation,
+            expected=expected,
+            code=status.code,
+            signal=status.signal,
+            reason=reason,
         )
         self.worker = None
-        self._handle(Event.EXIT, self._exit_refusal(status, tail))
+        self._crashed = self._crashed or not ordered
+        if ordered:
+            self._handle(Event.EXIT, self._unavailable())
+            return
+        judgement = self._restart_policy.died(self._loop.time())
+        self.reason = self._explain(reason, status, tail, judgement)
+        if judgement.until is not None:
+            self._retry = self._loop.call_at(judgement.until, self._retry_now)
+            self._events.emit(
+                "breaker",
+                self.model.id,
+                verdict=str(judgement.verdict),
+                deaths=self._restart_policy.deaths,
+                next_attempt_s=judgement.until - self._loop.time(),
+            )
+        refusal = Refusal(
+            "model_unavailable",
+            f"{self.model.id!r} can't be served: {self.reason}",
+            retry_after_s=self._retry_after_s(),
+        )
+        self._handle(Event.EXIT, refusal, judgement.verdict)
 
     def _advance(self, worker: Worker, message: Hello | Ready | LoadFailed) -> None:
-        try:
-            match message:
-                case Hello(incarnation=incarnation) if incarnation != worker.incarnation:
-                    self.worker_misbehaved(worker, f"it says it is incarnation {incarnation}")
-                case Hello():
-                    self._handle(Event.HELLO, self._unavailable())
-                case Ready(load_s=load_s):
-                    logger.info("%s: loaded in %.1f s", self.model.id, load_s)
-                    # A reading from before the load says nothing any more.
-                    worker.footprint = None
-                    self._tasks.start(self._measure(worker), "first reading")
-                    self._handle(Event.LOADED, self._unavailable())
-                case LoadFailed(reason=reason, permanent=permanent):
-                    self.reason = self._end_reason = reason
-                    self._handle(
-                        Event.LOAD_IMPOSSIBLE if permanent else Event.LOAD_FAILED,
-                        Refusal(
-                            "model_unavailable",
-                            f"{self.model.id!r} can't be loaded: {reason}",
-                            retry_after_s=None if permanent else _RETRY_AFTER_S,
-                            lasting=permanent,
-                        ),
-                    )
-        except ImpossibleTransitionError as error:
-            self.worker_misbehaved(worker, f"it broke the order of the protocol ({error})")
+        match message:
+            case Hello(incarnation=incarnation) if incarnation != worker.incarnation:
+                self.worker_misbehaved(worker, f"it says it is incarnation {incarnation}")
+            case Hello():
+                self._handle(Event.HELLO, self._unavailable())
+            case Ready() as ready:
+                # A reading from before the load says nothing any more.
+                worker.footprint = None
+                worker.fingerprint = ready.fingerprint
+                self._tasks.start(self._measure(worker), "first reading")
+                self._handle(Event.LOADED, self._unavailable())
+                self._events.emit(
+                    "ready",
+                    self.model.id,
+                    pid=worker.pid,
+                    incarnation=worker.incarnation,
+                    load_s=ready.load_s,
+                )
+            case LoadFailed(reason=reason, permanent=permanent):
+                self.reason = self._end_reason = reason
+                self._handle(
+                    Event.LOAD_IMPOSSIBLE if permanent else Event.LOAD_FAILED,
+                    Refusal(
+                        "model_unavailable",
+                        f"{self.model.id!r} can't be loaded: {reason}",
+                        retry_after_s=None if permanent else _RETRY_AFTER_S,
+                        lasting=permanent,
+                    ),
+                )
 
-    def _exit_refusal(self, status: ExitStatus, tail: list[str]) -> Refusal:
-        last_line = f" Its last line was: {tail[-1]}" if tail else ""
-        if self.state in (State.STARTING, State.LOADING):
-            return Refusal(
-                "model_unavailable",
-                f"The worker of {self.model.id!r} ended while {self.state} ({status}).{last_line}",
-                retry_after_s=_RETRY_AFTER_S,
-            )
+    def _end_hung(self, worker: Worker, reason: str) -> None:
+        logger.error("%s: worker %d hangs: %s", self.model.id, worker.pid, reason)
+        self._events.emit("hang", self.model.id, pid=worker.pid, reason=reason)
+        self._end_reason = reason
+        self._handle(Event.HUNG, self._unavailable())
+
+    def _explain(
+        self, reason: str, status: ExitStatus, tail: list[str], judgement: Judgement
+    ) -> str:
+        """Why there is no worker, for an operator who has nothing but this."""
+        text = f"the worker was lost: {reason} ({status})"
+        if tail:
+            text += f"; its last line was: {tail[-1]}"
+        if judgement.until is None:
+            return text
+        at = datetime.fromtimestamp(time.time() + judgement.until - self._loop.time(), UTC)
+        return (
+            f"{text}; it died {self._restart_policy.deaths} times; the next attempt comes at "
+            f"{at:%Y-%m-%d %H:%M:%S} UTC, or with `bulkhead load {self.model.id}`"
+        )
+
+    def _held(self) -> Refusal:
         return Refusal(
-            "worker_crashed",
-            f"The worker of {self.model.id!r} ended while it answered ({status}).",
+            "model_unavailable",
+            f"{self.model.id!r} was unloaded by the operator and is held: "
+            f"`bulkhead load {self.model.id}` makes it available again.",
+            lasting=True,
         )
 
     def _unavailable(self) -> Refusal:
         """Why a request can't be served in the present state."""
-        lasting = self.state in (State.FAILED, State.HELD)
+        if self._lifecycle.holds:
+            return self._held()
+        retry_after_s = self._retry_after_s()
+        lasting = self.state is State.FAILED and retry_after_s is None
         reason = self.reason or self.state
         remedy = f" `bulkhead load {self.model.id}` tries again." if lasting else ""
         return Refusal(
             "model_unavailable",
             f"{self.model.id!r} is {self.state}: {reason}.{remedy}",
-            retry_after_s=None if lasting else _RETRY_AFTER_S,
+            retry_after_s=None if lasting else retry_after_s or _RETRY_AFTER_S,
             lasting=lasting,
         )
 
+    def _retry_after_s(self) -> int | None:
+        if self._retry is None:
+            return None
+        return max(1, round(self._retry.when() - self._loop.time()))
+
     # The life cycle
 
-    def _handle(self, event: Event, refusal: Refusal) -> None:
+    def _handle(self, event: Event, refusal: Refusal, verdict: Verdict = Verdict.RESTART) -> None:
         """`refusal` is what requests are told that end by this event."""
         before = self.state
-        effects = self._lifecycle.handle(event, requests_wait=self.requests.waiting > 0)
+        effects = self._lifecycle.handle(
+            event,
+            Circumstances(
+                requests_wait=self.traffic.waiting + self.traffic.running > 0,
+                kept=self._load_ordered
+                or self.model.settings.pinned
+                or self.model.settings.preload,
+                verdict=verdict,
+            ),
+        )
         if self.state is not before:
-            logger.info("%s: %s -> %s (%s)", self.model.id, before, self.state, event)
             self._entered(before, refusal)
+            self._events.emit(
+                "state",
+                self.model.id,
+                before=str(before),
+                after=str(self.state),
+                cause=str(event),
+                reason=self.reason,
+            )
         for effect in effects:
-            self._perform(effect, refusal)
+            self._perform(effect, refusal, blame=event in _BLAMED)
         self._notify()
 
     def _entered(self, before: State, refusal: Refusal) -> None:
+        if self.state is not State.LOADING:
+            self._disarm_deadline()
+        self._hang = self._hang if self.state is State.DRAINING else None
+        if self.state not in (State.BACKOFF, State.FAILED):
+            self._disarm_retry()
         match self.state:
             case State.STARTING:
                 self.reason = self.failure = None
                 self._arm_deadline(self._settings.workers.load_timeout_s)
-            case State.LOADING:
-                pass
+            case State.READY:
+                self.reason = None
+                self._load_ordered = False
+                self._load_timeouts = 0
+                now = self._loop.time()
+                self._restart_policy.ready(now)
+                self._hang = HangDetector(
+                    now,
+                    self._settings.workers.heartbeat_timeout_s,
+                    self._settings.workers.stall_timeout_s,
+                )
             case State.DRAINING:
                 self._arm_deadline(self._settings.gateway.drain_s)
-            case State.FAILED | State.HELD:
-                self._disarm_deadline()
+            case State.BACKOFF | State.FAILED | State.HELD:
+                self._load_ordered = False
+                self.failure = self.failure or refusal
                 self.reason = self.reason or refusal.message
-            case State.UNLOADED:
-                self._disarm_deadline()
-                if before is State.FAILED:
-                    self.reason = None
-            case State.READY | State.STOPPING:
-                self._disarm_deadline()
-                self.reason = None if self.state is State.READY else self.reason
+            case State.UNLOADED if before is State.FAILED:
+                self.reason = None
+            case _:
+                pass
 
-    def _perform(self, effect: Effect, refusal: Refusal) -> None:
+    def _perform(self, effect: Effect, refusal: Refusal, *, blame: bool) -> None:
         worker = self.worker
         match effect:
             case Effect.SPAWN:
                 self._spawn()
-            case Effect.SEND_LOAD:
-                self._tasks.start(self._send_load(), "send load")
-            case Effect.DISPATCH:
-                self._dispatch()
-            case Effect.END_RUNNING:
-                self.requests.end_running(refusal)
+            case Effect.PARK_RUNNING:
+                self.traffic.park(blame=blame)
             case Effect.REFUSE_WAITING:
-                self.failure = refusal
-                self.requests.refuse_waiting(refusal)
-            case Effect.DRAIN if worker is not None:
-                worker.send(Drain())
-            case Effect.STOP if worker is not None:
-                self._climb(worker, ladder.polite(_held_bytes(worker)))
-            case Effect.KILL if worker is not None:
-                self._climb(worker, ladder.shortened(_held_bytes(worker)))
-            case Effect.DESTROY if worker is not None:
-                self._climb(worker, ladder.immediate())
-            case _:
+                self.failure = self.failure or refusal
+                self.traffic.refuse_waiting(refusal)
+            case _ if worker is None:
                 raise AssertionError(f"{effect} without a worker")
+            case Effect.SEND_LOAD:
+                self._tasks.start(self._send_load(worker), "send load")
+            case Effect.DISPATCH:
+                self._dispatch(worker)
+            case Effect.DRAIN:
+                self.traffic.drain()
+                self._tasks.start(self._drain(worker), "drain")
+            case Effect.STOP:
+                self._climb(worker, ladder.polite(_held_bytes(worker)))
+            case Effect.KILL:
+                self._climb(worker, ladder.shortened(_held_bytes(worker)))
+            case Effect.DESTROY:
+                self._climb(worker, ladder.immediate())
+            case Effect.DUMP_AND_DESTROY:
+                self._climb(worker, ladder.hung())
 
     def _spawn(self) -> None:
-        self._incarnation += 1
         if self._crashed:
             self.restarts += 1
             self._crashed = False
         try:
-            self.worker = Worker(
-                self._context,
-                self._state_dir,
-                self.log,
-                self,
-                model_number=self.model.number,
-                incarnation=self._incarnation,
-                python=self.model.settings.python,
-            )
+            self.worker = self._starter.start(self.model, self.log, self)
         except OSError as error:
             self.reason = f"no worker could be started: {error}"
-            refusal = Refusal("model_unavailable", f"{self.model.id!r}: {self.reason}")
-            asyncio.get_running_loop().call_soon(self._handle, Event.NOT_STARTED, refusal)
+            refusal = Refusal(
+                "model_unavailable", f"{self.model.id!r}: {self.reason}", lasting=True
+            )
+            self._handle(Event.NOT_STARTED, refusal)
 
-    async def _send_load(self) -> None:
-        worker = self.worker
-        if worker is None:
+    def _dispatch(self, worker: Worker) -> None:
+        if worker.fingerprint is None:
             return
+        self.traffic.connect(
+            Connection(worker.send, worker.fingerprint, self.model.settings.context_tokens)
+        )
+
+    async def _send_load(self, worker: Worker) -> None:
         if self._grant_bytes is not None:
             await self._measure(worker)
         baseline_bytes = _held_bytes(worker) or 0
@@ -399,6 +497,12 @@ class Compartment:
                 )
             )
 
+    async def _drain(self, worker: Worker) -> None:
+        # Its end follows at once if nothing runs.
+        await worker.look_for_descendants()
+        if worker is self.worker and self.state is State.DRAINING:
+            worker.send(Drain())
+
     async def _measure(self, worker: Worker) -> None:
         try:
             worker.note_footprint(await asyncio.to_thread(footprint, worker.pid))
@@ -413,58 +517,49 @@ class Compartment:
         self._ladder = self._tasks.start(worker.climb(rungs), f"end worker {worker.pid}")
         self._ladder.add_done_callback(lambda _: self._notify())
 
+    # Time
+
     def _arm_deadline(self, seconds: float) -> None:
-        self._disarm_deadline()
-        self._deadline = asyncio.get_running_loop().call_later(seconds, self._deadline_passed)
+        self._deadline = self._loop.call_later(seconds, self._deadline_passed)
 
     def _disarm_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
+    def _disarm_retry(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+
+    def _retry_now(self) -> None:
+        self._retry = None
+        self._handle(Event.RETRY, self._unavailable())
+
     def _deadline_passed(self) -> None:
         self._deadline = None
         if self.state is State.DRAINING:
             self._cut_drain()
             return
+        self._load_timeouts += 1
+        again = self._load_timeouts >= _LOAD_TIMEOUTS
         seconds = self._settings.workers.load_timeout_s
-        self.reason = self._end_reason = (
-            f"it was not loaded within {seconds:g} s (workers.load_timeout_s)"
-        )
+        self._end_reason = f"it was not loaded within {seconds:g} s (workers.load_timeout_s)"
+        if again:
+            self.reason = f"{self._end_reason}, twice"
         self._handle(
-            Event.DEADLINE,
-            Refusal(
-                "load_timeout",
-                f"{self.model.id!r}: {self.reason}.",
-                retry_after_s=_RETRY_AFTER_S,
-            ),
+            Event.TOO_SLOW if again else Event.DEADLINE,
+            Refusal("load_timeout", f"{self.model.id!r}: {self._end_reason}.", lasting=True),
         )
 
     def _cut_drain(self) -> None:
         if self.state is State.DRAINING:
-            self._handle(
-                Event.DEADLINE,
-                Refusal(
-                    "model_unavailable",
-                    f"{self.model.id!r} was unloaded while it answered.",
-                    retry_after_s=_RETRY_AFTER_S,
-                ),
-            )
+            self._handle(Event.DEADLINE, self._unavailable())
 
-    # Requests, inside
-
-    def _dispatch(self) -> None:
-        worker = self.worker
-        if worker is None or self.state is not State.READY:
-            return
-        while (request := self.requests.start_next()) is not None:
-            worker.send(request.generate)
-
-    def _finished(self, request: Request) -> None:
-        self.requests.remove(request)
-        self.last_used_at = time.time()
-        self._dispatch()
-        self._notify()
+    def _forget_deaths(self) -> None:
+        self._restart_policy.forget()
+        self.traffic.forget_deaths()
+        self._load_timeouts = 0
 
     def _notify(self) -> None:
         self._changed.set()

@@ -11,21 +11,27 @@ from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from typing import Final
 
-import zmq
-
 from gateway.config.settings import Settings
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
+from gateway.events import EventLog
 from gateway.memory.footprint import FootprintError, footprint
 from gateway.state_dir import StateDir
 from gateway.supervise.compartment import Compartment
+from gateway.supervise.identity import descendants
+from gateway.supervise.lifecycle import State
 from gateway.supervise.model import Model
+from gateway.supervise.records import WorkerRecords
+from gateway.supervise.starter import Starter
+from gateway.supervise.sweep import Swept
 from gateway.supervise.tasks import Tasks
 from gateway.supervise.worker import Worker
+from gateway.supervise.worker_log import WorkerLog
 
 logger = logging.getLogger(__name__)
 
 _READING_S: Final = 1.0
+_DESCENDANTS_S: Final = 5.0
 _TICK_S: Final = 0.25
 # How long a client's connection may be silent before it gets an SSE comment.
 REMINDER_S: Final = 5.0
@@ -47,15 +53,31 @@ class Fleet:
         settings: Settings,
         budget_bytes: int | None,
         state_dir: StateDir,
+        records: WorkerRecords,
+        swept: Iterable[Swept],
     ) -> None:
-        """`budget_bytes` is also what each worker is granted; None: no bound."""
+        """`budget_bytes` is also what each worker is granted; None: no bound. `swept` are the
+        leftovers of an earlier gateway that were found.
+        """
         self.budget_bytes = budget_bytes
         self.phase = Phase.STARTING
         self.settings = settings
         self.started_at = time.time()
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.events = EventLog()
+        for each in swept:
+            self.events.emit(
+                "sweep", None, pid=each.pid, name=each.name, ended=each.ended, seconds=each.seconds
+            )
+        self._starter = Starter(settings, state_dir, records, self.events)
         self.compartments = {
-            model.id: Compartment(model, settings, budget_bytes, self._context, state_dir)
+            model.id: Compartment(
+                model,
+                settings,
+                budget_bytes,
+                self._starter,
+                WorkerLog(state_dir.log_path(model.id)),
+                self.events,
+            )
             for model in models
         }
         self._by_name = dict(self.compartments)
@@ -68,11 +90,18 @@ class Fleet:
 
     def start(self) -> None:
         self._tasks.start(self._read_regularly(), "readings")
+        self._tasks.start(self._look_for_descendants(), "descendants")
         self._tasks.start(self._tick_regularly(), "deadlines")
         self.phase = Phase.SERVING
         for compartment in self.compartments.values():
             if compartment.model.settings.preload:
-                compartment.load()
+                compartment.preload()
+
+    @property
+    def workers(self) -> list[Worker]:
+        """Every worker, spares among them."""
+        models = (each.worker for each in self.compartments.values())
+        return [*(each for each in models if each is not None), *self._starter.spares]
 
     def now(self) -> float:
         """The clock of deadlines, in seconds."""
@@ -112,19 +141,22 @@ class Fleet:
     def refuse_all(self) -> None:
         """End what still waits or runs."""
         for compartment in self.compartments.values():
-            compartment.refuse_all(_shutting_down())
+            compartment.traffic.refuse_all(_shutting_down())
 
     async def stop(self) -> None:
         """End every worker, side by side; returns when each is gone or survived its ladder."""
         for compartment in self.compartments.values():
             compartment.end()
-        await asyncio.gather(*(each.until_ended() for each in self.compartments.values()))
+        await asyncio.gather(
+            self._starter.end_spares(), *(each.until_ended() for each in self.compartments.values())
+        )
         self.phase = Phase.STOPPED
         await self._tasks.cancel_all()
         for compartment in self.compartments.values():
             await compartment.close()
+        self._starter.close()
+        self.events.close()
         self._reader.shutdown(wait=False)
-        self._context.destroy(linger=0)
 
     async def _tick_regularly(self) -> None:
         loop = asyncio.get_running_loop()
@@ -133,14 +165,28 @@ class Fleet:
             now = loop.time()
             for compartment in self.compartments.values():
                 compartment.tick(now, REMINDER_S)
+            loading = any(
+                each.state in (State.STARTING, State.LOADING) for each in self.compartments.values()
+            )
+            self._starter.tick(now, loading=loading)
+
+    async def _look_for_descendants(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_DESCENDANTS_S)
+            workers = self.workers
+            found = await loop.run_in_executor(
+                self._reader, descendants, [each.pid for each in workers]
+            )
+            for worker in workers:
+                worker.note_descendants(found[worker.pid])
 
     async def _read_regularly(self) -> None:
         while True:
             await asyncio.sleep(_READING_S)
-            for compartment in self.compartments.values():
-                if (worker := compartment.worker) is not None:
-                    worker.count_tokens()
-                    await self._read_footprint(worker)
+            for worker in self.workers:
+                worker.count_tokens()
+                await self._read_footprint(worker)
 
     async def _read_footprint(self, worker: Worker) -> None:
         loop = asyncio.get_running_loop()

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 
 class Step(StrEnum):
+    DUMP = "dump its stacks"
     ASK = "ask it to stop"
     TERMINATE = "SIGTERM"
     KILL = "SIGKILL"
@@ -25,6 +26,7 @@ _SHORTEST_S: Final = 5.0
 _LONGEST_S: Final = 60.0
 _S_PER_GB: Final = 0.5
 _SHORTENED: Final = 0.4
+_DUMP_S: Final = 0.5
 # Waited for after SIGKILL before the operator is told that the process doesn't go.
 _AFTER_KILL_S: Final = 10.0
 
@@ -37,6 +39,16 @@ def polite(footprint_bytes: int | None) -> tuple[Rung, ...]:
 def shortened(footprint_bytes: int | None) -> tuple[Rung, ...]:
     """For kill: the same steps, in less time."""
     return _rungs(_patience_s(footprint_bytes) * _SHORTENED)
+
+
+def hung() -> tuple[Rung, ...]:
+    """For a worker that would not hear a polite word; its stacks go to its log first."""
+    return (Rung(Step.DUMP, _DUMP_S), Rung(Step.KILL, _AFTER_KILL_S))
+
+
+def orphaned(footprint_bytes: int | None) -> tuple[Rung, ...]:
+    """For a worker that an earlier gateway has left: nobody can ask it any more."""
+    return _rungs(_patience_s(footprint_bytes))[1:]
 
 
 def immediate() -> tuple[Rung, ...]:

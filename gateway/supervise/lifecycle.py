@@ -19,6 +19,7 @@ class State(StrEnum):
     READY = "ready"
     DRAINING = "draining"
     STOPPING = "stopping"
+    BACKOFF = "backoff"
     FAILED = "failed"
 
 
@@ -36,8 +37,12 @@ class Event(StrEnum):
     LOAD_FAILED = "the load failed"
     LOAD_IMPOSSIBLE = "the load failed and will again"
     MISBEHAVED = "the worker broke the protocol"
+    HUNG = "the worker hangs"
+    DRAINED = "nothing runs any more"
     DEADLINE = "the state's deadline passed"
+    TOO_SLOW = "the load was too slow again"
     EXIT = "the process ended"
+    RETRY = "the time to try again has come"
 
 
 class Effect(StrEnum):
@@ -48,25 +53,54 @@ class Effect(StrEnum):
     STOP = "stop it, politely first"
     KILL = "stop it by the shortened ladder"
     DESTROY = "SIGKILL"
-    END_RUNNING = "end the requests that run"
+    DUMP_AND_DESTROY = "dump its stacks, then SIGKILL"
+    PARK_RUNNING = "park the requests that run"
     REFUSE_WAITING = "refuse the requests that wait"
 
 
+class Aim(StrEnum):
+    """What the end of a process leads to."""
+
+    REST = "unloaded, or starting if requests wait"
+    REVIVE = "unloaded, or starting if requests wait or the model is to be kept loaded"
+    HOLD = "held"
+    START = "starting"
+    FAIL = "failed"
+    JUDGE = "as the restart policy says"
+
+
+class Verdict(StrEnum):
+    """What the restart policy says of a death that nobody ordered."""
+
+    RESTART = "restart"
+    BACK_OFF = "back off"
+    GIVE_UP = "give up"
+
+
+class Circumstances(NamedTuple):
+    """What a decision depends on beside state and event."""
+
+    requests_wait: bool = False
+    kept: bool = False
+    verdict: Verdict = Verdict.RESTART
+
+
 class Rule(NamedTuple):
-    """`then`: the state to reach when the process has ended, where this rule decides on it."""
+    """`aim`: where the process's end shall lead to, where this rule decides on it."""
 
     state: State
     effects: tuple[Effect, ...] = ()
-    then: State | None = None
+    aim: Aim | None = None
 
 
 class ImpossibleTransitionError(Exception):
     """An event that can't happen in this state: a defect of the caller."""
 
 
-_U, _H, _F = State.UNLOADED, State.HELD, State.FAILED
+_U, _H, _F, _B = State.UNLOADED, State.HELD, State.FAILED, State.BACKOFF
 _STARTING, _LOADING, _READY = State.STARTING, State.LOADING, State.READY
 _DRAINING, _STOPPING = State.DRAINING, State.STOPPING
+_PARK = Effect.PARK_RUNNING
 
 _ASLEEP: Final = {
     Event.LOAD: Rule(_STARTING, (Effect.SPAWN,)),
@@ -75,14 +109,15 @@ _ASLEEP: Final = {
 }
 
 _COMING_UP: Final = {
-    Event.UNLOAD: Rule(_STOPPING, (Effect.STOP,), _U),
-    Event.HOLD: Rule(_STOPPING, (Effect.REFUSE_WAITING, Effect.STOP), _H),
-    Event.RESTART: Rule(_STOPPING, (Effect.STOP,), _STARTING),
-    Event.KILL: Rule(_STOPPING, (Effect.KILL,), _U),
-    Event.DESTROY: Rule(_STOPPING, (Effect.DESTROY,), _U),
-    Event.MISBEHAVED: Rule(_STOPPING, (Effect.REFUSE_WAITING, Effect.KILL), _U),
-    Event.DEADLINE: Rule(_STOPPING, (Effect.REFUSE_WAITING, Effect.STOP), _U),
-    Event.EXIT: Rule(_U, (Effect.REFUSE_WAITING,)),
+    Event.UNLOAD: Rule(_STOPPING, (Effect.STOP,), Aim.REST),
+    Event.HOLD: Rule(_STOPPING, (Effect.REFUSE_WAITING, Effect.STOP), Aim.HOLD),
+    Event.RESTART: Rule(_STOPPING, (Effect.STOP,), Aim.START),
+    Event.KILL: Rule(_STOPPING, (Effect.KILL,), Aim.REVIVE),
+    Event.DESTROY: Rule(_STOPPING, (Effect.DESTROY,), Aim.REVIVE),
+    Event.MISBEHAVED: Rule(_STOPPING, (Effect.KILL,), Aim.JUDGE),
+    Event.DEADLINE: Rule(_STOPPING, (Effect.STOP,), Aim.JUDGE),
+    Event.TOO_SLOW: Rule(_STOPPING, (Effect.REFUSE_WAITING, Effect.STOP), Aim.FAIL),
+    Event.EXIT: Rule(_U, aim=Aim.JUDGE),
 }
 
 TABLE: Final[dict[State, dict[Event, Rule]]] = {
@@ -100,12 +135,21 @@ TABLE: Final[dict[State, dict[Event, Rule]]] = {
         Event.KILL: Rule(_H),
         Event.DESTROY: Rule(_H),
     },
+    State.BACKOFF: {
+        **_ASLEEP,
+        Event.DEMAND: Rule(_B),
+        Event.UNLOAD: Rule(_B, aim=Aim.REST),
+        Event.KILL: Rule(_B, aim=Aim.REVIVE),
+        Event.DESTROY: Rule(_B, aim=Aim.REVIVE),
+        Event.RETRY: Rule(_U, aim=Aim.REVIVE),
+    },
     State.FAILED: {
         **_ASLEEP,
         Event.DEMAND: Rule(_F, (Effect.REFUSE_WAITING,)),
         Event.UNLOAD: Rule(_U),
         Event.KILL: Rule(_F),
         Event.DESTROY: Rule(_F),
+        Event.RETRY: Rule(_U, aim=Aim.REVIVE),
     },
     State.STARTING: {
         **_COMING_UP,
@@ -119,19 +163,20 @@ TABLE: Final[dict[State, dict[Event, Rule]]] = {
         Event.DEMAND: Rule(_LOADING),
         Event.LOAD: Rule(_LOADING),
         Event.LOADED: Rule(_READY, (Effect.DISPATCH,)),
-        Event.LOAD_FAILED: Rule(_STOPPING, (Effect.REFUSE_WAITING, Effect.STOP), _U),
-        Event.LOAD_IMPOSSIBLE: Rule(_STOPPING, (Effect.REFUSE_WAITING, Effect.STOP), _F),
+        Event.LOAD_FAILED: Rule(_STOPPING, (Effect.STOP,), Aim.JUDGE),
+        Event.LOAD_IMPOSSIBLE: Rule(_STOPPING, (Effect.REFUSE_WAITING, Effect.STOP), Aim.FAIL),
     },
     State.READY: {
         Event.DEMAND: Rule(_READY, (Effect.DISPATCH,)),
         Event.LOAD: Rule(_READY),
-        Event.UNLOAD: Rule(_DRAINING, (Effect.DRAIN,), _U),
-        Event.HOLD: Rule(_DRAINING, (Effect.REFUSE_WAITING, Effect.DRAIN), _H),
-        Event.RESTART: Rule(_DRAINING, (Effect.DRAIN,), _STARTING),
-        Event.KILL: Rule(_STOPPING, (Effect.END_RUNNING, Effect.KILL), _U),
-        Event.DESTROY: Rule(_STOPPING, (Effect.END_RUNNING, Effect.DESTROY), _U),
-        Event.MISBEHAVED: Rule(_STOPPING, (Effect.END_RUNNING, Effect.KILL), _U),
-        Event.EXIT: Rule(_U, (Effect.END_RUNNING,)),
+        Event.UNLOAD: Rule(_DRAINING, (Effect.DRAIN,), Aim.REST),
+        Event.HOLD: Rule(_DRAINING, (Effect.REFUSE_WAITING, Effect.DRAIN), Aim.HOLD),
+        Event.RESTART: Rule(_DRAINING, (Effect.DRAIN,), Aim.START),
+        Event.KILL: Rule(_STOPPING, (_PARK, Effect.KILL), Aim.REVIVE),
+        Event.DESTROY: Rule(_STOPPING, (_PARK, Effect.DESTROY), Aim.REVIVE),
+        Event.MISBEHAVED: Rule(_STOPPING, (_PARK, Effect.KILL), Aim.JUDGE),
+        Event.HUNG: Rule(_STOPPING, (_PARK, Effect.DUMP_AND_DESTROY), Aim.JUDGE),
+        Event.EXIT: Rule(_U, (_PARK,), Aim.JUDGE),
     },
     State.DRAINING: {
         Event.DEMAND: Rule(_DRAINING),
@@ -139,11 +184,13 @@ TABLE: Final[dict[State, dict[Event, Rule]]] = {
         Event.RESTART: Rule(_DRAINING),
         Event.UNLOAD: Rule(_DRAINING),
         Event.HOLD: Rule(_DRAINING, (Effect.REFUSE_WAITING,)),
-        Event.KILL: Rule(_STOPPING, (Effect.END_RUNNING, Effect.KILL)),
-        Event.DESTROY: Rule(_STOPPING, (Effect.END_RUNNING, Effect.DESTROY)),
-        Event.MISBEHAVED: Rule(_STOPPING, (Effect.END_RUNNING, Effect.KILL)),
-        Event.DEADLINE: Rule(_STOPPING, (Effect.END_RUNNING, Effect.STOP)),
-        Event.EXIT: Rule(_U, (Effect.END_RUNNING,)),
+        Event.KILL: Rule(_STOPPING, (_PARK, Effect.KILL)),
+        Event.DESTROY: Rule(_STOPPING, (_PARK, Effect.DESTROY)),
+        Event.MISBEHAVED: Rule(_STOPPING, (_PARK, Effect.KILL)),
+        Event.HUNG: Rule(_STOPPING, (_PARK, Effect.DUMP_AND_DESTROY)),
+        Event.DRAINED: Rule(_STOPPING, (Effect.STOP,)),
+        Event.DEADLINE: Rule(_STOPPING, (_PARK, Effect.STOP)),
+        Event.EXIT: Rule(_U, (_PARK,)),
     },
     State.STOPPING: {
         Event.DEMAND: Rule(_STOPPING),
@@ -163,31 +210,51 @@ TABLE: Final[dict[State, dict[Event, Rule]]] = {
     },
 }
 
+# What an order makes of a process that is on its way out already.
+_REDIRECTED: Final[dict[Event, dict[Aim, Aim]]] = {
+    Event.LOAD: dict.fromkeys(Aim, Aim.START),
+    Event.RESTART: dict.fromkeys(Aim, Aim.START),
+    Event.UNLOAD: dict.fromkeys(Aim, Aim.REST) | {Aim.HOLD: Aim.HOLD},
+    Event.HOLD: dict.fromkeys(Aim, Aim.HOLD),
+    Event.KILL: dict.fromkeys(Aim, Aim.REVIVE) | {Aim.HOLD: Aim.HOLD, Aim.FAIL: Aim.FAIL},
+}
+_REDIRECTED[Event.DESTROY] = _REDIRECTED[Event.KILL]
 
-_ORDERS: Final = frozenset(
-    (Event.LOAD, Event.UNLOAD, Event.HOLD, Event.RESTART, Event.KILL, Event.DESTROY)
-)
+_VERDICTS: Final = {
+    Verdict.BACK_OFF: (State.BACKOFF, ()),
+    Verdict.GIVE_UP: (State.FAILED, (Effect.REFUSE_WAITING,)),
+}
 
 
 class Lifecycle:
     """The state of one model.
 
-    Three decisions depend on more than state and event. When a process has ended, the state that
-    an earlier rule named (`then`) goes before the table's, and a model that would become unloaded
-    starts again if requests wait for it. An order that comes while a process is on its way out
-    also changes where that leads: as it would change that state, had it been reached.
+    Three decisions depend on more than state and event. Where the end of a process leads to is the
+    aim of the rule that ordered it, or that of the table's exit. An order that comes while a
+    process is on its way out changes that aim. And a backoff that nobody waits for ends with an
+    unload or a kill.
     """
 
     def __init__(self) -> None:
         self.state = State.UNLOADED
-        self._then: State | None = None
+        self._aim: Aim | None = None
 
     @property
     def alive(self) -> bool:
         """A process of this model may exist."""
-        return self.state not in (State.UNLOADED, State.HELD, State.FAILED)
+        return self.state in (_STARTING, _LOADING, _READY, _DRAINING, _STOPPING)
 
-    def handle(self, event: Event, *, requests_wait: bool) -> tuple[Effect, ...]:
+    @property
+    def holds(self) -> bool:
+        """It is held, or will be as soon as its process has ended."""
+        return self.state is State.HELD or self._aim is Aim.HOLD
+
+    @property
+    def judged(self) -> bool:
+        """The end of the process, should it come now, is for the restart policy to judge."""
+        return self.alive and self._aim in (None, Aim.JUDGE)
+
+    def handle(self, event: Event, circumstances: Circumstances) -> tuple[Effect, ...]:
         """Take in an event; returns the effects to perform, in order.
 
         Raises:
@@ -196,27 +263,45 @@ class Lifecycle:
         rule = TABLE[self.state].get(event)
         if rule is None:
             raise ImpossibleTransitionError(f"{event!s} while {self.state!s}")
-        if event is Event.EXIT:
-            return self._handle_exit(rule, requests_wait=requests_wait)
-        if event is Event.DEMAND and self._then in (State.HELD, State.FAILED):
+        if event in (Event.EXIT, Event.RETRY):
+            return rule.effects + self._resolve(self._aim or rule.aim or Aim.REST, circumstances)
+        if event is Event.DEMAND and self._aim in (Aim.HOLD, Aim.FAIL):
             return (Effect.REFUSE_WAITING,)
-        if self.state in (State.DRAINING, State.STOPPING) and event in _ORDERS:
-            redirected = TABLE[self._then or State.UNLOADED][event]
-            self._then = redirected.then or redirected.state
-        elif rule.then is not None:
-            self._then = rule.then
-        self.state = rule.state
-        return rule.effects
-
-    def _handle_exit(self, rule: Rule, *, requests_wait: bool) -> tuple[Effect, ...]:
-        self.state = self._then or rule.state
-        self._then = None
+        if self.state is State.BACKOFF and rule.aim is not None:
+            if not _wanted(rule.aim, circumstances):
+                self.state = State.UNLOADED
+            return ()
         effects = rule.effects
-        if self.state is State.UNLOADED and requests_wait and Effect.REFUSE_WAITING not in effects:
-            self.state = State.STARTING
-        if self.state is State.STARTING:
-            effects += (Effect.SPAWN,)
+        if self.state in (_DRAINING, _STOPPING) and event in _REDIRECTED:
+            self._aim = _REDIRECTED[event][self._aim or Aim.REST]
+        elif rule.aim is not None:
+            self._aim = rule.aim
+        elif self._aim is Aim.HOLD and Effect.PARK_RUNNING in effects:
+            # Nobody will resume them.
+            effects = (Effect.PARK_RUNNING, Effect.REFUSE_WAITING, *effects[1:])
+        self.state = rule.state
+        if self.state in (State.UNLOADED, State.HELD, State.FAILED, State.BACKOFF):
+            self._aim = None
         return effects
+
+    def _resolve(self, aim: Aim, circumstances: Circumstances) -> tuple[Effect, ...]:
+        """Enter the state that a process's end leads to."""
+        self._aim = None
+        if aim is Aim.JUDGE and circumstances.verdict in _VERDICTS:
+            self.state, effects = _VERDICTS[circumstances.verdict]
+            return effects
+        if aim in (Aim.HOLD, Aim.FAIL):
+            self.state = State.HELD if aim is Aim.HOLD else State.FAILED
+            return (Effect.REFUSE_WAITING,)
+        if aim is Aim.START or _wanted(aim, circumstances):
+            self.state = State.STARTING
+            return (Effect.SPAWN,)
+        self.state = State.UNLOADED
+        return ()
+
+
+def _wanted(aim: Aim, circumstances: Circumstances) -> bool:
+    return circumstances.requests_wait or (circumstances.kept and aim in (Aim.REVIVE, Aim.JUDGE))
 
 
 def printed() -> Iterator[str]:
@@ -224,9 +309,8 @@ def printed() -> Iterator[str]:
     for state, rules in TABLE.items():
         for event, rule in rules.items():
             effects = ", ".join(rule.effects) or "-"
-            then = f" (then {rule.then})" if rule.then is not None else ""
-            leads_to = f"{rule.state}{then}"
-            yield f"{state:<9} | {event:<31} | {leads_to:<24} | {effects}"
+            leads_to = rule.state if rule.aim is None else f"{rule.state}, then {rule.aim}"
+            yield f"{state:<9} | {event:<31} | {effects:<60} | {leads_to}"
 
 
 if __name__ == "__main__":

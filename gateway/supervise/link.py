@@ -10,6 +10,7 @@ from typing import Final
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from gateway.supervise.flood import FloodGauge
 from protocol.channel import bind_gateway_side, endpoint
 from protocol.codec import ProtocolError, decode_from_worker, encode
 from protocol.messages import Message, WorkerMessage
@@ -36,8 +37,9 @@ class Link:
     ) -> None:
         """Bind the endpoint.
 
-        `on_garbage` gets what is wrong with a frame that is no message. A disconnection is also how
-        ZeroMQ answers a frame over the size limit; what arrived before it has been delivered.
+        `on_garbage` gets what is wrong with a frame that is no message, or is one of a flood;
+        nothing is read after it. A disconnection is also how ZeroMQ answers a frame over the size
+        limit; what arrived before it has been delivered.
         """
         self._path = path
         self.address = endpoint(path)
@@ -46,6 +48,7 @@ class Link:
         self._on_message = on_message
         self._on_garbage = on_garbage
         self._on_disconnect = on_disconnect
+        self._flood = FloodGauge()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket.FD, self._read)
         self._loop.add_reader(self._monitor.FD, self._watch)
@@ -96,15 +99,21 @@ class Link:
             frame = self._socket.recv(zmq.NOBLOCK)
         except zmq.Again:
             return False
+        if (excess := self._flood.count(self._loop.time(), len(frame))) is not None:
+            self._give_up(excess)
+            return False
         try:
             message = decode_from_worker(frame)
         except ProtocolError as error:
-            # What follows a broken frame can't be trusted either.
-            self._reading = False
-            self._on_garbage(str(error))
+            self._give_up(str(error))
             return False
         self._on_message(message)
         return True
+
+    def _give_up(self, reason: str) -> None:
+        # What follows can't be trusted either.
+        self._reading = False
+        self._on_garbage(reason)
 
     def _watch(self) -> None:
         while self._open:

@@ -11,6 +11,5 @@ class Model(Struct, frozen=True):
     """`source` is what a worker loads: an absolute folder, or a repository in the cache."""
 
     id: str
-    number: int
     source: str
     settings: ModelSettings

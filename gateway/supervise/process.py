@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,12 +10,14 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from msgspec import Struct
 
 import gateway
-from gateway.supervise.worker_log import WorkerLog
+from gateway.supervise.identity import ProcessGoneError, identify
+from gateway.supervise.records import WorkerRecord, WorkerRecords
+from gateway.supervise.worker_log import WorkerLog, lines
 
 _WORKER: Final = Path(gateway.__file__).resolve().parent.parent / "worker" / "__main__.py"
 
@@ -47,9 +50,13 @@ class WorkerProcess:
         address: str,
         incarnation: int,
         log: WorkerLog,
+        records: WorkerRecords,
         on_exit: Callable[[ExitStatus], None],
+        *,
+        name: str,
+        spare: bool,
     ) -> None:
-        """Start the process; `on_exit` is called from a thread.
+        """Start the process; `on_exit` is called from a thread. `log` may be replaced later.
 
         Raises:
             OSError: the interpreter can't be started.
@@ -66,6 +73,7 @@ class WorkerProcess:
                 *("--endpoint", address),
                 *("--parent", str(os.getpid())),
                 *("--incarnation", str(incarnation)),
+                *(("--spare",) if spare else ()),
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -73,12 +81,16 @@ class WorkerProcess:
             env=environment,
             close_fds=False,
         )
+        self.log = log
+        self._records = records
+        with contextlib.suppress(ProcessGoneError):
+            records.add(WorkerRecord(identify(self.pid), name))
         self._on_exit = on_exit
         pipe = self._popen.stdout
         if pipe is None:
             raise OSError("the worker's output was not captured")
         self._log_thread = threading.Thread(
-            target=log.read_from, args=(pipe,), name=f"log-{self.pid}", daemon=True
+            target=self._read, args=(pipe,), name=f"log-{self.pid}", daemon=True
         )
         self._log_thread.start()
         threading.Thread(target=self._reap, name=f"reap-{self.pid}", daemon=True).start()
@@ -91,8 +103,13 @@ class WorkerProcess:
         """Signal the process; after its end this does nothing, as Popen remembers the reaping."""
         self._popen.send_signal(number)
 
+    def _read(self, pipe: IO[bytes]) -> None:
+        for line in lines(pipe):
+            self.log.add(line)
+
     def _reap(self) -> None:
         code = self._popen.wait()
+        self._records.remove(self.pid)
         # The last lines explain the exit. A grandchild may hold the pipe open for ever.
         self._log_thread.join(timeout=0.5)
         self._on_exit(

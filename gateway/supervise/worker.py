@@ -13,11 +13,14 @@ import zmq
 
 from gateway.memory.reading import Footprint
 from gateway.state_dir import StateDir
+from gateway.supervise.identity import ProcessIdentity, descendants, send
 from gateway.supervise.ladder import Rung, Step
 from gateway.supervise.link import Link
 from gateway.supervise.process import ExitStatus, WorkerProcess
+from gateway.supervise.records import WorkerRecords
 from gateway.supervise.worker_log import WorkerLog
 from protocol.messages import Heartbeat, Message, Output, Stop, WorkerMessage
+from protocol.signals import DUMP_STACKS
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +37,9 @@ class Supervisor(Protocol):
 
     def worker_misbehaved(self, worker: Worker, reason: str) -> None: ...
 
+    def worker_outlived(self, worker: Worker, step: Step, seconds: float) -> None:
+        """A step of its stop ladder has not ended it."""
+
     def worker_ended(self, worker: Worker, status: ExitStatus) -> None:
         """Comes once, after everything that the worker said."""
 
@@ -46,11 +52,13 @@ class Worker:
         context: zmq.Context[zmq.Socket[bytes]],
         state_dir: StateDir,
         log: WorkerLog,
+        records: WorkerRecords,
         supervisor: Supervisor,
         *,
-        model_number: int,
         incarnation: int,
+        name: str,
         python: str | None,
+        spare: bool,
     ) -> None:
         """Start a worker.
 
@@ -62,9 +70,11 @@ class Worker:
         self.footprint: Footprint | None = None
         self.peak_footprint_bytes = 0
         self.granted_bytes: int | None = None
+        self.fingerprint: str | None = None
         self.tokens_per_s: float | None = None
         self.ended = asyncio.Event()
         self.given_up = False
+        self._descendants: set[ProcessIdentity] = set()
         self._loop = asyncio.get_running_loop()
         self._supervisor = supervisor
         self._last_step_at: float | None = None
@@ -73,7 +83,7 @@ class Worker:
         self._exit_status: ExitStatus | None = None
         self._link = Link(
             context,
-            state_dir.socket_path(model_number, incarnation),
+            state_dir.socket_path(incarnation),
             self._on_message,
             self._on_garbage,
             self._on_disconnect,
@@ -84,7 +94,10 @@ class Worker:
                 self._link.address,
                 incarnation,
                 log,
+                records,
                 self._on_exit_in_thread,
+                name=name,
+                spare=spare,
             )
         except OSError:
             self._link.close()
@@ -97,6 +110,11 @@ class Worker:
     @property
     def last_step_age_s(self) -> float | None:
         return None if self._last_step_at is None else self._loop.time() - self._last_step_at
+
+    def adopt(self, supervisor: Supervisor, log: WorkerLog) -> None:
+        """Give it to another supervisor."""
+        self._supervisor = supervisor
+        self._process.log = log
 
     def send(self, message: Message) -> None:
         if not self._link.send(message) and not self.ended.is_set():
@@ -116,9 +134,21 @@ class Worker:
         self.tokens_per_s = self._tokens / max(now - self._tokens_counted_at, 1e-3)
         self._tokens, self._tokens_counted_at = 0, now
 
+    async def look_for_descendants(self) -> None:
+        """What it has started ends with it, but can't be found any more once it has ended."""
+        found = await asyncio.to_thread(descendants, [self.pid])
+        self.note_descendants(found[self.pid])
+
+    def note_descendants(self, found: set[ProcessIdentity]) -> None:
+        # None may mean that the process has just ended, and that they have lost their parent.
+        self._descendants = found or self._descendants
+
     async def climb(self, rungs: Iterable[Rung]) -> None:
         """End the process, a step after the other until it is gone."""
+        await self.look_for_descendants()
         for rung in rungs:
+            if self.ended.is_set():
+                return
             if rung.step is Step.ASK and not self._link.connected:
                 continue  # It can't hear yet, and holds nothing yet: SIGTERM is as gentle.
             began = self._loop.time()
@@ -127,9 +157,8 @@ class Worker:
                 async with asyncio.timeout(rung.deadline_s):
                     await self.ended.wait()
             except TimeoutError:
-                logger.warning(
-                    "Worker %d outlived %s by %.1f s", self.pid, rung.step, rung.deadline_s
-                )
+                if rung.step is not Step.DUMP:
+                    self._supervisor.worker_outlived(self, rung.step, rung.deadline_s)
                 continue
             seconds = self._loop.time() - began
             logger.info("Worker %d ended %.2f s after %s", self.pid, seconds, rung.step)
@@ -139,6 +168,10 @@ class Worker:
 
     def _take(self, step: Step) -> None:
         match step:
+            case Step.DUMP:
+                self._process.send_signal(DUMP_STACKS)
+                # One that was stopped couldn't.
+                self._process.send_signal(signal.SIGCONT)
             case Step.ASK:
                 self._link.send(Stop())
             case Step.TERMINATE:
@@ -187,4 +220,6 @@ class Worker:
             return
         self.ended.set()
         self._link.close()
+        for process in self._descendants:
+            send(process, signal.SIGKILL)
         self._supervisor.worker_ended(self, self._exit_status)

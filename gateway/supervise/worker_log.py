@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import IO, Final
@@ -14,6 +14,17 @@ _LINES_KEPT: Final = 1000
 _LONGEST_LINE_BYTES: Final = 8192
 _FILE_BYTES: Final = 10_000_000
 _FILES_KEPT: Final = 3
+
+
+def lines(pipe: IO[bytes]) -> Iterator[str]:
+    """A process's output to its end.
+
+    Lines are cut at a bound, since a worker may print without ever ending a line.
+    """
+    with pipe:
+        while line := pipe.readline(_LONGEST_LINE_BYTES):
+            # A progress bar draws itself anew after every carriage return.
+            yield from line.decode("utf-8", "replace").rstrip("\r\n").split("\r")
 
 
 class WorkerLog:
@@ -27,17 +38,6 @@ class WorkerLog:
         self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
         self._followers: set[Callable[[str | None], None]] = set()
         self._lock = threading.Lock()
-
-    def read_from(self, pipe: IO[bytes]) -> None:
-        """Read a worker's output to its end; runs on a thread of its own.
-
-        Lines are cut at a bound, since a worker may print without ever ending a line.
-        """
-        with pipe:
-            while line := pipe.readline(_LONGEST_LINE_BYTES):
-                # A progress bar draws itself anew after every carriage return.
-                for piece in line.decode("utf-8", "replace").rstrip("\r\n").split("\r"):
-                    self.add(piece)
 
     def add(self, line: str) -> None:
         record = logging.LogRecord("worker", logging.INFO, "", 0, line, None, None)

@@ -103,7 +103,9 @@ while True:
     running = start_gateway(models=(), config=_config(interpreter(tmp_path / "bin", code)))
     whole = running.say(QUESTION)
     before = psutil.Process(running.pid).memory_info().rss
-    assert running.order("load", "strange").json()["state"] == "ready"
+    # It is ready for a moment, and then ended for its flood unless that is of lines.
+    running.order("load", "strange")
+    assert running.model("strange")["worker"] or running.model("strange")["last_exit"]
     with Probe(running, "/health") as health:
         for _ in range(3):
             assert running.say(QUESTION) == whole

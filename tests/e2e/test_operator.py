@@ -104,7 +104,22 @@ def test_forced_unload_does_not_wait(gateway: Gateway) -> None:
     stream = open_stream(gateway, STORY, **LONG)
     eventually(lambda: stream.text)
     gateway.order("unload", force=True).raise_for_status()
-    assert stream.join(10).error["code"] == "model_unavailable"
+    assert not stream.done
+    # Who was cut off is still owed the rest, so the model comes back.
+    assert stream.join().done
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_an_unload_that_holds_ends_what_is_cut_off(gateway: Gateway, *, force: bool) -> None:
+    gateway.load()
+    stream = open_stream(gateway, STORY, **LONG)
+    eventually(lambda: stream.text)
+    held = gateway.order("unload", hold=True, force=force).raise_for_status().json()
+    assert held["state"] == "held"
+    stream.join(10)
+    assert stream.done is not force
+    assert (stream.error or {}).get("code") == ("model_unavailable" if force else None)
+    gateway.load()
 
 
 def test_a_held_model_refuses_until_it_is_loaded(gateway: Gateway) -> None:
@@ -123,20 +138,22 @@ def test_restart_gives_a_new_process(gateway: Gateway) -> None:
     after = gateway.order("restart").raise_for_status().json()
     assert after["state"] == "ready"
     assert after["worker"]["pid"] != before["pid"]
-    assert after["worker"]["incarnation"] == before["incarnation"] + 1
+    assert after["worker"]["incarnation"] > before["incarnation"]
     assert not psutil.pid_exists(before["pid"])
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_kill_ends_answers_with_an_error(gateway: Gateway, *, force: bool) -> None:
+def test_answers_survive_a_kill(gateway: Gateway, *, force: bool) -> None:
     pid = gateway.load()["worker"]["pid"]
-    stream = open_stream(gateway, STORY, **LONG)
+    whole = gateway.say(STORY, max_tokens=1000, ignore_eos=True)
+    stream = open_stream(gateway, STORY, max_tokens=1000, ignore_eos=True)
     eventually(lambda: stream.text)
     status = gateway.order("kill", force=force).raise_for_status().json()
-    assert stream.join(10).error is not None
-    assert status["state"] == "unloaded"
+    assert stream.join().text == whole
     assert not psutil.pid_exists(pid)
     assert status["last_exit"]["signal"] == ("SIGKILL" if force else None)
+    killed = gateway.order("kill", force=force).raise_for_status().json()
+    assert killed["state"] == "unloaded", "nobody waits for it"
 
 
 def test_verbs_in_the_middle_of_a_start(gateway: Gateway) -> None:
@@ -152,7 +169,7 @@ def test_a_request_during_the_stop_loads_the_model_again(gateway: Gateway) -> No
     before = gateway.load()["worker"]["incarnation"]
     gateway.order("unload", wait=False)
     assert gateway.say(STORY)
-    assert gateway.model()["worker"]["incarnation"] == before + 1
+    assert gateway.model()["worker"]["incarnation"] > before
 
 
 def test_logs(gateway: Gateway) -> None:
@@ -253,8 +270,15 @@ def test_a_load_that_takes_too_long(start_gateway: Callable[..., Gateway], tmp_p
     answer = running.chat("Hello")
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "load_timeout"
-    assert time.monotonic() - began < 20
-    eventually(lambda: running.model()["worker"] is None, within_s=20)
+    assert answer.headers["x-should-retry"] == "false"
+    assert time.monotonic() - began < 30
+    model = eventually(lambda: (m := running.model())["worker"] is None and m)
+    assert model["state"] == "failed"
+    assert "twice" in model["reason"]
+    assert model["restarts"] == 1
+    began = time.monotonic()
+    assert running.chat("Hello").status_code == 503
+    assert time.monotonic() - began < 2, "no further attempt without an operator"
 
 
 def test_a_model_that_cannot_be_loaded(

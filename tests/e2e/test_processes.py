@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -51,17 +52,14 @@ def test_the_death_of_one_leaves_the_other_alone(gateway: Gateway) -> None:
         eventually(lambda: doomed.text and other.text)
         pid = gateway.worker_pid("demo")
         os.kill(pid, signal.SIGKILL)
-        doomed.join(10)
-        assert not other.done
+        doomed.join()
         other.join()
-    assert other.done
-    assert other.text == undisturbed.text
-    assert other.error is None
     assert not livez.failures
     assert not health.failures
-    assert doomed.error["code"] == "worker_crashed"
-    assert "SIGKILL" in doomed.error["message"]
-    assert not doomed.done
+    assert gateway.model("demo")["last_exit"]["signal"] == "SIGKILL"
+    for stream in (doomed, other):
+        assert (stream.done, stream.error, stream.text) == (True, None, undisturbed.text)
+    assert max(other.gaps_s) < max(doomed.gaps_s), "only one of them had to wait for a worker"
 
 
 def test_an_exit_is_noticed_without_a_request(gateway: Gateway) -> None:
@@ -80,35 +78,31 @@ def test_the_next_request_starts_a_new_incarnation(gateway: Gateway, story: str)
     eventually(lambda: gateway.model("demo")["worker"] is None)
     assert gateway.say(STORY) == story
     after = gateway.model("demo")
-    assert after["worker"]["incarnation"] == before["worker"]["incarnation"] + 1
+    assert after["worker"]["incarnation"] > before["worker"]["incarnation"]
     assert after["restarts"] == before["restarts"] + 1
 
 
-def test_a_request_that_is_not_streamed_gets_a_json_error(gateway: Gateway) -> None:
-    import threading
-
+def test_a_request_that_is_not_streamed_survives_too(gateway: Gateway) -> None:
     gateway.load("demo")
-    answers = []
-    ask = threading.Thread(
-        target=lambda: answers.append(gateway.chat(STORY, max_tokens=1000, ignore_eos=True))
-    )
-    ask.start()
-    eventually(lambda: gateway.model("demo")["active_requests"] == 1)
-    os.kill(gateway.worker_pid("demo"), signal.SIGKILL)
-    ask.join(10)
-    assert answers[0].status_code == 500
-    assert answers[0].json()["error"]["code"] == "worker_crashed"
-    assert answers[0].headers["x-should-retry"] == "false"
+    fields = {"max_tokens": 1000, "ignore_eos": True}
+    undisturbed = gateway.chat(STORY, **fields).json()
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(gateway.chat, STORY, **fields)
+        eventually(lambda: gateway.model("demo")["active_requests"] == 1)
+        os.kill(gateway.worker_pid("demo"), signal.SIGKILL)
+        answer = asked.result(60).raise_for_status().json()
+    assert answer["choices"] == undisturbed["choices"]
+    assert answer["usage"] == undisturbed["usage"]
 
 
 def test_requests_join_a_start_in_progress(gateway: Gateway, story: str) -> None:
     gateway.load("demo")
     gateway.order("unload", "demo").raise_for_status()
     before = gateway.model("demo")
-    starts = gateway.log.count("demo: unloaded -> starting")
+    starts = gateway.log.count("event=start model=demo")
     streams = [open_stream(gateway, STORY) for _ in range(6)]
     assert [stream.join().text for stream in streams] == [story] * 6
-    assert gateway.log.count("demo: unloaded -> starting") == starts + 1
+    assert gateway.log.count("event=start model=demo") == starts + 1
     assert gateway.model("demo")["restarts"] == before["restarts"]
 
 

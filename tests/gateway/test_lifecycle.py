@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections import deque
 
 import pytest
@@ -9,19 +10,23 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from gateway.supervise.lifecycle import (
     TABLE,
+    Circumstances,
     Effect,
     Event,
     ImpossibleTransitionError,
     Lifecycle,
     State,
+    Verdict,
     printed,
 )
 
 _SETTLED = {State.UNLOADED, State.HELD, State.FAILED, State.READY}
-_WITHOUT_PROCESS = {State.UNLOADED, State.HELD, State.FAILED}
+_WITHOUT_PROCESS = {State.UNLOADED, State.HELD, State.FAILED, State.BACKOFF}
+# Requests may wait in these although there is no process: the time to try again will come.
+_PATIENT = {State.BACKOFF}
 _NEEDS_PROCESS = {
     *(Effect.SEND_LOAD, Effect.DISPATCH, Effect.DRAIN),
-    *(Effect.STOP, Effect.KILL, Effect.DESTROY),
+    *(Effect.STOP, Effect.KILL, Effect.DESTROY, Effect.DUMP_AND_DESTROY),
 }
 # What a healthy worker and its supervisor do by themselves, once nobody asks for anything more.
 _FAIR = {
@@ -29,6 +34,7 @@ _FAIR = {
     State.LOADING: Event.LOADED,
     State.DRAINING: Event.EXIT,
     State.STOPPING: Event.EXIT,
+    State.BACKOFF: Event.RETRY,
 }
 _OPERATOR = {
     *(Event.LOAD, Event.UNLOAD, Event.HOLD),
@@ -39,8 +45,9 @@ _OPERATOR = {
 class _World:
     """A model with the process and the requests that the effects are about."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, kept: bool = False) -> None:
         self.lifecycle = Lifecycle()
+        self.kept = kept
         self.process = False
         self.asked_to_end = False
         self.waiting = 0
@@ -52,15 +59,18 @@ class _World:
         events = list(TABLE[self.lifecycle.state])
         if Event.NOT_STARTED in events and self.lifecycle.state is not State.STARTING:
             events.remove(Event.NOT_STARTED)
+        if Event.DRAINED in events and self.running:
+            events.remove(Event.DRAINED)
         return events
 
-    def happen(self, event: Event) -> tuple[Effect, ...]:
+    def happen(self, event: Event, verdict: Verdict = Verdict.RESTART) -> tuple[Effect, ...]:
         if event is Event.DEMAND:
             self.waiting += 1
         if event in (Event.EXIT, Event.NOT_STARTED):
             assert self.process
             self.process = self.asked_to_end = False
-        effects = self.lifecycle.handle(event, requests_wait=self.waiting > 0)
+        requests_wait = self.waiting + self.running > 0
+        effects = self.lifecycle.handle(event, Circumstances(requests_wait, self.kept, verdict))
         for effect in effects:
             self._perform(effect)
         return effects
@@ -76,11 +86,14 @@ class _World:
                 assert not self.asked_to_end
                 self.running += self.waiting
                 self.waiting = 0
-            case Effect.STOP | Effect.KILL | Effect.DESTROY | Effect.DRAIN:
+            case (
+                Effect.STOP | Effect.KILL | Effect.DESTROY | Effect.DUMP_AND_DESTROY | Effect.DRAIN
+            ):
                 self.asked_to_end = True
             case Effect.SEND_LOAD:
                 assert not self.asked_to_end
-            case Effect.END_RUNNING:
+            case Effect.PARK_RUNNING:
+                self.waiting += self.running
                 self.running = 0
             case Effect.REFUSE_WAITING:
                 self.waiting = 0
@@ -89,7 +102,7 @@ class _World:
         state = self.lifecycle.state
         assert self.process == self.lifecycle.alive
         assert self.lifecycle.alive == (state not in _WITHOUT_PROCESS)
-        if state in _WITHOUT_PROCESS:
+        if state in _WITHOUT_PROCESS - _PATIENT:
             assert not self.waiting, f"requests wait for a process that nobody starts: {state}"
         if state is State.READY:
             assert not self.waiting
@@ -108,11 +121,17 @@ class _World:
         assert not self.waiting
 
     def crash_until_settled(self) -> None:
-        """Every process ends as soon as it lives: that also comes to rest."""
-        for _ in range(10):
-            if not self.lifecycle.alive:
+        """Every process ends as soon as it lives: the policy gives up, and that is rest too."""
+        verdicts = iter((Verdict.RESTART, Verdict.BACK_OFF, Verdict.BACK_OFF, Verdict.GIVE_UP))
+        for _ in range(20):
+            if self.lifecycle.state is State.BACKOFF:
+                self.happen(Event.RETRY)
+            elif self.lifecycle.judged:
+                self.happen(Event.EXIT, next(verdicts))
+            elif self.lifecycle.alive:
+                self.happen(Event.EXIT)
+            else:
                 break
-            self.happen(Event.EXIT)
             self.check()
         assert not self.lifecycle.alive
         assert not self.waiting
@@ -125,12 +144,16 @@ class _RandomLife(RuleBasedStateMachine):
         super().__init__()
         self.world = _World()
 
+    @rule(kept=st.booleans())
+    def it_becomes_a_model_to_keep_or_not(self, kept: bool) -> None:
+        self.world.kept = kept
+
     @rule(data=st.data())
     def something_happens(self, data: st.DataObject) -> None:
         for event in data.draw(st.lists(st.sampled_from(list(Event)), min_size=1, max_size=20)):
             if event in self.world.possible:
                 _RandomLife.steps += 1
-                self.world.happen(event)
+                self.world.happen(event, data.draw(st.sampled_from(Verdict)))
                 self.world.check()
             elif event not in TABLE[self.world.lifecycle.state]:
                 self._cannot_happen(event)
@@ -146,7 +169,7 @@ class _RandomLife(RuleBasedStateMachine):
     def _cannot_happen(self, event: Event) -> None:
         before = dict(vars(self.world.lifecycle))
         with pytest.raises(ImpossibleTransitionError, match=self.world.lifecycle.state):
-            self.world.lifecycle.handle(event, requests_wait=self.world.waiting > 0)
+            self.world.lifecycle.handle(event, Circumstances())
         assert vars(self.world.lifecycle) == before
 
     @invariant()
@@ -161,39 +184,49 @@ def test_random_lives():
     run_state_machine_as_test(
         _RandomLife,
         settings=settings(
-            max_examples=500,
+            max_examples=1000,
             stateful_step_count=20,
             deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )
-    assert _RandomLife.steps >= 10_000
+    assert _RandomLife.steps >= 8_000
 
 
-def _after(*events: Event) -> _World:
-    world = _World()
-    for event in events:
-        world.happen(event)
+Step = Event | tuple[Event, Verdict]
+
+
+def _after(*steps: Step, kept: bool = False) -> _World:
+    world = _World(kept=kept)
+    for step in steps:
+        world.happen(*(step if isinstance(step, tuple) else (step,)))
         world.check()
     return world
 
 
 def _key(world: _World) -> tuple[object, ...]:
     hidden = tuple(sorted((name, str(value)) for name, value in vars(world.lifecycle).items()))
-    return (hidden, world.process, world.asked_to_end, world.waiting > 0, world.running > 0)
+    return (
+        hidden,
+        world.kept,
+        world.process,
+        world.asked_to_end,
+        world.waiting > 0,
+        world.running > 0,
+    )
 
 
-def _all_worlds() -> dict[tuple[object, ...], tuple[Event, ...]]:
+def _all_worlds() -> dict[tuple[object, ...], tuple[Step, ...]]:
     """Every situation that events can lead to, and the shortest way there."""
-    ways: dict[tuple[object, ...], tuple[Event, ...]] = {_key(_World()): ()}
-    queue: deque[tuple[Event, ...]] = deque([()])
+    ways: dict[tuple[object, ...], tuple[Step, ...]] = {_key(_World()): ()}
+    queue: deque[tuple[Step, ...]] = deque([()])
     while queue:
         way = queue.popleft()
-        for event in _after(*way).possible:
-            world = _after(*way, event)
+        for event, verdict in itertools.product(_after(*way).possible, Verdict):
+            world = _after(*way, (event, verdict))
             if _key(world) not in ways:
-                ways[_key(world)] = (*way, event)
-                queue.append((*way, event))
+                ways[_key(world)] = (*way, (event, verdict))
+                queue.append((*way, (event, verdict)))
     return ways
 
 
@@ -271,15 +304,60 @@ class TestRules:
         world = _after(Event.LOAD, Event.HELLO, Event.LOADED, Event.RESTART)
         assert world.happen(Event.EXIT)[-1] is Effect.SPAWN
 
-    def test_a_crash_ends_what_runs_and_starts_again_for_what_waits(self):
+    def test_a_crash_parks_what_runs_and_starts_again_for_it(self):
         world = _after(Event.DEMAND, Event.HELLO, Event.LOADED)
-        assert world.happen(Event.EXIT) == (Effect.END_RUNNING,)
+        assert world.happen(Event.EXIT) == (Effect.PARK_RUNNING, Effect.SPAWN)
+        assert (world.waiting, world.running) == (1, 0)
+
+    def test_a_crash_that_nobody_waits_for_leaves_the_model_unloaded(self):
+        world = _after(Event.LOAD, Event.HELLO, Event.LOADED)
+        world.happen(Event.EXIT)
         assert world.lifecycle.state is State.UNLOADED
 
-    def test_a_crash_during_the_load_refuses_what_waits_instead_of_looping(self):
-        world = _after(Event.DEMAND, Event.HELLO)
-        assert world.happen(Event.EXIT) == (Effect.REFUSE_WAITING,)
-        assert world.lifecycle.state is State.UNLOADED
+    def test_a_model_to_keep_comes_back_after_a_crash_and_a_kill_but_not_after_an_unload(self):
+        ready = (Event.LOAD, Event.HELLO, Event.LOADED)
+        for way in ((Event.EXIT,), (Event.KILL, Event.EXIT), (Event.DESTROY, Event.EXIT)):
+            assert _after(*ready, *way, kept=True).lifecycle.state is State.STARTING
+        assert _after(*ready, Event.UNLOAD, Event.EXIT, kept=True).lifecycle.state is State.UNLOADED
+
+    @pytest.mark.parametrize("fault", [Event.EXIT, Event.HUNG, Event.MISBEHAVED])
+    def test_the_policy_decides_what_follows_a_death(self, fault: Event):
+        for verdict, state, waiting in (
+            (Verdict.RESTART, State.STARTING, 1),
+            (Verdict.BACK_OFF, State.BACKOFF, 1),
+            (Verdict.GIVE_UP, State.FAILED, 0),
+        ):
+            world = _after(Event.DEMAND, Event.HELLO, Event.LOADED)
+            if fault is not Event.EXIT:
+                world.happen(fault)
+                assert world.lifecycle.judged
+            world.happen(Event.EXIT, verdict)
+            assert (world.lifecycle.state, world.waiting) == (state, waiting)
+
+    def test_a_death_that_was_ordered_is_not_judged(self):
+        for order in (Event.KILL, Event.UNLOAD, Event.RESTART, Event.HOLD):
+            world = _after(Event.LOAD, Event.HELLO, Event.LOADED, order)
+            assert not world.lifecycle.judged
+
+    def test_a_request_in_a_backoff_waits_for_the_next_attempt(self):
+        world = _after(Event.DEMAND, Event.HELLO, (Event.EXIT, Verdict.BACK_OFF), Event.DEMAND)
+        assert world.lifecycle.state is State.BACKOFF
+        assert world.happen(Event.RETRY) == (Effect.SPAWN,)
+
+    def test_an_unload_ends_a_backoff_that_nobody_waits_for(self):
+        way = (Event.LOAD, Event.HELLO, (Event.EXIT, Verdict.BACK_OFF))
+        assert _after(*way, Event.UNLOAD).lifecycle.state is State.UNLOADED
+        assert _after(*way, Event.KILL).lifecycle.state is State.UNLOADED
+        assert _after(*way, Event.KILL, kept=True).lifecycle.state is State.BACKOFF
+        assert _after(*way, Event.DEMAND, Event.UNLOAD).lifecycle.state is State.BACKOFF
+
+    def test_what_runs_when_a_held_model_is_stopped_is_refused(self):
+        world = _after(Event.DEMAND, Event.HELLO, Event.LOADED, Event.HOLD)
+        assert world.happen(Event.DEADLINE) == (
+            Effect.PARK_RUNNING,
+            Effect.REFUSE_WAITING,
+            Effect.STOP,
+        )
 
     @pytest.mark.parametrize("order", [Event.KILL, Event.DESTROY])
     @pytest.mark.parametrize("drained", [False, True], ids=["in its drain", "while it stops"])
@@ -305,10 +383,10 @@ class TestPrinted:
         ]
         assert len(lines) == len(rules)
         for line, (state, event, wanted) in zip(lines, rules, strict=True):
-            before, what, after, effects = (column.strip() for column in line.split("|"))
+            before, what, effects, after = (column.strip() for column in line.split("|"))
             assert (before, what) == (state, event)
-            assert after.split(" (then ")[0] == wanted.state
-            assert after.endswith(f"(then {wanted.then})") == (wanted.then is not None)
+            assert after.split(", then ")[0] == wanted.state
+            assert after.endswith(f", then {wanted.aim}") == (wanted.aim is not None)
             assert effects == (", ".join(wanted.effects) or "-")
 
     def test_the_columns_stand_under_each_other(self):

@@ -55,6 +55,21 @@ if in_worker():
 """
 
 
+def in_engine_step(code: str) -> str:
+    """Code for `sitecustomize` that runs before every step of a batching engine."""
+    return after_import(
+        "worker.engines.batched",
+        f"""
+        import os, sys, time
+        original = module.BatchedEngine.step
+        def step(self):
+{textwrap.indent(textwrap.dedent(code), " " * 12)}
+            return original(self)
+        module.BatchedEngine.step = step
+        """,
+    )
+
+
 def interpreter(folder: Path, code: str) -> str:
     """An executable to name as a model's `python`: it gets a worker's arguments and runs `code`.
 
@@ -82,7 +97,7 @@ def interpreter(folder: Path, code: str) -> str:
             mlx_lm_version="0", device=Device(name="none", architecture="none")), **fields))
     def ready():
         return Ready(load_s=0.0, weight_bytes=0, context_tokens=100, batching=True,
-                     memory=MlxMemory())
+                     fingerprint='0', memory=MlxMemory())
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "python"

@@ -22,7 +22,10 @@ BULKHEAD = str(Path(sys.executable).with_name("bulkhead"))
 
 
 class Gateway:
-    """`bulkhead serve` on a free port, in a state folder of its own."""
+    """`bulkhead serve` on a free port, in a state folder of its own.
+
+    Without a spare unless told so: its imports would cost each of a hundred gateways two seconds.
+    """
 
     def __init__(
         self,
@@ -43,7 +46,7 @@ class Gateway:
         for model in models:
             command += ["--model", model]
         self.process = subprocess.Popen(
-            [*command, *arguments],
+            [*command, *([] if "--spare" in arguments else ["--spare", "0"]), *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -23,6 +23,8 @@ class Stream:
     error: dict[str, Any] | None = None
     status: int | None = None
     done: bool = False
+    finish_reason: str | None = None
+    usage: dict[str, Any] | None = None
     _thread: threading.Thread | None = None
 
     def join(self, timeout_s: float = 120.0) -> Stream:
@@ -30,6 +32,11 @@ class Stream:
         self._thread.join(timeout_s)
         assert not self._thread.is_alive(), "the stream never ended"
         return self
+
+    @property
+    def outcome(self) -> tuple[object, ...]:
+        """What a client makes of it; equal for equal answers."""
+        return (self.text, self.finish_reason, self.usage, self.error, self.done)
 
     @property
     def gaps_s(self) -> list[float]:
@@ -63,7 +70,9 @@ class Stream:
         elif line.startswith("data: "):
             data = json.loads(line.removeprefix("data: "))
             self.error = data.get("error")
+            self.usage = data.get("usage") or self.usage
             for choice in data.get("choices", []):
+                self.finish_reason = choice["finish_reason"] or self.finish_reason
                 if text := choice["delta"].get("content"):
                     self.arrivals.append(time.monotonic())
                     self.text += text

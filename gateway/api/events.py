@@ -1,0 +1,76 @@
+"""GET /admin/v1/events: what happens, as server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from gateway.dispatch.refusal import Refusal
+from gateway.events import Event, EventLog
+from gateway.supervise.fleet import Fleet
+
+_DEFAULT_RECENT: Final = 100
+# Proxies and clients take a silent connection for a dead one.
+_COMMENT_S: Final = 10.0
+_COMMENT: Final = b": nothing new\n\n"
+
+
+async def events(request: Request) -> Response:
+    """`recent=N` begins with the last N, `follow=0` ends after them. A client that comes back with
+    Last-Event-ID gets what it missed, as far as it is kept.
+    """
+    fleet: Fleet = request.app.state.fleet
+    follows = request.query_params.get("follow", "1") not in ("0", "false")
+    count = _number(request, "recent", 0 if follows else _DEFAULT_RECENT)
+    last_id = request.headers.get("last-event-id", "")
+
+    def kept() -> bytes:
+        log = fleet.events
+        events = log.after(int(last_id)) if last_id.isdecimal() else log.recent(count)
+        return b"".join(map(_message, events))
+
+    if not follows:
+        return Response(kept(), media_type="text/event-stream")
+    return StreamingResponse(
+        _follow(fleet.events, kept),
+        media_type="text/event-stream",
+        headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
+    )
+
+
+async def _follow(log: EventLog, kept: Callable[[], bytes]) -> AsyncIterator[bytes]:
+    with log.follow() as follower:
+        # Only now, so that nothing falls between what is kept and what is followed.
+        yield kept() or _COMMENT
+        while not follower.ended:
+            try:
+                async with asyncio.timeout(_COMMENT_S):
+                    new = await follower.take()
+            except TimeoutError:
+                yield _COMMENT
+                continue
+            if follower.missed:
+                yield f": {follower.missed} events were missed\n\n".encode()
+                follower.missed = 0
+            yield b"".join(map(_message, new))
+
+
+def _message(event: Event) -> bytes:
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.id, event.kind.encode(), event.as_json())
+
+
+def _number(request: Request, name: str, default: int) -> int:
+    text = request.query_params.get(name, str(default))
+    if not text.isdecimal():
+        raise Refusal(
+            "invalid_request_error", f"{name} is {text!r}: send a whole number.", param=name
+        )
+    return int(text)
+
+
+routes = [Route("/events", events)]

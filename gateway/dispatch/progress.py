@@ -1,0 +1,83 @@
+"""How far a request has come, so that another worker can go on with it."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Final
+
+import msgspec
+
+from protocol.messages import Generate, TokenPrompt
+from protocol.tokens import BYTES_PER_TOKEN, pack
+
+# A worker that dies again within so many tokens has died of this request.
+SUSPECT_TOKENS: Final = 32
+
+
+class ModelChangedError(Exception):
+    """What was delivered comes from other weights, another tokenizer or another template."""
+
+
+class Progress:
+    """The rendered prompt, the delivered tokens, and the deaths of workers on the way.
+
+    `delivered` holds token ids. A message names the request by an id of its own each time that it
+    is sent, so that late output for an earlier attempt can't be taken for the present one's.
+    """
+
+    def __init__(self, generate: Generate) -> None:
+        self.delivered = array("I")
+        self._generate = generate
+        self._rendered: TokenPrompt | None = None
+        self._parts = bytearray()
+        self._fingerprint: str | None = None
+        self._attempts = 0
+        self._death_at: int | None = None
+
+    @property
+    def wire_id(self) -> str:
+        """The id that the last message gave it."""
+        return f"{self._generate.request_id}.{self._attempts}"
+
+    @property
+    def rendered(self) -> bool:
+        """The token ids of the whole prompt are known."""
+        return self._rendered is not None or isinstance(self._generate.prompt, TokenPrompt)
+
+    @property
+    def suspect(self) -> bool:
+        """A worker died under it, and it has not come far enough since to be innocent."""
+        return self._death_at is not None and len(self.delivered) - self._death_at < SUSPECT_TOKENS
+
+    def next_message(self, fingerprint: str) -> Generate:
+        """What to send to a worker whose model has this fingerprint.
+
+        Raises:
+            ModelChangedError: part of the answer came from another one.
+        """
+        if fingerprint != self._fingerprint:
+            if self.delivered:
+                raise ModelChangedError
+            self._fingerprint = fingerprint
+            self._rendered = None
+        self._attempts += 1
+        self._parts.clear()
+        return msgspec.structs.replace(
+            self._generate,
+            request_id=self.wire_id,
+            prompt=self._rendered or self._generate.prompt,
+            delivered=pack(self.delivered),
+        )
+
+    def render(self, token_ids: bytes, *, last: bool) -> int:
+        """Take in a part of the rendered prompt; returns how many tokens it has by now."""
+        self._parts += token_ids
+        if last:
+            self._rendered = TokenPrompt(bytes(self._parts))
+        return len(self._parts) // BYTES_PER_TOKEN
+
+    def note_death(self) -> bool:
+        """A worker died under it; True if that is its fault."""
+        guilty = self.suspect
+        self._death_at = len(self.delivered)
+        return guilty

@@ -1,0 +1,41 @@
+"""Requests that have killed workers, kept out for a while, however often a client retries."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+import msgspec
+
+from protocol.messages import Generate
+
+_QUARANTINE_S: Final = 300.0
+_MOST: Final = 16
+
+
+class Quarantine:
+    """Knows a request again by its content. No I/O; the caller brings the time, in seconds."""
+
+    def __init__(self) -> None:
+        self._until: deque[tuple[float, Generate]] = deque(maxlen=_MOST)
+
+    def add(self, generate: Generate, now: float) -> None:
+        self._until.append((now + _QUARANTINE_S, _content(generate)))
+
+    def remaining_s(self, generate: Generate, now: float) -> float | None:
+        """How long the request is kept out yet; None if it may run."""
+        while self._until and self._until[0][0] <= now:
+            self._until.popleft()
+        if not self._until:
+            return None
+        content = _content(generate)
+        return max((until - now for until, each in self._until if each == content), default=None)
+
+    def clear(self) -> None:
+        self._until.clear()
+
+
+def _content(generate: Generate) -> Generate:
+    """Without what differs when a client sends the same body again."""
+    sampling = msgspec.structs.replace(generate.sampling, seed=0)
+    return msgspec.structs.replace(generate, request_id="", sampling=sampling)

@@ -1,0 +1,256 @@
+"""The requests of one model on their way through its workers: queued, sent, parked, resumed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from msgspec import Struct
+
+from gateway.dispatch.progress import SUSPECT_TOKENS, ModelChangedError
+from gateway.dispatch.quarantine import Quarantine
+from gateway.dispatch.queue import QueueFullError, RequestQueue
+from gateway.dispatch.refusal import Refusal
+from gateway.dispatch.request import Request
+from gateway.events import EventLog, Kind
+from protocol.messages import Cancel, Message, Output, Rendered, RequestFailed
+
+logger = logging.getLogger(__name__)
+
+_RETRY_AFTER_S: Final = 5
+
+
+class Connection(Struct, frozen=True):
+    """The worker that requests go to."""
+
+    send: Callable[[Message], None]
+    fingerprint: str
+    context_tokens: int
+
+
+class ProtocolBreachError(Exception):
+    """What the worker said about a request can't be; the text says why."""
+
+
+class Traffic:
+    """Sends requests while there is a connection and keeps them while there is none.
+
+    `changed` is called after every change of the numbers. Everything runs on the event loop.
+    """
+
+    def __init__(
+        self,
+        model_id: str,
+        depth: int,
+        max_concurrency: int,
+        events: EventLog,
+        changed: Callable[[], None],
+    ) -> None:
+        self.last_used_at: float | None = None
+        self._model_id = model_id
+        self._depth = depth
+        self._queue = RequestQueue(depth, max_concurrency)
+        self._quarantine = Quarantine()
+        self._events = events
+        self._changed = changed
+        self._connection: Connection | None = None
+        self._draining = False
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def waiting(self) -> int:
+        return self._queue.waiting
+
+    @property
+    def running(self) -> int:
+        return self._queue.running
+
+    # From clients
+
+    def submit(self, request: Request) -> None:
+        """Take a request in; it is sent by the next `dispatch`. Probes don't count as use.
+
+        Raises:
+            Refusal: the queue is full, or this request has killed workers.
+        """
+        left_s = self._quarantine.remaining_s(request.generate, self._loop.time())
+        if left_s is not None:
+            raise _guilty(self._model_id, f"is kept out for another {left_s:.0f} s")
+        try:
+            self._queue.add(request)
+        except QueueFullError:
+            raise Refusal(
+                "queue_full",
+                f"{self._depth} requests wait for {self._model_id!r} already, as many as its queue "
+                "holds: try again later.",
+                retry_after_s=_RETRY_AFTER_S,
+            ) from None
+        self._note_use(request)
+
+    def cancel(self, request: Request) -> None:
+        """Its client is gone, or it was refused."""
+        if self._queue.remove(request):
+            self._send(Cancel(request_id=request.progress.wire_id))
+            self.dispatch()
+        self._changed()
+
+    def tick(self, now: float, remind_after_s: float) -> None:
+        """Refuse what is overdue; remind the readers of the others that time passes."""
+        for request in self._queue.take_overdue(now):
+            self._refuse(
+                request,
+                Refusal(
+                    "deadline_exceeded",
+                    f"The request waited for {self._model_id!r} until its deadline passed; "
+                    "X-Deadline-S sets another.",
+                    retry_after_s=_RETRY_AFTER_S,
+                ),
+            )
+        for request in self._queue:
+            request.remind(now, remind_after_s)
+
+    # From the worker
+
+    def output(self, message: Output) -> bool:
+        """Whether any of it is for a request that runs. Raises: ProtocolBreachError."""
+        useful = False
+        for delta in message.deltas:
+            request = self._queue.find_running(delta.request_id)
+            if request is None:
+                continue  # Cancelled or parked meanwhile.
+            useful = True
+            progress = request.progress
+            if not progress.rendered:
+                raise ProtocolBreachError("it sent output before the prompt's tokens")
+            request.deliver(delta)
+            self._check_length(len(progress.delivered))
+            if request.over:
+                self._finished(request)
+            elif self._queue.acquit(request):
+                self._send(Cancel(request_id=progress.wire_id))
+                request.park(self._loop.time())
+                self.dispatch()
+        return useful
+
+    def rendered(self, message: Rendered) -> None:
+        """Raises: ProtocolBreachError."""
+        if (request := self._queue.find_running(message.request_id)) is not None:
+            self._check_length(request.progress.render(message.token_ids, last=message.last))
+
+    def failed(self, message: RequestFailed) -> None:
+        if (request := self._queue.find_running(message.request_id)) is not None:
+            request.refuse(Refusal(message.code, message.message))
+            self._finished(request)
+
+    # From the supervisor
+
+    def connect(self, connection: Connection) -> None:
+        self._connection = connection
+        self._draining = False
+        self.dispatch()
+
+    def dispatch(self) -> None:
+        """Send what may run."""
+        connection = None if self._draining else self._connection
+        while connection is not None and (request := self._queue.next()) is not None:
+            try:
+                message = request.progress.next_message(connection.fingerprint)
+            except ModelChangedError:
+                self._refuse(
+                    request,
+                    Refusal(
+                        "model_unavailable",
+                        f"The files of {self._model_id!r} changed while the answer was "
+                        "interrupted, and the rest would come from another model: send the "
+                        "request again.",
+                    ),
+                )
+                continue
+            if request.progress.delivered:
+                self._emit("resume", request)
+            self._queue.run(request)
+            request.start(self._loop.time())
+            connection.send(message)
+
+    def drain(self) -> None:
+        """Send nothing new; what runs may finish."""
+        self._draining = True
+
+    def park(self, *, blame: bool) -> None:
+        """Keep what runs for the next worker. With `blame` this one died by itself: whoever was
+        under it a second time is refused.
+        """
+        self._connection = None
+        now = self._loop.time()
+        parked = []
+        for request in self._queue.take_running():
+            request.park(now)
+            if blame and request.progress.note_death():
+                self._quarantine.add(request.generate, now)
+                self._refuse(request, _guilty(self._model_id, "was ended"))
+            else:
+                parked.append(request)
+                self._emit("park", request)
+        self._queue.park(parked)
+        self._changed()
+
+    def refuse_waiting(self, refusal: Refusal) -> None:
+        for request in self._queue.take_waiting():
+            self._refuse(request, refusal)
+        self._changed()
+
+    def refuse_all(self, refusal: Refusal) -> None:
+        self.refuse_waiting(refusal)
+        for request in self._queue.take_running():
+            self._send(Cancel(request_id=request.progress.wire_id))
+            self._refuse(request, refusal)
+        self._changed()
+
+    def forget_deaths(self) -> None:
+        """The operator has changed something: everybody may try again."""
+        self._quarantine.clear()
+
+    # Inside
+
+    def _finished(self, request: Request) -> None:
+        self._queue.remove(request)
+        self._note_use(request)
+        self.dispatch()
+        self._changed()
+
+    def _note_use(self, request: Request) -> None:
+        if not request.probe:
+            self.last_used_at = time.time()
+
+    def _refuse(self, request: Request, refusal: Refusal) -> None:
+        request.refuse(refusal)
+        self._emit("refuse", request, code=refusal.code)
+
+    def _send(self, message: Message) -> None:
+        if self._connection is not None:
+            self._connection.send(message)
+
+    def _check_length(self, tokens: int) -> None:
+        if self._connection is not None and tokens > self._connection.context_tokens:
+            raise ProtocolBreachError(f"it sent {tokens} tokens for one request")
+
+    def _emit(self, kind: Kind, request: Request, **fields: object) -> None:
+        self._events.emit(
+            kind,
+            self._model_id,
+            request=request.id,
+            delivered_tokens=len(request.progress.delivered),
+            **fields,
+        )
+
+
+def _guilty(model_id: str, what: str) -> Refusal:
+    return Refusal(
+        "worker_crashed",
+        f"Two workers of {model_id!r} died within {SUSPECT_TOKENS} tokens of this request, so it "
+        f"{what}: change it before you send it again.",
+        lasting=True,
+    )

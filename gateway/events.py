@@ -1,0 +1,151 @@
+"""What happens to models and workers: kept for a while, logged, and told to whoever follows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+logger = logging.getLogger(__name__)
+
+Kind: TypeAlias = Literal[
+    "state",
+    "start",
+    "adopt",
+    "ready",
+    "exit",
+    "park",
+    "resume",
+    "refuse",
+    "breaker",
+    "hang",
+    "escalation",
+    "sweep",
+    "spare",
+]
+
+_KEPT: Final = 1000
+# Events that a slow follower may be behind before it misses some.
+_BEHIND: Final = 1000
+_WARNINGS: Final = ("refuse", "breaker", "hang", "escalation", "sweep")
+
+
+class Event(Struct, frozen=True):
+    """`at` is a Unix time in seconds; `fields` depend on the kind."""
+
+    id: int
+    at: float
+    kind: Kind
+    model: str | None
+    fields: dict[str, Any]
+
+    def as_json(self) -> bytes:
+        """One flat object."""
+        return msgspec.json.encode(
+            {
+                "id": self.id,
+                "at": self.at,
+                "event": self.kind,
+                "model": self.model,
+                **self.fields,
+            }
+        )
+
+
+class EventLog:
+    """The last events, in memory. Everything runs on the event loop."""
+
+    def __init__(self) -> None:
+        self._events: deque[Event] = deque(maxlen=_KEPT)
+        self._last_id = 0
+        self._followers: set[Follower] = set()
+
+    def emit(self, kind: Kind, model: str | None, **fields: Any) -> None:
+        self._last_id += 1
+        event = Event(self._last_id, time.time(), kind, model, fields)
+        self._events.append(event)
+        logger.log(_level(event), "%s", _line(event))
+        for follower in self._followers:
+            follower.put(event)
+
+    def recent(self, count: int) -> list[Event]:
+        return list(self._events)[-count:] if count > 0 else []
+
+    def after(self, event_id: int) -> list[Event]:
+        """The kept events that came after the one with this id."""
+        return [each for each in self._events if each.id > event_id]
+
+    @contextmanager
+    def follow(self) -> Iterator[Follower]:
+        follower = Follower()
+        self._followers.add(follower)
+        try:
+            yield follower
+        finally:
+            self._followers.discard(follower)
+
+    def close(self) -> None:
+        """End all followers."""
+        for follower in self._followers:
+            follower.end()
+
+
+class Follower:
+    """Events for one reader, who is told how many it missed if it is too slow."""
+
+    def __init__(self) -> None:
+        self.missed = 0
+        self.ended = False
+        self._events: deque[Event] = deque()
+        self._arrived = asyncio.Event()
+
+    def put(self, event: Event) -> None:
+        if len(self._events) >= _BEHIND:
+            self._events.popleft()
+            self.missed += 1
+        self._events.append(event)
+        self._arrived.set()
+
+    def end(self) -> None:
+        self.ended = True
+        self._arrived.set()
+
+    async def take(self) -> list[Event]:
+        """What has arrived since the last call; nothing once the log is closed."""
+        while not self._events and not self.ended:
+            self._arrived.clear()
+            await self._arrived.wait()
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+
+def _level(event: Event) -> int:
+    if event.kind == "exit":
+        return logging.INFO if event.fields.get("expected") else logging.ERROR
+    return logging.WARNING if event.kind in _WARNINGS else logging.INFO
+
+
+def _line(event: Event) -> str:
+    """Key=value pairs, which people read and tools split."""
+    pairs: dict[str, Any] = {"event": event.kind}
+    if event.model is not None:
+        pairs["model"] = event.model
+    pairs |= event.fields
+    return " ".join(f"{key}={_value(value)}" for key, value in pairs.items() if value is not None)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    text = str(value)
+    plain = text and text.isprintable() and not any(each in text for each in ' "=')
+    return text if plain else json.dumps(text, ensure_ascii=False)

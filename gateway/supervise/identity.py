@@ -1,0 +1,103 @@
+"""Processes that are told from later ones with the same pid."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import psutil
+from msgspec import Struct
+
+
+class ProcessIdentity(Struct, frozen=True):
+    """`started` is compared as it is; what it means depends on the system."""
+
+    pid: int
+    started: str
+
+
+class ProcessGoneError(Exception):
+    """There is no such process."""
+
+
+if sys.platform == "linux":
+    _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    # Of the fields behind the name, which may contain anything: proc_pid_stat(5), field 22.
+    _START_FIELD: Final = 19
+
+    def _started(pid: int) -> str:
+        """Clock ticks since this boot, which no change of the clock touches."""
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+        except OSError as error:
+            raise ProcessGoneError(str(error)) from error
+        return f"{_BOOT_ID}:{stat.rpartition(')')[2].split()[_START_FIELD]}"
+
+else:
+
+    def _started(pid: int) -> str:
+        """The kernel notes the time of the start once, as p_starttime in sysctl's kinfo_proc."""
+        try:
+            return repr(psutil.Process(pid).create_time())
+        except psutil.Error as error:
+            raise ProcessGoneError(str(error)) from error
+
+
+def identify(pid: int) -> ProcessIdentity:
+    """Raises: ProcessGoneError."""
+    return ProcessIdentity(pid, _started(pid))
+
+
+def alive(identity: ProcessIdentity) -> bool:
+    """Whether this very process still runs. A zombie doesn't: it holds nothing."""
+    try:
+        return (
+            _started(identity.pid) == identity.started
+            and psutil.Process(identity.pid).status() != psutil.STATUS_ZOMBIE
+        )
+    except (ProcessGoneError, psutil.Error):
+        return False
+
+
+def send(identity: ProcessIdentity, *signals: signal.Signals) -> None:
+    """Signal this very process, if it still runs."""
+    for number in signals:
+        if alive(identity):
+            # It may end at any time.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(identity.pid, number)
+
+
+def descendants(pids: Iterable[int]) -> dict[int, set[ProcessIdentity]]:
+    """Children, their children and so on, of each of these, from one look at all processes.
+
+    By parentage and not by group: workers share the gateway's group. What has lost its parent
+    belongs to nobody any more, so whoever wants to end it must have looked before.
+    """
+    children: dict[int, list[int]] = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            children.setdefault(process.ppid(), []).append(process.pid)
+    return {pid: set(_identified(_below(pid, children))) for pid in pids}
+
+
+def _below(pid: int, children: dict[int, list[int]]) -> Iterable[int]:
+    unseen = list(children.get(pid, ()))
+    seen: set[int] = set()
+    while unseen:
+        child = unseen.pop()
+        if child not in seen:
+            seen.add(child)
+            unseen += children.get(child, ())
+    return seen
+
+
+def _identified(pids: Iterable[int]) -> Iterable[ProcessIdentity]:
+    for pid in pids:
+        with contextlib.suppress(ProcessGoneError):
+            yield identify(pid)

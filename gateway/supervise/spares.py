@@ -1,0 +1,135 @@
+"""Workers that have done their imports and wait for a model.
+
+The imports take seconds, almost as long as the weights of a small model: a load that adopts a
+spare begins at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from gateway.events import EventLog
+from gateway.supervise import ladder
+from gateway.supervise.hang import HangDetector
+from gateway.supervise.process import ExitStatus
+from gateway.supervise.restarts import Limits, RestartPolicy
+from gateway.supervise.tasks import Tasks
+from gateway.supervise.worker import Supervisor, Worker
+from protocol.messages import Heartbeat, Hello, WorkerMessage
+
+logger = logging.getLogger(__name__)
+
+# Heartbeats come every second: a spare that has been silent for longer is not worth the risk.
+_FRESH_S: Final = 3.0
+
+
+class _Spare:
+    def __init__(self) -> None:
+        self.hello: Hello | None = None
+        self.hang: HangDetector | None = None
+
+
+class Spares:
+    """Keeps so many ready, and supervises them until they are adopted."""
+
+    def __init__(
+        self,
+        count: int,
+        start: Callable[[Supervisor], Worker],
+        limits: Limits,
+        heartbeat_timeout_s: float,
+        events: EventLog,
+    ) -> None:
+        self._count = count
+        self._start = start
+        self._policy = RestartPolicy(limits)
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._events = events
+        self._spares: dict[Worker, _Spare] = {}
+        self._not_before = 0.0
+        self._closing = False
+        self._loop = asyncio.get_running_loop()
+        self._tasks = Tasks("spares")
+
+    @property
+    def workers(self) -> Iterable[Worker]:
+        return tuple(self._spares)
+
+    def take(self) -> tuple[Worker, Hello] | None:
+        """A spare to adopt, with what it said of itself; None if there is none in good health."""
+        now = self._loop.time()
+        for worker, spare in self._spares.items():
+            if spare.hello is None or spare.hang is None or worker.ended.is_set():
+                continue
+            if spare.hang.silence_s(now) < _FRESH_S:
+                del self._spares[worker]
+                return worker, spare.hello
+        return None
+
+    def tick(self, now: float, *, loading: bool) -> None:
+        """Judge the spares, and replace one that is missing unless a model loads just now."""
+        for worker, spare in list(self._spares.items()):
+            if spare.hang is not None and (reason := spare.hang.judge(now, has_work=False)):
+                spare.hang = None
+                self._end(worker, reason)
+        missing = len(self._spares) < self._count
+        if missing and not loading and not self._closing and now >= self._not_before:
+            self._add(now)
+
+    async def close(self) -> None:
+        """End all spares."""
+        self._closing = True
+        await asyncio.gather(*(each.climb(ladder.polite(None)) for each in self.workers))
+        await self._tasks.cancel_all()
+
+    def worker_said(self, worker: Worker, message: WorkerMessage) -> None:
+        if (spare := self._spares.get(worker)) is None:
+            return
+        now = self._loop.time()
+        match message:
+            case Hello():
+                spare.hello = message
+                spare.hang = HangDetector(now, self._heartbeat_timeout_s, float("inf"))
+                self._policy.ready(now)
+                self._events.emit("spare", None, pid=worker.pid, change="ready")
+            case Heartbeat():
+                if spare.hang is not None:
+                    spare.hang.heard(now)
+            case _:
+                self.worker_misbehaved(worker, "it spoke without being asked")
+
+    def worker_misbehaved(self, worker: Worker, reason: str) -> None:
+        self._end(worker, reason)
+
+    def worker_outlived(self, worker: Worker, step: ladder.Step, seconds: float) -> None:
+        self._events.emit("escalation", None, pid=worker.pid, outlived=str(step), seconds=seconds)
+
+    def worker_ended(self, worker: Worker, status: ExitStatus) -> None:
+        if self._spares.pop(worker, None) is None or self._closing:
+            return
+        judgement = self._policy.died(self._loop.time())
+        self._not_before = judgement.until or 0.0
+        self._events.emit(
+            "spare",
+            None,
+            pid=worker.pid,
+            change="lost",
+            status=str(status),
+            verdict=judgement.verdict,
+        )
+
+    def _add(self, now: float) -> None:
+        try:
+            worker = self._start(self)
+        except OSError as error:
+            self._not_before = self._policy.died(now).until or 0.0
+            self._events.emit("spare", None, change="not started", reason=str(error))
+            return
+        self._spares[worker] = _Spare()
+
+    def _end(self, worker: Worker, reason: str) -> None:
+        logger.error("Spare worker %d is ended: %s", worker.pid, reason)
+        self._tasks.start(worker.climb(ladder.hung()), f"end spare {worker.pid}")

@@ -1,0 +1,98 @@
+"""Where workers come from: a spare if there is one, a new process otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterable
+
+import zmq
+
+from gateway.config.settings import Settings
+from gateway.events import EventLog, Kind
+from gateway.state_dir import StateDir
+from gateway.supervise.model import Model
+from gateway.supervise.records import WorkerRecords
+from gateway.supervise.restarts import limits
+from gateway.supervise.spares import Spares
+from gateway.supervise.worker import Supervisor, Worker
+from gateway.supervise.worker_log import WorkerLog
+
+
+class Starter:
+    """Starts all workers of a gateway and numbers them: no two incarnations share a number."""
+
+    def __init__(
+        self, settings: Settings, state_dir: StateDir, records: WorkerRecords, events: EventLog
+    ) -> None:
+        self._state_dir = state_dir
+        self._events = events
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._incarnations = itertools.count(1)
+        self._records = records
+        self._spare_log = WorkerLog(state_dir.spare_log_path)
+        self._spares = Spares(
+            settings.workers.spare,
+            lambda supervisor: self._new(
+                None, self._spare_log, supervisor, name="spare", spare=True
+            ),
+            limits(settings.workers),
+            settings.workers.heartbeat_timeout_s,
+            events,
+        )
+
+    @property
+    def spares(self) -> Iterable[Worker]:
+        return self._spares.workers
+
+    def start(self, model: Model, log: WorkerLog, supervisor: Supervisor) -> Worker:
+        """A worker for this model; what it says from now on, its hello first, goes to `supervisor`.
+
+        Raises:
+            OSError: its interpreter can't be started.
+        """
+        python = model.settings.python
+        adopted = self._spares.take() if python is None else None
+        if adopted is None:
+            worker = self._new(python, log, supervisor, name=model.id, spare=False)
+            kind: Kind = "start"
+        else:
+            worker, hello = adopted
+            worker.adopt(supervisor, log)
+            asyncio.get_running_loop().call_soon(supervisor.worker_said, worker, hello)
+            kind = "adopt"
+        self._events.emit(kind, model.id, pid=worker.pid, incarnation=worker.incarnation)
+        return worker
+
+    def tick(self, now: float, *, loading: bool) -> None:
+        """To be called a few times a second; `loading` says that a model needs the machine."""
+        self._spares.tick(now, loading=loading)
+
+    async def end_spares(self) -> None:
+        await self._spares.close()
+
+    def close(self) -> None:
+        """To be called when no worker is left."""
+        self._spare_log.close()
+        self._context.destroy(linger=0)
+
+    def _new(
+        self,
+        python: str | None,
+        log: WorkerLog,
+        supervisor: Supervisor,
+        *,
+        name: str,
+        spare: bool,
+    ) -> Worker:
+        return Worker(
+            self._context,
+            self._state_dir,
+            log,
+            self._records,
+            supervisor,
+            incarnation=next(self._incarnations),
+            name=name,
+            python=python,
+            spare=spare,
+        )

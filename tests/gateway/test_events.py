@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+
+import msgspec
+import pytest
+
+from gateway.events import EventLog
+
+
+async def test_a_follower_gets_what_comes() -> None:
+    log = EventLog()
+    log.emit("start", "demo", pid=1)
+    with log.follow() as follower:
+        log.emit("exit", "demo", pid=1)
+        log.emit("state", "demo", before="ready", after="unloaded")
+        async with asyncio.timeout(1):
+            assert [each.kind for each in await follower.take()] == ["exit", "state"]
+        waiting = asyncio.create_task(follower.take())
+        await asyncio.sleep(0)
+        log.emit("start", "demo", pid=2)
+        async with asyncio.timeout(1):
+            assert [each.id for each in await waiting] == [4]
+        log.close()
+        async with asyncio.timeout(1):
+            assert await follower.take() == []
+        assert follower.ended
+
+
+async def test_a_slow_follower_misses_the_oldest() -> None:
+    log = EventLog()
+    with log.follow() as follower:
+        for _ in range(1500):
+            log.emit("start", "demo")
+        taken = await follower.take()
+    assert (len(taken), follower.missed, taken[-1].id) == (1000, 500, 1500)
+
+
+def test_what_is_kept_is_bounded() -> None:
+    log = EventLog()
+    for _ in range(1500):
+        log.emit("start", "demo")
+    assert len(log.recent(5000)) == 1000
+    assert [each.id for each in log.recent(2)] == [1499, 1500]
+    assert log.recent(0) == []
+    assert [each.id for each in log.after(1498)] == [1499, 1500]
+    assert log.after(1500) == []
+
+
+def test_one_line_that_tools_can_split(caplog: pytest.LogCaptureFixture) -> None:
+    log = EventLog()
+    with caplog.at_level(logging.INFO):
+        log.emit(
+            "exit", "größe/eins", pid=7, reason='it said "no"\nand went', code=None, after_s=1.5
+        )
+    (line,) = caplog.messages
+    assert line == (
+        r'event=exit model=größe/eins pid=7 reason="it said \"no\"\nand went" after_s=1.500'
+    )
+    assert caplog.records[0].levelno == logging.ERROR
+
+
+def test_one_flat_object() -> None:
+    log = EventLog()
+    log.emit("ready", "demo", pid=7, load_s=0.5)
+    (event,) = log.recent(1)
+    fields = msgspec.json.decode(event.as_json())
+    assert fields == {"id": 1, "at": event.at, "event": "ready", "model": "demo"} | {
+        "pid": 7,
+        "load_s": 0.5,
+    }
+    assert "\n" not in json.dumps(fields)
