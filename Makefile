@@ -7,7 +7,7 @@ EXTRA ?= $(if $(filter Linux,$(UNAME)),cpu,)
 INSTALLED := $(VENV)/.installed-$(or $(EXTRA),default)
 TARGET := .$(if $(EXTRA),[$(EXTRA)],)
 
-.PHONY: install demo serve test test-all check format bench clean
+.PHONY: install demo serve test test-all chaos check format bench bench-swap clean
 
 install: $(INSTALLED)
 
@@ -34,10 +34,13 @@ serve: install
 	$(BIN)/bulkhead serve --model demo
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -m 'not slow and not chaos'
 
 test-all: $(VENV)/.dev
 	$(BIN)/python -m pytest
+
+chaos: $(VENV)/.dev
+	$(BIN)/python -m pytest -m chaos tests/chaos
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -51,6 +54,9 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m bench
+
+bench-swap: $(VENV)/.dev
+	$(BIN)/python -m bench.swap
 
 clean:
 	rm -rf $(VENV) build dist

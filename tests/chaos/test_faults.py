@@ -1,0 +1,284 @@
+"""Every way in which a worker can go wrong, beside a model that must not notice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.support.faults import after_import, in_engine_step, interpreter, sitecustomize
+from tests.support.gateway import Gateway, eventually
+from tests.support.shapes import DEMO
+from tests.support.streams import Stream, open_stream
+
+STORY = "Tell me a story."
+LIMITS = """
+[workers]
+load_timeout_s = 30.0
+restart_limit = 1
+backoff_limit = 1
+backoff_first_s = 0.2
+breaker_retry_s = 300.0
+heartbeat_timeout_s = 3.0
+stall_timeout_s = 3.0
+"""
+TWO = f'[models.demo]\npath = "demo"\n[models.victim]\npath = "{DEMO}"\n'
+BOUND_S = 60.0
+SHORT = (
+    "stopped",
+    "the engine raises",
+    "the engine sleeps",
+    "abort in the load",
+    "abort in the first prefill",
+    "exit 0 at once",
+    "garbage on the first request",
+    "a flood of heartbeats",
+    "nothing is read or said",
+)
+
+
+def _flagged(flag: Path, code: str) -> str:
+    """Code that does something once, in the victim only, when the flag is there."""
+    return f"""
+if os.path.exists({str(flag)!r}):
+    os.unlink({str(flag)!r})
+{textwrap.indent(textwrap.dedent(code), "    ")}
+"""
+
+
+def _ask(gateway: Gateway, model_id: str, **fields: object) -> Stream:
+    return open_stream(
+        gateway,
+        STORY,
+        model_id,
+        ignore_eos=True,
+        stream_options={"include_usage": True},
+        **fields,
+    )
+
+
+class Once(NamedTuple):
+    """A fault that comes once. `code` runs in the victim's engine; none: it is stopped."""
+
+    code: str | None
+    tells: str
+    log: str
+
+
+ONCE = {
+    "stopped": Once(None, "no heartbeat", "most recent call first"),
+    "the engine raises": Once(
+        "raise RuntimeError('a tensor too many')", "exit code 1", "RuntimeError: a tensor too many"
+    ),
+    "the engine sleeps": Once("time.sleep(3600)", "no engine step", "in step"),
+    "the engine spins": Once("while True: pass", "no engine step", "most recent call first"),
+    "abort in a step": Once("os.abort()", "SIGABRT", "Fatal Python error: Aborted"),
+    "exit 0 without a word": Once("os._exit(0)", "exit code 0", ""),
+}
+
+
+def _names(*names: str) -> list[object]:
+    """The first of each kind in the short form, all in the long one."""
+    return [
+        name if name in SHORT else pytest.param(name, marks=pytest.mark.chaos) for name in names
+    ]
+
+
+@pytest.mark.parametrize("name", _names(*ONCE))
+def test_a_fault_that_comes_once(
+    name: str, start_gateway: Callable[..., Gateway], tmp_path: Path, tell: Callable[..., None]
+) -> None:
+    """The victim's answer goes on in another worker, the other model's never stops."""
+    fault = ONCE[name]
+    flag = tmp_path / "flag"
+    running = start_gateway(
+        models=(),
+        config=LIMITS + TWO,
+        environment=sitecustomize(
+            tmp_path / "site", in_engine_step(_flagged(flag, fault.code or "pass"))
+        ),
+    )
+    running.load("demo")
+    running.load("victim")
+    undisturbed = _ask(running, "demo", max_tokens=400).join().outcome
+    victim = _ask(running, "victim", max_tokens=400)
+    eventually(lambda: victim.text)
+    began = time.monotonic()
+    if fault.code is None:
+        os.kill(running.worker_pid("victim"), signal.SIGSTOP)
+    else:
+        flag.touch()
+        eventually(lambda: not flag.exists())
+    other = _ask(running, "demo", max_tokens=400)
+    assert victim.join(BOUND_S).outcome == undisturbed
+    seconds = time.monotonic() - began
+    assert other.join(BOUND_S).outcome == undisturbed
+    model = running.model("victim")
+    assert (model["state"], model["restarts"]) == ("ready", 1)
+    exit_ = model["last_exit"]
+    assert fault.tells in f"{exit_['reason']} signal {exit_['signal']} exit code {exit_['code']}"
+    assert fault.log in "\n".join(exit_["log_tail"])
+    tell(state=model["state"], after=f"{seconds:.1f} s", cause=exit_["reason"])
+
+
+class Always(NamedTuple):
+    """A fault that comes back with each worker."""
+
+    code: str
+    status: int
+    error: str
+    state: str
+    tells: str
+
+
+LOADS = {
+    "abort in the load": Always(
+        after_import("worker.loading", "import os\nmodule.load = lambda *_: os.abort()"),
+        503,
+        "model_unavailable",
+        "failed",
+        "SIGABRT",
+    ),
+    "abort in the imports": Always(
+        after_import("mlx_lm", "import os; os.abort()"),
+        503,
+        "model_unavailable",
+        "failed",
+        "SIGABRT",
+    ),
+    "abort in the first prefill": Always(
+        in_engine_step("os.abort()"), 500, "worker_crashed", "unloaded", "SIGABRT"
+    ),
+    "a sleep in the first prefill": Always(
+        in_engine_step("time.sleep(3600)"), 500, "worker_crashed", "unloaded", "no engine step"
+    ),
+}
+
+# Each has said hello, got its load, and says that it is ready; then it gets one request.
+AFTER_READY = {
+    "exit 0 on the first request": Always(
+        "socket.recv(); sys.exit(0)", 500, "worker_crashed", "unloaded", "exit code 0"
+    ),
+    "garbage on the first request": Always(
+        "socket.recv(); socket.send(b'garbage'); wait()",
+        500,
+        "worker_crashed",
+        "unloaded",
+        "broke the protocol",
+    ),
+    "output before the prompt": Always(
+        "generate = decode_from_gateway(socket.recv())\n"
+        "socket.send(encode(Output(step=1, deltas=(Delta(generate.request_id, (1,), 'x'),))))\n"
+        "wait()",
+        500,
+        "worker_crashed",
+        "unloaded",
+        "before the prompt",
+    ),
+    "a flood of heartbeats": Always(
+        "socket.recv()\nwhile True: socket.send(encode(beat))",
+        500,
+        "worker_crashed",
+        "unloaded",
+        "messages within a second",
+    ),
+    "a flood of output for nobody": Always(
+        "socket.recv()\n"
+        "while True: socket.send(encode(Output(step=1, deltas=(Delta('x', (1,), 'x' * 500000),))))",
+        500,
+        "worker_crashed",
+        "unloaded",
+        "MB of messages within a second",
+    ),
+    "heartbeats, and nothing is read": Always(
+        "while True: socket.send(encode(beat)); time.sleep(0.5)",
+        500,
+        "worker_crashed",
+        "unloaded",
+        "no engine step",
+    ),
+    "nothing is read or said": Always("wait()", 500, "worker_crashed", "unloaded", "no heartbeat"),
+}
+
+
+def _interpreter(folder: Path, code: str) -> str:
+    return interpreter(
+        folder,
+        "from protocol.codec import decode_from_gateway\n"
+        "beat = Heartbeat(step=1, step_age_s=0.0, active=0, waiting=0, memory=MlxMemory())\n"
+        "socket = connect()\n"
+        "socket.send(encode(hello()))\n"
+        "socket.recv()\n"
+        "socket.send(encode(ready()))\n" + code,
+    )
+
+
+@pytest.mark.parametrize("name", _names(*LOADS, *AFTER_READY, "exit 0 at once"))
+def test_a_fault_that_comes_always(
+    name: str, start_gateway: Callable[..., Gateway], tmp_path: Path, tell: Callable[..., None]
+) -> None:
+    """The client gets its error, the model its state, and the other model never stops."""
+    environment: dict[str, str] = {}
+    if name in LOADS:
+        fault = LOADS[name]
+        environment = sitecustomize(tmp_path / "site", _in_victim(fault.code))
+        python = _marked_python(tmp_path / "bin")
+    elif name in AFTER_READY:
+        fault = AFTER_READY[name]
+        python = _interpreter(tmp_path / "bin", fault.code)
+    else:
+        fault = Always("", 503, "model_unavailable", "failed", "exit code 0")
+        python = interpreter(tmp_path / "bin", "")
+    running = start_gateway(
+        models=(),
+        config=f'{LIMITS}{TWO}python = "{python}"\n',
+        environment=environment,
+    )
+    running.load("demo")
+    undisturbed = _ask(running, "demo", max_tokens=400).join().outcome
+    began = time.monotonic()
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(running.chat, STORY, "victim")
+        others = [_ask(running, "demo", max_tokens=400) for _ in range(2)]
+        answer = asked.result(BOUND_S)
+    seconds = time.monotonic() - began
+    assert (answer.status_code, answer.json()["error"]["code"]) == (fault.status, fault.error)
+    assert [each.join(BOUND_S).outcome for each in others] == [undisturbed] * 2
+    # By way of backoff, which ends at once when nobody waits.
+    model = eventually(lambda: (m := running.model("victim"))["state"] == fault.state and m)
+    assert model["worker"] is None
+    exit_ = model["last_exit"]
+    assert fault.tells in f"{exit_['reason']} {exit_['signal']} exit code {exit_['code']}"
+    if fault.state == "failed":
+        assert fault.tells in model["reason"]
+        assert "next attempt comes at" in model["reason"]
+        assert int(answer.headers["retry-after"]) > 200
+        began = time.monotonic()
+        assert running.chat(STORY, "victim").status_code == 503
+        assert time.monotonic() - began < 2, "refused at once"
+    tell(answer=fault.error, state=model["state"], after=f"{seconds:.1f} s")
+
+
+def _in_victim(code: str) -> str:
+    return f"""
+import os
+if "VICTIM" in os.environ:
+{textwrap.indent(code, "    ")}
+"""
+
+
+def _marked_python(folder: Path) -> str:
+    """This interpreter for one model alone, so that a fault knows its worker from others."""
+    folder.mkdir(parents=True)
+    path = folder / "python"
+    path.write_text(f'#!/bin/sh\nVICTIM=1 exec {sys.executable} "$@"\n', "utf-8")
+    path.chmod(0o755)
+    return str(path)

@@ -1,0 +1,85 @@
+"""SIGKILL at a random moment of the stream: nobody's answer changes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support.gateway import Gateway, eventually
+from tests.support.streams import Stream, open_stream
+
+QUESTIONS = ("Tell me a story.", "What is Bulkhead?", "What can you do?", "Hello")
+SAMPLINGS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "seeded": {"temperature": 1.1, "top_p": 0.95},
+}
+TOKENS = 160
+CONFIG = "[workers]\nrestart_limit = 1000\n"
+MIXES = tuple(itertools.product((1, 4, 16), SAMPLINGS))
+
+
+def _open(gateway: Gateway, count: int, sampling: str) -> list[Stream]:
+    return [
+        open_stream(
+            gateway,
+            QUESTIONS[index % len(QUESTIONS)],
+            max_tokens=TOKENS,
+            ignore_eos=True,
+            seed=index,
+            stream_options={"include_usage": True},
+            **SAMPLINGS[sampling],
+        )
+        for index in range(count)
+    ]
+
+
+@pytest.mark.parametrize(
+    "rounds", [pytest.param(1, id="short"), pytest.param(17, id="long", marks=pytest.mark.chaos)]
+)
+@pytest.mark.timeout(1800)
+def test_no_stream_changes(
+    rounds: int, start_gateway: Callable[..., Gateway], tell: Callable[..., None]
+) -> None:
+    """Each round kills once for every mix of stream count and sampling."""
+    gateway = start_gateway("--spare", "1", config=CONFIG)
+    gateway.load()
+    chance = random.Random(rounds)
+    undisturbed, durations_s = {}, {}
+    for count, sampling in MIXES:
+        began = time.monotonic()
+        undisturbed[count, sampling] = [
+            each.join().outcome for each in _open(gateway, count, sampling)
+        ]
+        durations_s[count, sampling] = time.monotonic() - began
+    kills = cut = begun = compared = 0
+    longest_pause_s = 0.0
+    for mix in MIXES * rounds:
+        unfinished: list[Stream] = []
+        while not unfinished:
+            opened = _open(gateway, *mix)
+            eventually(lambda opened=opened: any(each.text for each in opened))
+            time.sleep(chance.random() * durations_s[mix])
+            unfinished = [each for each in opened if each.finish_reason is None]
+            if unfinished:
+                begun += sum(bool(each.text) for each in unfinished)
+                os.kill(gateway.worker_pid(), signal.SIGKILL)
+            assert [each.join().outcome for each in opened] == undisturbed[mix], mix
+        kills += 1
+        compared += len(opened)
+        cut += len(unfinished)
+        longest_pause_s = max(longest_pause_s, *(max(each.gaps_s) for each in unfinished))
+    assert gateway.model()["restarts"] >= kills - 1
+    tell(
+        kills=kills,
+        streams_cut=cut,
+        in_mid_answer=begun,
+        answers_compared=compared,
+        longest_pause=f"{longest_pause_s:.1f} s",
+    )

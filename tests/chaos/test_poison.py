@@ -1,0 +1,88 @@
+"""One request that kills every worker, among eight that have done nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.support.faults import after_import, sitecustomize
+from tests.support.gateway import Gateway, eventually
+from tests.support.streams import Stream, open_stream
+
+POISON = "What do you know about the poisonous prompt?"
+INNOCENT = "Tell me a story."
+
+# Whoever has this prompt in its batch for three steps is gone. It is known by its tokens, since
+# that is all that a second worker gets.
+DEADLY = after_import(
+    "worker.prompts",
+    f"""
+        original = module.prepare
+        def prepare(generate, loaded, *arguments, **named):
+            module.poison = loaded.tokenizer.encode({POISON!r}, add_special_tokens=False)[2:-2]
+            return original(generate, loaded, *arguments, **named)
+        module.prepare = prepare
+        """,
+) + after_import(
+    "worker.engines.batched",
+    """
+        import os, sys
+        add, step = module.BatchedEngine.add, module.BatchedEngine.step
+        state = {"steps": None}
+        def poisoned_add(self, sequence):
+            poison = sys.modules["worker.prompts"].poison
+            ids = sequence.token_ids
+            if any(ids[at : at + len(poison)] == poison for at in range(len(ids))):
+                state["steps"] = 0
+            add(self, sequence)
+        def poisoned_step(self):
+            if state["steps"] is not None:
+                state["steps"] += 1
+                if state["steps"] > 3:
+                    os.abort()
+            return step(self)
+        module.BatchedEngine.add = poisoned_add
+        module.BatchedEngine.step = poisoned_step
+        """,
+)
+
+
+def _innocents(gateway: Gateway) -> list[Stream]:
+    return [
+        open_stream(
+            gateway,
+            INNOCENT,
+            max_tokens=300 + 10 * index,
+            ignore_eos=True,
+            seed=index,
+            temperature=0.0 if index % 2 else 1.0,
+            stream_options={"include_usage": True},
+        )
+        for index in range(8)
+    ]
+
+
+def test_the_poisonous_one_pays_alone(
+    start_gateway: Callable[..., Gateway], tmp_path: Path, tell: Callable[..., None]
+) -> None:
+    gateway = start_gateway("--spare", "1", environment=sitecustomize(tmp_path / "site", DEADLY))
+    gateway.load()
+    undisturbed = [each.join().outcome for each in _innocents(gateway)]
+    began = time.monotonic()
+    innocents = _innocents(gateway)
+    eventually(lambda: all(each.text for each in innocents))
+    poison = gateway.chat(POISON)
+    assert [each.join().outcome for each in innocents] == undisturbed
+    seconds = time.monotonic() - began
+    assert (poison.status_code, poison.json()["error"]["code"]) == (500, "worker_crashed")
+    restarts = gateway.model()["restarts"]
+    assert restarts == 2, "the death among the eight, and the one that proved who it was"
+
+    twin = gateway.chat(POISON)
+    assert (twin.status_code, twin.json()["error"]["code"]) == (500, "worker_crashed")
+    assert twin.headers["x-should-retry"] == "false"
+    assert "is kept out" in twin.json()["error"]["message"]
+    assert gateway.say("What is Bulkhead?")
+    assert gateway.model()["restarts"] == restarts, "the twin was never run"
+    tell(innocents=len(innocents), worker_deaths=restarts, seconds=f"{seconds:.1f}")

@@ -1,0 +1,212 @@
+"""Operators who disagree, clients who come and go: no deadlock, nothing leaked."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.support.faults import sitecustomize
+from tests.support.gateway import Gateway, eventually
+from tests.support.shapes import DEMO
+
+MODELS = ("demo", f"{DEMO}=second", f"{DEMO}=third")
+IDS = ("demo", "second", "third")
+ORDERS = (
+    ("load", {}),
+    ("unload", {}),
+    ("unload", {"force": True}),
+    ("unload", {"hold": True}),
+    ("restart", {}),
+    ("restart", {"force": True}),
+    ("kill", {}),
+    ("kill", {"force": True}),
+)
+STORY = "Tell me a story."
+# A request that meets a hold, a kill or a full queue is told so; nothing else may happen to it.
+EXPECTED_STATUSES = {200, 429, 503, 504}
+LONGEST_S = 90.0
+
+_COUNT_TASKS = """
+import signal
+def count_tasks(*_):
+    import asyncio, gc
+    gc.collect()
+    tasks = [each for each in gc.get_objects() if isinstance(each, asyncio.Task)]
+    with open({path!r}, "a") as file:
+        print(sum(not each.done() for each in tasks), file=file)
+if not in_worker():
+    signal.signal(signal.SIGUSR2, count_tasks)
+"""
+
+
+class Storm:
+    """Threads that order and ask until the time is over."""
+
+    def __init__(self, gateway: Gateway, seed: int, operations: int, seconds: float) -> None:
+        self.problems: list[str] = []
+        self.answers = self.refusals = self.orders = 0
+        self._gateway = gateway
+        self._chance = random.Random(seed)
+        self._lock = threading.Lock()
+        self._left = operations
+        self._pause_s = seconds / operations
+        self._threads = [threading.Thread(target=self._act) for _ in range(8)]
+
+    def run(self) -> None:
+        for thread in self._threads:
+            thread.start()
+        for thread in self._threads:
+            thread.join(LONGEST_S * 3)
+        assert not any(each.is_alive() for each in self._threads), "deadlock"
+
+    def _act(self) -> None:
+        with httpx.Client(base_url=self._gateway.url, timeout=LONGEST_S) as client:
+            while True:
+                with self._lock:
+                    if self._left == 0:
+                        return
+                    self._left -= 1
+                    order = self._chance.random() < 0.5
+                    model_id = self._chance.choice(IDS)
+                    verb, options = self._chance.choice(ORDERS)
+                    leaves = self._chance.random() < 0.3
+                    stream = self._chance.random() < 0.5
+                    pause_s = self._chance.random() * 16 * self._pause_s
+                try:
+                    if order:
+                        self._order(client, model_id, verb, options)
+                    else:
+                        self._ask(client, model_id, stream=stream, leaves=leaves)
+                except (httpx.HTTPError, AssertionError) as error:
+                    self.problems.append(f"{model_id} {verb if order else 'ask'}: {error!r}")
+                time.sleep(pause_s)
+
+    def _order(self, client: httpx.Client, model_id: str, verb: str, options: object) -> None:
+        answer = client.post(f"/admin/v1/models/{model_id}/{verb}", json=options)
+        assert answer.status_code in (200, 503), answer.text
+        self.orders += 1
+
+    def _ask(self, client: httpx.Client, model_id: str, *, stream: bool, leaves: bool) -> None:
+        body = {
+            "model": model_id,
+            "messages": [{"role": "user", "content": STORY}],
+            "stream": stream,
+            "max_tokens": 200,
+        }
+        with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+            assert answer.status_code in EXPECTED_STATUSES, answer.read()
+            if leaves:
+                return
+            text = answer.read().decode()
+        ended = "[DONE]" in text or "finish_reason" in text
+        assert ended or "error" in text, text[-300:]
+        if ended:
+            self.answers += 1
+        else:
+            self.refusals += 1
+
+
+@pytest.mark.parametrize(
+    ("operations", "seconds"),
+    [
+        pytest.param(60, 12, id="short"),
+        pytest.param(200, 60, id="long", marks=pytest.mark.chaos),
+    ],
+)
+@pytest.mark.timeout(600)
+def test_everything_comes_to_rest(
+    operations: int,
+    seconds: float,
+    start_gateway: Callable[..., Gateway],
+    tmp_path: Path,
+    tell: Callable[..., None],
+) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    counts = tmp_path / "tasks"
+    gateway = start_gateway(
+        "--spare",
+        "1",
+        models=MODELS,
+        config="[workers]\nrestart_limit = 1000\n[gateway]\ndrain_s = 5.0\n",
+        environment=sitecustomize(tmp_path / "site", _COUNT_TASKS.format(path=str(counts))),
+    )
+    whole = gateway.say(STORY, max_tokens=200)
+    for each in IDS:
+        gateway.order("unload", each).raise_for_status()
+    before = _resources(gateway, counts)
+
+    began = time.monotonic()
+    storm = Storm(gateway, seed, operations, seconds)
+    storm.run()
+    lasted_s = time.monotonic() - began
+    assert not storm.problems, storm.problems
+
+    for each, (verb, options, state) in zip(IDS, _last_orders(seed), strict=True):
+        gateway.order(verb, each, **options)
+        eventually(lambda e=each, s=state: gateway.model(e)["state"] == s, within_s=30)
+    time.sleep(1)
+    for each, (_, _, state) in zip(IDS, _last_orders(seed), strict=True):
+        assert gateway.model(each)["state"] == state, "it stays there"
+
+    for each in IDS:
+        gateway.load(each)
+        assert gateway.say(STORY, each, max_tokens=200) == whole
+        gateway.order("unload", each).raise_for_status()
+    after = _resources(gateway, counts)
+    assert after == before
+    tell(
+        operations=operations,
+        seconds=f"{lasted_s:.0f}",
+        orders=storm.orders,
+        answers=storm.answers,
+        refusals=storm.refusals,
+        **{name: f"{before[name]} -> {after[name]}" for name in before},
+    )
+
+
+def _last_orders(seed: int) -> list[tuple[str, dict[str, bool], str]]:
+    """Three orders with the states that they ask for."""
+    choices: list[tuple[str, dict[str, bool], str]] = [
+        ("load", {}, "ready"),
+        ("unload", {}, "unloaded"),
+        ("unload", {"hold": True}, "held"),
+        ("restart", {}, "ready"),
+    ]
+    return random.Random(seed).sample(choices, 3)
+
+
+def _resources(gateway: Gateway, counts: Path) -> dict[str, int]:
+    """What a gateway at rest holds: with its spare, and without a connection."""
+    gateway.client.close()
+    gateway.client = httpx.Client(base_url=gateway.url, timeout=120.0)
+    process = psutil.Process(gateway.pid)
+
+    def reading() -> dict[str, int]:
+        seen = len(counts.read_text().split()) if counts.exists() else 0
+        process.send_signal(12)
+        eventually(lambda: counts.exists() and len(counts.read_text().split()) > seen)
+        return {
+            "descriptors": process.num_fds(),
+            "processes": len(process.children(recursive=True)),
+            "sockets": len(list((gateway.state_dir / "run").iterdir())),
+            "records": len(list((gateway.state_dir / "workers").iterdir())),
+            "tasks": int(counts.read_text().split()[-1]),
+        }
+
+    def settled() -> dict[str, int] | None:
+        first = reading()
+        time.sleep(1.5)
+        second = reading()
+        at_rest = first == second and second["processes"] == 1
+        return second if at_rest else None
+
+    result: dict[str, int] = eventually(settled, within_s=60)
+    return result
