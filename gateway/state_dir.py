@@ -64,8 +64,11 @@ class StateDir:
             ) from None
         os.ftruncate(self._lock, 0)
         os.write(self._lock, str(os.getpid()).encode())
-        for stale in self._sockets.iterdir():
-            stale.unlink()
+        try:
+            for stale in self._sockets.iterdir():
+                stale.unlink()
+        except OSError as error:
+            raise StateDirError(f"The state folder {self.path} can't be used: {error}.") from error
 
     def release(self) -> None:
         if self._lock is not None:

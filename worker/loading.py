@@ -21,6 +21,12 @@ from worker.sampling import SamplingDefaults
 # Read between two looks at the stop flag: short against a shutdown, long against the overhead.
 _SLICE_BYTES: Final = 64 << 20
 _LONGEST_REASON: Final = 500
+_SAMPLING_BOUNDS: Final = {
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "top_k": (-1, 1 << 31),
+    "min_p": (0.0, 1.0),
+}
 
 
 class ModelError(Exception):
@@ -68,9 +74,7 @@ def load(
     try:
         before = fingerprint(folder)
         model, config = load_model(folder, lazy=True, trust_remote_code=False)
-        tokenizer = load_tokenizer(
-            folder, {"trust_remote_code": False}, eos_token_ids=config.get("eos_token_id")
-        )
+        tokenizer = _load_tokenizer(folder, config.get("eos_token_id"))
         weight_bytes = _read_weights(model, on_progress, should_stop)
         if fingerprint(folder) != before:
             raise ModelError(f"The files in {folder} changed during the load.", permanent=False)
@@ -82,13 +86,13 @@ def load(
     except Exception as error:
         # Architectures parse config.json each in its own way, and fail in as many.
         raise ModelError(_one_sentence(error)) from error
-    text_config = {**config, **config.get("text_config", {})}
+    text_config = {**config, **_nested(config, "text_config")}
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
         weight_bytes=weight_bytes,
         vocabulary=int(text_config.get("vocab_size", len(tokenizer))),
-        context_tokens=text_config.get("max_position_embeddings"),
+        context_tokens=_context_tokens(text_config),
         fingerprint=before,
         sampling_defaults=_sampling_defaults(folder),
     )
@@ -129,13 +133,42 @@ def _check_files(folder: Path) -> None:
     shards = {path.name for path in folder.glob("model*.safetensors")}
     if index.is_file():
         try:
-            shards |= set(json.loads(index.read_text("utf-8"))["weight_map"].values())
-        except (OSError, ValueError, KeyError, AttributeError) as error:
-            raise ModelError(f"{index} can't be read: {error}") from error
+            names = json.loads(index.read_text("utf-8"))["weight_map"].values()
+            shards |= {_shard_name(each) for each in names}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(f"{index} can't be read: {_one_sentence(error)}") from error
     if not shards:
         raise ModelError(f"{folder} has no weights (model*.safetensors).")
     for name in sorted(shards):
         _check_shard(folder / name)
+
+
+def _shard_name(value: object) -> str:
+    if not isinstance(value, str) or Path(value).name != value:
+        raise ValueError(f"{value!r} is not the name of a file")
+    return value
+
+
+def _load_tokenizer(folder: Path, eos_token_ids: Any) -> Any:
+    try:
+        return load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=eos_token_ids)
+    except Exception as error:
+        # transformers fails on damaged files in as many ways as it has readers.
+        raise ModelError(
+            f"The tokenizer in {folder} can't be loaded: {_one_sentence(error)}"
+        ) from error
+
+
+def _nested(config: dict[str, Any], key: str) -> dict[str, Any]:
+    value = config.get(key) or {}
+    if not isinstance(value, dict):
+        raise ModelError(f"config.json: {key} is {value!r}, and must be an object.")
+    return value
+
+
+def _context_tokens(config: dict[str, Any]) -> int | None:
+    value = config.get("max_position_embeddings")
+    return value if isinstance(value, int) and value > 0 else None
 
 
 def _check_shard(path: Path) -> None:
@@ -172,22 +205,33 @@ def _read_weights(
 
 def _sampling_defaults(folder: Path) -> SamplingDefaults:
     """The author's sampling settings, as other servers of these files apply them."""
+    path = folder / "generation_config.json"
     try:
-        config = json.loads((folder / "generation_config.json").read_text("utf-8"))
+        config = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):
         return SamplingDefaults()
     if not isinstance(config, dict):
         return SamplingDefaults()
     if config.get("do_sample") is False:
         return SamplingDefaults(temperature=0.0)
-    fields = {
-        name: config[name]
-        for name in ("temperature", "top_p", "top_k", "min_p")
-        if isinstance(config.get(name), int | float)
-    }
+    fields: dict[str, Any] = {}
+    for name, (least, most) in _SAMPLING_BOUNDS.items():
+        value = config.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ModelError(f"{path}: {name} is {value!r}, and must be a number.")
+        if not least <= value <= most or (name == "top_k" and value != int(value)):
+            raise ModelError(f"{path}: {name} is {value}, and can't be.")
+        fields[name] = value
+    if (top_k := fields.get("top_k")) is not None:
+        # Some files write -1 for "all".
+        fields["top_k"] = max(0, int(top_k))
     return SamplingDefaults(**fields)
 
 
 def _one_sentence(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(str(error).split())
+    if not text or isinstance(error, KeyError | TypeError | AttributeError):
+        text = f"{type(error).__name__} {text}".strip()
     return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"

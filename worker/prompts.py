@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from jinja2 import TemplateError
 
@@ -15,11 +15,14 @@ from protocol.messages import (
     TextPrompt,
     TokenPrompt,
 )
-from protocol.tokens import unpack
+from protocol.tokens import BYTES_PER_TOKEN, unpack
 from worker.engines.sequence import Sequence
 from worker.loading import LoadedModel
 from worker.sampling import make_sampler
 from worker.text import TextStream
+
+# Vocabularies have runs of spaces as single tokens, the longest known of 128.
+_MOST_CHARACTERS_PER_TOKEN: Final = 128
 
 
 class _PromptError(Exception):
@@ -60,6 +63,7 @@ def prepare(
 
 
 def _prepare(generate: Generate, loaded: LoadedModel, context_tokens: int) -> Prepared:
+    _check_size(generate, context_tokens)
     prompt_ids = _tokenize(generate, loaded.tokenizer)
     delivered = _unpack(generate.delivered)
     if not prompt_ids:
@@ -104,6 +108,25 @@ def _prepare(generate: Generate, loaded: LoadedModel, context_tokens: int) -> Pr
         rendered=not isinstance(generate.prompt, TokenPrompt),
         text=text,
     )
+
+
+def _check_size(generate: Generate, context_tokens: int) -> None:
+    """Refuse what is far too long before the tokenizer spends minutes and gigabytes on it."""
+    match generate.prompt:
+        case ChatPrompt(messages):
+            least_tokens = len(messages)
+            characters = sum(len(each.content) for each in messages)
+        case TextPrompt(text):
+            least_tokens, characters = 1, len(text)
+        case TokenPrompt(packed):
+            least_tokens, characters = len(packed) // BYTES_PER_TOKEN, 0
+    least_tokens = max(least_tokens, characters // _MOST_CHARACTERS_PER_TOKEN)
+    if least_tokens > context_tokens:
+        raise _PromptError(
+            "context_length_exceeded",
+            f"The prompt has at least {least_tokens} tokens; this model's context holds "
+            f"{context_tokens}. Shorten the messages.",
+        )
 
 
 def _unpack(packed: bytes) -> list[int]:

@@ -11,6 +11,8 @@ from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 from protocol.messages import Sampling
 
 _MASK64: Final = (1 << 64) - 1
+# Less is greedy for any two logits that differ; far less makes them infinite.
+_LEAST_TEMPERATURE: Final = 1e-6
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def make_sampler(
     are sampled in one call.
     """
     temperature = defaults.temperature if sampling.temperature is None else sampling.temperature
-    if temperature == 0.0:
+    if temperature < _LEAST_TEMPERATURE:
         return None
     top_k = defaults.top_k if sampling.top_k is None else sampling.top_k
     return KeyedSampler(

@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 
 from gateway.api import events
-from gateway.api.bodies import read_json
+from gateway.api.bodies import read_count, read_json
 from gateway.api.local_only import LocalOnly
 from gateway.api.status import gateway_status, model_status
 from gateway.dispatch.refusal import Refusal
@@ -29,7 +29,7 @@ _LINES_BEHIND: Final = 1000
 _DEFAULT_LINES: Final = 200
 
 
-class Options(Struct):
+class Options(Struct, forbid_unknown_fields=True):
     """`wait`: answer when it is done. `force` and `hold` as in the command line's verbs."""
 
     wait: bool = True
@@ -76,7 +76,7 @@ async def kill(request: Request) -> Response:
 
 async def logs(request: Request) -> Response:
     compartment = _compartment(request)
-    lines = _lines(request)
+    lines = read_count(request, "lines", _DEFAULT_LINES)
     if request.query_params.get("follow") in ("1", "true"):
         return StreamingResponse(_follow(compartment, lines), media_type="text/event-stream")
     return PlainTextResponse("".join(f"{line}\n" for line in compartment.log.tail(lines)))
@@ -109,15 +109,6 @@ async def _after_load(compartment: Compartment, options: Options) -> Response:
 def _end_of_present_worker(compartment: Compartment) -> Callable[[], bool]:
     worker = compartment.worker
     return lambda: worker is None or compartment.worker is not worker or worker.given_up
-
-
-def _lines(request: Request) -> int:
-    text = request.query_params.get("lines", str(_DEFAULT_LINES))
-    if not text.isdecimal():
-        raise Refusal(
-            "invalid_request_error", f"lines is {text!r}: send a whole number.", param="lines"
-        )
-    return int(text)
 
 
 async def _follow(compartment: Compartment, lines: int) -> AsyncIterator[bytes]:

@@ -13,6 +13,9 @@ from gateway.dispatch.refusal import Refusal
 MAX_BODY_BYTES: Final = 32 << 20
 
 _PATH: Final = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+_MISSING: Final = re.compile(r"missing required field `(?P<name>[^`]*)`")
+
+_MOST_DIGITS: Final = 9
 
 T = TypeVar("T")
 
@@ -33,6 +36,8 @@ async def read_json(request: Request, kind: type[T], *, optional: bool = False) 
         place = _PATH.search(text)
         param = place["path"] or None if place else None
         reason = _PATH.sub("", text)
+        if missing := _MISSING.search(reason):
+            param = f"{param}.{missing['name']}" if param else missing["name"]
         named = f"{param}: " if param else ""
         raise Refusal("invalid_request_error", f"{named}{reason}.", param=param) from error
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -52,3 +57,21 @@ async def _read(request: Request) -> bytes:
     except ClientDisconnect:
         raise Refusal("invalid_request_error", "The client left before its body ended.") from None
     return bytes(body)
+
+
+def read_count(request: Request, name: str, default: int) -> int:
+    """A whole number of the query string.
+
+    Raises:
+        Refusal: it is something else.
+    """
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
+        raise Refusal(
+            "invalid_request_error",
+            f"{name} is {text[:100]!r}: send a whole number of at most {_MOST_DIGITS} digits.",
+            param=name,
+        )
+    return int(text)

@@ -23,6 +23,8 @@ from protocol.tokens import LARGEST_TOKEN_ID, pack
 
 # OpenAI's default for this path, which clients of completions know and rely on.
 _DEFAULT_MAX_TOKENS: Final = 16
+# Checked one by one, so their number is checked first.
+_MOST_TOKENS: Final = 2_000_000
 
 
 class CompletionBody(GenerationBody, kw_only=True):
@@ -68,6 +70,12 @@ def _prompt(value: object) -> Prompt:
         value = value[0]
     if isinstance(value, str):
         return TextPrompt(value)
+    if isinstance(value, list) and len(value) > _MOST_TOKENS:
+        raise Refusal(
+            "context_length_exceeded",
+            f"prompt: it has {len(value):,} tokens, more than any model here takes.",
+            param="prompt",
+        )
     if isinstance(value, list) and value and all(type(each) is int for each in value):
         if max(value) > LARGEST_TOKEN_ID or min(value) < 0:
             raise Refusal(

@@ -64,7 +64,11 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     """Starlette's own errors: no such path, no such method."""
     assert isinstance(error, HTTPException)
     code: Code = "method_not_allowed" if error.status_code == 405 else "not_found"
-    return error_response(Refusal(code, f"{error.detail}: {request.method} {request.url.path}."))
+    response = error_response(
+        Refusal(code, f"{error.detail}: {request.method} {request.url.path}.")
+    )
+    response.headers.update(error.headers or {})
+    return response
 
 
 async def on_defect(_request: Request, _error: Exception) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
@@ -10,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from gateway.dispatch.refusal import Refusal
+from gateway.api.bodies import read_count
 from gateway.events import Event, EventLog
 from gateway.supervise.fleet import Fleet
 
@@ -18,6 +19,7 @@ _DEFAULT_RECENT: Final = 100
 # Proxies and clients take a silent connection for a dead one.
 _COMMENT_S: Final = 10.0
 _COMMENT: Final = b": nothing new\n\n"
+_EVENT_ID: Final = re.compile("[0-9]{1,18}")
 
 
 async def events(request: Request) -> Response:
@@ -26,12 +28,12 @@ async def events(request: Request) -> Response:
     """
     fleet: Fleet = request.app.state.fleet
     follows = request.query_params.get("follow", "1") not in ("0", "false")
-    count = _number(request, "recent", 0 if follows else _DEFAULT_RECENT)
+    count = read_count(request, "recent", 0 if follows else _DEFAULT_RECENT)
     last_id = request.headers.get("last-event-id", "")
 
     def kept() -> bytes:
         log = fleet.events
-        events = log.after(int(last_id)) if last_id.isdecimal() else log.recent(count)
+        events = log.after(int(last_id)) if _EVENT_ID.fullmatch(last_id) else log.recent(count)
         return b"".join(map(_message, events))
 
     if not follows:
@@ -62,15 +64,6 @@ async def _follow(log: EventLog, kept: Callable[[], bytes]) -> AsyncIterator[byt
 
 def _message(event: Event) -> bytes:
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.id, event.kind.encode(), event.as_json())
-
-
-def _number(request: Request, name: str, default: int) -> int:
-    text = request.query_params.get(name, str(default))
-    if not text.isdecimal():
-        raise Refusal(
-            "invalid_request_error", f"{name} is {text!r}: send a whole number.", param=name
-        )
-    return int(text)
 
 
 routes = [Route("/events", events)]

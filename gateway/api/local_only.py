@@ -29,12 +29,19 @@ class LocalOnly:
         host, origin = headers.get("host", ""), headers.get("origin")
         if _host_name(f"//{host}") not in LOOPBACK_NAMES:
             refusal = Refusal("permission_denied", f"The Host {host!r} is not this machine.")
-        elif origin is not None and urlsplit(origin).netloc != host:
+        elif origin is not None and _authority(origin) != host:
             refusal = Refusal("permission_denied", f"The Origin {origin!r} is not this server.")
         else:
             await self._app(scope, receive, send)
             return
         await error_response(refusal)(scope, receive, send)
+
+
+def _authority(url: str) -> str | None:
+    try:
+        return urlsplit(url).netloc
+    except ValueError:
+        return None
 
 
 def _host_name(url: str) -> str | None:

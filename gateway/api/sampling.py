@@ -13,10 +13,13 @@ from gateway.dispatch.refusal import Refusal
 from protocol.messages import Generate, Prompt, Sampling
 
 _MOST_STOPS: Final = 16
+# A machine is built from them before the answer begins, and its size grows with theirs.
+_LONGEST_STOP: Final = 1000
+_LARGEST_COUNT: Final = (1 << 31) - 1
 
 Probability = Annotated[float, Meta(ge=0, le=1)]
-Tokens = Annotated[int, Meta(ge=1)]
-StopSequence = Annotated[str, Meta(min_length=1)]
+Tokens = Annotated[int, Meta(ge=1, le=_LARGEST_COUNT)]
+StopSequence = Annotated[str, Meta(min_length=1, max_length=_LONGEST_STOP)]
 Stop = StopSequence | Annotated[list[StopSequence], Meta(max_length=_MOST_STOPS)] | None
 
 
@@ -33,7 +36,7 @@ class GenerationBody(Struct, kw_only=True):
     max_tokens: Tokens | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=_LARGEST_COUNT)] | None = None
     min_p: Probability | None = None
     stop: Stop = None
     seed: int | None = None
@@ -44,9 +47,12 @@ class GenerationBody(Struct, kw_only=True):
     logit_bias: Any = None
     presence_penalty: Any = None
     frequency_penalty: Any = None
+    repetition_penalty: Any = None
     response_format: Any = None
     tools: Any = None
+    tool_choice: Any = None
     functions: Any = None
+    function_call: Any = None
     best_of: Any = None
     echo: Any = None
     suffix: Any = None
@@ -63,9 +69,12 @@ _NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
     "logit_bias": ({},),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "tools": ([],),
+    "tool_choice": ("none", "auto"),
     "functions": ([],),
+    "function_call": ("none", "auto"),
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
@@ -81,7 +90,7 @@ def check_supported(body: GenerationBody) -> None:
     if body.n not in (None, 1):
         raise Refusal(
             "invalid_request_error",
-            f"n is {body.n}: one answer a request is supported; send {body.n} requests instead.",
+            f"n is {body.n}: one answer a request is supported; for more send more requests.",
             param="n",
         )
     for name, neutral in _NEUTRAL.items():

@@ -21,15 +21,23 @@ def model_from_flag(text: str) -> tuple[str, str]:
     A folder that exists is taken as it is, whatever signs its name has.
     """
     source, separator, model_id = text.rpartition("=")
-    if not separator or Path(text).is_dir():
+    if not separator or _is_folder(text):
         return _default_id(text), text
     return model_id or _default_id(source), source
 
 
 def _default_id(source: str) -> str:
-    if _REPOSITORY.fullmatch(source) and not Path(source).is_dir():
+    if _REPOSITORY.fullmatch(source) and not _is_folder(source):
         return source.rpartition("/")[2]
-    return Path(source).expanduser().resolve().name
+    # Not resolved: a link to a folder has a name of its own.
+    return Path(os.path.abspath(Path(source).expanduser())).name  # noqa: PTH100
+
+
+def _is_folder(text: str) -> bool:
+    try:
+        return Path(text).is_dir()
+    except OSError:
+        return False  # Too long for a name, for one.
 
 
 def locate(source: str) -> str:
@@ -38,16 +46,18 @@ def locate(source: str) -> str:
     Raises:
         ValueError: with a sentence that says what was looked for, and what to do.
     """
-    if source == DEMO_ID and not Path(source).is_dir():
+    if not source.strip():
+        raise ValueError("It is empty: name a model's folder or a repository.")
+    if source == DEMO_ID and not _is_folder(source):
         return str(DEMO_FOLDER)
     folder = Path(source).expanduser()
-    if folder.is_dir():
+    if _is_folder(str(folder)):
         return str(folder.resolve())
-    if folder.exists():
+    if os.path.exists(folder):  # noqa: PTH110 - unlike Path's this one never raises.
         raise ValueError(
             f"{source} is a file: name the folder that holds config.json and the weights."
         )
-    if not _REPOSITORY.fullmatch(source):
+    if not _REPOSITORY.fullmatch(source) or source.startswith("."):
         raise ValueError(f"There is no model folder {source}.")
     snapshots = _hugging_face_cache() / f"models--{source.replace('/', '--')}" / "snapshots"
     if not snapshots.is_dir():
@@ -60,7 +70,7 @@ def locate(source: str) -> str:
 
 def _hugging_face_cache() -> Path:
     """As huggingface_hub finds it, which is too large to import for this."""
-    if "HF_HUB_CACHE" in os.environ:
-        return Path(os.environ["HF_HUB_CACHE"])
+    if cache := os.environ.get("HF_HUB_CACHE"):
+        return Path(cache)
     home = os.environ.get("HF_HOME")
     return Path(home or Path.home() / ".cache" / "huggingface") / "hub"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+from urllib.parse import quote
 
 import msgspec
 import platformdirs
@@ -13,6 +14,9 @@ import platformdirs
 from gateway.config.models import model_from_flag
 from gateway.config.settings import ConfigError, Flags, ModelSettings, Section, Settings
 from gateway.config.sizes import parse_size
+
+# File names have 255 bytes on either system, and a suffix follows.
+_LONGEST_ID: Final = 200
 
 
 def read_settings(flags: Flags, environment: Mapping[str, str]) -> Settings:
@@ -23,7 +27,8 @@ def read_settings(flags: Flags, environment: Mapping[str, str]) -> Settings:
     """
     path, required = _config_path(flags, environment)
     draft = _Draft(path, _read_file(path, required=required))
-    state_dir = environment.get("BULKHEAD_STATE_DIR")
+    # A variable that is set to nothing is one that isn't set.
+    state_dir = environment.get("BULKHEAD_STATE_DIR") or None
     draft.overlay("BULKHEAD_STATE_DIR", "gateway", "state_dir", state_dir)
     flagged_dir = None if flags.state_dir is None else str(flags.state_dir)
     draft.overlay("--state-dir", "gateway", "state_dir", flagged_dir)
@@ -39,8 +44,8 @@ def read_settings(flags: Flags, environment: Mapping[str, str]) -> Settings:
 def _config_path(flags: Flags, environment: Mapping[str, str]) -> tuple[Path, bool]:
     if flags.config is not None:
         return flags.config, True
-    if "BULKHEAD_CONFIG" in environment:
-        return Path(environment["BULKHEAD_CONFIG"]), True
+    if path := environment.get("BULKHEAD_CONFIG"):
+        return Path(path), True
     return platformdirs.user_config_path("bulkhead") / "config.toml", False
 
 
@@ -106,6 +111,7 @@ class _Draft:
         if not self._mistakes:
             settings = Settings(**sections)
             self._check_sizes(settings)
+            self._check_ids(settings)
             self._check_aliases(settings)
         if self._mistakes:
             raise ConfigError(self._mistakes)
@@ -143,6 +149,15 @@ class _Draft:
                 parse_size(value, total)
             except ValueError as error:
                 self._complain(f"memory.{key}", str(error))
+
+    def _check_ids(self, settings: Settings) -> None:
+        for model_id in settings.models:
+            if not 0 < len(quote(model_id, safe="")) <= _LONGEST_ID:
+                self._complain(
+                    f'models."{model_id[:40]}"',
+                    f"an id has 1 to {_LONGEST_ID} characters, as log files are named after it "
+                    "(others than ASCII count several times)",
+                )
 
     def _check_aliases(self, settings: Settings) -> None:
         taken = {model_id: model_id for model_id in settings.models}

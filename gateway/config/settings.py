@@ -10,6 +10,7 @@ from msgspec import Meta, Struct, field
 Seconds: TypeAlias = Annotated[float, Meta(ge=0)]
 Count: TypeAlias = Annotated[int, Meta(ge=0)]
 Positive: TypeAlias = Annotated[int, Meta(ge=1)]
+Tokens: TypeAlias = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
 Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
 
 
@@ -58,7 +59,7 @@ class ModelSettings(Section, frozen=True):
     ttl_s: Seconds = 0.0
     priority: int = 0
     max_concurrency: Positive = 32
-    context_tokens: Positive = 32768
+    context_tokens: Tokens = 32768
     python: str | None = None
 
 

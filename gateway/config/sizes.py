@@ -18,8 +18,10 @@ _UNITS: Final = {
     "GIB": 2**30,
     "TIB": 2**40,
 }
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
-_PERCENT: Final = re.compile(r"(\d+(?:\.\d+)?)\s*%")
+_SIZE: Final = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]*)")
+_PERCENT: Final = re.compile(r"(\d{1,3}(?:\.\d{1,20})?)\s*%")
+# What any system counts memory in.
+_LARGEST_BYTES: Final = (1 << 63) - 1
 
 
 def parse_size(value: int | str, total_bytes: int | None = None) -> int:
@@ -38,7 +40,10 @@ def parse_size(value: int | str, total_bytes: int | None = None) -> int:
     if size is None or size[2].upper() not in _UNITS:
         expected = "bytes, a size such as 12GB" + ("" if total_bytes is None else ", or 75%")
         raise ValueError(f"{text!r} is not a size: write {expected}")
-    return int(float(size[1]) * _UNITS[size[2].upper()])
+    size_bytes = int(float(size[1]) * _UNITS[size[2].upper()])
+    if size_bytes > _LARGEST_BYTES:
+        raise ValueError(f"{text!r} is more than any machine has")
+    return size_bytes
 
 
 def format_size(size_bytes: int) -> str:

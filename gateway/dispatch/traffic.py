@@ -171,9 +171,9 @@ class Traffic:
                 continue
             if request.progress.delivered:
                 self._emit("resume", request)
+            connection.send(message)
             self._queue.run(request)
             request.start(self._loop.time())
-            connection.send(message)
 
     def drain(self) -> None:
         """Send nothing new; what runs may finish."""

@@ -167,3 +167,41 @@ class TestSizes:
     )
     def test_formatting(self, size: int, text: str) -> None:
         assert format_size(size) == text
+
+
+class TestOddThings:
+    @pytest.mark.parametrize("text", ["9" * 400, "100000000000GB", "1" * 25])
+    def test_sizes_that_no_machine_has(self, text: str) -> None:
+        with pytest.raises(ValueError, match=r"is not a size|more than any machine"):
+            parse_size(text, 1)
+
+    def test_a_context_beyond_counting(self, file: Path) -> None:
+        (mistake,) = _mistakes(
+            file, '[models.a]\npath = "demo"\ncontext_tokens = 100000000000000\n'
+        )
+        assert "context_tokens" in mistake
+
+    @pytest.mark.parametrize("model_id", ["x" * 300, "ö" * 40])
+    def test_ids_that_no_file_can_have(self, file: Path, model_id: str) -> None:
+        (mistake,) = _mistakes(file, "", models=(f"demo={model_id}",))
+        assert "an id has 1 to 200 characters" in mistake
+
+    def test_an_empty_path(self) -> None:
+        with pytest.raises(ValueError, match="It is empty"):
+            locate("")
+
+    def test_no_advice_to_download_a_folder(self) -> None:
+        with pytest.raises(ValueError, match=r"^There is no model folder ./nosuch.$"):
+            locate("./nosuch")
+
+    def test_a_link_has_a_name_of_its_own(self, tmp_path: Path) -> None:
+        link = tmp_path / "llama"
+        link.symlink_to(DEMO_FOLDER)
+        assert model_from_flag(str(link)) == ("llama", str(link))
+
+    def test_variables_set_to_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+        empty = {"BULKHEAD_CONFIG": "", "BULKHEAD_STATE_DIR": ""}
+        assert read_settings(Flags(), empty) == read_settings(Flags(), {})

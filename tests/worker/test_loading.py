@@ -11,6 +11,7 @@ import pytest
 
 from tests.support import shapes
 from worker.loading import LoadAbandonedError, ModelError, load
+from worker.sampling import SamplingDefaults
 
 
 def _config(folder: Path, **fields: object) -> None:
@@ -26,6 +27,16 @@ def _truncate(folder: Path) -> None:
 def _remove_tokenizer(folder: Path) -> None:
     for path in folder.glob("token*"):
         path.unlink()
+
+
+def _generation(**fields: object) -> Callable[[Path], object]:
+    return lambda folder: (folder / "generation_config.json").write_text(json.dumps(fields))
+
+
+def _index(weight_map: object) -> Callable[[Path], object]:
+    return lambda folder: (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": weight_map})
+    )
 
 
 def _name_missing_shard(folder: Path) -> None:
@@ -46,6 +57,20 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
         "model.safetensors is damaged",
     ),
     "a missing shard": (_name_missing_shard, "model-00002-of-00002.safetensors is missing"),
+    "a shard that is a number": (_index({"a": 5}), "5 is not the name of a file"),
+    "a shard elsewhere": (_index({"a": "../b.safetensors"}), "is not the name of a file"),
+    "an empty tokenizer": (
+        lambda each: (each / "tokenizer.json").write_text("{}"),
+        "tokenizer in",
+    ),
+    "a text configuration that is a list": (
+        lambda each: _config(each, text_config=["x"]),
+        "text_config is ['x']",
+    ),
+    "top_p over 1": (_generation(top_p=5), "top_p is 5"),
+    "half a top_k": (_generation(top_k=5.5), "top_k is 5.5"),
+    "min_p as text": (_generation(min_p="low"), "min_p is 'low'"),
+    "no number for a temperature": (_generation(temperature=True), "temperature is True"),
     "weights of another shape": (lambda each: _config(each, hidden_size=256), "shape"),
     "code of its own": (lambda each: _config(each, model_file="evil.py"), "custom module"),
 }
@@ -80,3 +105,18 @@ def test_progress_and_abandonment(tmp_path: Path) -> None:
     assert progress[-1] == (loaded.weight_bytes, loaded.weight_bytes)
     with pytest.raises(LoadAbandonedError):
         load(str(folder), lambda _done, _total: None, lambda: True)
+
+
+def test_sampling_settings_of_the_author(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(shapes.DEMO, folder)
+    _generation(temperature=0.7, top_k=-1, top_p=None, min_p=0)(folder)
+    defaults = load(str(folder), lambda _done, _total: None, lambda: False).sampling_defaults
+    assert defaults == SamplingDefaults(temperature=0.7, top_k=0, min_p=0)
+
+
+def test_a_context_that_cannot_be_is_none(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(shapes.DEMO, folder)
+    _config(folder, max_position_embeddings=-5)
+    assert load(str(folder), lambda _done, _total: None, lambda: False).context_tokens is None

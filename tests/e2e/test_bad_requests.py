@@ -1,0 +1,103 @@
+"""Requests that can't be served: a clear answer, and nothing that stays behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.gateway import Gateway
+
+COMPLETION = {"model": "demo", "prompt": "Hello", "max_tokens": 1}
+CHAT = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
+
+BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "more tokens than 64 bits hold": ({"max_tokens": 1 << 76}, "max_tokens"),
+    "a top_k that 64 bits don't hold": ({"top_k": 1 << 64}, "top_k"),
+    "a token id that 32 bits don't hold": ({"prompt": [1 << 32]}, "prompt"),
+    "a negative token id": ({"prompt": [-1]}, "prompt"),
+    "a long stop sequence": ({"stop": "x" * 1001}, "stop"),
+    "a penalty": ({"repetition_penalty": 1.5}, "repetition_penalty"),
+    "no prompt": ({"prompt": ...}, "prompt"),
+    "no model": ({"model": ...}, "model"),
+    "none at all": ({"n": 0}, "n"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_COMPLETIONS)
+def test_completions(name: str, gateway: Gateway) -> None:
+    changes, param = BAD_COMPLETIONS[name]
+    body = {key: value for key, value in {**COMPLETION, **changes}.items() if value is not ...}
+    for _ in range(3):
+        answer = gateway.client.post("/v1/completions", json=body)
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
+        assert (error["code"], error["param"]) == ("invalid_request_error", param)
+        assert error["message"]
+    model = gateway.model()
+    assert (model["active_requests"], model["queue_depth"]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"messages": [{"role": "user"}, {}]}, "messages[1].role"),
+        ({"messages": ...}, "messages"),
+        ({"tool_choice": "required"}, "tool_choice"),
+    ],
+)
+def test_chats(changes: dict[str, Any], param: str, gateway: Gateway) -> None:
+    body = {key: value for key, value in {**CHAT, **changes}.items() if value is not ...}
+    answer = gateway.client.post("/v1/chat/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {**COMPLETION, "prompt": "x" * (4 << 20)},
+        {**COMPLETION, "prompt": [1] * 3_000_000},
+        {**COMPLETION, "prompt": [1] * 100_000},
+    ],
+    ids=["text", "three million tokens", "a hundred thousand tokens"],
+)
+def test_far_too_long(body: dict[str, Any], gateway: Gateway) -> None:
+    before = gateway.load()["worker"]["footprint_bytes"]
+    answer = gateway.client.post("/v1/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+    after = gateway.order("load").json()["worker"]["peak_footprint_bytes"]
+    assert after - before < 100e6, "it was refused before it was tokenized"
+
+
+def test_far_too_many_messages(gateway: Gateway) -> None:
+    messages = [{"role": "user", "content": ""}] * 50_000
+    answer = gateway.client.post("/v1/chat/completions", json={**CHAT, "messages": messages})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def test_almost_no_temperature_is_greedy(gateway: Gateway) -> None:
+    greedy = gateway.say("What is Bulkhead?", temperature=0.0)
+    assert gateway.say("What is Bulkhead?", temperature=1e-39, seed=1) == greedy
+
+
+@pytest.mark.parametrize("digits", ["x", "-1", "9" * 5000, "\u0661"])
+def test_counts(digits: str, gateway: Gateway) -> None:
+    for path, name in (("models/demo/logs", "lines"), ("events", "recent")):
+        answer = gateway.client.get(f"/admin/v1/{path}?follow=0&{name}={digits}")
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+
+
+def test_an_origin_that_is_none(gateway: Gateway) -> None:
+    answer = gateway.client.get("/admin/v1/status", headers={"Origin": "http://["})
+    assert answer.status_code == 403
+
+
+def test_orders_with_misspelt_options(gateway: Gateway) -> None:
+    answer = gateway.client.post("/admin/v1/models/demo/load", json={"wiat": False})
+    assert answer.status_code == 400
+    assert "wiat" in answer.json()["error"]["message"]
+
+
+def test_a_wrong_method_says_which_are_right(gateway: Gateway) -> None:
+    answer = gateway.client.get("/v1/completions")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
