@@ -1,0 +1,260 @@
+"""Which models may hold memory: an account of what is granted, and who gets it next.
+
+No I/O and no clock here; `gateway.memory.steward` feeds it and does what it decides. Times are
+seconds on the caller's clock, sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from msgspec import Struct
+
+
+@dataclass
+class Claim:
+    """A model that waits for memory, since when, and how much its requests matter."""
+
+    model_id: str
+    needed_bytes: int
+    priority: int
+    since: float
+
+
+@dataclass
+class Holder:
+    """A model whose process has memory, or is about to take it."""
+
+    model_id: str
+    granted_bytes: int
+    priority: int
+    pinned: bool
+    reload_s: float = 0.0
+    footprint_bytes: int = 0
+    ready_at: float | None = None
+    ending: bool = False
+    busy: bool = False
+    last_used: float = 0.0
+
+    @property
+    def committed_bytes(self) -> int:
+        """A fresh worker reads its weights later: what it was granted counts from the start."""
+        return max(self.granted_bytes, self.footprint_bytes)
+
+
+class Admit(Struct, frozen=True):
+    """It may start; the bytes are reserved."""
+
+    model_id: str
+    granted_bytes: int
+
+
+class Evict(Struct, frozen=True):
+    """It has to go for another; nothing is free until it is gone."""
+
+    model_id: str
+    for_model_id: str
+    busy: bool
+
+
+class Refuse(Struct, frozen=True):
+    """It can't be admitted whatever is evicted."""
+
+    model_id: str
+    needed_bytes: int
+    possible_bytes: int
+
+
+# A busy model keeps its place for this part of the patience, else two that displace each other would
+# do nothing but load.
+_SLICE: Final = 0.25
+
+Decision: TypeAlias = Admit | Evict | Refuse
+
+
+class Admission:
+    """The ledger, and the decisions that keep it within the budget.
+
+    The sum of what is committed never passes the budget by an admission. Whoever waits gets
+    memory in the order of priority, then of time; but those that have waited for `patience_s` come
+    first, and only they, or a higher priority, may displace a model that is busy. Memory that is
+    becoming free for one isn't given to another behind it; while one waits for busy models, others
+    that fit may pass.
+    """
+
+    def __init__(self, budget_bytes: int, patience_s: float, spare_bytes: int = 0) -> None:
+        """`spare_bytes` is what workers without a model hold."""
+        self.budget_bytes = budget_bytes
+        self.stranded_bytes = 0
+        self.spare_bytes = spare_bytes
+        self._patience_s = patience_s
+        self._claims: dict[str, Claim] = {}
+        self._holders: dict[str, Holder] = {}
+
+    # What others ask
+
+    @property
+    def claims(self) -> Iterable[Claim]:
+        return self._claims.values()
+
+    @property
+    def holders(self) -> Iterable[Holder]:
+        return self._holders.values()
+
+    @property
+    def committed_bytes(self) -> int:
+        held = sum(each.committed_bytes for each in self._holders.values())
+        return held + self.spare_bytes
+
+    @property
+    def usable_bytes(self) -> int:
+        """The budget less what no process holds and nobody can give back."""
+        return max(0, self.budget_bytes - self.stranded_bytes)
+
+    @property
+    def free_bytes(self) -> int:
+        return self.usable_bytes - self.committed_bytes
+
+    def holder(self, model_id: str) -> Holder | None:
+        return self._holders.get(model_id)
+
+    # What happens
+
+    def ask(self, model_id: str, needed_bytes: int, priority: int, now: float) -> None:
+        """A model wants to be loaded. Asking again changes its priority and not its turn."""
+        if model_id in self._holders:
+            raise ValueError(f"{model_id} holds memory already")
+        claim = self._claims.setdefault(
+            model_id, Claim(model_id, needed_bytes, priority, since=now)
+        )
+        claim.needed_bytes = needed_bytes
+        claim.priority = priority
+
+    def withdraw(self, model_id: str) -> None:
+        """It doesn't want to be loaded any more."""
+        self._claims.pop(model_id, None)
+
+    def note(self, model_id: str, *, priority: int, busy: bool, last_used: float) -> None:
+        """How much a model matters at present."""
+        if (claim := self._claims.get(model_id)) is not None:
+            claim.priority = priority
+        if (holder := self._holders.get(model_id)) is not None:
+            holder.priority = priority
+            holder.busy = busy
+            holder.last_used = last_used
+
+    def describe(self, model_id: str, *, pinned: bool, reload_s: float) -> None:
+        if (holder := self._holders.get(model_id)) is not None:
+            holder.pinned = pinned
+            holder.reload_s = reload_s
+
+    def note_footprint(self, model_id: str, footprint_bytes: int) -> None:
+        if (holder := self._holders.get(model_id)) is not None:
+            holder.footprint_bytes = footprint_bytes
+
+    def ready(self, model_id: str, now: float) -> None:
+        """It is loaded, so it may be asked to go."""
+        self._holders[model_id].ready_at = now
+
+    def ending(self, model_id: str) -> None:
+        """Its process is on its way out."""
+        if (holder := self._holders.get(model_id)) is not None:
+            holder.ending = True
+
+    def gone(self, model_id: str) -> None:
+        """Its process has ended: what it held is free."""
+        self._holders.pop(model_id, None)
+
+    # Decisions
+
+    def decide(self, now: float) -> list[Decision]:
+        """What follows from all that; to be called after each change, and as time passes.
+
+        What it decides is entered into the account at once, so no two decisions use the same
+        bytes.
+        """
+        decisions: list[Decision] = []
+        unclaimed_bytes = self.free_bytes
+        coming_bytes = sum(e.committed_bytes for e in self._holders.values() if e.ending)
+        for claim in self._in_turn(now):
+            if claim.needed_bytes > (possible := self._possible_bytes()):
+                del self._claims[claim.model_id]
+                decisions.append(Refuse(claim.model_id, claim.needed_bytes, possible))
+                continue
+            if claim.needed_bytes <= unclaimed_bytes:
+                decisions.append(self._admit(claim))
+                unclaimed_bytes -= claim.needed_bytes
+                continue
+            missing_bytes = claim.needed_bytes - max(unclaimed_bytes, 0) - max(coming_bytes, 0)
+            if missing_bytes > 0:
+                victims = self._victims(claim, missing_bytes, now)
+                if not victims and not self._overdue(claim, now):
+                    continue  # Busy models are in its way. Others may pass until its turn.
+                for victim in victims:
+                    victim.ending = True
+                    coming_bytes += victim.committed_bytes
+                    decisions.append(Evict(victim.model_id, claim.model_id, victim.busy))
+            # It waits, and what is free or coming is its own.
+            taken_bytes = min(max(unclaimed_bytes, 0), claim.needed_bytes)
+            coming_bytes -= claim.needed_bytes - taken_bytes
+            unclaimed_bytes -= claim.needed_bytes
+        return decisions
+
+    def _admit(self, claim: Claim) -> Admit:
+        del self._claims[claim.model_id]
+        self._holders[claim.model_id] = Holder(
+            claim.model_id, claim.needed_bytes, claim.priority, pinned=False, busy=True
+        )
+        return Admit(claim.model_id, claim.needed_bytes)
+
+    def _in_turn(self, now: float) -> list[Claim]:
+        def turn(claim: Claim) -> tuple[bool, int, float]:
+            overdue = self._overdue(claim, now)
+            return (not overdue, 0 if overdue else -claim.priority, claim.since)
+
+        return sorted(self._claims.values(), key=turn)
+
+    def _overdue(self, claim: Claim, now: float) -> bool:
+        return now - claim.since >= self._patience_s
+
+    def _possible_bytes(self) -> int:
+        """What a model could get at best."""
+        staying = sum(
+            each.committed_bytes
+            for each in self._holders.values()
+            if each.pinned and not each.ending
+        )
+        return self.usable_bytes - self.spare_bytes - staying
+
+    def _victims(self, claim: Claim, missing_bytes: int, now: float) -> list[Holder]:
+        """The smallest set that is enough, the least missed first; nothing if none is."""
+        candidates = sorted(
+            (each for each in self._holders.values() if self._may_displace(claim, each, now)),
+            key=lambda each: (each.busy, each.priority, each.last_used, each.reload_s),
+        )
+        chosen: list[Holder] = []
+        chosen_bytes = 0
+        for holder in candidates:
+            if chosen_bytes >= missing_bytes:
+                break
+            chosen.append(holder)
+            chosen_bytes += holder.committed_bytes
+        if chosen_bytes < missing_bytes:
+            return []
+        # The last ones may have been large enough to spare some of the first; busy ones foremost.
+        for holder in sorted(chosen, key=lambda each: (not each.busy, -each.priority)):
+            if chosen_bytes - holder.committed_bytes >= missing_bytes:
+                chosen.remove(holder)
+                chosen_bytes -= holder.committed_bytes
+        return chosen
+
+    def _may_displace(self, claim: Claim, holder: Holder, now: float) -> bool:
+        if holder.pinned or holder.ending or holder.ready_at is None:
+            return False
+        if not holder.busy:
+            return True
+        if now - holder.ready_at < self._patience_s * _SLICE:
+            return False
+        return claim.priority > holder.priority or self._overdue(claim, now)
