@@ -67,8 +67,8 @@ class Refuse(Struct, frozen=True):
     possible_bytes: int
 
 
-# A busy model keeps its place for this part of the patience, else two that displace each other would
-# do nothing but load.
+# A busy model keeps its place for this part of the patience: two that displace each other would
+# otherwise do nothing but load.
 _SLICE: Final = 0.25
 
 Decision: TypeAlias = Admit | Evict | Refuse

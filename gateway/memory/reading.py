@@ -1,8 +1,12 @@
-"""What a reading of a process's memory gives, on every system."""
+"""What readings of memory give, on every system."""
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 from msgspec import Struct
+
+Pressure: TypeAlias = Literal["normal", "warn", "critical"]
 
 
 class Footprint(Struct, frozen=True):
@@ -14,3 +18,7 @@ class Footprint(Struct, frozen=True):
 
 class FootprintError(Exception):
     """The footprint can't be read. Never taken for 0: that would be memory which came back."""
+
+
+class HostError(Exception):
+    """A figure of the machine can't be read."""

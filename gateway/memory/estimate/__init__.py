@@ -1,0 +1,1 @@
+"""What a model will take, from its files and without MLX."""

@@ -1,0 +1,183 @@
+"""Bytes of caches, against what mlx-lm's own caches hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model
+
+from gateway.memory.estimate.cache import cache_shape
+from gateway.memory.estimate.estimate import estimate
+from gateway.memory.estimate.learned import Learned, Measured
+from gateway.memory.estimate.weights import EstimateError, read_weights
+from tests.support import shapes
+
+BUILT: dict[str, Callable[[Path], Path]] = {
+    "demo": lambda _: shapes.DEMO,
+    "sparse": lambda folder: shapes.sparse(folder, 4),
+    "sliding window": shapes.sliding_window,
+    "state space": shapes.state_space,
+    "chunked attention": shapes.chunked_attention,
+}
+
+_BASE = {
+    "vocab_size": 704,
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 4096,
+}
+CONFIGURED: dict[str, dict[str, Any]] = {
+    "no groups": {**_BASE, "model_type": "llama", "num_key_value_heads": 4},
+    "heads of another size": {
+        **_BASE,
+        "model_type": "qwen3",
+        "head_dim": 32,
+        "tie_word_embeddings": True,
+    },
+    "half windows": {
+        **_BASE,
+        "model_type": "gpt_oss",
+        "head_dim": 16,
+        "sliding_window": 32,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+    },
+    "gated delta net": {
+        **_BASE,
+        "model_type": "qwen3_next",
+        "head_dim": 16,
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "linear_conv_kernel_dim": 4,
+        "num_experts": 2,
+        "num_experts_per_tok": 1,
+        "decoder_sparse_step": 1,
+        "shared_expert_intermediate_size": 32,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": 32,
+        "partial_rotary_factor": 0.5,
+        "full_attention_interval": 4,
+    },
+    "latent": {
+        **_BASE,
+        "model_type": "deepseek_v3",
+        "moe_intermediate_size": 32,
+        "n_shared_experts": None,
+        "n_routed_experts": None,
+        "kv_lora_rank": 32,
+        "q_lora_rank": None,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 16,
+        "qk_nope_head_dim": 16,
+        "first_k_dense_replace": 4,
+    },
+}
+
+
+def _held_bytes(model: Any, tokens: int) -> int:
+    caches = make_prompt_cache(model)
+    for begin in range(0, tokens - 1, 256):
+        ids = mx.array([[5] * min(256, tokens - 1 - begin)])
+        mx.eval(model(ids, cache=caches))
+    # Windows are cut back to their size with the first token that is generated.
+    mx.eval(model(mx.array([[5]]), cache=caches))
+    return sum(each.nbytes for each in caches)
+
+
+def _model(config: dict[str, Any]) -> Any:
+    from mlx_lm.utils import _get_classes
+
+    model_class, arguments = _get_classes(config)
+    return model_class(arguments.from_dict(config))
+
+
+@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.parametrize("tokens", [200, 1000])
+def test_caches_of_the_shapes_that_tests_build(name: str, tokens: int, tmp_path: Path) -> None:
+    folder = BUILT[name](tmp_path / "model")
+    model, config = load_model(folder)
+    shape = cache_shape(config, 4)
+    assert shape.sequence_bytes(tokens) == pytest.approx(_held_bytes(model, tokens), rel=0.05)
+
+
+@pytest.mark.parametrize("name", CONFIGURED)
+@pytest.mark.parametrize("tokens", [200, 1000])
+def test_caches_of_other_architectures(name: str, tokens: int) -> None:
+    config = CONFIGURED[name]
+    expected = _held_bytes(_model(config), tokens)
+    assert cache_shape(config, 4).sequence_bytes(tokens) == pytest.approx(expected, rel=0.05)
+
+
+def test_weights_are_those_of_the_headers(tmp_path: Path) -> None:
+    arrays = {
+        "a.weight": mx.zeros((64, 8), mx.uint32),
+        "a.scales": mx.zeros((64, 1), mx.bfloat16),
+        "a.biases": mx.zeros((64, 1), mx.bfloat16),
+    }
+    mx.save_safetensors(str(tmp_path / "model-00001-of-00002.safetensors"), arrays)
+    mx.save_safetensors(
+        str(tmp_path / "model-00002-of-00002.safetensors"), {"b": mx.zeros(10, mx.float32)}
+    )
+    weights = read_weights(tmp_path)
+    assert weights.bytes == 64 * 8 * 4 + 2 * 64 * 2 + 40
+    assert weights.element_bytes == 2
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff" * 100, b"\x02\0\0\0\0\0\0\0[]", b'\x09\0\0\0\0\0\0\0{"a": {}}']
+)
+def test_damaged_headers(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(EstimateError):
+        read_weights(tmp_path)
+
+
+def test_no_weights_and_no_configuration(tmp_path: Path) -> None:
+    with pytest.raises(EstimateError, match="no weights"):
+        estimate(tmp_path, 100, None)
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), {"b": mx.zeros(10)})
+    with pytest.raises(EstimateError, match=r"config.json can't be read"):
+        estimate(tmp_path, 100, None)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(EstimateError, match="no configuration"):
+        estimate(tmp_path, 100, None)
+
+
+def test_the_sum() -> None:
+    result = estimate(shapes.DEMO, 32768, None)
+    config = json.loads((shapes.DEMO / "config.json").read_text())
+    assert result.context_tokens == config["max_position_embeddings"]
+    assert sum(each.bytes for each in result.lines) == result.full_bytes
+    assert result.idle_bytes < result.full_bytes
+
+
+def test_what_was_measured_goes_before_what_is_calculated() -> None:
+    calculated = estimate(shapes.DEMO, 4096, None)
+    idle = estimate(shapes.DEMO, 4096, Measured(70_000_000))
+    assert idle.idle_bytes == 70_000_000
+    more = calculated.full_bytes - calculated.idle_bytes
+    assert idle.full_bytes == 70_000_000 + more
+    assert estimate(shapes.DEMO, 4096, Measured(1, 2)).full_bytes == 2
+
+
+def test_it_is_remembered(tmp_path: Path) -> None:
+    path = tmp_path / "learned.json"
+    Learned(path).put("a", Measured(1, 2))
+    assert Learned(path).get("a") == Measured(1, 2)
+    assert Learned(path).get("b") is None
+    path.write_bytes(b"{")
+    assert Learned(path).get("a") is None
