@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 Kind: TypeAlias = Literal[
     "state",
+    "admit",
+    "evict",
     "start",
     "adopt",
     "ready",

@@ -55,7 +55,7 @@ def address(listener: socket.socket) -> str:
 def run(
     models: list[Model],
     settings: Settings,
-    budget_bytes: int | None,
+    budget_bytes: int,
     state_dir: StateDir,
     listener: socket.socket,
 ) -> None:

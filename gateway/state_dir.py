@@ -83,6 +83,11 @@ class StateDir:
         return self._logs / f"{quote(model_id, safe=' ')}.log"
 
     @property
+    def learned_path(self) -> Path:
+        """What models took, as measured."""
+        return self.path / "learned.json"
+
+    @property
     def spare_log_path(self) -> Path:
         """No model's: quoted ids have no parentheses."""
         return self._logs / "(spare).log"

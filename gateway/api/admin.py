@@ -44,7 +44,7 @@ async def status(request: Request) -> Response:
 async def load(request: Request) -> Response:
     compartment, options = await _target(request)
     compartment.load()
-    return await _after_load(compartment, options)
+    return await _after_load(request, compartment, options)
 
 
 async def unload(request: Request) -> Response:
@@ -53,7 +53,7 @@ async def unload(request: Request) -> Response:
     compartment.unload(hold=options.hold, force=options.force)
     if options.wait:
         await compartment.until(ended)
-    return _json(model_status(compartment))
+    return _json(model_status(compartment, request.app.state.fleet))
 
 
 async def restart(request: Request) -> Response:
@@ -62,7 +62,7 @@ async def restart(request: Request) -> Response:
     compartment.restart(force=options.force)
     if options.wait:
         await compartment.until(ended)
-    return await _after_load(compartment, options)
+    return await _after_load(request, compartment, options)
 
 
 async def kill(request: Request) -> Response:
@@ -71,7 +71,7 @@ async def kill(request: Request) -> Response:
     compartment.kill(force=options.force)
     if options.wait:
         await compartment.until(ended)
-    return _json(model_status(compartment))
+    return _json(model_status(compartment, request.app.state.fleet))
 
 
 async def logs(request: Request) -> Response:
@@ -92,7 +92,7 @@ async def _target(request: Request) -> tuple[Compartment, Options]:
     return compartment, await read_json(request, Options, optional=True)
 
 
-async def _after_load(compartment: Compartment, options: Options) -> Response:
+async def _after_load(request: Request, compartment: Compartment, options: Options) -> Response:
     if options.wait:
         await compartment.until(lambda: compartment.state in _SETTLED)
         if compartment.state is not State.READY:
@@ -103,7 +103,7 @@ async def _after_load(compartment: Compartment, options: Options) -> Response:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FIRST_READING_S):
                 await compartment.until_measured()
-    return _json(model_status(compartment))
+    return _json(model_status(compartment, request.app.state.fleet))
 
 
 def _end_of_present_worker(compartment: Compartment) -> Callable[[], bool]:

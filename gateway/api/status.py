@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 
-import psutil
 from msgspec import Struct
 
 from gateway.supervise.compartment import Compartment, LastExit
@@ -66,12 +65,13 @@ def gateway_status(fleet: Fleet) -> Status:
         uptime_s=time.time() - fleet.started_at,
         state=fleet.phase,
         memory=_memory_status(fleet),
-        models=[model_status(each) for each in fleet.compartments.values()],
+        models=[model_status(each, fleet) for each in fleet.compartments.values()],
     )
 
 
-def model_status(compartment: Compartment) -> ModelStatus:
+def model_status(compartment: Compartment, fleet: Fleet) -> ModelStatus:
     worker = compartment.worker
+    estimated = fleet.steward.estimates.get(compartment.model.id)
     return ModelStatus(
         id=compartment.model.id,
         state=compartment.state,
@@ -79,7 +79,7 @@ def model_status(compartment: Compartment) -> ModelStatus:
         pinned=compartment.model.settings.pinned,
         queue_depth=compartment.traffic.waiting,
         active_requests=compartment.traffic.running,
-        estimate_bytes=None,
+        estimate_bytes=None if estimated is None else estimated.full_bytes,
         last_used_at=compartment.traffic.last_used_at,
         worker=None if worker is None else _worker_status(worker),
         restarts=compartment.restarts,
@@ -103,17 +103,17 @@ def _worker_status(worker: Worker) -> WorkerStatus:
 
 
 def _memory_status(fleet: Fleet) -> MemoryStatus:
-    host = psutil.virtual_memory()
+    host, admission = fleet.host, fleet.steward.admission
     workers = fleet.workers
     footprints = [each.footprint for each in workers]
     known = [each.current_bytes for each in footprints if each is not None]
     return MemoryStatus(
-        total_bytes=host.total,
-        budget_bytes=fleet.budget_bytes,
-        granted_bytes=sum(each.granted_bytes or 0 for each in workers),
+        total_bytes=host.total_bytes,
+        budget_bytes=admission.budget_bytes,
+        granted_bytes=sum(each.granted_bytes for each in admission.holders),
         # A sum with a worker left out would be a number that looks like an answer.
         footprint_bytes=sum(known) if len(known) == len(footprints) else None,
-        available_bytes=host.available,
-        stranded_bytes=None,
-        pressure=None,
+        available_bytes=host.available_bytes,
+        stranded_bytes=admission.stranded_bytes,
+        pressure=host.pressure,
     )

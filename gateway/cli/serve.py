@@ -96,10 +96,11 @@ def _models(settings: Settings) -> list[Model]:
     return models
 
 
-def _budget_bytes(settings: Settings) -> int | None:
+def _budget_bytes(settings: Settings) -> int:
+    total_bytes = psutil.virtual_memory().total
     if settings.memory.budget == "auto":
-        return None
-    return parse_size(settings.memory.budget, psutil.virtual_memory().total)
+        return max(0, total_bytes - parse_size(settings.memory.headroom))
+    return parse_size(settings.memory.budget, total_bytes)
 
 
 def _fail(mistakes: list[str], *, status: int) -> NoReturn:

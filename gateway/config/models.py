@@ -68,6 +68,20 @@ def locate(source: str) -> str:
     return source
 
 
+def find_folder(located: str) -> Path:
+    """The folder behind what `locate` gave: of a repository, the revision that `main` names.
+
+    Raises:
+        OSError: there is none any more.
+    """
+    folder = Path(located)
+    if folder.is_absolute():
+        return folder
+    repository = _hugging_face_cache() / f"models--{located.replace('/', '--')}"
+    revision = (repository / "refs" / "main").read_text("ascii").strip()
+    return repository / "snapshots" / revision
+
+
 def _hugging_face_cache() -> Path:
     """As huggingface_hub finds it, which is too large to import for this."""
     if cache := os.environ.get("HF_HUB_CACHE"):

@@ -38,6 +38,7 @@ class ProtocolBreachError(Exception):
 class Traffic:
     """Sends requests while there is a connection and keeps them while there is none.
 
+    `last_used_at` is a Unix time, `last_used` the same on the event loop's clock, both in seconds.
     `changed` is called after every change of the numbers. Everything runs on the event loop.
     """
 
@@ -50,6 +51,7 @@ class Traffic:
         changed: Callable[[], None],
     ) -> None:
         self.last_used_at: float | None = None
+        self.last_used = 0.0
         self._model_id = model_id
         self._depth = depth
         self._queue = RequestQueue(depth, max_concurrency)
@@ -224,6 +226,7 @@ class Traffic:
     def _note_use(self, request: Request) -> None:
         if not request.probe:
             self.last_used_at = time.time()
+            self.last_used = self._loop.time()
 
     def _refuse(self, request: Request, refusal: Refusal) -> None:
         request.refuse(refusal)

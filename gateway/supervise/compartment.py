@@ -33,6 +33,7 @@ from gateway.supervise.model import Model
 from gateway.supervise.process import ExitStatus
 from gateway.supervise.restarts import Judgement, RestartPolicy, limits
 from gateway.supervise.starter import Starter
+from gateway.supervise.steward import Steward
 from gateway.supervise.tasks import Tasks
 from gateway.supervise.worker import Worker
 from gateway.supervise.worker_log import WorkerLog
@@ -81,7 +82,7 @@ class Compartment:
         self,
         model: Model,
         settings: Settings,
-        grant_bytes: int | None,
+        steward: Steward,
         starter: Starter,
         log: WorkerLog,
         events: EventLog,
@@ -101,7 +102,9 @@ class Compartment:
         self.reason: str | None = None
         self.failure: Refusal | None = None
         self._settings = settings
-        self._grant_bytes = grant_bytes
+        self._steward = steward
+        self._grant_bytes: int | None = None
+        self._reload_s = 0.0
         self._starter = starter
         self._events = events
         self._loop = asyncio.get_running_loop()
@@ -123,6 +126,26 @@ class Compartment:
     @property
     def state(self) -> State:
         return self._lifecycle.state
+
+    @property
+    def priority(self) -> int:
+        return self.model.settings.priority
+
+    @property
+    def busy(self) -> bool:
+        return self.traffic.waiting + self.traffic.running > 0
+
+    @property
+    def last_used(self) -> float:
+        return self.traffic.last_used
+
+    @property
+    def reload_s(self) -> float:
+        return self._reload_s
+
+    @property
+    def waits_for_memory(self) -> bool:
+        return self.state is State.WAITING
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for a state of affairs. Whoever waits brings the deadline."""
@@ -155,6 +178,8 @@ class Compartment:
     def tick(self, now: float, remind_after_s: float) -> None:
         """To be called a few times a second."""
         self.traffic.tick(now, remind_after_s)
+        if self.state is State.WAITING and not self.busy and not self._kept:
+            self._handle(Event.UNWANTED, self._unavailable())
         if self.state is State.DRAINING and self.traffic.running == 0:
             # From here on the worker has nothing to do but to release its memory.
             self._handle(Event.DRAINED, self._unavailable())
@@ -162,6 +187,22 @@ class Compartment:
             reason = self._hang.judge(now, has_work=self.traffic.running > 0)
             if reason is not None and self.worker is not None:
                 self._end_hung(self.worker, reason)
+
+    # Memory
+
+    def admitted(self, granted_bytes: int) -> None:
+        """There is room for it, and so many bytes are its own."""
+        self._grant_bytes = granted_bytes
+        self._handle(Event.ADMITTED, self._unavailable())
+
+    def has_no_room(self, refusal: Refusal) -> None:
+        """There never will be, as things are."""
+        self._handle(Event.NO_ROOM, refusal)
+
+    def evict(self, reason: str) -> None:
+        """Another model needs its memory; who is cut off goes on later."""
+        self._end_reason = reason
+        self._handle(Event.EVICT, self._unavailable())
 
     # The operator
 
@@ -270,6 +311,7 @@ class Compartment:
             reason=reason,
         )
         self.worker = None
+        self._steward.gone(self.model.id)
         self._crashed = self._crashed or not ordered
         if ordered:
             self._handle(Event.EXIT, self._unavailable())
@@ -302,6 +344,7 @@ class Compartment:
                 # A reading from before the load says nothing any more.
                 worker.footprint = None
                 worker.fingerprint = ready.fingerprint
+                self._reload_s = time.time() - worker.started_at
                 self._tasks.start(self._measure(worker), "first reading")
                 self._handle(Event.LOADED, self._unavailable())
                 self._events.emit(
@@ -380,10 +423,8 @@ class Compartment:
         effects = self._lifecycle.handle(
             event,
             Circumstances(
-                requests_wait=self.traffic.waiting + self.traffic.running > 0,
-                kept=self._load_ordered
-                or self.model.settings.pinned
-                or self.model.settings.preload,
+                requests_wait=self.busy,
+                kept=self._kept,
                 verdict=verdict,
             ),
         )
@@ -401,6 +442,11 @@ class Compartment:
             self._perform(effect, refusal, blame=event in _BLAMED)
         self._notify()
 
+    @property
+    def _kept(self) -> bool:
+        settings = self.model.settings
+        return self._load_ordered or settings.pinned or settings.preload
+
     def _entered(self, before: State, refusal: Refusal) -> None:
         if self.state is not State.LOADING:
             self._disarm_deadline()
@@ -408,13 +454,16 @@ class Compartment:
         if self.state not in (State.BACKOFF, State.FAILED):
             self._disarm_retry()
         match self.state:
-            case State.STARTING:
+            case State.WAITING:
                 self.reason = self.failure = None
+            case State.STARTING:
+                self.reason = None
                 self._arm_deadline(self._settings.workers.load_timeout_s)
             case State.READY:
                 self.reason = None
                 self._load_ordered = False
                 self._load_timeouts = 0
+                self._steward.ready(self)
                 now = self._loop.time()
                 self._restart_policy.ready(now)
                 self._hang = HangDetector(
@@ -423,11 +472,17 @@ class Compartment:
                     self._settings.workers.stall_timeout_s,
                 )
             case State.DRAINING:
+                self._steward.ending(self.model.id)
                 self._arm_deadline(self._settings.gateway.drain_s)
+            case State.STOPPING:
+                self._steward.ending(self.model.id)
             case State.BACKOFF | State.FAILED | State.HELD:
                 self._load_ordered = False
                 self.failure = self.failure or refusal
                 self.reason = self.reason or refusal.message
+            case State.UNLOADED if before is State.WAITING:
+                self._load_ordered = False
+                self.reason = None if self.failure is None else self.failure.message
             case State.UNLOADED if before is State.FAILED:
                 self.reason = None
             case _:
@@ -436,6 +491,10 @@ class Compartment:
     def _perform(self, effect: Effect, refusal: Refusal, *, blame: bool) -> None:
         worker = self.worker
         match effect:
+            case Effect.ASK:
+                self._steward.ask(self)
+            case Effect.WITHDRAW:
+                self._steward.withdraw(self.model.id)
             case Effect.SPAWN:
                 self._spawn()
             case Effect.PARK_RUNNING:
@@ -468,6 +527,7 @@ class Compartment:
         try:
             self.worker = self._starter.start(self.model, self.log, self)
         except OSError as error:
+            self._steward.gone(self.model.id)
             self.reason = f"no worker could be started: {error}"
             refusal = Refusal(
                 "model_unavailable", f"{self.model.id!r}: {self.reason}", lasting=True
@@ -482,8 +542,7 @@ class Compartment:
         )
 
     async def _send_load(self, worker: Worker) -> None:
-        if self._grant_bytes is not None:
-            await self._measure(worker)
+        await self._measure(worker)
         baseline_bytes = _held_bytes(worker) or 0
         if worker is self.worker and self.state is State.LOADING:
             worker.granted_bytes = self._grant_bytes
@@ -506,6 +565,7 @@ class Compartment:
     async def _measure(self, worker: Worker) -> None:
         try:
             worker.note_footprint(await asyncio.to_thread(footprint, worker.pid))
+            self.note_footprint(worker)
         except FootprintError as error:
             if not worker.ended.is_set():
                 logger.warning("%s: footprint of worker %d: %s", self.model.id, worker.pid, error)
@@ -516,6 +576,11 @@ class Compartment:
             self._ladder.cancel()
         self._ladder = self._tasks.start(worker.climb(rungs), f"end worker {worker.pid}")
         self._ladder.add_done_callback(lambda _: self._notify())
+
+    def note_footprint(self, worker: Worker) -> None:
+        """Its worker was measured."""
+        if worker is self.worker and worker.footprint is not None:
+            self._steward.note_footprint(self.model.id, worker.footprint.current_bytes)
 
     # Time
 

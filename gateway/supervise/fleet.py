@@ -15,7 +15,11 @@ from gateway.config.settings import Settings
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
 from gateway.events import EventLog
+from gateway.memory.admission import Admission
+from gateway.memory.estimate.estimate import PROCESS_BYTES
+from gateway.memory.estimate.learned import Learned
 from gateway.memory.footprint import FootprintError, footprint
+from gateway.memory.host import host_memory
 from gateway.state_dir import StateDir
 from gateway.supervise.compartment import Compartment
 from gateway.supervise.identity import descendants
@@ -23,6 +27,7 @@ from gateway.supervise.lifecycle import State
 from gateway.supervise.model import Model
 from gateway.supervise.records import WorkerRecords
 from gateway.supervise.starter import Starter
+from gateway.supervise.steward import Steward
 from gateway.supervise.sweep import Swept
 from gateway.supervise.tasks import Tasks
 from gateway.supervise.worker import Worker
@@ -51,15 +56,14 @@ class Fleet:
         self,
         models: Iterable[Model],
         settings: Settings,
-        budget_bytes: int | None,
+        budget_bytes: int,
         state_dir: StateDir,
         records: WorkerRecords,
         swept: Iterable[Swept],
     ) -> None:
-        """`budget_bytes` is also what each worker is granted; None: no bound. `swept` are the
-        leftovers of an earlier gateway that were found.
+        """`budget_bytes` is what all workers together may hold. `swept` are the leftovers of an
+        earlier gateway that were found.
         """
-        self.budget_bytes = budget_bytes
         self.phase = Phase.STARTING
         self.settings = settings
         self.started_at = time.time()
@@ -69,21 +73,32 @@ class Fleet:
                 "sweep", None, pid=each.pid, name=each.name, ended=each.ended, seconds=each.seconds
             )
         self._starter = Starter(settings, state_dir, records, self.events)
+        self.steward = Steward(
+            Admission(
+                budget_bytes,
+                settings.queue.max_wait_s,
+                spare_bytes=settings.workers.spare * PROCESS_BYTES,
+            ),
+            Learned(state_dir.learned_path),
+            self.events,
+        )
         self.compartments = {
             model.id: Compartment(
                 model,
                 settings,
-                budget_bytes,
+                self.steward,
                 self._starter,
                 WorkerLog(state_dir.log_path(model.id)),
                 self.events,
             )
             for model in models
         }
+        self.steward.register(self.compartments.values())
         self._by_name = dict(self.compartments)
         for compartment in self.compartments.values():
             for alias in compartment.model.settings.aliases:
                 self._by_name[alias] = compartment
+        self.host = host_memory()
         self._tasks = Tasks("fleet")
         # One thread: readings may be slow, and must not take the threads that others wait for.
         self._reader = ThreadPoolExecutor(1, "footprints")
@@ -154,6 +169,7 @@ class Fleet:
         await self._tasks.cancel_all()
         for compartment in self.compartments.values():
             await compartment.close()
+        await self.steward.close()
         self._starter.close()
         self.events.close()
         self._reader.shutdown(wait=False)
@@ -165,6 +181,7 @@ class Fleet:
             now = loop.time()
             for compartment in self.compartments.values():
                 compartment.tick(now, REMINDER_S)
+            self.steward.tick()
             loading = any(
                 each.state in (State.STARTING, State.LOADING) for each in self.compartments.values()
             )
@@ -184,9 +201,14 @@ class Fleet:
     async def _read_regularly(self) -> None:
         while True:
             await asyncio.sleep(_READING_S)
+            loop = asyncio.get_running_loop()
+            self.host = await loop.run_in_executor(self._reader, host_memory)
             for worker in self.workers:
                 worker.count_tokens()
                 await self._read_footprint(worker)
+            for compartment in self.compartments.values():
+                if compartment.worker is not None:
+                    compartment.note_footprint(compartment.worker)
 
     async def _read_footprint(self, worker: Worker) -> None:
         loop = asyncio.get_running_loop()

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 class State(StrEnum):
     UNLOADED = "unloaded"
     HELD = "held"
+    WAITING = "waiting"
     STARTING = "starting"
     LOADING = "loading"
     READY = "ready"
@@ -31,6 +32,9 @@ class Event(StrEnum):
     RESTART = "operator: restart"
     KILL = "operator: kill"
     DESTROY = "operator: kill by force"
+    UNWANTED = "nobody waits for it any more"
+    ADMITTED = "there is memory for it"
+    NO_ROOM = "it can't fit into memory"
     NOT_STARTED = "no process could be started"
     HELLO = "the worker said hello"
     LOADED = "the model is loaded"
@@ -41,11 +45,15 @@ class Event(StrEnum):
     DRAINED = "nothing runs any more"
     DEADLINE = "the state's deadline passed"
     TOO_SLOW = "the load was too slow again"
+    EVICT = "another model needs its memory"
+    OVERGROWN = "the worker is over its grant"
     EXIT = "the process ended"
     RETRY = "the time to try again has come"
 
 
 class Effect(StrEnum):
+    ASK = "ask for memory"
+    WITHDRAW = "give up its turn"
     SPAWN = "start a worker"
     SEND_LOAD = "send load"
     DISPATCH = "send waiting requests"
@@ -61,10 +69,10 @@ class Effect(StrEnum):
 class Aim(StrEnum):
     """What the end of a process leads to."""
 
-    REST = "unloaded, or starting if requests wait"
-    REVIVE = "unloaded, or starting if requests wait or the model is to be kept loaded"
+    REST = "unloaded, or waiting if requests wait"
+    REVIVE = "unloaded, or waiting if requests wait or the model is to be kept loaded"
     HOLD = "held"
-    START = "starting"
+    START = "waiting"
     FAIL = "failed"
     JUDGE = "as the restart policy says"
 
@@ -97,14 +105,15 @@ class ImpossibleTransitionError(Exception):
     """An event that can't happen in this state: a defect of the caller."""
 
 
-_U, _H, _F, _B = State.UNLOADED, State.HELD, State.FAILED, State.BACKOFF
+_U, _H, _W = State.UNLOADED, State.HELD, State.WAITING
+_F, _B = State.FAILED, State.BACKOFF
 _STARTING, _LOADING, _READY = State.STARTING, State.LOADING, State.READY
 _DRAINING, _STOPPING = State.DRAINING, State.STOPPING
 _PARK = Effect.PARK_RUNNING
 
 _ASLEEP: Final = {
-    Event.LOAD: Rule(_STARTING, (Effect.SPAWN,)),
-    Event.RESTART: Rule(_STARTING, (Effect.SPAWN,)),
+    Event.LOAD: Rule(_W, (Effect.ASK,)),
+    Event.RESTART: Rule(_W, (Effect.ASK,)),
     Event.HOLD: Rule(_H, (Effect.REFUSE_WAITING,)),
 }
 
@@ -123,7 +132,7 @@ _COMING_UP: Final = {
 TABLE: Final[dict[State, dict[Event, Rule]]] = {
     State.UNLOADED: {
         **_ASLEEP,
-        Event.DEMAND: Rule(_STARTING, (Effect.SPAWN,)),
+        Event.DEMAND: Rule(_W, (Effect.ASK,)),
         Event.UNLOAD: Rule(_U),
         Event.KILL: Rule(_U),
         Event.DESTROY: Rule(_U),
@@ -134,6 +143,18 @@ TABLE: Final[dict[State, dict[Event, Rule]]] = {
         Event.UNLOAD: Rule(_H),
         Event.KILL: Rule(_H),
         Event.DESTROY: Rule(_H),
+    },
+    State.WAITING: {
+        Event.DEMAND: Rule(_W),
+        Event.LOAD: Rule(_W),
+        Event.RESTART: Rule(_W),
+        Event.UNLOAD: Rule(_W, aim=Aim.REST),
+        Event.KILL: Rule(_W, aim=Aim.REVIVE),
+        Event.DESTROY: Rule(_W, aim=Aim.REVIVE),
+        Event.HOLD: Rule(_H, (Effect.WITHDRAW, Effect.REFUSE_WAITING)),
+        Event.UNWANTED: Rule(_U, (Effect.WITHDRAW,)),
+        Event.ADMITTED: Rule(_STARTING, (Effect.SPAWN,)),
+        Event.NO_ROOM: Rule(_U, (Effect.REFUSE_WAITING,)),
     },
     State.BACKOFF: {
         **_ASLEEP,
@@ -176,6 +197,8 @@ TABLE: Final[dict[State, dict[Event, Rule]]] = {
         Event.DESTROY: Rule(_STOPPING, (_PARK, Effect.DESTROY), Aim.REVIVE),
         Event.MISBEHAVED: Rule(_STOPPING, (_PARK, Effect.KILL), Aim.JUDGE),
         Event.HUNG: Rule(_STOPPING, (_PARK, Effect.DUMP_AND_DESTROY), Aim.JUDGE),
+        Event.EVICT: Rule(_STOPPING, (_PARK, Effect.STOP), Aim.REST),
+        Event.OVERGROWN: Rule(_STOPPING, (_PARK, Effect.STOP), Aim.JUDGE),
         Event.EXIT: Rule(_U, (_PARK,), Aim.JUDGE),
     },
     State.DRAINING: {
@@ -231,8 +254,8 @@ class Lifecycle:
 
     Three decisions depend on more than state and event. Where the end of a process leads to is the
     aim of the rule that ordered it, or that of the table's exit. An order that comes while a
-    process is on its way out changes that aim. And a backoff that nobody waits for ends with an
-    unload or a kill.
+    process is on its way out changes that aim. And a backoff, or a wait for memory, that nobody
+    waits for ends with an unload or a kill.
     """
 
     def __init__(self) -> None:
@@ -267,10 +290,12 @@ class Lifecycle:
             return rule.effects + self._resolve(self._aim or rule.aim or Aim.REST, circumstances)
         if event is Event.DEMAND and self._aim in (Aim.HOLD, Aim.FAIL):
             return (Effect.REFUSE_WAITING,)
-        if self.state is State.BACKOFF and rule.aim is not None:
-            if not _wanted(rule.aim, circumstances):
-                self.state = State.UNLOADED
-            return ()
+        if self.state in (State.BACKOFF, State.WAITING) and rule.aim is not None:
+            if _wanted(rule.aim, circumstances):
+                return ()
+            waited = self.state is State.WAITING
+            self.state = State.UNLOADED
+            return (Effect.WITHDRAW,) if waited else ()
         effects = rule.effects
         if self.state in (_DRAINING, _STOPPING) and event in _REDIRECTED:
             self._aim = _REDIRECTED[event][self._aim or Aim.REST]
@@ -294,8 +319,8 @@ class Lifecycle:
             self.state = State.HELD if aim is Aim.HOLD else State.FAILED
             return (Effect.REFUSE_WAITING,)
         if aim is Aim.START or _wanted(aim, circumstances):
-            self.state = State.STARTING
-            return (Effect.SPAWN,)
+            self.state = State.WAITING
+            return (Effect.ASK,)
         self.state = State.UNLOADED
         return ()
 

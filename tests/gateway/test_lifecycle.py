@@ -21,15 +21,17 @@ from gateway.supervise.lifecycle import (
 )
 
 _SETTLED = {State.UNLOADED, State.HELD, State.FAILED, State.READY}
-_WITHOUT_PROCESS = {State.UNLOADED, State.HELD, State.FAILED, State.BACKOFF}
-# Requests may wait in these although there is no process: the time to try again will come.
-_PATIENT = {State.BACKOFF}
+_WITHOUT_PROCESS = {State.UNLOADED, State.HELD, State.WAITING, State.FAILED, State.BACKOFF}
+# Requests may wait in these although there is no process: memory, or the time to try again, will
+# come.
+_PATIENT = {State.BACKOFF, State.WAITING}
 _NEEDS_PROCESS = {
     *(Effect.SEND_LOAD, Effect.DISPATCH, Effect.DRAIN),
     *(Effect.STOP, Effect.KILL, Effect.DESTROY, Effect.DUMP_AND_DESTROY),
 }
 # What a healthy worker and its supervisor do by themselves, once nobody asks for anything more.
 _FAIR = {
+    State.WAITING: Event.ADMITTED,
     State.STARTING: Event.HELLO,
     State.LOADING: Event.LOADED,
     State.DRAINING: Event.EXIT,
@@ -52,6 +54,7 @@ class _World:
         self.asked_to_end = False
         self.waiting = 0
         self.running = 0
+        self.asks = False
 
     @property
     def possible(self) -> list[Event]:
@@ -61,11 +64,16 @@ class _World:
             events.remove(Event.NOT_STARTED)
         if Event.DRAINED in events and self.running:
             events.remove(Event.DRAINED)
+        if Event.UNWANTED in events and (self.waiting or self.kept):
+            events.remove(Event.UNWANTED)
         return events
 
     def happen(self, event: Event, verdict: Verdict = Verdict.RESTART) -> tuple[Effect, ...]:
         if event is Event.DEMAND:
             self.waiting += 1
+        if event in (Event.ADMITTED, Event.NO_ROOM):
+            assert self.asks
+            self.asks = False
         if event in (Event.EXIT, Event.NOT_STARTED):
             assert self.process
             self.process = self.asked_to_end = False
@@ -79,6 +87,13 @@ class _World:
         if effect in _NEEDS_PROCESS:
             assert self.process, f"{effect} without a process"
         match effect:
+            case Effect.ASK:
+                assert not self.process, "memory for a second incarnation"
+                assert not self.asks
+                self.asks = True
+            case Effect.WITHDRAW:
+                assert self.asks
+                self.asks = False
             case Effect.SPAWN:
                 assert not self.process, "a second incarnation beside a living one"
                 self.process = True
@@ -101,6 +116,7 @@ class _World:
     def check(self) -> None:
         state = self.lifecycle.state
         assert self.process == self.lifecycle.alive
+        assert self.asks == (state is State.WAITING)
         assert self.lifecycle.alive == (state not in _WITHOUT_PROCESS)
         if state in _WITHOUT_PROCESS - _PATIENT:
             assert not self.waiting, f"requests wait for a process that nobody starts: {state}"
@@ -126,6 +142,8 @@ class _World:
         for _ in range(20):
             if self.lifecycle.state is State.BACKOFF:
                 self.happen(Event.RETRY)
+            elif self.lifecycle.state is State.WAITING:
+                self.happen(Event.ADMITTED)
             elif self.lifecycle.judged:
                 self.happen(Event.EXIT, next(verdicts))
             elif self.lifecycle.alive:
@@ -211,6 +229,7 @@ def _key(world: _World) -> tuple[object, ...]:
         world.kept,
         world.process,
         world.asked_to_end,
+        world.asks,
         world.waiting > 0,
         world.running > 0,
     )
@@ -277,17 +296,20 @@ class TestRules:
 
     def test_a_request_loads_a_model(self):
         world = _World()
-        assert world.happen(Event.DEMAND) == (Effect.SPAWN,)
+        assert world.happen(Event.DEMAND) == (Effect.ASK,)
+        assert world.happen(Event.ADMITTED) == (Effect.SPAWN,)
         assert world.happen(Event.HELLO) == (Effect.SEND_LOAD,)
         assert world.happen(Event.LOADED) == (Effect.DISPATCH,)
         assert (world.running, world.waiting) == (1, 0)
 
     def test_a_request_during_a_drain_starts_the_model_again(self):
-        world = _after(Event.LOAD, Event.HELLO, Event.LOADED, Event.UNLOAD, Event.DEMAND)
-        assert Effect.SPAWN in world.happen(Event.EXIT)
+        world = _after(
+            Event.LOAD, Event.ADMITTED, Event.HELLO, Event.LOADED, Event.UNLOAD, Event.DEMAND
+        )
+        assert Effect.ASK in world.happen(Event.EXIT)
 
     def test_a_held_model_refuses_at_once_and_also_while_it_ends(self):
-        world = _after(Event.LOAD, Event.HELLO, Event.LOADED, Event.HOLD)
+        world = _after(Event.LOAD, Event.ADMITTED, Event.HELLO, Event.LOADED, Event.HOLD)
         assert world.happen(Event.DEMAND) == (Effect.REFUSE_WAITING,)
         world.happen(Event.EXIT)
         assert world.lifecycle.state is State.HELD
@@ -295,39 +317,39 @@ class TestRules:
         assert world.lifecycle.state is State.HELD
 
     def test_a_load_that_will_fail_again_is_not_tried_again_by_a_request(self):
-        world = _after(Event.DEMAND, Event.HELLO, Event.LOAD_IMPOSSIBLE, Event.EXIT)
+        world = _after(Event.DEMAND, Event.ADMITTED, Event.HELLO, Event.LOAD_IMPOSSIBLE, Event.EXIT)
         assert world.lifecycle.state is State.FAILED
         assert world.happen(Event.DEMAND) == (Effect.REFUSE_WAITING,)
-        assert world.happen(Event.LOAD) == (Effect.SPAWN,)
+        assert world.happen(Event.LOAD) == (Effect.ASK,)
 
     def test_a_restart_brings_the_model_back_without_a_request(self):
-        world = _after(Event.LOAD, Event.HELLO, Event.LOADED, Event.RESTART)
-        assert world.happen(Event.EXIT)[-1] is Effect.SPAWN
+        world = _after(Event.LOAD, Event.ADMITTED, Event.HELLO, Event.LOADED, Event.RESTART)
+        assert world.happen(Event.EXIT)[-1] is Effect.ASK
 
     def test_a_crash_parks_what_runs_and_starts_again_for_it(self):
-        world = _after(Event.DEMAND, Event.HELLO, Event.LOADED)
-        assert world.happen(Event.EXIT) == (Effect.PARK_RUNNING, Effect.SPAWN)
+        world = _after(Event.DEMAND, Event.ADMITTED, Event.HELLO, Event.LOADED)
+        assert world.happen(Event.EXIT) == (Effect.PARK_RUNNING, Effect.ASK)
         assert (world.waiting, world.running) == (1, 0)
 
     def test_a_crash_that_nobody_waits_for_leaves_the_model_unloaded(self):
-        world = _after(Event.LOAD, Event.HELLO, Event.LOADED)
+        world = _after(Event.LOAD, Event.ADMITTED, Event.HELLO, Event.LOADED)
         world.happen(Event.EXIT)
         assert world.lifecycle.state is State.UNLOADED
 
     def test_a_model_to_keep_comes_back_after_a_crash_and_a_kill_but_not_after_an_unload(self):
-        ready = (Event.LOAD, Event.HELLO, Event.LOADED)
+        ready = (Event.LOAD, Event.ADMITTED, Event.HELLO, Event.LOADED)
         for way in ((Event.EXIT,), (Event.KILL, Event.EXIT), (Event.DESTROY, Event.EXIT)):
-            assert _after(*ready, *way, kept=True).lifecycle.state is State.STARTING
+            assert _after(*ready, *way, kept=True).lifecycle.state is State.WAITING
         assert _after(*ready, Event.UNLOAD, Event.EXIT, kept=True).lifecycle.state is State.UNLOADED
 
     @pytest.mark.parametrize("fault", [Event.EXIT, Event.HUNG, Event.MISBEHAVED])
     def test_the_policy_decides_what_follows_a_death(self, fault: Event):
         for verdict, state, waiting in (
-            (Verdict.RESTART, State.STARTING, 1),
+            (Verdict.RESTART, State.WAITING, 1),
             (Verdict.BACK_OFF, State.BACKOFF, 1),
             (Verdict.GIVE_UP, State.FAILED, 0),
         ):
-            world = _after(Event.DEMAND, Event.HELLO, Event.LOADED)
+            world = _after(Event.DEMAND, Event.ADMITTED, Event.HELLO, Event.LOADED)
             if fault is not Event.EXIT:
                 world.happen(fault)
                 assert world.lifecycle.judged
@@ -336,23 +358,47 @@ class TestRules:
 
     def test_a_death_that_was_ordered_is_not_judged(self):
         for order in (Event.KILL, Event.UNLOAD, Event.RESTART, Event.HOLD):
-            world = _after(Event.LOAD, Event.HELLO, Event.LOADED, order)
+            world = _after(Event.LOAD, Event.ADMITTED, Event.HELLO, Event.LOADED, order)
             assert not world.lifecycle.judged
 
     def test_a_request_in_a_backoff_waits_for_the_next_attempt(self):
-        world = _after(Event.DEMAND, Event.HELLO, (Event.EXIT, Verdict.BACK_OFF), Event.DEMAND)
+        world = _after(
+            Event.DEMAND, Event.ADMITTED, Event.HELLO, (Event.EXIT, Verdict.BACK_OFF), Event.DEMAND
+        )
         assert world.lifecycle.state is State.BACKOFF
-        assert world.happen(Event.RETRY) == (Effect.SPAWN,)
+        assert world.happen(Event.RETRY) == (Effect.ASK,)
 
     def test_an_unload_ends_a_backoff_that_nobody_waits_for(self):
-        way = (Event.LOAD, Event.HELLO, (Event.EXIT, Verdict.BACK_OFF))
+        way = (Event.LOAD, Event.ADMITTED, Event.HELLO, (Event.EXIT, Verdict.BACK_OFF))
         assert _after(*way, Event.UNLOAD).lifecycle.state is State.UNLOADED
         assert _after(*way, Event.KILL).lifecycle.state is State.UNLOADED
         assert _after(*way, Event.KILL, kept=True).lifecycle.state is State.BACKOFF
         assert _after(*way, Event.DEMAND, Event.UNLOAD).lifecycle.state is State.BACKOFF
 
+    def test_an_evicted_model_waits_for_memory_if_anybody_waits_for_it(self):
+        ready = (Event.DEMAND, Event.ADMITTED, Event.HELLO, Event.LOADED)
+        world = _after(*ready, Event.EVICT)
+        assert (world.waiting, world.running) == (1, 0)
+        assert not world.lifecycle.judged
+        assert world.happen(Event.EXIT) == (Effect.ASK,)
+
+    def test_a_worker_over_its_grant_is_judged(self):
+        world = _after(Event.DEMAND, Event.ADMITTED, Event.HELLO, Event.LOADED, Event.OVERGROWN)
+        assert world.lifecycle.judged
+
+    def test_a_model_that_never_fits_refuses_and_rests(self):
+        world = _after(Event.DEMAND)
+        assert world.happen(Event.NO_ROOM) == (Effect.REFUSE_WAITING,)
+        assert world.lifecycle.state is State.UNLOADED
+
+    @pytest.mark.parametrize("order", [Event.UNLOAD, Event.KILL, Event.UNWANTED])
+    def test_a_turn_that_nobody_wants_is_given_up(self, order: Event):
+        assert _after(Event.LOAD).happen(order) == (Effect.WITHDRAW,)
+        if order is not Event.UNWANTED:
+            assert _after(Event.DEMAND).happen(order) == ()
+
     def test_what_runs_when_a_held_model_is_stopped_is_refused(self):
-        world = _after(Event.DEMAND, Event.HELLO, Event.LOADED, Event.HOLD)
+        world = _after(Event.DEMAND, Event.ADMITTED, Event.HELLO, Event.LOADED, Event.HOLD)
         assert world.happen(Event.DEADLINE) == (
             Effect.PARK_RUNNING,
             Effect.REFUSE_WAITING,
@@ -362,7 +408,7 @@ class TestRules:
     @pytest.mark.parametrize("order", [Event.KILL, Event.DESTROY])
     @pytest.mark.parametrize("drained", [False, True], ids=["in its drain", "while it stops"])
     def test_a_kill_does_not_forget_that_the_model_is_held(self, order: Event, drained: bool):
-        world = _after(Event.LOAD, Event.HELLO, Event.LOADED, Event.HOLD)
+        world = _after(Event.LOAD, Event.ADMITTED, Event.HELLO, Event.LOADED, Event.HOLD)
         if drained:
             world.happen(Event.DEADLINE)
         world.happen(order)
@@ -371,7 +417,9 @@ class TestRules:
 
     @pytest.mark.parametrize("order", [Event.KILL, Event.DESTROY])
     def test_a_kill_does_not_forget_that_a_load_is_impossible(self, order: Event):
-        world = _after(Event.DEMAND, Event.HELLO, Event.LOAD_IMPOSSIBLE, order, Event.EXIT)
+        world = _after(
+            Event.DEMAND, Event.ADMITTED, Event.HELLO, Event.LOAD_IMPOSSIBLE, order, Event.EXIT
+        )
         assert world.lifecycle.state is State.FAILED
 
 

@@ -1,0 +1,236 @@
+"""Memory on behalf of the models: asks admission for them, and does what it decides."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final, Protocol
+
+from gateway.config.models import find_folder
+from gateway.config.sizes import format_size
+from gateway.dispatch.refusal import Refusal
+from gateway.events import EventLog
+from gateway.memory.admission import Admission, Admit, Claim, Decision, Evict, Refuse
+from gateway.memory.estimate.estimate import PROCESS_BYTES, Estimate, estimate
+from gateway.memory.estimate.learned import Learned, Measured
+from gateway.memory.estimate.weights import EstimateError
+from gateway.supervise.model import Model
+from gateway.supervise.tasks import Tasks
+
+logger = logging.getLogger(__name__)
+
+# What a worker may be granted beyond its estimate: the estimate is within this of the truth.
+_MARGIN: Final = 1.15
+# A model whose whole context doesn't fit is loaded if so much of it does.
+_LEAST_CONTEXT_TOKENS: Final = 2048
+
+
+class Tenant(Protocol):
+    """A model as its memory sees it."""
+
+    model: Model
+    reason: str | None
+
+    @property
+    def priority(self) -> int: ...
+
+    @property
+    def busy(self) -> bool:
+        """Requests run or wait."""
+
+    @property
+    def last_used(self) -> float:
+        """On the event loop's clock."""
+
+    @property
+    def reload_s(self) -> float:
+        """How long its last load took."""
+
+    @property
+    def waits_for_memory(self) -> bool: ...
+
+    def admitted(self, granted_bytes: int) -> None: ...
+
+    def has_no_room(self, refusal: Refusal) -> None: ...
+
+    def evict(self, reason: str) -> None: ...
+
+
+class Steward:
+    """Everything runs on the event loop; files are read beside it."""
+
+    def __init__(self, admission: Admission, learned: Learned, events: EventLog) -> None:
+        self.admission = admission
+        self.estimates: dict[str, Estimate] = {}
+        self._learned = learned
+        self._events = events
+        self._tenants: dict[str, Tenant] = {}
+        self._keys: dict[str, str] = {}
+        self._tasks = Tasks("memory")
+        self._loop = asyncio.get_running_loop()
+        self._decision: asyncio.Handle | None = None
+
+    def register(self, tenants: Iterable[Tenant]) -> None:
+        self._tenants = {each.model.id: each for each in tenants}
+
+    async def close(self) -> None:
+        if self._decision is not None:
+            self._decision.cancel()
+        await self._tasks.cancel_all()
+
+    # From compartments
+
+    def ask(self, tenant: Tenant) -> None:
+        """It wants to be loaded; the answer comes by `admitted` or `has_no_room`."""
+        self._tasks.start(self._ask(tenant), f"memory for {tenant.model.id}")
+
+    def withdraw(self, model_id: str) -> None:
+        self.admission.withdraw(model_id)
+        self.decide_soon()
+
+    def ready(self, tenant: Tenant) -> None:
+        self.admission.ready(tenant.model.id, self._loop.time())
+        self.admission.describe(
+            tenant.model.id, pinned=tenant.model.settings.pinned, reload_s=tenant.reload_s
+        )
+
+    def ending(self, model_id: str) -> None:
+        self.admission.ending(model_id)
+        self.decide_soon()
+
+    def gone(self, model_id: str) -> None:
+        """Its process has ended."""
+        self.admission.gone(model_id)
+        self.decide_soon()
+
+    def note_footprint(self, model_id: str, footprint_bytes: int) -> None:
+        self.admission.note_footprint(model_id, footprint_bytes)
+
+    def learn(self, model_id: str, measured: Measured) -> None:
+        """Remember what it took, for the next load."""
+        if (key := self._keys.get(model_id)) is not None:
+            self._tasks.start(asyncio.to_thread(self._learned.put, key, measured), "learn")
+
+    def decide_soon(self) -> None:
+        """Not at once: whoever calls is in the middle of a decision of its own."""
+        if self._decision is None:
+            self._decision = self._loop.call_soon(self._decide_now)
+
+    def tick(self) -> None:
+        """To be called a few times a second: time alone gives rights to those that wait."""
+        if list(self.admission.claims):
+            self._decide_now()
+
+    # Inside
+
+    async def _ask(self, tenant: Tenant) -> None:
+        model_id = tenant.model.id
+        try:
+            needed_bytes = self._needed_bytes(await self._estimate(tenant.model))
+        except (EstimateError, OSError) as error:
+            # Its worker will find out more, and say it better.
+            logger.warning("%s: no estimate: %s", model_id, error)
+            needed_bytes = PROCESS_BYTES
+        if tenant.waits_for_memory:
+            self.admission.ask(model_id, needed_bytes, tenant.priority, self._loop.time())
+            self._decide_now()
+
+    async def _estimate(self, model: Model) -> Estimate:
+        key, result = await asyncio.to_thread(_read, model, self._learned)
+        self._keys[model.id] = key
+        self.estimates[model.id] = result
+        return result
+
+    def _needed_bytes(self, estimated: Estimate) -> int:
+        """The whole context if that can be had at all, else what can be."""
+        most_bytes = self.admission.usable_bytes - self.admission.spare_bytes
+        full_bytes = int(estimated.full_bytes * _MARGIN)
+        cache_bytes = estimated.token_bytes * estimated.context_tokens
+        least_bytes = full_bytes - int(
+            max(0, cache_bytes - estimated.token_bytes * _LEAST_CONTEXT_TOKENS) * _MARGIN
+        )
+        return most_bytes if least_bytes <= most_bytes < full_bytes else full_bytes
+
+    def _decide_now(self) -> None:
+        if self._decision is not None:
+            self._decision.cancel()
+            self._decision = None
+        for model_id, tenant in self._tenants.items():
+            self.admission.note(
+                model_id,
+                priority=tenant.priority,
+                busy=tenant.busy,
+                last_used=tenant.last_used,
+            )
+        claims = {each.model_id: each for each in self.admission.claims}
+        for decision in self.admission.decide(self._loop.time()):
+            self._perform(decision, claims)
+        for claim in self.admission.claims:
+            self._tenants[claim.model_id].reason = self._why_it_waits(claim)
+
+    def _perform(self, decision: Decision, claims: dict[str, Claim]) -> None:
+        tenant = self._tenants[decision.model_id]
+        match decision:
+            case Admit(granted_bytes=granted):
+                self._events.emit(
+                    "admit",
+                    decision.model_id,
+                    granted_bytes=granted,
+                    free_bytes=self.admission.free_bytes,
+                    waited_s=self._loop.time() - claims[decision.model_id].since,
+                )
+                tenant.admitted(granted)
+            case Evict(for_model_id=other, busy=busy):
+                needed = claims[other].needed_bytes
+                self._events.emit(
+                    "evict",
+                    decision.model_id,
+                    for_model=other,
+                    needed_bytes=needed,
+                    free_bytes=self.admission.free_bytes,
+                    busy=busy,
+                )
+                tenant.evict(f"evicted: {other!r} needs {format_size(needed)}")
+            case Refuse(needed_bytes=needed, possible_bytes=possible):
+                tenant.has_no_room(self._no_room(decision.model_id, needed, possible))
+
+    def _why_it_waits(self, claim: Claim) -> str:
+        ending = [each.model_id for each in self.admission.holders if each.ending]
+        text = (
+            f"it needs {format_size(claim.needed_bytes)} and "
+            f"{format_size(max(0, self.admission.free_bytes))} of "
+            f"{format_size(self.admission.usable_bytes)} are free; {self._who_holds()}"
+        )
+        return f"{text}; {', '.join(ending)} is ending" if ending else text
+
+    def _no_room(self, model_id: str, needed_bytes: int, possible_bytes: int) -> Refusal:
+        return Refusal(
+            "insufficient_memory",
+            f"{model_id!r} needs {format_size(needed_bytes)}, and at most "
+            f"{format_size(max(0, possible_bytes))} of the budget of "
+            f"{format_size(self.admission.budget_bytes)} can be had: {self._who_holds()}. Unload "
+            "what is pinned, raise memory.budget, or lower the model's context_tokens.",
+            lasting=True,
+        )
+
+    def _who_holds(self) -> str:
+        return ", ".join(self._holdings()) or "nothing is held"
+
+    def _holdings(self) -> Iterator[str]:
+        for each in self.admission.holders:
+            note = " (pinned)" if each.pinned else ""
+            yield f"{each.model_id} holds {format_size(each.committed_bytes)}{note}"
+        if self.admission.spare_bytes:
+            yield f"the spare {format_size(self.admission.spare_bytes)}"
+        if self.admission.stranded_bytes:
+            yield f"{format_size(self.admission.stranded_bytes)} are stranded"
+
+
+def _read(model: Model, learned: Learned) -> tuple[str, Estimate]:
+    folder: Path = find_folder(model.source)
+    context_tokens = model.settings.context_tokens
+    newest = max((each.stat().st_mtime_ns for each in folder.iterdir()), default=0)
+    key = f"{folder.resolve()}|{newest}|{context_tokens}"
+    return key, estimate(folder, context_tokens, learned.get(key))
