@@ -7,13 +7,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import httpx
 import psutil
-import pytest
 
-from tests.support.faults import after_import, sitecustomize
 from tests.support.gateway import Gateway, eventually
 from tests.support.streams import open_stream
 
@@ -103,41 +100,6 @@ def test_a_stop_during_a_load(start_gateway: Callable[..., Gateway]) -> None:
     running.process.send_signal(signal.SIGTERM)
     assert running.process.wait(30) == 0
     assert _gone(pid)
-
-
-@pytest.mark.parametrize("state", ["starting", "loading", "ready", "generating"])
-def test_workers_end_when_the_gateway_is_killed(
-    state: str, start_gateway: Callable[..., Gateway], tmp_path: Path
-) -> None:
-    slow = after_import(
-        "worker.loading",
-        """
-        original = module.load
-        def slow(*arguments):
-            import time
-            time.sleep(30)
-            return original(*arguments)
-        module.load = slow
-        """,
-    )
-    site = sitecustomize(tmp_path / "site", slow if state == "loading" else "")
-    running = Gateway(environment=site)
-    running.order("load", wait=False)
-    if state in ("ready", "generating"):
-        running.load()
-    else:
-        eventually(lambda: running.model()["state"] == state)
-    if state == "generating":
-        stream = open_stream(running, STORY, **LONG)
-        eventually(lambda: stream.text)
-    pid = running.worker_pid()
-    os.kill(running.pid, signal.SIGKILL)
-    running.process.wait()
-    eventually(lambda: _gone(pid), within_s=6)
-    # The lock and the sockets that it left are no obstacle.
-    again = start_gateway("--state-dir", str(running.state_dir))
-    assert again.say("What is Bulkhead?")
-    again.stop()
 
 
 def test_ctrl_c_reaches_the_gateway_alone(start_gateway: Callable[..., Gateway]) -> None:

@@ -60,7 +60,7 @@ def _config(python: str) -> str:
     return (
         '[models.demo]\npath = "demo"\n'
         f'[models.strange]\npath = "demo"\npython = "{python}"\n'
-        "[workers]\nload_timeout_s = 30.0\n"
+        "[workers]\nload_timeout_s = 30.0\nrestart_limit = 0\nbackoff_limit = 0\n"
     )
 
 
@@ -113,7 +113,8 @@ while True:
     assert health.count > 10
     grown = psutil.Process(running.pid).memory_info().rss - before
     assert grown < 150e6, "what a flood can occupy is bounded by the high-water mark"
-    assert running.order("kill", "strange", force=True).json()["state"] == "unloaded"
+    killed = running.order("kill", "strange", force=True).json()
+    assert killed["state"] in ("unloaded", "failed")
 
 
 def test_a_worker_that_stops_reading(start_gateway: Callable[..., Gateway], tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tests.support.gateway import Gateway, eventually
 from tests.support.streams import open_stream
 
 STORY = "Tell me a story."
-LONG = {"max_tokens": 3500, "ignore_eos": True}
+LONG = {"max_tokens": 1000, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -145,8 +145,8 @@ def test_restart_gives_a_new_process(gateway: Gateway) -> None:
 @pytest.mark.parametrize("force", [False, True])
 def test_answers_survive_a_kill(gateway: Gateway, *, force: bool) -> None:
     pid = gateway.load()["worker"]["pid"]
-    whole = gateway.say(STORY, max_tokens=1000, ignore_eos=True)
-    stream = open_stream(gateway, STORY, max_tokens=1000, ignore_eos=True)
+    whole = gateway.say(STORY, max_tokens=400, ignore_eos=True)
+    stream = open_stream(gateway, STORY, max_tokens=400, ignore_eos=True)
     eventually(lambda: stream.text)
     status = gateway.order("kill", force=force).raise_for_status().json()
     assert stream.join().text == whole

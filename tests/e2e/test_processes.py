@@ -35,7 +35,7 @@ def story(gateway: Gateway) -> str:
 
 
 def _long(gateway: Gateway, model_id: str) -> Stream:
-    return open_stream(gateway, STORY, model_id, max_tokens=1000, ignore_eos=True)
+    return open_stream(gateway, STORY, model_id, max_tokens=600, ignore_eos=True)
 
 
 def test_two_workers_are_two_processes(gateway: Gateway) -> None:
@@ -84,7 +84,7 @@ def test_the_next_request_starts_a_new_incarnation(gateway: Gateway, story: str)
 
 def test_a_request_that_is_not_streamed_survives_too(gateway: Gateway) -> None:
     gateway.load("demo")
-    fields = {"max_tokens": 1000, "ignore_eos": True}
+    fields = {"max_tokens": 500, "ignore_eos": True}
     undisturbed = gateway.chat(STORY, **fields).json()
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(gateway.chat, STORY, **fields)

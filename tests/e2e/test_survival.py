@@ -21,7 +21,7 @@ from tests.support.shapes import DEMO
 from tests.support.streams import open_stream
 
 STORY = "Tell me a story."
-LONG = {"max_tokens": 2000, "ignore_eos": True}
+LONG = {"max_tokens": 1000, "ignore_eos": True}
 
 
 @pytest.fixture
@@ -184,12 +184,12 @@ class TestWhatIsLeft:
         running = start_gateway(
             config="[workers]\nheartbeat_timeout_s = 2.0\nstall_timeout_s = 2.0\n"
         )
-        whole = running.say(STORY, **LONG)
+        whole = running.say(STORY, max_tokens=500, ignore_eos=True)
         pid = running.worker_pid()
-        stream = open_stream(running, STORY, **LONG)
+        stream = open_stream(running, STORY, max_tokens=500, ignore_eos=True)
         eventually(lambda: stream.text)
         os.kill(running.pid, signal.SIGSTOP)
-        time.sleep(5)
+        time.sleep(4)
         os.kill(running.pid, signal.SIGCONT)
         assert stream.join().text == whole
         assert running.worker_pid() == pid
@@ -271,7 +271,7 @@ class TestEvents:
     def test_a_life_is_told(self, start_gateway: Callable[..., Gateway]) -> None:
         running = start_gateway()
         running.load()
-        stream = open_stream(running, STORY, **LONG)
+        stream = open_stream(running, STORY)
         eventually(lambda: stream.text)
         killed = running.worker_pid()
         os.kill(killed, signal.SIGKILL)
