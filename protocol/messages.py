@@ -110,7 +110,8 @@ class Delta(Struct, frozen=True, array_like=True):
 class Load(Message, frozen=True, tag="load"):
     """Load a model. `grant_bytes` bounds the process; None leaves MLX's own limits in place.
 
-    `baseline_bytes` is the footprint of the worker before the load: MLX may have the rest.
+    `baseline_bytes` is the footprint of the worker before the load: MLX may have the rest. Of that
+    `working_bytes` are kept free for activations, and what the weights leave is for caches.
     """
 
     path: str
@@ -118,6 +119,7 @@ class Load(Message, frozen=True, tag="load"):
     context_tokens: int
     grant_bytes: int | None = None
     baseline_bytes: int = 0
+    working_bytes: int = 0
 
 
 class Generate(Message, frozen=True, tag="generate"):
@@ -140,6 +142,10 @@ class Cancel(Message, frozen=True, tag="cancel"):
     """Drop a request; unknown ones are ignored, since the answer may have crossed this message."""
 
     request_id: str
+
+
+class Trim(Message, frozen=True, tag="trim"):
+    """Give back what can be spared: the footprint is over the grant."""
 
 
 class Drain(Message, frozen=True, tag="drain"):
@@ -232,7 +238,7 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     memory: MlxMemory
 
 
-GatewayMessage: TypeAlias = Load | Generate | Cancel | Drain | Stop
+GatewayMessage: TypeAlias = Load | Generate | Cancel | Trim | Drain | Stop
 WorkerMessage: TypeAlias = (
     Hello | LoadProgress | Ready | LoadFailed | Rendered | Output | RequestFailed | Heartbeat
 )

@@ -54,12 +54,17 @@ class Remove:
 
 
 @dataclass(frozen=True)
+class GiveBack:
+    """Trim what MLX keeps for reuse."""
+
+
+@dataclass(frozen=True)
 class Finish:
     """Release the model and end the thread."""
 
 
 EngineEvent: TypeAlias = "Message | Loaded | Stepped | Prepared | Ended"
-EngineCommand: TypeAlias = "Load | Sequence | Remove | Finish"
+EngineCommand: TypeAlias = "Load | Sequence | Remove | GiveBack | Finish"
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from protocol.messages import Device, MlxMemory
+from protocol.messages import Device, Load, MlxMemory
 
 # The share of the limit that MLX may keep in freed buffers: enough to reuse a step's temporaries,
 # little enough that a peak in one model is not lost to the others.
@@ -22,6 +22,20 @@ def apply_grant(grant_bytes: int, baseline_bytes: int, device: Device) -> None:
     mx.set_cache_limit(limit_bytes // _CACHE_SHARE)
     # Above the recommended working set set_wired_limit raises; without one nothing can be wired.
     mx.set_wired_limit(min(limit_bytes, device.recommended_working_set_bytes or 0))
+
+
+def room_bytes(command: Load) -> int | None:
+    """What of its grant a loaded model has left for caches; None if it has no grant."""
+    if command.grant_bytes is None:
+        return None
+    mx.clear_cache()
+    taken_bytes: int = command.baseline_bytes + mx.get_active_memory() + command.working_bytes
+    return max(0, command.grant_bytes - taken_bytes)
+
+
+def trim() -> None:
+    """Give back the buffers that MLX keeps for reuse."""
+    mx.clear_cache()
 
 
 def read_device() -> Device:

@@ -31,11 +31,20 @@ from protocol.messages import (
     Rendered,
     RequestFailed,
     Stop,
+    Trim,
     Usage,
 )
 from protocol.signals import DUMP_STACKS
 from protocol.tokens import pack
-from worker.engine_thread import Ended, EngineEvent, EngineThread, Loaded, Remove, Stepped
+from worker.engine_thread import (
+    Ended,
+    EngineEvent,
+    EngineThread,
+    GiveBack,
+    Loaded,
+    Remove,
+    Stepped,
+)
 from worker.parent import watch_parent
 
 if TYPE_CHECKING:
@@ -175,6 +184,8 @@ class Conversation:
                         self._engine.post(Remove((request_id,)))
                 case Load() as load:
                     self._engine.post(load)
+                case Trim():
+                    self._engine.post(GiveBack())
                 case Drain():
                     self._draining = True
                 case Stop():

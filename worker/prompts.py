@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from jinja2 import TemplateError
 
@@ -49,21 +49,26 @@ class Prepared:
     text: TextStream
 
 
-def prepare(
-    generate: Generate, loaded: LoadedModel, context_tokens: int
-) -> Prepared | RequestFailed:
+class Context(NamedTuple):
+    """How many tokens prompt and answer may have together, and a sentence that says why."""
+
+    tokens: int
+    note: str = ""
+
+
+def prepare(generate: Generate, loaded: LoadedModel, context: Context) -> Prepared | RequestFailed:
     """Render, tokenize and check one request, and take it to where another worker left it.
 
     A prompt that is empty, can't be rendered or doesn't fit the context is refused.
     """
     try:
-        return _prepare(generate, loaded, context_tokens)
+        return _prepare(generate, loaded, context)
     except _PromptError as error:
         return RequestFailed(request_id=generate.request_id, code=error.code, message=error.message)
 
 
-def _prepare(generate: Generate, loaded: LoadedModel, context_tokens: int) -> Prepared:
-    _check_size(generate, context_tokens)
+def _prepare(generate: Generate, loaded: LoadedModel, context: Context) -> Prepared:
+    _check_size(generate, context)
     prompt_ids = _tokenize(generate, loaded.tokenizer)
     delivered = _unpack(generate.delivered)
     if not prompt_ids:
@@ -75,14 +80,14 @@ def _prepare(generate: Generate, loaded: LoadedModel, context_tokens: int) -> Pr
             "invalid_request_error",
             f"The prompt has token id {unknown}; this model knows 0 to {loaded.vocabulary - 1}.",
         )
-    room = context_tokens - len(prompt_ids)
+    room = context.tokens - len(prompt_ids)
     wanted = generate.max_tokens if generate.max_tokens is not None else max(room, 1)
     if wanted > room:
         raise _PromptError(
             "context_length_exceeded",
             f"The prompt has {len(prompt_ids)} tokens and max_tokens is {wanted}, together "
-            f"{len(prompt_ids) + wanted}; this model's context holds {context_tokens}. Shorten "
-            "the messages or ask for fewer tokens.",
+            f"{len(prompt_ids) + wanted}; this model's context holds {context.tokens}."
+            f"{context.note} Shorten the messages or ask for fewer tokens.",
         )
     if len(delivered) >= wanted:
         raise _PromptError(
@@ -110,7 +115,7 @@ def _prepare(generate: Generate, loaded: LoadedModel, context_tokens: int) -> Pr
     )
 
 
-def _check_size(generate: Generate, context_tokens: int) -> None:
+def _check_size(generate: Generate, context: Context) -> None:
     """Refuse what is far too long before the tokenizer spends minutes and gigabytes on it."""
     match generate.prompt:
         case ChatPrompt(messages):
@@ -121,11 +126,11 @@ def _check_size(generate: Generate, context_tokens: int) -> None:
         case TokenPrompt(packed):
             least_tokens, characters = len(packed) // BYTES_PER_TOKEN, 0
     least_tokens = max(least_tokens, characters // _MOST_CHARACTERS_PER_TOKEN)
-    if least_tokens > context_tokens:
+    if least_tokens > context.tokens:
         raise _PromptError(
             "context_length_exceeded",
             f"The prompt has at least {least_tokens} tokens; this model's context holds "
-            f"{context_tokens}. Shorten the messages.",
+            f"{context.tokens}.{context.note} Shorten the messages.",
         )
 
 

@@ -13,12 +13,13 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from protocol.messages import PROTOCOL_VERSION, Device, Hello, Load, LoadFailed, LoadProgress, Ready
 from worker import grant
-from worker.engine_thread import EngineThread, Finish, Loaded, Remove, Stepped
+from worker.engine_thread import EngineThread, Finish, GiveBack, Loaded, Remove, Stepped
 from worker.engines.batched import BatchedEngine
+from worker.engines.room import CacheRoom, measure
 from worker.engines.sequence import Engine, Sequence
 from worker.engines.sequential import SequentialEngine
 from worker.loading import LoadAbandonedError, LoadedModel, ModelError, load
-from worker.prompts import prepare
+from worker.prompts import Context, prepare
 
 _MEMORY_READING_S = 1.0
 _GATHER_S = 0.01
@@ -59,14 +60,15 @@ def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
         return
     except LoadAbandonedError:
         return
-    engine = _build_engine(thread, loaded, command)
+    room = measure(loaded.model, grant.room_bytes(command))
+    engine = _build_engine(thread, loaded, command, room)
     if command.grant_bytes is not None:
         grant.apply_grant(command.grant_bytes, command.baseline_bytes, device)
-    context_tokens = min(command.context_tokens, loaded.context_tokens or command.context_tokens)
+    context = _context(command, loaded, room)
     ready = Ready(
         load_s=time.monotonic() - started_at,
         weight_bytes=loaded.weight_bytes,
-        context_tokens=context_tokens,
+        context_tokens=context.tokens,
         batching=engine.batching,
         fingerprint=loaded.fingerprint,
         memory=grant.read_memory(),
@@ -75,7 +77,7 @@ def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
     thread.emit(
         Loaded(
             ready,
-            functools.partial(prepare, loaded=loaded, context_tokens=context_tokens),
+            functools.partial(prepare, loaded=loaded, context=context),
         )
     )
     try:
@@ -84,9 +86,25 @@ def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
         engine.close()
 
 
-def _build_engine(thread: EngineThread, loaded: LoadedModel, command: Load) -> Engine:
+def _context(command: Load, loaded: LoadedModel, room: CacheRoom) -> Context:
+    """The least of what was configured, what the model can, and what its memory holds."""
+    own_tokens = loaded.context_tokens or command.context_tokens
+    tokens = min(command.context_tokens, own_tokens)
+    most_tokens = room.most_tokens
+    if most_tokens is None or most_tokens >= tokens:
+        return Context(tokens)
+    return Context(
+        most_tokens,
+        f" That is what fits into the {command.grant_bytes or 0:,} bytes that it was granted, at "
+        f"{room.token_bytes:,} bytes a token; the model itself could hold {tokens}.",
+    )
+
+
+def _build_engine(
+    thread: EngineThread, loaded: LoadedModel, command: Load, room: CacheRoom
+) -> Engine:
     if all(hasattr(cache, "merge") for cache in make_prompt_cache(loaded.model)):
-        return BatchedEngine(loaded.model, loaded.eos_token_ids, command.max_concurrency)
+        return BatchedEngine(loaded.model, loaded.eos_token_ids, command.max_concurrency, room)
     engine = SequentialEngine(
         loaded.model,
         loaded.eos_token_ids,
@@ -133,12 +151,14 @@ def _obey_commands(thread: EngineThread, engine: Engine) -> None:
         _obey(engine, command)
 
 
-def _obey(engine: Engine, command: Load | Sequence | Remove | Finish | None) -> None:
+def _obey(engine: Engine, command: Load | Sequence | Remove | GiveBack | Finish | None) -> None:
     match command:
         case Sequence():
             engine.add(command)
         case Remove(request_ids):
             engine.remove(request_ids)
+        case GiveBack():
+            grant.trim()
         case _:
             # A second load can't be, and finishing is asked for by a flag.
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Final
 
@@ -47,7 +48,13 @@ class KeyedSampler:
         self._top_p = top_p
         self._top_k = top_k
         self._min_p = min_p
-        self._position = position
+        self._first = self._position = position
+
+    def again_after(self, tokens: int) -> KeyedSampler:
+        """The same from so many tokens after its own first one, whatever was drawn since."""
+        again = copy.copy(self)
+        again._first = again._position = self._first + tokens
+        return again
 
     def __call__(self, logprobs: mx.array) -> mx.array:
         """Log probabilities of shape (1, vocabulary) to token ids of shape (1,)."""

@@ -41,6 +41,7 @@ from protocol.messages import (
     Stop,
     TextPrompt,
     TokenPrompt,
+    Trim,
     Usage,
     WorkerMessage,
 )
@@ -104,6 +105,7 @@ _from_gateway: dict[type[Message], st.SearchStrategy[Any]] = {
         context_tokens=_integers,
         grant_bytes=_optional(_integers),
         baseline_bytes=_integers,
+        working_bytes=_integers,
     ),
     Generate: st.builds(
         Generate,
@@ -116,6 +118,7 @@ _from_gateway: dict[type[Message], st.SearchStrategy[Any]] = {
         delivered=_packed,
     ),
     Cancel: st.builds(Cancel, request_id=_texts),
+    Trim: st.builds(Trim),
     Drain: st.builds(Drain),
     Stop: st.builds(Stop),
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,13 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from tests.support import shapes
 from worker.engines.batched import BatchedEngine
+from worker.engines.room import CacheRoom, measure
 from worker.engines.sequence import Engine, Sequence
 from worker.engines.sequential import SequentialEngine
 from worker.loading import LoadedModel, load
+from worker.sampling import KeyedSampler
 
+UNBOUNDED = CacheRoom(0, 0, None)
 SHAPES: dict[str, Callable[[Path], Path]] = {
     "full attention": lambda _: shapes.DEMO,
     "sliding window": shapes.sliding_window,
@@ -70,18 +75,78 @@ def test_a_batch_gives_what_each_gives_alone(
     model = models(name)
     alone = {}
     for sequence in _sequences(model, PROMPTS):
-        engine = BatchedEngine(model.model, model.eos_token_ids, 8)
+        engine = BatchedEngine(model.model, model.eos_token_ids, 8, UNBOUNDED)
         engine.add(sequence)
         alone.update(_run(engine))
-    together = BatchedEngine(model.model, model.eos_token_ids, 8)
+    together = BatchedEngine(model.model, model.eos_token_ids, 8, UNBOUNDED)
     for sequence in _sequences(model, PROMPTS):
         together.add(sequence)
     assert _run(together) == alone
 
 
+def _room(model: LoadedModel, rows: int, tokens: int) -> CacheRoom:
+    """Room for so many rows of that length at the moment when the last of them joins."""
+    measured = measure(model.model, None)
+    bytes_ = measured.batch_bytes(rows, tokens) + measured.batch_bytes(rows - 1, tokens)
+    return measured._replace(room_bytes=bytes_)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("seed", [None, 3])
+def test_room_for_a_few_gives_the_same(
+    name: str, seed: int | None, models: Callable[[str], LoadedModel]
+) -> None:
+    """Who doesn't fit waits, and who outgrows the room leaves and comes back: nobody notices."""
+    model = models(name)
+
+    def sequences() -> list[Sequence]:
+        sampler = None if seed is None else KeyedSampler(seed, 1.0, 0.0, 0, 0.0)
+        return [
+            replace(each, sampler=sampler and sampler.again_after(0))
+            for each in _sequences(model, ["A ship", "B", PROMPTS[1], "C"], max_tokens=300)
+        ]
+
+    free = BatchedEngine(model.model, model.eos_token_ids, 8, UNBOUNDED)
+    narrow = BatchedEngine(model.model, model.eos_token_ids, 8, _room(model, 2, 256))
+    for engine in (free, narrow):
+        for sequence in sequences():
+            engine.add(sequence)
+    narrow.step()
+    assert (narrow.active, narrow.waiting) == (2, 2)
+    most_rows = 0
+    expected = _run(free)
+    tokens: dict[str, list[int]] = {}
+    while narrow.active + narrow.waiting:
+        for token in narrow.step():
+            tokens.setdefault(token.request_id, []).append(token.token_id)
+        assert (
+            narrow._room.holds(len(narrow._rows), narrow._longest_soon() - 2) or narrow.active == 1
+        )
+        most_rows = max(most_rows, narrow.active)
+    assert tokens == expected
+    assert most_rows == 2
+
+
+def test_the_room_of_a_model(models: Callable[[str], LoadedModel]) -> None:
+    config = json.loads((shapes.DEMO / "config.json").read_text())
+    token_bytes = (
+        config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"] * 2 * 4
+    )
+    room = measure(models("full attention").model, 1000 * token_bytes)
+    assert (room.token_bytes, room.row_bytes, room.most_tokens) == (token_bytes, 0, 768)
+    windowed = measure(models("sliding window").model, None)
+    assert windowed.row_bytes == 2 * 32 * 2 * 16 * 2 * 4
+    assert windowed.most_tokens is None
+    states = measure(models("state space").model, 10)
+    assert states.token_bytes == 0
+    assert states.row_bytes > 0
+    assert states.takes(0, 0, 100), "alone it may always run"
+    assert not states.takes(1, 100, 100)
+
+
 def test_more_sequences_than_the_batch_takes(models: Callable[[str], LoadedModel]) -> None:
     model = models("full attention")
-    engine = BatchedEngine(model.model, model.eos_token_ids, 2)
+    engine = BatchedEngine(model.model, model.eos_token_ids, 2, UNBOUNDED)
     for sequence in _sequences(model, PROMPTS):
         engine.add(sequence)
     assert {len(each) for each in _run(engine).values()} == {24}
@@ -89,7 +154,7 @@ def test_more_sequences_than_the_batch_takes(models: Callable[[str], LoadedModel
 
 def test_removed_sequences_get_no_more_tokens(models: Callable[[str], LoadedModel]) -> None:
     model = models("full attention")
-    engine = BatchedEngine(model.model, model.eos_token_ids, 8)
+    engine = BatchedEngine(model.model, model.eos_token_ids, 8, UNBOUNDED)
     for sequence in _sequences(model, PROMPTS):
         engine.add(sequence)
     while not engine.step():

@@ -13,13 +13,14 @@ from protocol.messages import ChatMessage, ChatPrompt, Generate, Sampling, TextP
 from protocol.tokens import pack
 from tests.support import shapes
 from worker.engines.batched import BatchedEngine
+from worker.engines.room import CacheRoom
 from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine
 from worker.fingerprint import fingerprint
 from worker.loading import LoadedModel, load
-from worker.prompts import Prepared, prepare
+from worker.prompts import Context, Prepared, prepare
 
-CONTEXT = 4096
+CONTEXT = Context(4096)
 GREEDY = Sampling(seed=1, temperature=0.0)
 SEEDED = Sampling(seed=7, temperature=1.2, top_p=0.95)
 BUILDERS: dict[str, Callable[[Path], Path]] = {
@@ -58,7 +59,7 @@ def _engine(model: LoadedModel) -> Engine:
     from mlx_lm.models.cache import make_prompt_cache
 
     if all(hasattr(cache, "merge") for cache in make_prompt_cache(model.model)):
-        return BatchedEngine(model.model, model.eos_token_ids, 8)
+        return BatchedEngine(model.model, model.eos_token_ids, 8, CacheRoom(0, 0, None))
     return SequentialEngine(model.model, model.eos_token_ids, lambda: None)
 
 
