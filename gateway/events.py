@@ -20,6 +20,8 @@ Kind: TypeAlias = Literal[
     "state",
     "admit",
     "evict",
+    "trim",
+    "overgrown",
     "start",
     "adopt",
     "ready",
@@ -37,7 +39,7 @@ Kind: TypeAlias = Literal[
 _KEPT: Final = 1000
 # Events that a slow follower may be behind before it misses some.
 _BEHIND: Final = 1000
-_WARNINGS: Final = ("refuse", "breaker", "hang", "escalation", "sweep")
+_WARNINGS: Final = ("trim", "overgrown", "refuse", "breaker", "hang", "escalation", "sweep")
 
 
 class Event(Struct, frozen=True):

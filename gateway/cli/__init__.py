@@ -20,6 +20,7 @@ VERBS: Final = (
     "logs",
     "events",
     "chat",
+    "estimate",
     "demo",
 )
 

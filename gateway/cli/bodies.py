@@ -24,6 +24,7 @@ class MemoryReading(Struct, frozen=True):
 class WorkerReading(Struct, frozen=True):
     pid: int
     footprint_bytes: int | None = None
+    granted_bytes: int | None = None
     last_step_age_s: float | None = None
 
 

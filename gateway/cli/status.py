@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from typing import Final, TypeGuard
@@ -20,18 +21,29 @@ from gateway.config.sizes import format_size
 
 _NOTHING: Final = "-"
 _LOG_LINES: Final = 3
+_WATCH_S: Final = 1.0
 _UNITS: Final = ((2 * 86400.0, 86400.0, "d"), (2 * 3600.0, 3600.0, "h"), (120.0, 60.0, "min"))
 
 
 @click.command("status")
 @json_option
+@click.option("-w", "--watch", is_flag=True, help="Show it again every second until Ctrl-C.")
 @reaches_gateway
-def command(gateway: GatewayClient, *, as_json: bool) -> None:
+def command(gateway: GatewayClient, *, as_json: bool, watch: bool) -> None:
     """Show the gateway, its memory and its models.
 
-    Footprint is what a worker really holds: what the system would get back if it ended. Last step
-    is how long ago the worker last produced something.
+    A worker holds what the system would get back if it ended. Last step is how long ago it last
+    produced something.
     """
+    _show(gateway, as_json=as_json)
+    while watch:
+        time.sleep(_WATCH_S)
+        if sys.stdout.isatty():
+            click.clear()
+        _show(gateway, as_json=as_json)
+
+
+def _show(gateway: GatewayClient, *, as_json: bool) -> None:
     content = gateway.status_json()
     reading = gateway.read(content, GatewayReading)
     if as_json:
@@ -57,22 +69,24 @@ def _print(console: Console, reading: GatewayReading, url: str) -> None:
 
 
 def _memory_lines(memory: MemoryReading) -> Iterator[str]:
-    budget = "no budget" if memory.budget_bytes is None else f"budget {_size(memory.budget_bytes)}"
+    """The machine's memory by who holds it, in numbers that add up to the total."""
+    held, stranded = memory.footprint_bytes or 0, memory.stranded_bytes or 0
+    # What is read at different moments may differ by more than there is.
+    others = max(0, memory.total_bytes - held - stranded - memory.available_bytes)
     yield (
-        f"Memory: workers hold {_size(memory.footprint_bytes)} ({budget}), "
-        f"{_size(memory.available_bytes)} of {_size(memory.total_bytes)} available"
+        f"Memory {_size(memory.total_bytes)}: workers {_size(memory.footprint_bytes)}, "
+        f"others {_size(others)}, stranded {_size(stranded)}, "
+        f"available {_size(memory.available_bytes)}"
     )
-    if memory.stranded_bytes:
-        yield f"Stranded until the next boot: {_size(memory.stranded_bytes)}"
-    if memory.pressure is not None:
-        yield f"Pressure: {memory.pressure}"
+    pressure = "" if memory.pressure is None else f"; pressure {memory.pressure}"
+    yield (f"Budget {_size(memory.budget_bytes)}: granted {_size(memory.granted_bytes)}{pressure}")
 
 
 def _table(models: tuple[ModelReading, ...]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("model", overflow="fold")
     table.add_column("state", no_wrap=True)
-    for heading in ("pid", "footprint", "active", "queued", "restarts", "last step"):
+    for heading in ("pid", "holds", "granted", "active", "queued", "restarts", "last step"):
         table.add_column(heading, justify="right", no_wrap=True)
     for model in models:
         worker = model.worker
@@ -82,6 +96,7 @@ def _table(models: tuple[ModelReading, ...]) -> Table:
             model.state,
             _NOTHING if worker is None else str(worker.pid),
             _NOTHING if worker is None else _size(worker.footprint_bytes),
+            _NOTHING if worker is None else _size(worker.granted_bytes),
             str(model.active_requests),
             str(model.queue_depth),
             str(model.restarts),

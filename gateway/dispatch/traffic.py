@@ -39,6 +39,7 @@ class Traffic:
     """Sends requests while there is a connection and keeps them while there is none.
 
     `last_used_at` is a Unix time, `last_used` the same on the event loop's clock, both in seconds.
+    `longest_tokens` and `most_running` tell what the present worker has been through.
     `changed` is called after every change of the numbers. Everything runs on the event loop.
     """
 
@@ -52,6 +53,8 @@ class Traffic:
     ) -> None:
         self.last_used_at: float | None = None
         self.last_used = 0.0
+        self.longest_tokens = 0
+        self.most_running = 0
         self._model_id = model_id
         self._depth = depth
         self._queue = RequestQueue(depth, max_concurrency)
@@ -129,6 +132,9 @@ class Traffic:
                 raise ProtocolBreachError("it sent output before the prompt's tokens")
             request.deliver(delta)
             self._check_length(len(progress.delivered))
+            if delta.usage is not None:
+                tokens = delta.usage.prompt_tokens + delta.usage.completion_tokens
+                self.longest_tokens = max(self.longest_tokens, tokens)
             if request.over:
                 self._finished(request)
             elif self._queue.acquit(request):
@@ -150,6 +156,8 @@ class Traffic:
     # From the supervisor
 
     def connect(self, connection: Connection) -> None:
+        if self._connection is None:
+            self.longest_tokens = self.most_running = 0
         self._connection = connection
         self._draining = False
         self.dispatch()
@@ -175,6 +183,7 @@ class Traffic:
                 self._emit("resume", request)
             connection.send(message)
             self._queue.run(request)
+            self.most_running = max(self.most_running, self._queue.running)
             request.start(self._loop.time())
 
     def drain(self) -> None:

@@ -16,8 +16,9 @@ from gateway.config.sizes import format_size
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
 from gateway.dispatch.traffic import Connection, ProtocolBreachError, Traffic
-from gateway.events import EventLog
+from gateway.events import EventLog, Kind
 from gateway.memory.footprint import FootprintError, footprint
+from gateway.memory.watch import Advice, Watch
 from gateway.supervise import ladder
 from gateway.supervise.hang import HangDetector
 from gateway.supervise.lifecycle import (
@@ -48,6 +49,7 @@ from protocol.messages import (
     Ready,
     Rendered,
     RequestFailed,
+    Trim,
     WorkerMessage,
 )
 
@@ -57,8 +59,10 @@ logger = logging.getLogger(__name__)
 _LOG_TAIL_LINES: Final = 80
 _RETRY_AFTER_S: Final = 5
 _LOAD_TIMEOUTS: Final = 2
+# A sequence of this share of the context tells what a whole one takes.
+_WHOLE_CONTEXT: Final = 0.9
 # Deaths by these are the worker's own; orders and shutdowns are not.
-_BLAMED: Final = (Event.MISBEHAVED, Event.HUNG, Event.EXIT)
+_BLAMED: Final = (Event.MISBEHAVED, Event.HUNG, Event.OVERGROWN, Event.EXIT)
 
 
 class LastExit(Struct, frozen=True):
@@ -104,6 +108,7 @@ class Compartment:
         self._settings = settings
         self._steward = steward
         self._grant_bytes: int | None = None
+        self._watch: Watch | None = None
         self._reload_s = 0.0
         self._starter = starter
         self._events = events
@@ -193,6 +198,7 @@ class Compartment:
     def admitted(self, granted_bytes: int) -> None:
         """There is room for it, and so many bytes are its own."""
         self._grant_bytes = granted_bytes
+        self._watch = Watch(granted_bytes)
         self._handle(Event.ADMITTED, self._unavailable())
 
     def has_no_room(self, refusal: Refusal) -> None:
@@ -553,6 +559,7 @@ class Compartment:
                     context_tokens=self.model.settings.context_tokens,
                     grant_bytes=self._grant_bytes,
                     baseline_bytes=baseline_bytes,
+                    working_bytes=self._steward.working_bytes(self.model.id),
                 )
             )
 
@@ -579,8 +586,48 @@ class Compartment:
 
     def note_footprint(self, worker: Worker) -> None:
         """Its worker was measured."""
-        if worker is self.worker and worker.footprint is not None:
-            self._steward.note_footprint(self.model.id, worker.footprint.current_bytes)
+        if worker is not self.worker or worker.footprint is None:
+            return
+        footprint_bytes = worker.footprint.current_bytes
+        self._steward.note_footprint(self.model.id, footprint_bytes)
+        if self._watch is None or self.state is not State.READY:
+            return
+        self._learn(worker, footprint_bytes)
+        match self._watch.judge(self._loop.time(), footprint_bytes):
+            case Advice.TRIM:
+                self._emit_overgrown("trim", worker, footprint_bytes)
+                worker.send(Trim())
+            case Advice.REPLACE:
+                self._emit_overgrown("overgrown", worker, footprint_bytes)
+                self._end_reason = (
+                    f"it holds {format_size(footprint_bytes)} and was granted "
+                    f"{format_size(self._grant_bytes or 0)}"
+                )
+                self._handle(Event.OVERGROWN, self._unavailable())
+
+    def _learn(self, worker: Worker, footprint_bytes: int) -> None:
+        if worker.idle_bytes is None:
+            worker.idle_bytes = footprint_bytes
+        estimated = self._steward.estimates.get(self.model.id)
+        # What several sequences took together says nothing of one.
+        told = (
+            estimated is not None
+            and self.traffic.most_running == 1
+            and self.traffic.longest_tokens >= estimated.context_tokens * _WHOLE_CONTEXT
+        )
+        full_bytes = worker.peak_footprint_bytes if told else None
+        if worker.learned != (worker.idle_bytes, full_bytes):
+            worker.learned = (worker.idle_bytes, full_bytes)
+            self._steward.learn(self.model.id, worker.idle_bytes, full_bytes)
+
+    def _emit_overgrown(self, kind: Kind, worker: Worker, footprint_bytes: int) -> None:
+        self._events.emit(
+            kind,
+            self.model.id,
+            pid=worker.pid,
+            footprint_bytes=footprint_bytes,
+            granted_bytes=self._grant_bytes,
+        )
 
     # Time
 

@@ -13,7 +13,7 @@ from gateway.config.sizes import format_size
 from gateway.dispatch.refusal import Refusal
 from gateway.events import EventLog
 from gateway.memory.admission import Admission, Admit, Claim, Decision, Evict, Refuse
-from gateway.memory.estimate.estimate import PROCESS_BYTES, Estimate, estimate
+from gateway.memory.estimate.estimate import PROCESS_BYTES, Estimate, estimate, model_key
 from gateway.memory.estimate.learned import Learned, Measured
 from gateway.memory.estimate.weights import EstimateError
 from gateway.supervise.model import Model
@@ -108,9 +108,21 @@ class Steward:
     def note_footprint(self, model_id: str, footprint_bytes: int) -> None:
         self.admission.note_footprint(model_id, footprint_bytes)
 
-    def learn(self, model_id: str, measured: Measured) -> None:
-        """Remember what it took, for the next load."""
-        if (key := self._keys.get(model_id)) is not None:
+    def working_bytes(self, model_id: str) -> int:
+        """What activations may take of a model's grant."""
+        estimated = self.estimates.get(model_id)
+        return 0 if estimated is None else estimated.working_bytes
+
+    def learn(self, model_id: str, idle_bytes: int, full_bytes: int | None) -> None:
+        """Remember what it took, for the next load. `full_bytes` None leaves what is known."""
+        key = self._keys.get(model_id)
+        if key is None:
+            return
+        known = self._learned.get(key)
+        if full_bytes is None and known is not None:
+            full_bytes = known.full_bytes
+        measured = Measured(idle_bytes, full_bytes)
+        if measured != known:
             self._tasks.start(asyncio.to_thread(self._learned.put, key, measured), "learn")
 
     def decide_soon(self) -> None:
@@ -128,7 +140,7 @@ class Steward:
     async def _ask(self, tenant: Tenant) -> None:
         model_id = tenant.model.id
         try:
-            needed_bytes = self._needed_bytes(await self._estimate(tenant.model))
+            needed_bytes = await self._needed_bytes(tenant.model)
         except (EstimateError, OSError) as error:
             # Its worker will find out more, and say it better.
             logger.warning("%s: no estimate: %s", model_id, error)
@@ -137,21 +149,12 @@ class Steward:
             self.admission.ask(model_id, needed_bytes, tenant.priority, self._loop.time())
             self._decide_now()
 
-    async def _estimate(self, model: Model) -> Estimate:
-        key, result = await asyncio.to_thread(_read, model, self._learned)
+    async def _needed_bytes(self, model: Model) -> int:
+        most_bytes = self.admission.usable_bytes - self.admission.spare_bytes
+        key, result = await asyncio.to_thread(_fitting, model, self._learned, most_bytes)
         self._keys[model.id] = key
         self.estimates[model.id] = result
-        return result
-
-    def _needed_bytes(self, estimated: Estimate) -> int:
-        """The whole context if that can be had at all, else what can be."""
-        most_bytes = self.admission.usable_bytes - self.admission.spare_bytes
-        full_bytes = int(estimated.full_bytes * _MARGIN)
-        cache_bytes = estimated.token_bytes * estimated.context_tokens
-        least_bytes = full_bytes - int(
-            max(0, cache_bytes - estimated.token_bytes * _LEAST_CONTEXT_TOKENS) * _MARGIN
-        )
-        return most_bytes if least_bytes <= most_bytes < full_bytes else full_bytes
+        return _with_margin(result)
 
     def _decide_now(self) -> None:
         if self._decision is not None:
@@ -228,9 +231,17 @@ class Steward:
             yield f"{format_size(self.admission.stranded_bytes)} are stranded"
 
 
-def _read(model: Model, learned: Learned) -> tuple[str, Estimate]:
+def _fitting(model: Model, learned: Learned, most_bytes: int) -> tuple[str, Estimate]:
+    """The estimate with the whole context if that can be had at all, else with what can be."""
     folder: Path = find_folder(model.source)
-    context_tokens = model.settings.context_tokens
-    newest = max((each.stat().st_mtime_ns for each in folder.iterdir()), default=0)
-    key = f"{folder.resolve()}|{newest}|{context_tokens}"
-    return key, estimate(folder, context_tokens, learned.get(key))
+    tokens = model.settings.context_tokens
+    while True:
+        key = model_key(folder, tokens)
+        result = estimate(folder, tokens, learned.get(key))
+        if _with_margin(result) <= most_bytes or result.context_tokens <= _LEAST_CONTEXT_TOKENS:
+            return key, result
+        tokens = max(_LEAST_CONTEXT_TOKENS, result.context_tokens // 2)
+
+
+def _with_margin(estimated: Estimate) -> int:
+    return int(estimated.full_bytes * _MARGIN)

@@ -70,6 +70,9 @@ class Worker:
         self.footprint: Footprint | None = None
         self.peak_footprint_bytes = 0
         self.granted_bytes: int | None = None
+        # Right after its load; and what was last remembered of it.
+        self.idle_bytes: int | None = None
+        self.learned: tuple[int, int | None] | None = None
         self.fingerprint: str | None = None
         self.tokens_per_s: float | None = None
         self.ended = asyncio.Event()

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 
 from tests.cli.canned import CannedGateway
-from tests.cli.terminal import bulkhead, terminal
+from tests.cli.terminal import bulkhead, started, terminal
 from tests.support.gateway import Gateway, eventually
 
 
@@ -18,8 +19,9 @@ def test_shows_gateway_memory_and_models_in_plain_text(gateway: Gateway) -> None
     lines = done.stdout.splitlines()
     assert all(len(line) <= 80 for line in lines)
     assert f"serving, pid {gateway.pid}" in lines[0]
-    assert lines[1].startswith("Memory: workers hold ")
-    assert lines[4].split()[:3] == ["demo", "ready", str(pid)]
+    assert re.match(r"Memory [\d.]+ GB: workers [\d.]+ MB, others .*, available ", lines[1])
+    assert re.match(r"Budget [\d.]+ GB: granted [\d.]+ MB; pressure normal$", lines[2])
+    assert lines[5].split()[:3] == ["demo", "ready", str(pid)]
 
 
 def test_takes_the_address_as_an_option(gateway: Gateway) -> None:
@@ -94,10 +96,20 @@ def test_what_others_wrote_is_shown_as_text(canned: CannedGateway) -> None:
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
     assert "[bold]" in done.stdout
     assert ":smile: [red]not red[/red]" in done.stdout
-    assert "budget 48.0 GB" in done.stdout
-    assert "Stranded until the next boot: 3.0 GB\n" in done.stdout
+    assert "Budget 48.0 GB" in done.stdout
+    assert ", stranded 3.0 GB, available 9.0 GB\n" in done.stdout
     assert "the last worker ended with code 7 at " in done.stdout.replace(" \n", " ")
     assert "| one" not in done.stdout
     assert "  | three\n  | [31mfour xxx" in done.stdout
     assert "7 min" in done.stdout
     assert "up 2 d" in done.stdout
+
+
+def test_watches_until_it_is_interrupted(gateway: Gateway) -> None:
+    with started("status", "--watch", url=gateway.url) as running:
+        assert running.stdout is not None
+        shown = 0
+        while shown < 2:
+            shown += running.stdout.readline().startswith("Bulkhead ")
+        running.send_signal(signal.SIGINT)
+        assert running.wait(10) == 130

@@ -88,6 +88,13 @@ def cache_shape(config: Mapping[str, Any], element_bytes: int) -> CacheShape:
     )
 
 
+def runs_alone(config: Mapping[str, Any]) -> bool:
+    """Whether the model's caches can't be merged into a batch. mlx-lm empties its buffers after
+    each chunk of such a prompt.
+    """
+    return config.get("model_type") in _CHUNKED
+
+
 def _window_tokens(config: Mapping[str, Any]) -> int:
     window = _first(config, *_WINDOW_NAMES)
     # Chunks are cut back before they grow by another step.

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any, Final
 
 from msgspec import Struct
 
-from gateway.memory.estimate.cache import cache_shape
+from gateway.memory.estimate.cache import cache_shape, runs_alone
 from gateway.memory.estimate.learned import Measured
 from gateway.memory.estimate.weights import EstimateError, read_weights
 
-# A worker with its imports done and no model: 52 MB with MLX's CPU back end on Linux.
-PROCESS_BYTES: Final = 55_000_000
-# What MLX keeps of freed buffers, and what the allocator doesn't return: about 30 MB beside a
-# full-context sequence of each of five architectures on Linux.
-_BUFFERS_BYTES: Final = 32_000_000
+# A worker with its imports done and no model, with MLX's CPU back end on Linux.
+PROCESS_BYTES: Final = 53_000_000
+_BUFFERS_BYTES: Final = 4_000_000
 # Tokens of a prompt that are worked on at once, as far as they show in what stays allocated.
 _CHUNK_TOKENS: Final = 512
+# MLX's CPU back end writes the scores of attention out, three quarters of which stay in its
+# buffers; other back ends compute them in place.
+_WRITES_SCORES: Final = sys.platform == "linux"
+_SCORES_KEPT: Final = 0.75
 
 
 class Line(Struct, frozen=True):
@@ -38,6 +41,7 @@ class Estimate(Struct, frozen=True):
     lines: tuple[Line, ...]
     context_tokens: int
     token_bytes: int
+    working_bytes: int
     calculated_idle_bytes: int
     calculated_full_bytes: int
     measured: Measured | None
@@ -75,6 +79,8 @@ def estimate(
     shape = cache_shape(config, weights.element_bytes)
     cache_bytes = shape.sequence_bytes(context_tokens)
     working_bytes = _BUFFERS_BYTES + _activation_bytes(text, weights.element_bytes)
+    if _WRITES_SCORES and shape.full_token_bytes and not runs_alone(config):
+        working_bytes += _scores_bytes(text, context_tokens)
     lines = (
         Line("process", process_bytes, "interpreter, MLX, mlx-lm"),
         Line("weights", weights.bytes, "all model*.safetensors"),
@@ -86,10 +92,21 @@ def estimate(
         lines=lines,
         context_tokens=context_tokens,
         token_bytes=shape.full_token_bytes,
+        working_bytes=working_bytes,
         calculated_idle_bytes=idle_bytes,
         calculated_full_bytes=idle_bytes + cache_bytes + working_bytes,
         measured=measured,
     )
+
+
+def model_key(folder: Path, context_tokens: int) -> str:
+    """What measurements are remembered by: these files with this limit.
+
+    Raises:
+        OSError: the folder can't be read.
+    """
+    newest = max((each.stat().st_mtime_ns for each in folder.iterdir()), default=0)
+    return f"{folder.resolve()}|{newest}|{context_tokens}"
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -101,6 +118,14 @@ def _config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict) or not isinstance(config.get("text_config") or {}, dict):
         raise EstimateError(f"{path} is no configuration of a model")
     return config
+
+
+def _scores_bytes(config: dict[str, Any], context_tokens: int) -> int:
+    heads = config.get("num_attention_heads")
+    if not isinstance(heads, int):
+        return 0
+    chunk = min(_CHUNK_TOKENS, context_tokens)
+    return int(heads * chunk * context_tokens * 4 * _SCORES_KEPT)
 
 
 def _activation_bytes(config: dict[str, Any], element_bytes: int) -> int:

@@ -1,0 +1,230 @@
+"""Who gets memory, who waits for it, and what they are told."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.terminal import bulkhead
+from tests.support import shapes
+from tests.support.faults import in_engine_step, sitecustomize
+from tests.support.gateway import Gateway, eventually
+from tests.support.streams import open_stream
+
+STORY = "Tell me a story."
+# Each is granted about 200 MB: one hundred of weights, the process, a context, working space.
+EXPERTS = 16
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shapes.sparse(tmp_path_factory.mktemp("models") / "sparse", EXPERTS)
+
+
+def _models(folder: Path, *names: str, **settings: dict[str, Any]) -> str:
+    lines = []
+    for name in names:
+        lines += [f"[models.{name}]", f'path = "{folder}"', "context_tokens = 1024"]
+        lines += [f"{key} = {json.dumps(value)}" for key, value in settings.get(name, {}).items()]
+    return "\n".join(lines) + "\n"
+
+
+def _needed(start_gateway: Callable[..., Gateway], folder: Path) -> int:
+    """What one of them is granted, in bytes."""
+    running = start_gateway(models=(), config=_models(folder, "a"))
+    granted: int = running.load("a")["worker"]["granted_bytes"]
+    running.stop()
+    return granted
+
+
+def _budget(bytes_: float) -> tuple[str, str]:
+    return ("--memory-budget", str(int(bytes_)))
+
+
+def _ask(gateway: Gateway, model_id: str, **fields: Any) -> Any:
+    body = {"model": model_id, "prompt": "Once upon a time", "max_tokens": 4, **fields}
+    return gateway.client.post("/v1/completions", json=body)
+
+
+def _events(gateway: Gateway, kind: str) -> list[dict[str, Any]]:
+    text = gateway.client.get("/admin/v1/events?follow=0&recent=1000").text
+    events = [json.loads(each[6:]) for each in text.splitlines() if each.startswith("data: ")]
+    return [each for each in events if each["event"] == kind]
+
+
+def test_the_least_recently_used_goes_first(
+    start_gateway: Callable[..., Gateway], folder: Path
+) -> None:
+    needed = _needed(start_gateway, folder)
+    running = start_gateway(
+        *_budget(needed * 2.5), models=(), config=_models(folder, "a", "b", "c", "d")
+    )
+    for name in ("a", "b", "a", "c", "d"):
+        assert _ask(running, name).status_code == 200
+    assert [each["model"] for each in _events(running, "evict")] == ["b", "a"]
+    memory = running.status()["memory"]
+    # What they took by then goes before what was estimated.
+    assert memory["granted_bytes"] == pytest.approx(2 * needed, rel=0.05)
+    assert memory["granted_bytes"] <= memory["budget_bytes"]
+    assert memory["stranded_bytes"] == 0
+    assert running.model("d")["estimate_bytes"] > 100_000_000
+    assert re.match(r"evicted: 'c' needs \d+ MB$", running.model("b")["last_exit"]["reason"])
+
+
+def test_pinned_models_stay_and_who_never_fits_is_told_the_numbers(
+    start_gateway: Callable[..., Gateway], folder: Path
+) -> None:
+    needed = _needed(start_gateway, folder)
+    running = start_gateway(
+        *_budget(needed * 1.5), models=(), config=_models(folder, "a", "b", a={"pinned": True})
+    )
+    running.load("a")
+    refused = _ask(running, "b")
+    assert refused.status_code == 507
+    assert refused.headers["x-should-retry"] == "false"
+    assert "retry-after" not in refused.headers
+    error = refused.json()["error"]
+    assert error["code"] == "insufficient_memory"
+    assert re.search(
+        r"'b' needs \d+ MB.*a holds \d+ MB \(pinned\).*memory.budget", error["message"]
+    )
+    assert running.model("a")["state"] == "ready"
+    ordered = running.order("load", "b")
+    assert (ordered.status_code, ordered.json()["error"]["code"]) == (507, "insufficient_memory")
+    running.order("unload", "a").raise_for_status()
+    assert _ask(running, "b").status_code == 200
+
+
+def test_a_busy_model_is_waited_for_and_a_priority_is_not(
+    start_gateway: Callable[..., Gateway], folder: Path
+) -> None:
+    needed = _needed(start_gateway, folder)
+    running = start_gateway(
+        *_budget(needed * 1.5),
+        models=(),
+        config="[queue]\nmax_wait_s = 8.0\n"
+        + _models(folder, "a", "b", "urgent", urgent={"priority": 5}),
+    )
+    running.load("a")
+    fields = {"max_tokens": 900, "ignore_eos": True, "temperature": 0.0}
+    undisturbed = open_stream(running, STORY, "a", **fields).join()
+    busy = open_stream(running, STORY, "a", **fields)
+    eventually(lambda: busy.text)
+    waiting = open_stream(running, STORY, "b", max_tokens=4)
+    model = eventually(lambda: (m := running.model("b"))["reason"] and m)
+    assert model["state"] == "waiting"
+    assert re.search(r"it needs \d+ MB and .* are free; a holds \d+ MB", model["reason"])
+    assert "waiting" in bulkhead("status", url=running.url).stdout
+    urgent = open_stream(running, STORY, "urgent", max_tokens=4).join()
+    assert urgent.done
+    waiting.join()
+    busy.join()
+    assert waiting.done
+    assert busy.outcome == undisturbed.outcome, "who was displaced goes on where it was"
+    evictions = _events(running, "evict")
+    assert (evictions[0]["model"], evictions[0]["for_model"]) == ("a", "urgent")
+    assert evictions[0]["busy"] is True
+
+
+@pytest.mark.parametrize(
+    "rounds", [pytest.param(5, id="short"), pytest.param(100, id="long", marks=pytest.mark.chaos)]
+)
+@pytest.mark.timeout(1800)
+def test_two_that_do_not_fit_together_are_never_loaded_together(
+    rounds: int, start_gateway: Callable[..., Gateway], folder: Path
+) -> None:
+    needed = _needed(start_gateway, folder)
+    running = start_gateway(*_budget(needed * 1.9), models=(), config=_models(folder, "a", "b"))
+    for _ in range(rounds):
+        for name in ("a", "b"):
+            running.order("load", name, wait=False)
+        for _ in range(20):
+            status = running.status()
+            alive = [each for each in status["models"] if each["worker"] is not None]
+            assert len(alive) <= 1
+            assert status["memory"]["granted_bytes"] <= status["memory"]["budget_bytes"]
+        for name in ("a", "b"):
+            running.order("unload", name, force=True).raise_for_status()
+        eventually(lambda: all(each["worker"] is None for each in running.status()["models"]))
+    assert running.status()["memory"]["granted_bytes"] == 0
+
+
+def test_a_prompt_that_can_never_fit_into_the_grant(
+    start_gateway: Callable[..., Gateway], tmp_path: Path
+) -> None:
+    """The context is cut to what the budget holds, and says so."""
+    folder = tmp_path / "model"
+    shutil.copytree(shapes.DEMO, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 500_000}))
+    running = start_gateway(
+        *_budget(200e6),
+        models=(),
+        config=f'[models.m]\npath = "{folder}"\ncontext_tokens = 500000\n',
+    )
+    assert running.load("m")["state"] == "ready"
+    refused = _ask(running, "m", prompt=[5] * 300_000)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (
+        400,
+        "context_length_exceeded",
+    )
+    assert "that it was granted" in refused.json()["error"]["message"]
+    assert _ask(running, "m").status_code == 200
+
+
+def test_a_worker_that_grows_is_trimmed_then_replaced(
+    start_gateway: Callable[..., Gateway], tmp_path: Path
+) -> None:
+    flag = tmp_path / "flag"
+    running = start_gateway(
+        environment=sitecustomize(
+            tmp_path / "site",
+            in_engine_step(
+                f"""
+                if os.path.exists({str(flag)!r}):
+                    os.unlink({str(flag)!r})
+                    module.leak = bytearray(b"x") * 400_000_000
+                time.sleep(0.004)
+                """
+            ),
+        )
+    )
+    running.load()
+    fields = {"max_tokens": 1500, "ignore_eos": True}
+    undisturbed = open_stream(running, STORY, **fields).join().outcome
+    stream = open_stream(running, STORY, **fields)
+    eventually(lambda: stream.text)
+    pid = running.worker_pid()
+    flag.touch()
+    assert stream.join().outcome == undisturbed
+    assert [each["pid"] for each in _events(running, "trim")][:1] == [pid]
+    (overgrown,) = _events(running, "overgrown")
+    assert overgrown["footprint_bytes"] > overgrown["granted_bytes"] + 64_000_000
+    assert running.worker_pid() != pid
+    assert "was granted" in running.model()["last_exit"]["reason"]
+
+
+def test_what_it_took_is_remembered(start_gateway: Callable[..., Gateway], folder: Path) -> None:
+    running = start_gateway(models=(), config=_models(folder, "a"))
+    running.load("a")
+    assert _ask(running, "a", prompt=[5] * 960, max_tokens=60, ignore_eos=True).status_code == 200
+    learned = running.state_dir / "learned.json"
+    eventually(lambda: learned.exists() and '"full_bytes":null' not in learned.read_text())
+    arguments = ("--state-dir", str(running.state_dir), "--context", "1024", str(folder))
+    shown = bulkhead("estimate", *arguments)
+    assert shown.returncode == 0, shown.stderr
+    for part in ("process", "weights", "cache", "working space", "sum"):
+        assert re.search(rf"^  {part} +[\d.]+ [kMG]?B", shown.stdout, re.MULTILINE), shown.stdout
+    printed = json.loads(bulkhead("estimate", "--json", *arguments).stdout)
+    assert printed["full_bytes"] == sum(printed["parts"].values())
+    for kind in ("idle", "full"):
+        off = printed[f"{kind}_bytes"] / printed[f"measured_{kind}_bytes"] - 1
+        assert abs(off) <= 0.15, f"{kind}: {off:+.1%}"
+        assert f"is off by {off:+.0%}" in shown.stdout
+    assert "bulkhead: Nothing can be said of /nowhere" in bulkhead("estimate", "/nowhere").stderr
