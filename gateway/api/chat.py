@@ -17,12 +17,11 @@ from gateway.api.sampling import (
     GenerationBody,
     Tokens,
     check_supported,
-    deadline_s,
-    generate_message,
+    new_request,
 )
 from gateway.api.usage import UsageBody
 from gateway.dispatch.refusal import Refusal
-from gateway.dispatch.request import Piece, Request
+from gateway.dispatch.request import Piece
 from gateway.supervise.fleet import Fleet
 from protocol.messages import ChatMessage, ChatPrompt, FinishReason, Usage
 
@@ -92,11 +91,7 @@ async def create_chat_completion(request: HttpRequest) -> Response:
     compartment = fleet.find(body.model)
     prompt = ChatPrompt(tuple(_message(index, each) for index, each in enumerate(body.messages)))
     max_tokens = body.max_completion_tokens or body.max_tokens
-    generation = Request(
-        generate_message(body, prompt, max_tokens),
-        fleet.now(),
-        deadline_s(request, fleet.settings.queue.deadline_s),
-    )
+    generation = new_request(request, fleet, body, prompt, max_tokens)
     fleet.submit(compartment, generation)
     form = ChatFormat(generation.id, compartment.model.id, include_usage=body.include_usage)
     return Answer(compartment, generation, form, stream=bool(body.stream))

@@ -13,10 +13,10 @@ from starlette.routing import Route
 
 from gateway.api.answer import Answer, server_sent_event
 from gateway.api.bodies import read_json
-from gateway.api.sampling import GenerationBody, check_supported, deadline_s, generate_message
+from gateway.api.sampling import GenerationBody, check_supported, new_request
 from gateway.api.usage import UsageBody
 from gateway.dispatch.refusal import Refusal
-from gateway.dispatch.request import Piece, Request
+from gateway.dispatch.request import Piece
 from gateway.supervise.fleet import Fleet
 from protocol.messages import FinishReason, Prompt, TextPrompt, TokenPrompt, Usage
 from protocol.tokens import LARGEST_TOKEN_ID, pack
@@ -54,11 +54,8 @@ async def create_completion(request: HttpRequest) -> Response:
     body = await read_json(request, CompletionBody)
     check_supported(body)
     compartment = fleet.find(body.model)
-    generation = Request(
-        generate_message(body, _prompt(body.prompt), body.max_tokens or _DEFAULT_MAX_TOKENS),
-        fleet.now(),
-        deadline_s(request, fleet.settings.queue.deadline_s),
-    )
+    max_tokens = body.max_tokens or _DEFAULT_MAX_TOKENS
+    generation = new_request(request, fleet, body, _prompt(body.prompt), max_tokens)
     fleet.submit(compartment, generation)
     form = CompletionFormat(generation.id, compartment.model.id, include_usage=body.include_usage)
     return Answer(compartment, generation, form, stream=bool(body.stream))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import uuid
 from typing import Annotated, Any, Final
@@ -9,12 +10,16 @@ from typing import Annotated, Any, Final
 from msgspec import Meta, Struct
 from starlette.requests import Request as HttpRequest
 
+from gateway.dispatch.keep_alive import parse_keep_alive
 from gateway.dispatch.refusal import Refusal
+from gateway.dispatch.request import Request
+from gateway.supervise.fleet import Fleet
 from protocol.messages import Generate, Prompt, Sampling
 
 _MOST_STOPS: Final = 16
 # A machine is built from them before the answer begins, and its size grows with theirs.
 _LONGEST_STOP: Final = 1000
+_MOST_PRIORITY: Final = 1000
 _LARGEST_COUNT: Final = (1 << 31) - 1
 
 Probability = Annotated[float, Meta(ge=0, le=1)]
@@ -42,6 +47,8 @@ class GenerationBody(Struct, kw_only=True):
     seed: int | None = None
     ignore_eos: bool | None = None
     n: int | None = None
+    priority: Annotated[int, Meta(ge=-_MOST_PRIORITY, le=_MOST_PRIORITY)] | None = None
+    keep_alive: float | str | None = None
     logprobs: Any = None
     top_logprobs: Any = None
     logit_bias: Any = None
@@ -99,6 +106,50 @@ def check_supported(body: GenerationBody) -> None:
             raise Refusal(
                 "invalid_request_error", f"{name} is not supported: leave it out.", param=name
             )
+
+
+def new_request(
+    http_request: HttpRequest,
+    fleet: Fleet,
+    body: GenerationBody,
+    prompt: Prompt,
+    max_tokens: int | None,
+) -> Request:
+    """What a body and its headers ask for.
+
+    Raises:
+        Refusal: a header, or keep_alive, can't be read.
+    """
+    return Request(
+        generate_message(body, prompt, max_tokens),
+        fleet.now(),
+        deadline_s(http_request, fleet.settings.queue.deadline_s),
+        priority=_priority(http_request, body),
+        keep_alive_s=_keep_alive_s(body),
+    )
+
+
+def _priority(request: HttpRequest, body: GenerationBody) -> int | None:
+    text = request.headers.get("x-priority")
+    if text is None:
+        return body.priority
+    if re.fullmatch(r"[+-]?[0-9]{1,4}", text) is None or abs(int(text)) > _MOST_PRIORITY:
+        raise Refusal(
+            "invalid_request_error",
+            f"X-Priority is {text[:40]!r}: send a whole number from -{_MOST_PRIORITY} to "
+            f"{_MOST_PRIORITY}.",
+            param="X-Priority",
+        )
+    return int(text)
+
+
+def _keep_alive_s(body: GenerationBody) -> float | None:
+    if body.keep_alive is None:
+        return None
+    try:
+        return parse_keep_alive(body.keep_alive)
+    except ValueError as error:
+        raise Refusal("invalid_request_error", f"{error}.", param="keep_alive") from error
 
 
 def generate_message(body: GenerationBody, prompt: Prompt, max_tokens: int | None) -> Generate:

@@ -13,7 +13,7 @@ import psutil
 
 from gateway import server
 from gateway.api.local_only import LOOPBACK_NAMES
-from gateway.config.models import locate
+from gateway.config.models import check_allowed, locate
 from gateway.config.read import read_settings
 from gateway.config.settings import ConfigError, Flags, Settings
 from gateway.config.sizes import parse_size
@@ -88,7 +88,10 @@ def _models(settings: Settings) -> list[Model]:
     mistakes = []
     for model_id, model in settings.models.items():
         try:
-            models.append(Model(model_id, locate(model.path), model))
+            located = locate(model.path)
+            if settings.gateway.allow:
+                check_allowed(located, settings.gateway.allow)
+            models.append(Model(model_id, located, model))
         except ValueError as error:
             mistakes.append(f"{model_id}: {error}")
     if mistakes:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
@@ -66,6 +68,22 @@ def locate(source: str) -> str:
             f"({_hugging_face_cache()}): download it with `hf download {source}`."
         )
     return source
+
+
+def check_allowed(located: str, allowed: Iterable[str]) -> None:
+    """Whether a located model is in one of the allowed folders, or a repository that matches.
+
+    Raises:
+        ValueError: with a sentence for the operator.
+    """
+    for each in allowed:
+        folder = Path(each).expanduser()
+        if folder.is_absolute():
+            if Path(located).is_absolute() and Path(located).is_relative_to(folder.resolve()):
+                return
+        elif fnmatchcase(located, each):
+            return
+    raise ValueError(f"{located} is not allowed: gateway.allow has {', '.join(allowed)}.")
 
 
 def find_folder(located: str) -> Path:

@@ -23,6 +23,7 @@ class GatewaySettings(Section, frozen=True):
     port: Port = 8642
     state_dir: str | None = None
     drain_s: Seconds = 30.0
+    allow: tuple[str, ...] = ()
 
 
 class MemorySettings(Section, frozen=True):
@@ -56,6 +57,7 @@ class ModelSettings(Section, frozen=True):
     aliases: tuple[str, ...] = ()
     pinned: bool = False
     preload: bool = False
+    on_request: bool = True
     ttl_s: Seconds = 0.0
     priority: int = 0
     max_concurrency: Positive = 32

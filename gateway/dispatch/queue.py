@@ -13,7 +13,8 @@ class QueueFullError(Exception):
 
 
 class RequestQueue:
-    """Parked requests first, then first come, first served, up to a number that may run at once.
+    """Parked requests first, then by priority, then first come, first served, up to a number that
+    may run at once.
 
     A suspect, under which a worker died, runs alone: should the next worker die too, nobody else
     is to blame and nobody else is hurt. It is one no longer once it is well past that point.
@@ -50,7 +51,16 @@ class RequestQueue:
         """
         if len(self._waiting) >= self._depth:
             raise QueueFullError
-        self._waiting.append(request)
+        place = len(self._waiting)
+        while place and (self._waiting[place - 1].priority or 0) < (request.priority or 0):
+            place -= 1
+        self._waiting.insert(place, request)
+
+    @property
+    def highest_priority(self) -> int | None:
+        """Of the requests that wait or run, where they have one of their own."""
+        own = [each.priority for each in self if each.priority is not None]
+        return max(own, default=None)
 
     def next(self) -> Request | None:
         """The request that may start now; it leaves the queue, and `run` or nobody takes it in."""

@@ -41,11 +41,22 @@ class Request:
     """
 
     def __init__(
-        self, generate: Generate, now: float, deadline_s: float, *, probe: bool = False
+        self,
+        generate: Generate,
+        now: float,
+        deadline_s: float,
+        *,
+        probe: bool = False,
+        priority: int | None = None,
+        keep_alive_s: float | None = None,
     ) -> None:
-        """With `probe` it asks whether the model works, not for its answer."""
+        """With `probe` it asks whether the model works, not for its answer. Without a `priority`
+        it has the model's. `keep_alive_s` is how long the model shall stay loaded after it.
+        """
         self.generate = generate
         self.probe = probe
+        self.priority = priority
+        self.keep_alive_s = keep_alive_s
         self.deadline_at = now + deadline_s
         self.progress = Progress(generate)
         self._abandoned = False

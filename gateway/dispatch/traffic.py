@@ -39,7 +39,8 @@ class Traffic:
     """Sends requests while there is a connection and keeps them while there is none.
 
     `last_used_at` is a Unix time, `last_used` the same on the event loop's clock, both in seconds.
-    `longest_tokens` and `most_running` tell what the present worker has been through.
+    `keep_alive_s` is what the last request asked for. `longest_tokens` and `most_running` tell what
+    the present worker has been through.
     `changed` is called after every change of the numbers. Everything runs on the event loop.
     """
 
@@ -53,6 +54,7 @@ class Traffic:
     ) -> None:
         self.last_used_at: float | None = None
         self.last_used = 0.0
+        self.keep_alive_s: float | None = None
         self.longest_tokens = 0
         self.most_running = 0
         self._model_id = model_id
@@ -72,6 +74,10 @@ class Traffic:
     @property
     def running(self) -> int:
         return self._queue.running
+
+    @property
+    def highest_priority(self) -> int | None:
+        return self._queue.highest_priority
 
     # From clients
 
@@ -234,6 +240,7 @@ class Traffic:
 
     def _note_use(self, request: Request) -> None:
         if not request.probe:
+            self.keep_alive_s = request.keep_alive_s
             self.last_used_at = time.time()
             self.last_used = self._loop.time()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -110,6 +111,7 @@ class Compartment:
         self._grant_bytes: int | None = None
         self._watch: Watch | None = None
         self._reload_s = 0.0
+        self._ready_at = 0.0
         self._starter = starter
         self._events = events
         self._loop = asyncio.get_running_loop()
@@ -134,7 +136,9 @@ class Compartment:
 
     @property
     def priority(self) -> int:
-        return self.model.settings.priority
+        """The model's, or that of its most urgent request."""
+        own = self.traffic.highest_priority
+        return self.model.settings.priority if own is None else own
 
     @property
     def busy(self) -> bool:
@@ -177,6 +181,13 @@ class Compartment:
         Raises:
             Refusal: the queue is full, or this request has killed workers.
         """
+        if not self.model.settings.on_request and self.state in (State.UNLOADED, State.BACKOFF):
+            raise Refusal(
+                "model_unavailable",
+                f"{self.model.id!r} is {self.state}, and only an operator loads it: "
+                f"`bulkhead load {self.model.id}`.",
+                lasting=True,
+            )
         self.traffic.submit(request)
         self._handle(Event.DEMAND, self._unavailable())
 
@@ -188,6 +199,9 @@ class Compartment:
         if self.state is State.DRAINING and self.traffic.running == 0:
             # From here on the worker has nothing to do but to release its memory.
             self._handle(Event.DRAINED, self._unavailable())
+        if self.state is State.READY and not self.busy and self._idle_s(now) >= self._ttl_s():
+            self._end_reason = f"idle for {self._idle_s(now):.0f} s"
+            self._handle(Event.EXPIRED, self._unavailable())
         if self._hang is not None:
             reason = self._hang.judge(now, has_work=self.traffic.running > 0)
             if reason is not None and self.worker is not None:
@@ -470,7 +484,7 @@ class Compartment:
                 self._load_ordered = False
                 self._load_timeouts = 0
                 self._steward.ready(self)
-                now = self._loop.time()
+                now = self._ready_at = self._loop.time()
                 self._restart_policy.ready(now)
                 self._hang = HangDetector(
                     now,
@@ -604,6 +618,17 @@ class Compartment:
                     f"{format_size(self._grant_bytes or 0)}"
                 )
                 self._handle(Event.OVERGROWN, self._unavailable())
+
+    def _ttl_s(self) -> float:
+        """How long it may be idle: what the last request said, else what is configured."""
+        if self.model.settings.pinned:
+            return math.inf
+        if self.traffic.keep_alive_s is not None:
+            return self.traffic.keep_alive_s
+        return self.model.settings.ttl_s or math.inf
+
+    def _idle_s(self, now: float) -> float:
+        return now - max(self.traffic.last_used, self._ready_at)
 
     def _learn(self, worker: Worker, footprint_bytes: int) -> None:
         if worker.idle_bytes is None:

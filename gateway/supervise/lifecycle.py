@@ -46,6 +46,7 @@ class Event(StrEnum):
     DEADLINE = "the state's deadline passed"
     TOO_SLOW = "the load was too slow again"
     EVICT = "another model needs its memory"
+    EXPIRED = "its time to live is over"
     OVERGROWN = "the worker is over its grant"
     EXIT = "the process ended"
     RETRY = "the time to try again has come"
@@ -198,6 +199,7 @@ TABLE: Final[dict[State, dict[Event, Rule]]] = {
         Event.MISBEHAVED: Rule(_STOPPING, (_PARK, Effect.KILL), Aim.JUDGE),
         Event.HUNG: Rule(_STOPPING, (_PARK, Effect.DUMP_AND_DESTROY), Aim.JUDGE),
         Event.EVICT: Rule(_STOPPING, (_PARK, Effect.STOP), Aim.REST),
+        Event.EXPIRED: Rule(_STOPPING, (_PARK, Effect.STOP), Aim.REST),
         Event.OVERGROWN: Rule(_STOPPING, (_PARK, Effect.STOP), Aim.JUDGE),
         Event.EXIT: Rule(_U, (_PARK,), Aim.JUDGE),
     },

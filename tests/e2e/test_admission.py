@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -228,3 +229,57 @@ def test_what_it_took_is_remembered(start_gateway: Callable[..., Gateway], folde
         assert abs(off) <= 0.15, f"{kind}: {off:+.1%}"
         assert f"is off by {off:+.0%}" in shown.stdout
     assert "bulkhead: Nothing can be said of /nowhere" in bulkhead("estimate", "/nowhere").stderr
+
+
+class TestKeeping:
+    def test_time_to_live_and_keep_alive(self, start_gateway: Callable[..., Gateway]) -> None:
+        running = start_gateway(models=(), config='[models.demo]\npath = "demo"\nttl_s = 1.5\n')
+        assert _ask(running, "demo").status_code == 200
+        assert running.model()["state"] == "ready"
+        eventually(lambda: running.model()["state"] == "unloaded", within_s=10)
+        assert running.model()["last_exit"]["reason"] == "idle for 2 s"
+        assert _ask(running, "demo", keep_alive=0).status_code == 200
+        eventually(lambda: running.model()["worker"] is None, within_s=5)
+        assert running.model()["last_exit"]["reason"] == "idle for 0 s"
+        assert _ask(running, "demo", keep_alive=-1).status_code == 200
+        time.sleep(3)
+        assert running.model()["state"] == "ready"
+        refused = _ask(running, "demo", keep_alive="a while")
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "keep_alive")
+
+    def test_operators_only(self, start_gateway: Callable[..., Gateway]) -> None:
+        running = start_gateway(
+            models=(), config='[models.demo]\npath = "demo"\non_request = false\n'
+        )
+        refused = _ask(running, "demo")
+        assert (refused.status_code, refused.headers["x-should-retry"]) == (503, "false")
+        assert "only an operator loads it" in refused.json()["error"]["message"]
+        running.load()
+        assert _ask(running, "demo").status_code == 200
+
+    def test_allowed_folders(self, tmp_path: Path) -> None:
+        config = tmp_path / "config.toml"
+        config.write_text(f'[gateway]\nallow = ["{tmp_path}", "mlx-community/*"]\n')
+        refused = bulkhead("serve", "--config", str(config), "--model", "demo", "--port", "0")
+        assert refused.returncode == 2
+        assert "is not allowed: gateway.allow has" in refused.stderr
+
+
+def test_priorities_of_requests(start_gateway: Callable[..., Gateway]) -> None:
+    running = start_gateway(models=(), config='[models.demo]\npath = "demo"\nmax_concurrency = 1\n')
+    running.load()
+    first = open_stream(running, STORY, max_tokens=300, ignore_eos=True)
+    eventually(lambda: first.text)
+    later = open_stream(running, STORY, max_tokens=100)
+    eventually(lambda: running.model()["queue_depth"] == 1)
+    urgent = open_stream(running, STORY, max_tokens=100, headers={"X-Priority": "5"})
+    eventually(lambda: running.model()["queue_depth"] == 2)
+    for stream in (first, later, urgent):
+        stream.join()
+    assert urgent.arrivals[-1] < later.arrivals[0]
+    refused = running.client.post(
+        "/v1/completions",
+        json={"model": "demo", "prompt": "x"},
+        headers={"X-Priority": "very"},
+    )
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "X-Priority")

@@ -202,7 +202,7 @@ def test_random_lives():
     run_state_machine_as_test(
         _RandomLife,
         settings=settings(
-            max_examples=1000,
+            max_examples=1500,
             stateful_step_count=20,
             deadline=None,
             suppress_health_check=list(HealthCheck),
