@@ -22,6 +22,8 @@ Kind: TypeAlias = Literal[
     "evict",
     "trim",
     "overgrown",
+    "return",
+    "stranded",
     "start",
     "adopt",
     "ready",
@@ -39,7 +41,16 @@ Kind: TypeAlias = Literal[
 _KEPT: Final = 1000
 # Events that a slow follower may be behind before it misses some.
 _BEHIND: Final = 1000
-_WARNINGS: Final = ("trim", "overgrown", "refuse", "breaker", "hang", "escalation", "sweep")
+_WARNINGS: Final = (
+    "trim",
+    "overgrown",
+    "stranded",
+    "refuse",
+    "breaker",
+    "hang",
+    "escalation",
+    "sweep",
+)
 
 
 class Event(Struct, frozen=True):

@@ -83,6 +83,11 @@ class StateDir:
         return self._logs / f"{quote(model_id, safe=' ')}.log"
 
     @property
+    def stranded_path(self) -> Path:
+        """What did not come back since the boot."""
+        return self.path / "stranded.json"
+
+    @property
     def learned_path(self) -> Path:
         """What models took, as measured."""
         return self.path / "learned.json"

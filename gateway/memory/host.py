@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Collection
 
 import psutil
 from msgspec import Struct
@@ -20,9 +22,9 @@ class HostMemory(Struct, frozen=True):
 
 
 if sys.platform == "darwin":
-    from gateway.memory.host_darwin import pressure, wired_bytes
+    from gateway.memory.host_darwin import pressure, unlisted_free_bytes, wired_bytes
 else:
-    from gateway.memory.host_linux import pressure, wired_bytes
+    from gateway.memory.host_linux import pressure, unlisted_free_bytes, wired_bytes
 
 
 def host_memory() -> HostMemory:
@@ -36,4 +38,20 @@ def host_memory() -> HostMemory:
         level: Pressure | None = pressure()
     except HostError:
         level = None
-    return HostMemory(memory.total, memory.available, wired, level)
+    try:
+        unlisted = unlisted_free_bytes()
+    except HostError:
+        unlisted = 0
+    return HostMemory(memory.total, memory.available + unlisted, wired, level)
+
+
+def resident_bytes(without: Collection[int]) -> int:
+    """What all processes but these hold in memory. What they share counts several times, so only
+    differences tell something. Takes some ten milliseconds.
+    """
+    total = 0
+    for process in psutil.process_iter():
+        if process.pid not in without:
+            with contextlib.suppress(psutil.Error):
+                total += process.memory_info().rss
+    return total

@@ -54,6 +54,11 @@ def pressure() -> Pressure:
     return _sysctl.pressure()
 
 
+def unlisted_free_bytes() -> int:
+    """There are none: psutil's figure has all free pages."""
+    return 0
+
+
 def wired_bytes() -> int:
     """vm_statistics64.wire_count, through psutil. Raises: HostError."""
     wired = getattr(psutil.virtual_memory(), "wired", None)

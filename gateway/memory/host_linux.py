@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import resource
 from pathlib import Path
 from typing import Final
 
 from gateway.memory.reading import HostError, Pressure
 
+_ZONEINFO: Final = Path("/proc/zoneinfo")
+# Within "pagesets", one per CPU and zone.
+_PER_CPU: Final = re.compile(r"^\s+count:\s+(\d+)$", re.MULTILINE)
 _MEMINFO: Final = Path("/proc/meminfo")
 _PRESSURE: Final = Path("/proc/pressure/memory")
 # Pages that can't be reclaimed: locked ones and the kernel's own (proc_meminfo(5)).
@@ -26,6 +30,14 @@ def wired_bytes(meminfo: Path = _MEMINFO) -> int:
     if len(counted) != len(_WIRED):
         raise HostError(f"{meminfo} lacks one of {', '.join(_WIRED)}")
     return sum(counted)
+
+
+def unlisted_free_bytes(zoneinfo: Path = _ZONEINFO) -> int:
+    """Free pages that the kernel keeps for each CPU: hundreds of megabytes since Linux 6.7, and in
+    neither MemFree nor MemAvailable. Raises: HostError.
+    """
+    text = _read(zoneinfo)
+    return sum(map(int, _PER_CPU.findall(text))) * resource.getpagesize()
 
 
 def pressure(stalls: Path = _PRESSURE) -> Pressure:

@@ -110,6 +110,7 @@ class Compartment:
         self._steward = steward
         self._grant_bytes: int | None = None
         self._watch: Watch | None = None
+        self._lost_bytes = 0
         self._reload_s = 0.0
         self._ready_at = 0.0
         self._starter = starter
@@ -224,6 +225,12 @@ class Compartment:
         self._end_reason = reason
         self._handle(Event.EVICT, self._unavailable())
 
+    def lost_memory(self, missing_bytes: int) -> None:
+        """So much of what its last worker held did not come back: it isn't restarted any more
+        by itself, since each restart may cost as much.
+        """
+        self._lost_bytes = missing_bytes
+
     # The operator
 
     def load(self) -> None:
@@ -331,12 +338,15 @@ class Compartment:
             reason=reason,
         )
         self.worker = None
-        self._steward.gone(self.model.id)
+        self._steward.gone(self.model.id, _held_bytes(worker) or 0)
         self._crashed = self._crashed or not ordered
         if ordered:
             self._handle(Event.EXIT, self._unavailable())
             return
         judgement = self._restart_policy.died(self._loop.time())
+        if self._lost_bytes:
+            reason += f" (an earlier end has stranded {format_size(self._lost_bytes)})"
+            judgement = Judgement(Verdict.GIVE_UP, None)
         self.reason = self._explain(reason, status, tail, judgement)
         if judgement.until is not None:
             self._retry = self._loop.call_at(judgement.until, self._retry_now)
@@ -547,7 +557,7 @@ class Compartment:
         try:
             self.worker = self._starter.start(self.model, self.log, self)
         except OSError as error:
-            self._steward.gone(self.model.id)
+            self._steward.gone(self.model.id, 0)
             self.reason = f"no worker could be started: {error}"
             refusal = Refusal(
                 "model_unavailable", f"{self.model.id!r}: {self.reason}", lasting=True
@@ -695,6 +705,7 @@ class Compartment:
 
     def _forget_deaths(self) -> None:
         self._restart_policy.forget()
+        self._lost_bytes = 0
         self.traffic.forget_deaths()
         self._load_timeouts = 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Iterable
@@ -19,7 +20,9 @@ from gateway.memory.admission import Admission
 from gateway.memory.estimate.estimate import PROCESS_BYTES
 from gateway.memory.estimate.learned import Learned
 from gateway.memory.footprint import FootprintError, footprint
-from gateway.memory.host import host_memory
+from gateway.memory.host import host_memory, resident_bytes
+from gateway.memory.stranded import Reading, Stranded
+from gateway.memory.stranded_record import read_stranded, write_stranded
 from gateway.state_dir import StateDir
 from gateway.supervise.compartment import Compartment
 from gateway.supervise.identity import descendants
@@ -38,6 +41,7 @@ logger = logging.getLogger(__name__)
 _READING_S: Final = 1.0
 _DESCENDANTS_S: Final = 5.0
 _TICK_S: Final = 0.25
+_MOVING: Final = (State.STARTING, State.LOADING, State.DRAINING, State.STOPPING)
 # How long a client's connection may be silent before it gets an SSE comment.
 REMINDER_S: Final = 5.0
 
@@ -80,8 +84,11 @@ class Fleet:
                 spare_bytes=settings.workers.spare * PROCESS_BYTES,
             ),
             Learned(state_dir.learned_path),
+            Stranded(read_stranded(state_dir.stranded_path)),
+            functools.partial(write_stranded, state_dir.stranded_path),
             self.events,
         )
+        self._others_bytes: int | None = None
         self.compartments = {
             model.id: Compartment(
                 model,
@@ -197,6 +204,8 @@ class Fleet:
             )
             for worker in workers:
                 worker.note_descendants(found[worker.pid])
+            pids = {each.pid for each in self.workers}
+            self._others_bytes = await loop.run_in_executor(self._reader, resident_bytes, pids)
 
     async def _read_regularly(self) -> None:
         while True:
@@ -209,6 +218,23 @@ class Fleet:
             for compartment in self.compartments.values():
                 if compartment.worker is not None:
                     compartment.note_footprint(compartment.worker)
+            self._compare()
+
+    def _compare(self) -> None:
+        """The machine's memory with what is known to hold it."""
+        footprints = [each.footprint for each in self.workers]
+        if self._others_bytes is None or None in footprints:
+            return
+        compartments = self.compartments.values()
+        self.steward.observe(
+            Reading(
+                self.now(),
+                self.host.total_bytes - self.host.available_bytes,
+                sum(each.current_bytes for each in footprints if each is not None),
+                self._others_bytes,
+                busy=any(each.traffic.running or each.state in _MOVING for each in compartments),
+            )
+        )
 
     async def _read_footprint(self, worker: Worker) -> None:
         loop = asyncio.get_running_loop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -16,6 +16,7 @@ from gateway.memory.admission import Admission, Admit, Claim, Decision, Evict, R
 from gateway.memory.estimate.estimate import PROCESS_BYTES, Estimate, estimate, model_key
 from gateway.memory.estimate.learned import Learned, Measured
 from gateway.memory.estimate.weights import EstimateError
+from gateway.memory.stranded import Reading, Stranded
 from gateway.supervise.model import Model
 from gateway.supervise.tasks import Tasks
 
@@ -57,12 +58,26 @@ class Tenant(Protocol):
 
     def evict(self, reason: str) -> None: ...
 
+    def lost_memory(self, missing_bytes: int) -> None:
+        """So much of what its last worker held did not come back."""
+
 
 class Steward:
     """Everything runs on the event loop; files are read beside it."""
 
-    def __init__(self, admission: Admission, learned: Learned, events: EventLog) -> None:
+    def __init__(
+        self,
+        admission: Admission,
+        learned: Learned,
+        stranded: Stranded,
+        on_stranded: Callable[[int], None],
+        events: EventLog,
+    ) -> None:
+        """`on_stranded` keeps the number for the next gateway; it is called off the loop."""
         self.admission = admission
+        self.admission.stranded_bytes = stranded.bytes
+        self._stranded = stranded
+        self._on_stranded = on_stranded
         self.estimates: dict[str, Estimate] = {}
         self._learned = learned
         self._events = events
@@ -100,10 +115,32 @@ class Steward:
         self.admission.ending(model_id)
         self.decide_soon()
 
-    def gone(self, model_id: str) -> None:
-        """Its process has ended."""
+    def gone(self, model_id: str, held_bytes: int) -> None:
+        """Its process has ended, and had held so much."""
         self.admission.gone(model_id)
+        if held_bytes:
+            self._stranded.ended(model_id, held_bytes, self._loop.time())
         self.decide_soon()
+
+    def observe(self, reading: Reading) -> None:
+        """Compare the machine's memory with the account."""
+        for finding in self._stranded.observe(reading):
+            self._events.emit(
+                "return",
+                finding.model_id,
+                held_bytes=finding.held_bytes,
+                missing_bytes=finding.missing_bytes,
+                unowned_bytes=reading.unowned_bytes,
+            )
+            if finding.missing_bytes:
+                self._tenants[finding.model_id].lost_memory(finding.missing_bytes)
+        if self._stranded.bytes != self.admission.stranded_bytes:
+            self.admission.stranded_bytes = self._stranded.bytes
+            self._events.emit("stranded", None, stranded_bytes=self._stranded.bytes)
+            self._tasks.start(
+                asyncio.to_thread(self._on_stranded, self._stranded.bytes), "keep stranded"
+            )
+            self.decide_soon()
 
     def note_footprint(self, model_id: str, footprint_bytes: int) -> None:
         self.admission.note_footprint(model_id, footprint_bytes)
