@@ -22,6 +22,7 @@ Kind: TypeAlias = Literal[
     "evict",
     "trim",
     "overgrown",
+    "relieve",
     "return",
     "stranded",
     "start",

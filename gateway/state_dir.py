@@ -83,6 +83,11 @@ class StateDir:
         return self._logs / f"{quote(model_id, safe=' ')}.log"
 
     @property
+    def device_path(self) -> Path:
+        """What MLX says of the device."""
+        return self.path / "device.json"
+
+    @property
     def stranded_path(self) -> Path:
         """What did not come back since the boot."""
         return self.path / "stranded.json"

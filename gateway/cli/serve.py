@@ -17,6 +17,7 @@ from gateway.config.models import check_allowed, locate
 from gateway.config.read import read_settings
 from gateway.config.settings import ConfigError, Flags, Settings
 from gateway.config.sizes import parse_size
+from gateway.memory.device import recommended_working_set_bytes
 from gateway.state_dir import StateDir, StateDirError, default_state_dir
 from gateway.supervise.model import Model
 
@@ -75,7 +76,7 @@ def command(log_level: str, **flags: object) -> None:
         listener = server.bind(host, settings.gateway.port)
     except (StateDirError, server.PortTakenError) as error:
         _fail([str(error)], status=1)
-    server.run(models, settings, _budget_bytes(settings), state_dir, listener)
+    server.run(models, settings, _budget_bytes(settings, state_dir), state_dir, listener)
 
 
 def _models(settings: Settings) -> list[Model]:
@@ -99,11 +100,13 @@ def _models(settings: Settings) -> list[Model]:
     return models
 
 
-def _budget_bytes(settings: Settings) -> int:
+def _budget_bytes(settings: Settings, state_dir: StateDir) -> int:
+    """An explicit budget is meant literally; the headroom is taken from the automatic one."""
     total_bytes = psutil.virtual_memory().total
-    if settings.memory.budget == "auto":
-        return max(0, total_bytes - parse_size(settings.memory.headroom))
-    return parse_size(settings.memory.budget, total_bytes)
+    if settings.memory.budget != "auto":
+        return parse_size(settings.memory.budget, total_bytes)
+    recommended_bytes = recommended_working_set_bytes(state_dir.device_path) or total_bytes
+    return max(0, min(total_bytes, recommended_bytes) - parse_size(settings.memory.headroom))
 
 
 def _fail(mistakes: list[str], *, status: int) -> NoReturn:

@@ -202,6 +202,21 @@ class Admission:
             unclaimed_bytes -= claim.needed_bytes
         return decisions
 
+    def relieve(self, *, all_idle: bool) -> list[str]:
+        """Who goes because the whole machine is short of memory: the idle model that is least
+        missed, or every idle one.
+        """
+        idle = [
+            each
+            for each in self._holders.values()
+            if not (each.busy or each.pinned or each.ending or each.ready_at is None)
+        ]
+        idle.sort(key=_missed_least)
+        going = idle if all_idle else idle[:1]
+        for each in going:
+            each.ending = True
+        return [each.model_id for each in going]
+
     def _admit(self, claim: Claim) -> Admit:
         del self._claims[claim.model_id]
         self._holders[claim.model_id] = Holder(
@@ -232,7 +247,7 @@ class Admission:
         """The smallest set that is enough, the least missed first; nothing if none is."""
         candidates = sorted(
             (each for each in self._holders.values() if self._may_displace(claim, each, now)),
-            key=lambda each: (each.busy, each.priority, each.last_used, each.reload_s),
+            key=lambda each: (each.busy, *_missed_least(each)),
         )
         chosen: list[Holder] = []
         chosen_bytes = 0
@@ -258,3 +273,7 @@ class Admission:
         if now - holder.ready_at < self._patience_s * _SLICE:
             return False
         return claim.priority > holder.priority or self._overdue(claim, now)
+
+
+def _missed_least(holder: Holder) -> tuple[int, float, float]:
+    return (holder.priority, holder.last_used, holder.reload_s)

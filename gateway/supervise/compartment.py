@@ -436,9 +436,13 @@ class Compartment:
         return Refusal(
             "model_unavailable",
             f"{self.model.id!r} is {self.state}: {reason}.{remedy}",
-            retry_after_s=None if lasting else retry_after_s or _RETRY_AFTER_S,
+            retry_after_s=None if lasting else retry_after_s or self._load_s(),
             lasting=lasting,
         )
+
+    def _load_s(self) -> int:
+        """How long a load takes, by the last one."""
+        return max(_RETRY_AFTER_S, round(self._reload_s))
 
     def _retry_after_s(self) -> int | None:
         if self._retry is None:

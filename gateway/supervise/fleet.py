@@ -188,7 +188,7 @@ class Fleet:
             now = loop.time()
             for compartment in self.compartments.values():
                 compartment.tick(now, REMINDER_S)
-            self.steward.tick()
+            self.steward.tick(self.host.pressure)
             loading = any(
                 each.state in (State.STARTING, State.LOADING) for each in self.compartments.values()
             )

@@ -16,6 +16,7 @@ from gateway.memory.admission import Admission, Admit, Claim, Decision, Evict, R
 from gateway.memory.estimate.estimate import PROCESS_BYTES, Estimate, estimate, model_key
 from gateway.memory.estimate.learned import Learned, Measured
 from gateway.memory.estimate.weights import EstimateError
+from gateway.memory.reading import Pressure
 from gateway.memory.stranded import Reading, Stranded
 from gateway.supervise.model import Model
 from gateway.supervise.tasks import Tasks
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 _MARGIN: Final = 1.15
 # A model whose whole context doesn't fit is loaded if so much of it does.
 _LEAST_CONTEXT_TOKENS: Final = 2048
+# Until what was given back can show in the machine's figures.
+_BETWEEN_RELIEFS_S: Final = 10.0
 
 
 class Tenant(Protocol):
@@ -86,6 +89,7 @@ class Steward:
         self._tasks = Tasks("memory")
         self._loop = asyncio.get_running_loop()
         self._decision: asyncio.Handle | None = None
+        self._relieved_at = float("-inf")
 
     def register(self, tenants: Iterable[Tenant]) -> None:
         self._tenants = {each.model.id: each for each in tenants}
@@ -167,10 +171,19 @@ class Steward:
         if self._decision is None:
             self._decision = self._loop.call_soon(self._decide_now)
 
-    def tick(self) -> None:
-        """To be called a few times a second: time alone gives rights to those that wait."""
+    def tick(self, pressure: Pressure | None) -> None:
+        """To be called a few times a second: time alone gives rights to those that wait, and the
+        machine may be short of memory, whoever takes it.
+        """
         if list(self.admission.claims):
             self._decide_now()
+        now = self._loop.time()
+        if pressure in ("warn", "critical") and now - self._relieved_at >= _BETWEEN_RELIEFS_S:
+            self._relieved_at = now
+            self._note_all()
+            for model_id in self.admission.relieve(all_idle=pressure == "critical"):
+                self._events.emit("relieve", model_id, pressure=pressure)
+                self._tenants[model_id].evict(f"the machine is short of memory ({pressure})")
 
     # Inside
 
@@ -197,6 +210,14 @@ class Steward:
         if self._decision is not None:
             self._decision.cancel()
             self._decision = None
+        self._note_all()
+        claims = {each.model_id: each for each in self.admission.claims}
+        for decision in self.admission.decide(self._loop.time()):
+            self._perform(decision, claims)
+        for claim in self.admission.claims:
+            self._tenants[claim.model_id].reason = self._why_it_waits(claim)
+
+    def _note_all(self) -> None:
         for model_id, tenant in self._tenants.items():
             self.admission.note(
                 model_id,
@@ -204,11 +225,6 @@ class Steward:
                 busy=tenant.busy,
                 last_used=tenant.last_used,
             )
-        claims = {each.model_id: each for each in self.admission.claims}
-        for decision in self.admission.decide(self._loop.time()):
-            self._perform(decision, claims)
-        for claim in self.admission.claims:
-            self._tenants[claim.model_id].reason = self._why_it_waits(claim)
 
     def _perform(self, decision: Decision, claims: dict[str, Claim]) -> None:
         tenant = self._tenants[decision.model_id]

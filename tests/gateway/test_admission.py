@@ -252,6 +252,38 @@ def test_random_worlds() -> None:
     assert World.steps >= 10_000
 
 
+def _holding(*models: tuple[str, int, float, bool]) -> Admission:
+    """With (name, priority, last used, busy) each."""
+    admission = Admission(BUDGET, PATIENCE_S)
+    for name, priority, last_used, busy in models:
+        admission.ask(name, 10, priority, 0.0)
+        admission.decide(0.0)
+        admission.ready(name, 0.0)
+        admission.note(name, priority=priority, busy=busy, last_used=last_used)
+    return admission
+
+
+def test_a_machine_short_of_memory_costs_idle_models_alone() -> None:
+    models = (("old", 0, 1.0, False), ("new", 0, 2.0, False), ("dear", 1, 0.0, False))
+    admission = _holding(*models, ("busy", 0, 0.0, True))
+    assert admission.relieve(all_idle=False) == ["old"]
+    assert admission.relieve(all_idle=False) == ["new"]
+    assert admission.relieve(all_idle=False) == ["dear"]
+    assert admission.relieve(all_idle=True) == []
+    assert _holding(*models).relieve(all_idle=True) == ["old", "new", "dear"]
+
+
+def test_the_smallest_set_that_is_enough_goes() -> None:
+    admission = Admission(BUDGET, PATIENCE_S)
+    for name, size, last_used in (("small", 10, 1.0), ("large", 60, 2.0), ("other", 25, 3.0)):
+        admission.ask(name, size, 0, 0.0)
+        admission.decide(0.0)
+        admission.ready(name, 0.0)
+        admission.note(name, priority=0, busy=False, last_used=last_used)
+    admission.ask("new", 60, 0, 0.0)
+    assert admission.decide(0.0) == [Evict("large", "new", busy=False)]
+
+
 class NoReservation(Admission):
     """What is admitted counts only when it shows in a footprint."""
 

@@ -1,0 +1,70 @@
+"""The memory that MLX may use on this machine, asked of a process that imports it."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+import gateway
+from gateway.memory.stranded_record import present_boot
+
+logger = logging.getLogger(__name__)
+
+_PROBE: Final = Path(gateway.__file__).resolve().parent.parent / "worker" / "device.py"
+_PROBE_S: Final = 30.0
+
+
+class DeviceRecord(Struct, frozen=True):
+    """What was read since a boot; the limit can be set anew with each (iogpu.wired_limit_mb)."""
+
+    boot: str
+    python: str
+    recommended_working_set_bytes: int | None
+
+
+def recommended_working_set_bytes(record: Path) -> int | None:
+    """max_recommended_working_set_size, read once a boot and kept in a file; None where MLX names
+    none. Blocks for the time of an import of MLX.
+    """
+    if (known := _read(record)) is not None:
+        return known.recommended_working_set_bytes
+    try:
+        found = _probe()
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        logger.warning("The recommended working set can't be read: %s", error)
+        return None
+    size = found.get("max_recommended_working_set_size")
+    size_bytes = size if isinstance(size, int) and size > 0 else None
+    try:
+        content = DeviceRecord(present_boot(), sys.executable, size_bytes)
+        record.write_bytes(msgspec.json.encode(content))
+    except OSError as error:
+        logger.warning("%s can't be written: %s", record, error)
+    return size_bytes
+
+
+def _read(record: Path) -> DeviceRecord | None:
+    try:
+        known = msgspec.json.decode(record.read_bytes(), type=DeviceRecord)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    fresh = known.boot == present_boot() and known.python == sys.executable
+    return known if fresh else None
+
+
+def _probe() -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-P", str(_PROBE)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=_PROBE_S,
+        check=True,
+        close_fds=False,
+    )
+    return msgspec.json.decode(done.stdout, type=dict[str, Any])
