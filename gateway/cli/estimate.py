@@ -63,7 +63,7 @@ def command(
     try:
         folder = find_folder(locate(configured.path))
         learned = Learned(_state_dir(settings).learned_path)
-        result = estimate(folder, tokens, learned.get(model_key(folder, tokens)))
+        result = estimate(folder, tokens, learned.get(model_key(folder, tokens, configured.python)))
     except (ValueError, OSError, EstimateError) as error:
         raise CommandError(f"Nothing can be said of {model}: {error}") from error
     if as_json:

@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 # What a worker may be granted beyond its estimate: the estimate is within this of the truth.
 _MARGIN: Final = 1.15
+# A worker that holds less than this part of its weights and process hasn't read them all.
+_PLAUSIBLE: Final = 0.9
 # A model whose whole context doesn't fit is loaded if so much of it does.
 _LEAST_CONTEXT_TOKENS: Final = 2048
 # Until what was given back can show in the machine's figures.
@@ -156,8 +158,11 @@ class Steward:
 
     def learn(self, model_id: str, idle_bytes: int, full_bytes: int | None) -> None:
         """Remember what it took, for the next load. `full_bytes` None leaves what is known."""
-        key = self._keys.get(model_id)
-        if key is None:
+        key, estimated = self._keys.get(model_id), self.estimates.get(model_id)
+        if key is None or estimated is None:
+            return
+        if idle_bytes < estimated.calculated_idle_bytes * _PLAUSIBLE:
+            # Not all of the weights are in memory yet: a grant for less would be broken at once.
             return
         known = self._learned.get(key)
         if full_bytes is None and known is not None:
@@ -289,7 +294,7 @@ def _fitting(model: Model, learned: Learned, most_bytes: int) -> tuple[str, Esti
     folder: Path = find_folder(model.source)
     tokens = model.settings.context_tokens
     while True:
-        key = model_key(folder, tokens)
+        key = model_key(folder, tokens, model.settings.python)
         result = estimate(folder, tokens, learned.get(key))
         if _with_margin(result) <= most_bytes or result.context_tokens <= _LEAST_CONTEXT_TOKENS:
             return key, result

@@ -111,12 +111,12 @@ class Clients:
 FIELDS = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
 
 
-@pytest.mark.parametrize("kills", [False, True], ids=["undisturbed", "with kills"])
 @pytest.mark.parametrize(
-    ("experts", "seconds"),
+    ("experts", "seconds", "kills"),
     [
-        pytest.param(16, 15, id="short"),
-        pytest.param(64, 120, id="long", marks=pytest.mark.chaos),
+        pytest.param(16, 15, True, id="short"),
+        pytest.param(64, 120, False, id="long", marks=pytest.mark.chaos),
+        pytest.param(64, 120, True, id="long-with-kills", marks=pytest.mark.chaos),
     ],
 )
 @pytest.mark.timeout(600)

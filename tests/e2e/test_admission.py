@@ -109,11 +109,11 @@ def test_a_busy_model_is_waited_for_and_a_priority_is_not(
     running = start_gateway(
         *_budget(needed * 1.5),
         models=(),
-        config="[queue]\nmax_wait_s = 8.0\n"
+        config="[queue]\nmax_wait_s = 4.0\n"
         + _models(folder, "a", "b", "urgent", urgent={"priority": 5}),
     )
     running.load("a")
-    fields = {"max_tokens": 900, "ignore_eos": True, "temperature": 0.0}
+    fields = {"max_tokens": 600, "ignore_eos": True, "temperature": 0.0}
     undisturbed = open_stream(running, STORY, "a", **fields).join()
     busy = open_stream(running, STORY, "a", **fields)
     eventually(lambda: busy.text)
@@ -197,7 +197,7 @@ def test_a_worker_that_grows_is_trimmed_then_replaced(
         )
     )
     running.load()
-    fields = {"max_tokens": 1500, "ignore_eos": True}
+    fields = {"max_tokens": 1000, "ignore_eos": True}
     undisturbed = open_stream(running, STORY, **fields).join().outcome
     stream = open_stream(running, STORY, **fields)
     eventually(lambda: stream.text)

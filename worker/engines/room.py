@@ -47,11 +47,11 @@ class CacheRoom(NamedTuple):
 
     @property
     def most_tokens(self) -> int | None:
-        """The longest sequence that fits alone; None if there is no bound."""
+        """The longest sequence that fits alone, one step of tokens at least; None: no bound."""
         if self.room_bytes is None or self.token_bytes == 0:
             return None
         steps = (self.room_bytes - self.row_bytes) // (_STEP_TOKENS * self.token_bytes)
-        return max(0, steps) * _STEP_TOKENS
+        return max(1, steps) * _STEP_TOKENS
 
 
 def measure(model: Any, room_bytes: int | None) -> CacheRoom:

@@ -99,14 +99,14 @@ def estimate(
     )
 
 
-def model_key(folder: Path, context_tokens: int) -> str:
-    """What measurements are remembered by: these files with this limit.
+def model_key(folder: Path, context_tokens: int, python: str | None) -> str:
+    """What measurements are remembered by: these files with this limit and interpreter.
 
     Raises:
         OSError: the folder can't be read.
     """
     newest = max((each.stat().st_mtime_ns for each in folder.iterdir()), default=0)
-    return f"{folder.resolve()}|{newest}|{context_tokens}"
+    return f"{folder.resolve()}|{newest}|{context_tokens}|{python or ''}"
 
 
 def _config(folder: Path) -> dict[str, Any]:
