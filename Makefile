@@ -7,7 +7,7 @@ EXTRA ?= $(if $(filter Linux,$(UNAME)),cpu,)
 INSTALLED := $(VENV)/.installed-$(or $(EXTRA),default)
 TARGET := .$(if $(EXTRA),[$(EXTRA)],)
 
-.PHONY: install demo serve test test-all chaos check format bench bench-swap clean
+.PHONY: install demo serve test test-all chaos check format bench bench-swap bench-beside clean
 
 install: $(INSTALLED)
 
@@ -57,6 +57,9 @@ bench: $(VENV)/.dev
 
 bench-swap: $(VENV)/.dev
 	$(BIN)/python -m bench.swap
+
+bench-beside: $(VENV)/.dev
+	$(BIN)/python -m bench.beside
 
 clean:
 	rm -rf $(VENV) build dist
