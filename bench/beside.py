@@ -1,6 +1,6 @@
 """`python -m bench.beside`: a resident model's tokens while another model loads.
 
-The load is drawn out to ten seconds by a pause; its imports, and the reading of its weights, compete
+The load is drawn out to ten seconds by a pause. Its imports and the reading of its weights compete
 for the processor as they always do. Both measurements are repeated in turn.
 """
 
