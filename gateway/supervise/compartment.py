@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Final
 
 from msgspec import Struct
@@ -17,10 +15,10 @@ from gateway.config.sizes import format_size
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
 from gateway.dispatch.traffic import Connection, ProtocolBreachError, Traffic
-from gateway.events import EventLog, Kind
+from gateway.events import EventLog
 from gateway.memory.footprint import FootprintError, footprint
-from gateway.memory.watch import Advice, Watch
-from gateway.supervise import ladder
+from gateway.memory.watch import Advice
+from gateway.supervise import ladder, refusals
 from gateway.supervise.hang import HangDetector
 from gateway.supervise.lifecycle import (
     Circumstances,
@@ -37,6 +35,7 @@ from gateway.supervise.restarts import Judgement, RestartPolicy, limits
 from gateway.supervise.starter import Starter
 from gateway.supervise.steward import Steward
 from gateway.supervise.tasks import Tasks
+from gateway.supervise.tenancy import Tenancy
 from gateway.supervise.worker import Worker
 from gateway.supervise.worker_log import WorkerLog
 from protocol.messages import (
@@ -60,8 +59,6 @@ logger = logging.getLogger(__name__)
 _LOG_TAIL_LINES: Final = 80
 _RETRY_AFTER_S: Final = 5
 _LOAD_TIMEOUTS: Final = 2
-# A sequence of this share of the context tells what a whole one takes.
-_WHOLE_CONTEXT: Final = 0.9
 # Deaths by these are the worker's own; orders and shutdowns are not.
 _BLAMED: Final = (Event.MISBEHAVED, Event.HUNG, Event.OVERGROWN, Event.EXIT)
 
@@ -108,11 +105,8 @@ class Compartment:
         self.failure: Refusal | None = None
         self._settings = settings
         self._steward = steward
-        self._grant_bytes: int | None = None
-        self._watch: Watch | None = None
-        self._lost_bytes = 0
+        self._tenancy = Tenancy(model, self.traffic, steward, events)
         self._reload_s = 0.0
-        self._ready_at = 0.0
         self._starter = starter
         self._events = events
         self._loop = asyncio.get_running_loop()
@@ -183,12 +177,7 @@ class Compartment:
             Refusal: the queue is full, or this request has killed workers.
         """
         if not self.model.settings.on_request and self.state in (State.UNLOADED, State.BACKOFF):
-            raise Refusal(
-                "model_unavailable",
-                f"{self.model.id!r} is {self.state}, and only an operator loads it: "
-                f"`bulkhead load {self.model.id}`.",
-                lasting=True,
-            )
+            raise refusals.operators_only(self.model.id, self.state)
         self.traffic.submit(request)
         self._handle(Event.DEMAND, self._unavailable())
 
@@ -200,8 +189,8 @@ class Compartment:
         if self.state is State.DRAINING and self.traffic.running == 0:
             # From here on the worker has nothing to do but to release its memory.
             self._handle(Event.DRAINED, self._unavailable())
-        if self.state is State.READY and not self.busy and self._idle_s(now) >= self._ttl_s():
-            self._end_reason = f"idle for {self._idle_s(now):.0f} s"
+        if self.state is State.READY and not self.busy and self._tenancy.expired(now):
+            self._end_reason = f"idle for {self._tenancy.idle_s(now):.0f} s"
             self._handle(Event.EXPIRED, self._unavailable())
         if self._hang is not None:
             reason = self._hang.judge(now, has_work=self.traffic.running > 0)
@@ -212,8 +201,7 @@ class Compartment:
 
     def admitted(self, granted_bytes: int) -> None:
         """There is room for it, and so many bytes are its own."""
-        self._grant_bytes = granted_bytes
-        self._watch = Watch(granted_bytes)
+        self._tenancy.admitted(granted_bytes)
         self._handle(Event.ADMITTED, self._unavailable())
 
     def has_no_room(self, refusal: Refusal) -> None:
@@ -229,7 +217,7 @@ class Compartment:
         """So much of what its last worker held did not come back: it isn't restarted any more
         by itself, since each restart may cost as much.
         """
-        self._lost_bytes = missing_bytes
+        self._tenancy.lost_bytes = missing_bytes
 
     # The operator
 
@@ -244,7 +232,7 @@ class Compartment:
 
     def unload(self, *, hold: bool, force: bool) -> None:
         self._load_ordered = False
-        self._handle(Event.HOLD if hold else Event.UNLOAD, self._held())
+        self._handle(Event.HOLD if hold else Event.UNLOAD, refusals.held(self.model.id))
         if force:
             self._cut_drain()
 
@@ -344,18 +332,20 @@ class Compartment:
             self._handle(Event.EXIT, self._unavailable())
             return
         judgement = self._restart_policy.died(self._loop.time())
-        if self._lost_bytes:
-            reason += f" (an earlier end has stranded {format_size(self._lost_bytes)})"
+        if lost_bytes := self._tenancy.lost_bytes:
+            reason += f" (an earlier end has stranded {format_size(lost_bytes)})"
             judgement = Judgement(Verdict.GIVE_UP, None)
-        self.reason = self._explain(reason, status, tail, judgement)
+        next_attempt_s = None if judgement.until is None else judgement.until - self._loop.time()
+        deaths = self._restart_policy.deaths
+        self.reason = refusals.lost(self.model.id, reason, status, tail, deaths, next_attempt_s)
         if judgement.until is not None:
             self._retry = self._loop.call_at(judgement.until, self._retry_now)
             self._events.emit(
                 "breaker",
                 self.model.id,
                 verdict=str(judgement.verdict),
-                deaths=self._restart_policy.deaths,
-                next_attempt_s=judgement.until - self._loop.time(),
+                deaths=deaths,
+                next_attempt_s=next_attempt_s,
             )
         refusal = Refusal(
             "model_unavailable",
@@ -388,11 +378,8 @@ class Compartment:
                 self.reason = self._end_reason = reason
                 self._handle(
                     Event.LOAD_IMPOSSIBLE if permanent else Event.LOAD_FAILED,
-                    Refusal(
-                        "model_unavailable",
-                        f"{self.model.id!r} can't be loaded: {reason}",
-                        retry_after_s=None if permanent else _RETRY_AFTER_S,
-                        lasting=permanent,
+                    refusals.load_failed(
+                        self.model.id, reason, retry_after_s=None if permanent else self._load_s()
                     ),
                 )
 
@@ -402,42 +389,15 @@ class Compartment:
         self._end_reason = reason
         self._handle(Event.HUNG, self._unavailable())
 
-    def _explain(
-        self, reason: str, status: ExitStatus, tail: list[str], judgement: Judgement
-    ) -> str:
-        """Why there is no worker, for an operator who has nothing but this."""
-        text = f"the worker was lost: {reason} ({status})"
-        if tail:
-            text += f"; its last line was: {tail[-1]}"
-        if judgement.until is None:
-            return text
-        at = datetime.fromtimestamp(time.time() + judgement.until - self._loop.time(), UTC)
-        return (
-            f"{text}; it died {self._restart_policy.deaths} times; the next attempt comes at "
-            f"{at:%Y-%m-%d %H:%M:%S} UTC, or with `bulkhead load {self.model.id}`"
-        )
-
-    def _held(self) -> Refusal:
-        return Refusal(
-            "model_unavailable",
-            f"{self.model.id!r} was unloaded by the operator and is held: "
-            f"`bulkhead load {self.model.id}` makes it available again.",
-            lasting=True,
-        )
-
     def _unavailable(self) -> Refusal:
         """Why a request can't be served in the present state."""
         if self._lifecycle.holds:
-            return self._held()
+            return refusals.held(self.model.id)
         retry_after_s = self._retry_after_s()
-        lasting = self.state is State.FAILED and retry_after_s is None
-        reason = self.reason or self.state
-        remedy = f" `bulkhead load {self.model.id}` tries again." if lasting else ""
-        return Refusal(
-            "model_unavailable",
-            f"{self.model.id!r} is {self.state}: {reason}.{remedy}",
-            retry_after_s=None if lasting else retry_after_s or self._load_s(),
-            lasting=lasting,
+        if retry_after_s is None and self.state is not State.FAILED:
+            retry_after_s = self._load_s()
+        return refusals.unavailable(
+            self.model.id, self.state, self.reason, retry_after_s=retry_after_s
         )
 
     def _load_s(self) -> int:
@@ -498,7 +458,7 @@ class Compartment:
                 self._load_ordered = False
                 self._load_timeouts = 0
                 self._steward.ready(self)
-                now = self._ready_at = self._loop.time()
+                now = self._tenancy.ready_at = self._loop.time()
                 self._restart_policy.ready(now)
                 self._hang = HangDetector(
                     now,
@@ -579,13 +539,13 @@ class Compartment:
         await self._measure(worker)
         baseline_bytes = _held_bytes(worker) or 0
         if worker is self.worker and self.state is State.LOADING:
-            worker.granted_bytes = self._grant_bytes
+            worker.granted_bytes = self._tenancy.granted_bytes
             worker.send(
                 Load(
                     path=self.model.source,
                     max_concurrency=self.model.settings.max_concurrency,
                     context_tokens=self.model.settings.context_tokens,
-                    grant_bytes=self._grant_bytes,
+                    grant_bytes=self._tenancy.granted_bytes,
                     baseline_bytes=baseline_bytes,
                     working_bytes=self._steward.working_bytes(self.model.id),
                 )
@@ -618,55 +578,17 @@ class Compartment:
             return
         footprint_bytes = worker.footprint.current_bytes
         self._steward.note_footprint(self.model.id, footprint_bytes)
-        if self._watch is None or self.state is not State.READY:
+        if self.state is not State.READY:
             return
-        self._learn(worker, footprint_bytes)
-        match self._watch.judge(self._loop.time(), footprint_bytes):
+        match self._tenancy.judge(worker, footprint_bytes, self._loop.time()):
             case Advice.TRIM:
-                self._emit_overgrown("trim", worker, footprint_bytes)
                 worker.send(Trim())
             case Advice.REPLACE:
-                self._emit_overgrown("overgrown", worker, footprint_bytes)
                 self._end_reason = (
                     f"it holds {format_size(footprint_bytes)} and was granted "
-                    f"{format_size(self._grant_bytes or 0)}"
+                    f"{format_size(self._tenancy.granted_bytes or 0)}"
                 )
                 self._handle(Event.OVERGROWN, self._unavailable())
-
-    def _ttl_s(self) -> float:
-        """How long it may be idle: what the last request said, else what is configured."""
-        if self.model.settings.pinned:
-            return math.inf
-        if self.traffic.keep_alive_s is not None:
-            return self.traffic.keep_alive_s
-        return self.model.settings.ttl_s or math.inf
-
-    def _idle_s(self, now: float) -> float:
-        return now - max(self.traffic.last_used, self._ready_at)
-
-    def _learn(self, worker: Worker, footprint_bytes: int) -> None:
-        if worker.idle_bytes is None:
-            worker.idle_bytes = footprint_bytes
-        estimated = self._steward.estimates.get(self.model.id)
-        # What several sequences took together says nothing of one.
-        told = (
-            estimated is not None
-            and self.traffic.most_running == 1
-            and self.traffic.longest_tokens >= estimated.context_tokens * _WHOLE_CONTEXT
-        )
-        full_bytes = worker.peak_footprint_bytes if told else None
-        if worker.learned != (worker.idle_bytes, full_bytes):
-            worker.learned = (worker.idle_bytes, full_bytes)
-            self._steward.learn(self.model.id, worker.idle_bytes, full_bytes)
-
-    def _emit_overgrown(self, kind: Kind, worker: Worker, footprint_bytes: int) -> None:
-        self._events.emit(
-            kind,
-            self.model.id,
-            pid=worker.pid,
-            footprint_bytes=footprint_bytes,
-            granted_bytes=self._grant_bytes,
-        )
 
     # Time
 
@@ -700,7 +622,7 @@ class Compartment:
             self.reason = f"{self._end_reason}, twice"
         self._handle(
             Event.TOO_SLOW if again else Event.DEADLINE,
-            Refusal("load_timeout", f"{self.model.id!r}: {self._end_reason}.", lasting=True),
+            refusals.load_too_slow(self.model.id, self._end_reason),
         )
 
     def _cut_drain(self) -> None:
@@ -709,7 +631,7 @@ class Compartment:
 
     def _forget_deaths(self) -> None:
         self._restart_policy.forget()
-        self._lost_bytes = 0
+        self._tenancy.lost_bytes = 0
         self.traffic.forget_deaths()
         self._load_timeouts = 0
 
