@@ -40,6 +40,7 @@ Kind: TypeAlias = Literal[
 ]
 
 _KEPT: Final = 1000
+_IDS_PER_S: Final = 1_000_000
 # Events that a slow follower may be behind before it misses some.
 _BEHIND: Final = 1000
 _WARNINGS: Final = (
@@ -81,7 +82,8 @@ class EventLog:
 
     def __init__(self) -> None:
         self._events: deque[Event] = deque(maxlen=_KEPT)
-        self._last_id = 0
+        # Beyond those of an earlier gateway, so that a follower who comes back misses nothing.
+        self._last_id = int(time.time()) * _IDS_PER_S
         self._followers: set[Follower] = set()
 
     def emit(self, kind: Kind, model: str | None, **fields: Any) -> None:

@@ -76,6 +76,8 @@ class StateDir:
             self._lock = None
 
     def socket_path(self, incarnation: int) -> Path:
+        """Raises OSError if its folder was removed and can't be made again."""
+        self._sockets.mkdir(mode=0o700, exist_ok=True)
         return self._sockets / f"{incarnation}.sock"
 
     def log_path(self, model_id: str) -> Path:

@@ -47,7 +47,11 @@ def bind_gateway_side(context: zmq.Context[zmq.Socket[bytes]], address: str) -> 
     # The default linger is infinite: closing would wait for a dead peer.
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_WORKER_FRAME_BYTES)
-    socket.bind(address)
+    try:
+        socket.bind(address)
+    except zmq.ZMQError:
+        socket.close()
+        raise
     return socket
 
 

@@ -192,8 +192,11 @@ class Conversation:
                     self._stop()
 
     def _begin(self, generate: Generate) -> None:
+        if self._draining or self._stopping:
+            # It crossed the order to go: the gateway keeps it for the next worker.
+            return
         loaded = self._loaded
-        if loaded is None or self._draining or self._stopping:
+        if loaded is None:
             self._refuse(generate.request_id, "The model is not ready for requests.")
             return
         self._requests[generate.request_id] = _Request()

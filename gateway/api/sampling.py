@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import secrets
 import uuid
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
-from msgspec import Meta, Struct
+import msgspec
+from msgspec import Meta, Raw, Struct
 from starlette.requests import Request as HttpRequest
 
 from gateway.dispatch.keep_alive import parse_keep_alive
@@ -32,8 +33,13 @@ class StreamOptions(Struct):
     include_usage: bool | None = None
 
 
+# Not built: what is refused anyway may be tens of megabytes of lists.
+_NOT_GIVEN: Final = Raw(b"null")
+_LONGEST_NEUTRAL: Final = 100
+
+
 class GenerationBody(Struct, kw_only=True):
-    """Fields of both bodies. Those typed Any are known and not supported; see `_NEUTRAL`."""
+    """Fields of both bodies. Those typed Raw are known and not supported; see `_NEUTRAL`."""
 
     model: str
     stream: bool | None = None
@@ -49,20 +55,20 @@ class GenerationBody(Struct, kw_only=True):
     n: int | None = None
     priority: Annotated[int, Meta(ge=-_MOST_PRIORITY, le=_MOST_PRIORITY)] | None = None
     keep_alive: float | str | None = None
-    logprobs: Any = None
-    top_logprobs: Any = None
-    logit_bias: Any = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
-    repetition_penalty: Any = None
-    response_format: Any = None
-    tools: Any = None
-    tool_choice: Any = None
-    functions: Any = None
-    function_call: Any = None
-    best_of: Any = None
-    echo: Any = None
-    suffix: Any = None
+    logprobs: Raw = _NOT_GIVEN
+    top_logprobs: Raw = _NOT_GIVEN
+    logit_bias: Raw = _NOT_GIVEN
+    presence_penalty: Raw = _NOT_GIVEN
+    frequency_penalty: Raw = _NOT_GIVEN
+    repetition_penalty: Raw = _NOT_GIVEN
+    response_format: Raw = _NOT_GIVEN
+    tools: Raw = _NOT_GIVEN
+    tool_choice: Raw = _NOT_GIVEN
+    functions: Raw = _NOT_GIVEN
+    function_call: Raw = _NOT_GIVEN
+    best_of: Raw = _NOT_GIVEN
+    echo: Raw = _NOT_GIVEN
+    suffix: Raw = _NOT_GIVEN
 
     @property
     def include_usage(self) -> bool:
@@ -101,7 +107,8 @@ def check_supported(body: GenerationBody) -> None:
             param="n",
         )
     for name, neutral in _NEUTRAL.items():
-        value = getattr(body, name)
+        text: Raw = getattr(body, name)
+        value = msgspec.json.decode(text) if len(text) <= _LONGEST_NEUTRAL else text
         if value is not None and value not in neutral:
             raise Refusal(
                 "invalid_request_error", f"{name} is not supported: leave it out.", param=name

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import click
 import psutil
@@ -20,6 +21,11 @@ from gateway.config.sizes import parse_size
 from gateway.memory.device import recommended_working_set_bytes
 from gateway.state_dir import StateDir, StateDirError, default_state_dir
 from gateway.supervise.model import Model
+
+logger = logging.getLogger(__name__)
+
+# macOS refuses more than OPEN_MAX (<sys/syslimits.h>).
+_MOST_FILES: Final = 10240
 
 
 @click.command("serve")
@@ -70,6 +76,7 @@ def command(log_level: str, **flags: object) -> None:
             ],
             status=2,
         )
+    _raise_file_limit()
     state_dir = StateDir(Path(settings.gateway.state_dir or default_state_dir()))
     try:
         state_dir.acquire()
@@ -98,6 +105,18 @@ def _models(settings: Settings) -> list[Model]:
     if mistakes:
         _fail(mistakes, status=2)
     return models
+
+
+def _raise_file_limit() -> None:
+    """Each client and each worker takes descriptors, and macOS begins with 256."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(_MOST_FILES, hard)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError) as error:
+        logger.warning("The limit of open files stays at %d: %s", soft, error)
 
 
 def _budget_bytes(settings: Settings, state_dir: StateDir) -> int:

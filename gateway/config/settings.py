@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 from msgspec import Meta, Struct, field
 
-Seconds: TypeAlias = Annotated[float, Meta(ge=0)]
+# Ten years: beyond that dates can't be told any more.
+_LONGEST_S: Final = 315_360_000.0
+Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=_LONGEST_S)]
+# At once is no time to load in, or to make a step.
+Patience: TypeAlias = Annotated[float, Meta(ge=0.1, le=_LONGEST_S)]
 Count: TypeAlias = Annotated[int, Meta(ge=0)]
 Positive: TypeAlias = Annotated[int, Meta(ge=1)]
 Tokens: TypeAlias = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
@@ -35,15 +39,15 @@ class MemorySettings(Section, frozen=True):
 
 class WorkersSettings(Section, frozen=True):
     spare: Count = 1
-    load_timeout_s: Seconds = 600.0
+    load_timeout_s: Patience = 600.0
     restart_limit: Count = 3
     restart_window_s: Seconds = 60.0
     backoff_limit: Count = 5
     backoff_first_s: Seconds = 1.0
     backoff_longest_s: Seconds = 60.0
     breaker_retry_s: Seconds = 300.0
-    heartbeat_timeout_s: Seconds = 10.0
-    stall_timeout_s: Seconds = 60.0
+    heartbeat_timeout_s: Patience = 10.0
+    stall_timeout_s: Patience = 60.0
 
 
 class QueueSettings(Section, frozen=True):

@@ -40,6 +40,11 @@ class Progress:
         return f"{self._generate.request_id}.{self._attempts}"
 
     @property
+    def resumed(self) -> bool:
+        """It was sent more than once."""
+        return self._attempts > 1
+
+    @property
     def rendered(self) -> bool:
         """The token ids of the whole prompt are known."""
         return self._rendered is not None or isinstance(self._generate.prompt, TokenPrompt)

@@ -57,6 +57,10 @@ class RequestQueue:
         self._waiting.insert(place, request)
 
     @property
+    def runs_suspect(self) -> bool:
+        return any(each.progress.suspect for each in self._running.values())
+
+    @property
     def highest_priority(self) -> int | None:
         """Of the requests that wait or run, where they have one of their own."""
         own = [each.priority for each in self if each.priority is not None]

@@ -79,6 +79,11 @@ class Traffic:
     def highest_priority(self) -> int | None:
         return self._queue.highest_priority
 
+    @property
+    def convicts(self) -> bool:
+        """Whether the death of the worker, should it come now, would be the fault of a request."""
+        return self._queue.runs_suspect
+
     # From clients
 
     def submit(self, request: Request) -> None:
@@ -146,6 +151,7 @@ class Traffic:
             elif self._queue.acquit(request):
                 self._send(Cancel(request_id=progress.wire_id))
                 request.park(self._loop.time())
+                self._emit("park", request)
                 self.dispatch()
         return useful
 
@@ -185,7 +191,7 @@ class Traffic:
                     ),
                 )
                 continue
-            if request.progress.delivered:
+            if request.progress.resumed:
                 self._emit("resume", request)
             connection.send(message)
             self._queue.run(request)

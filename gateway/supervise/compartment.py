@@ -113,7 +113,9 @@ class Compartment:
         self._lifecycle = Lifecycle()
         self._restart_policy = RestartPolicy(limits(settings.workers))
         self._hang: HangDetector | None = None
-        self._retry: asyncio.TimerHandle | None = None
+        # A timer without delay is none to uvloop, and tells no time.
+        self._retry: asyncio.Handle | None = None
+        self._retry_at = 0.0
         self._tasks = Tasks(model.id)
         self._ladder: asyncio.Task[None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
@@ -331,14 +333,24 @@ class Compartment:
         if ordered:
             self._handle(Event.EXIT, self._unavailable())
             return
-        judgement = self._restart_policy.died(self._loop.time())
-        if lost_bytes := self._tenancy.lost_bytes:
-            reason += f" (an earlier end has stranded {format_size(lost_bytes)})"
+        self._judge(reason, str(status), tail, Event.EXIT)
+
+    def _judge(self, reason: str, status: str, tail: list[str], event: Event) -> None:
+        """Do what the policy says of a death that nobody ordered."""
+        now = self._loop.time()
+        if self._tenancy.lost_bytes:
+            reason += f" (an earlier end has stranded {format_size(self._tenancy.lost_bytes)})"
             judgement = Judgement(Verdict.GIVE_UP, None)
-        next_attempt_s = None if judgement.until is None else judgement.until - self._loop.time()
+        elif event is Event.EXIT and self.traffic.convicts:
+            # Who is to blame is known, and won't be run again.
+            judgement = Judgement(Verdict.RESTART, None)
+        else:
+            judgement = self._restart_policy.died(now)
+        next_attempt_s = None if judgement.until is None else judgement.until - now
         deaths = self._restart_policy.deaths
         self.reason = refusals.lost(self.model.id, reason, status, tail, deaths, next_attempt_s)
         if judgement.until is not None:
+            self._retry_at = judgement.until
             self._retry = self._loop.call_at(judgement.until, self._retry_now)
             self._events.emit(
                 "breaker",
@@ -352,7 +364,7 @@ class Compartment:
             f"{self.model.id!r} can't be served: {self.reason}",
             retry_after_s=self._retry_after_s(),
         )
-        self._handle(Event.EXIT, refusal, judgement.verdict)
+        self._handle(event, refusal, judgement.verdict)
 
     def _advance(self, worker: Worker, message: Hello | Ready | LoadFailed) -> None:
         match message:
@@ -407,7 +419,7 @@ class Compartment:
     def _retry_after_s(self) -> int | None:
         if self._retry is None:
             return None
-        return max(1, round(self._retry.when() - self._loop.time()))
+        return max(1, round(self._retry_at - self._loop.time()))
 
     # The life cycle
 
@@ -520,13 +532,19 @@ class Compartment:
             self._crashed = False
         try:
             self.worker = self._starter.start(self.model, self.log, self)
-        except OSError as error:
+        except (FileNotFoundError, PermissionError) as error:
             self._steward.gone(self.model.id, 0)
-            self.reason = f"no worker could be started: {error}"
+            self.reason = f"no worker can be started: {error}"
             refusal = Refusal(
                 "model_unavailable", f"{self.model.id!r}: {self.reason}", lasting=True
             )
             self._handle(Event.NOT_STARTED, refusal)
+        except OSError as error:
+            # Descriptors, processes or memory may be there later.
+            self._steward.gone(self.model.id, 0)
+            self._crashed = True
+            logger.error("%s: no worker could be started: %s", self.model.id, error)
+            self._judge("it could not be started", str(error), [], Event.START_FAILED)
 
     def _dispatch(self, worker: Worker) -> None:
         if worker.fingerprint is None:

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from typing import Final
@@ -186,13 +186,21 @@ class Fleet:
         while True:
             await asyncio.sleep(_TICK_S)
             now = loop.time()
-            for compartment in self.compartments.values():
-                compartment.tick(now, REMINDER_S)
-            self.steward.tick(self.host.pressure)
-            loading = any(
-                each.state in (State.STARTING, State.LOADING) for each in self.compartments.values()
-            )
-            self._starter.tick(now, loading=loading)
+            ticks: list[Callable[[], None]] = [
+                functools.partial(each.tick, now, REMINDER_S) for each in self.compartments.values()
+            ]
+            ticks.append(functools.partial(self.steward.tick, self.host.pressure))
+            ticks.append(functools.partial(self._starter.tick, now, loading=self._loading()))
+            for tick in ticks:
+                try:
+                    tick()
+                except Exception:
+                    # A defect in one must not end the supervision of all.
+                    logger.exception("A regular check failed")
+
+    def _loading(self) -> bool:
+        states = (each.state for each in self.compartments.values())
+        return any(each in (State.STARTING, State.LOADING) for each in states)
 
     async def _look_for_descendants(self) -> None:
         loop = asyncio.get_running_loop()

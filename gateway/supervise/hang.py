@@ -10,18 +10,21 @@ from __future__ import annotations
 
 from typing import Final
 
-# A caller that comes later than this part of the heartbeat's timeout was itself stopped or asleep.
+# A caller that comes later than this part of the shorter timeout was itself stopped or asleep.
 _ABSENCE: Final = 0.25
 _SHORTEST_ABSENCE_S: Final = 0.5
+# Workers give a sign of life every second: less than two of them prove nothing.
+_SHORTEST_SILENCE_S: Final = 2.0
 
 
 class HangDetector:
     """Judges one worker, once it has something to lose. Times in seconds, on one clock."""
 
     def __init__(self, now: float, heartbeat_timeout_s: float, stall_timeout_s: float) -> None:
-        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._heartbeat_timeout_s = max(heartbeat_timeout_s, _SHORTEST_SILENCE_S)
         self._stall_timeout_s = stall_timeout_s
-        self._absence_s = max(_SHORTEST_ABSENCE_S, heartbeat_timeout_s * _ABSENCE)
+        shorter_s = min(heartbeat_timeout_s, stall_timeout_s)
+        self._absence_s = max(_SHORTEST_ABSENCE_S, shorter_s * _ABSENCE)
         self._heard_at = self._progress_at = self._judged_at = now
         self._step: int | None = None
 

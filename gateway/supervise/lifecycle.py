@@ -35,7 +35,8 @@ class Event(StrEnum):
     UNWANTED = "nobody waits for it any more"
     ADMITTED = "there is memory for it"
     NO_ROOM = "it can't fit into memory"
-    NOT_STARTED = "no process could be started"
+    NOT_STARTED = "no process can be started"
+    START_FAILED = "no process could be started now"
     HELLO = "the worker said hello"
     LOADED = "the model is loaded"
     LOAD_FAILED = "the load failed"
@@ -179,6 +180,7 @@ TABLE: Final[dict[State, dict[Event, Rule]]] = {
         Event.LOAD: Rule(_STARTING),
         Event.HELLO: Rule(_LOADING, (Effect.SEND_LOAD,)),
         Event.NOT_STARTED: Rule(_F, (Effect.REFUSE_WAITING,)),
+        Event.START_FAILED: Rule(_U, aim=Aim.JUDGE),
     },
     State.LOADING: {
         **_COMING_UP,
@@ -288,7 +290,7 @@ class Lifecycle:
         rule = TABLE[self.state].get(event)
         if rule is None:
             raise ImpossibleTransitionError(f"{event!s} while {self.state!s}")
-        if event in (Event.EXIT, Event.RETRY):
+        if event in (Event.EXIT, Event.START_FAILED, Event.RETRY):
             return rule.effects + self._resolve(self._aim or rule.aim or Aim.REST, circumstances)
         if event is Event.DEMAND and self._aim in (Aim.HOLD, Aim.FAIL):
             return (Effect.REFUSE_WAITING,)

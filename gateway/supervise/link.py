@@ -35,7 +35,7 @@ class Link:
         on_garbage: Callable[[str], None],
         on_disconnect: Callable[[], None],
     ) -> None:
-        """Bind the endpoint.
+        """Bind the endpoint. Raises OSError if that can't be.
 
         `on_garbage` gets what is wrong with a frame that is no message, or is one of a flood;
         nothing is read after it. A disconnection is also how ZeroMQ answers a frame over the size
@@ -43,8 +43,18 @@ class Link:
         """
         self._path = path
         self.address = endpoint(path)
-        self._socket = bind_gateway_side(context, self.address)
-        self._monitor = self._socket.get_monitor_socket(zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED)
+        try:
+            self._socket = bind_gateway_side(context, self.address)
+            try:
+                self._monitor = self._socket.get_monitor_socket(
+                    zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED
+                )
+            except zmq.ZMQError:
+                self._socket.close()
+                raise
+        except zmq.ZMQError as error:
+            # It stands for an errno: no descriptors left, for one.
+            raise OSError(error.errno, f"{path}: {error.strerror}") from error
         self._on_message = on_message
         self._on_garbage = on_garbage
         self._on_disconnect = on_disconnect

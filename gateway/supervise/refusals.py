@@ -6,7 +6,6 @@ import time
 from datetime import UTC, datetime
 
 from gateway.dispatch.refusal import Refusal
-from gateway.supervise.process import ExitStatus
 
 
 def held(model_id: str) -> Refusal:
@@ -56,7 +55,7 @@ def load_too_slow(model_id: str, reason: str) -> Refusal:
 def lost(
     model_id: str,
     reason: str,
-    status: ExitStatus,
+    status: str,
     tail: list[str],
     deaths: int,
     next_attempt_s: float | None,
@@ -67,7 +66,9 @@ def lost(
     """
     text = f"the worker was lost: {reason} ({status})"
     if tail:
-        text += f"; its last line was: {tail[-1]}"
+        # Python's own report of a fatal error ends with lists of modules.
+        fatal = (each for each in reversed(tail) if each.startswith("Fatal Python error"))
+        text += f"; its last line was: {next(fatal, tail[-1])}"
     if next_attempt_s is None:
         return text
     at = datetime.fromtimestamp(time.time() + next_attempt_s, UTC)

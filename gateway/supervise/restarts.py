@@ -83,7 +83,7 @@ class RestartPolicy:
         self._trial = False
 
     def _next_delay_s(self) -> float:
-        delay_s = min(self._limits.longest_s, self._limits.first_s * 2.0**self._backoffs)
+        delay_s = min(self._limits.longest_s, self._limits.first_s * 2.0 ** min(self._backoffs, 60))
         self._backoffs += 1
         # Workers that died together shouldn't load together.
         return delay_s * (1.0 - self._jitter() / 2)

@@ -27,7 +27,8 @@ _FRESH_S: Final = 3.0
 
 
 class _Spare:
-    def __init__(self) -> None:
+    def __init__(self, started_at: float) -> None:
+        self.started_at = started_at
         self.hello: Hello | None = None
         self.hang: HangDetector | None = None
 
@@ -41,12 +42,14 @@ class Spares:
         start: Callable[[Supervisor], Worker],
         limits: Limits,
         heartbeat_timeout_s: float,
+        load_timeout_s: float,
         events: EventLog,
     ) -> None:
         self._count = count
         self._start = start
         self._policy = RestartPolicy(limits)
         self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._load_timeout_s = load_timeout_s
         self._events = events
         self._spares: dict[Worker, _Spare] = {}
         self._not_before = 0.0
@@ -72,6 +75,9 @@ class Spares:
     def tick(self, now: float, *, loading: bool) -> None:
         """Judge the spares, and replace one that is missing unless a model loads just now."""
         for worker, spare in list(self._spares.items()):
+            if spare.hello is None and now - spare.started_at >= self._load_timeout_s:
+                spare.started_at = now
+                self._end(worker, f"no hello within {self._load_timeout_s:g} s")
             if spare.hang is not None and (reason := spare.hang.judge(now, has_work=False)):
                 spare.hang = None
                 self._end(worker, reason)
@@ -128,7 +134,7 @@ class Spares:
             self._not_before = self._policy.died(now).until or 0.0
             self._events.emit("spare", None, change="not started", reason=str(error))
             return
-        self._spares[worker] = _Spare()
+        self._spares[worker] = _Spare(now)
 
     def _end(self, worker: Worker, reason: str) -> None:
         logger.error("Spare worker %d is ended: %s", worker.pid, reason)

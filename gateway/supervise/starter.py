@@ -38,6 +38,7 @@ class Starter:
             ),
             limits(settings.workers),
             settings.workers.heartbeat_timeout_s,
+            settings.workers.load_timeout_s,
             events,
         )
 

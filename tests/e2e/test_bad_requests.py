@@ -18,6 +18,11 @@ BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str]] = {
     "a negative token id": ({"prompt": [-1]}, "prompt"),
     "a long stop sequence": ({"stop": "x" * 1001}, "stop"),
     "a penalty": ({"repetition_penalty": 1.5}, "repetition_penalty"),
+    "an unsupported parameter of megabytes": (
+        {"logit_bias": [[]] * 2_000_000},
+        "logit_bias",
+    ),
+    "a format": ({"response_format": {"type": "json_object"}}, "response_format"),
     "no prompt": ({"prompt": ...}, "prompt"),
     "no model": ({"model": ...}, "model"),
     "none at all": ({"n": 0}, "n"),
@@ -67,6 +72,14 @@ def test_far_too_long(body: dict[str, Any], gateway: Gateway) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
     after = gateway.order("load").json()["worker"]["peak_footprint_bytes"]
     assert after - before < 100e6, "it was refused before it was tokenized"
+
+
+def test_what_changes_nothing_is_taken(gateway: Gateway) -> None:
+    neutral = {"logprobs": False, "logit_bias": {}, "presence_penalty": 0, "tools": None}
+    answer = gateway.client.post(
+        "/v1/completions", json={**COMPLETION, **neutral, "response_format": {"type": "text"}}
+    )
+    assert answer.status_code == 200, answer.text
 
 
 def test_far_too_many_messages(gateway: Gateway) -> None:

@@ -267,6 +267,60 @@ class TestDeepHealth:
         assert running.model()["active_requests"] == 0
 
 
+class TestNoHalfWay:
+    """Whatever goes wrong between a worker's end and the next, supervision goes on."""
+
+    def test_backoffs_without_a_pause(self, start_gateway: Callable[..., Gateway]) -> None:
+        running = start_gateway(
+            config="[workers]\nrestart_limit = 0\nbackoff_first_s = 0\nbackoff_longest_s = 0\n"
+        )
+        running.load()
+        whole = running.say(STORY, max_tokens=300, ignore_eos=True)
+        stream = open_stream(running, STORY, max_tokens=300, ignore_eos=True)
+        eventually(lambda: stream.text)
+        os.kill(running.worker_pid(), signal.SIGKILL)
+        assert stream.join(30).text == whole
+
+    def test_no_descriptors_left(self, start_gateway: Callable[..., Gateway]) -> None:
+        running = start_gateway("--spare", "1", config="[workers]\nbackoff_first_s = 0.5\n")
+        running.load()
+        stream = open_stream(running, STORY, **LONG)
+        eventually(lambda: stream.text)
+        limits = psutil.Process(running.pid).rlimit(psutil.RLIMIT_NOFILE)
+        used = psutil.Process(running.pid).num_fds()
+        psutil.Process(running.pid).rlimit(psutil.RLIMIT_NOFILE, (used, limits[1]))
+        os.kill(running.worker_pid(), signal.SIGKILL)
+        time.sleep(2)
+        psutil.Process(running.pid).rlimit(psutil.RLIMIT_NOFILE, limits)
+        assert stream.join(60).done
+        assert running.say("What is Bulkhead?")
+
+    def test_the_sockets_folder_is_removed(self, start_gateway: Callable[..., Gateway]) -> None:
+        running = start_gateway()
+        shutil.rmtree(running.state_dir / "run")
+        assert running.say("What is Bulkhead?")
+
+    def test_requests_that_cross_the_end_of_a_worker(
+        self, start_gateway: Callable[..., Gateway]
+    ) -> None:
+        running = start_gateway("--spare", "1")
+        for _ in range(4):
+            running.load()
+            os.kill(running.worker_pid(), signal.SIGTERM)
+            for _ in range(4):
+                assert running.say("What is Bulkhead?", max_tokens=2)
+
+    @pytest.mark.parametrize(
+        "line", ["backoff_first_s = inf", "breaker_retry_s = nan", "load_timeout_s = 0"]
+    )
+    def test_times_that_cannot_be(self, line: str, tmp_path: Path) -> None:
+        config = tmp_path / "config.toml"
+        config.write_text(f"[workers]\n{line}\n")
+        refused = bulkhead("serve", "--config", str(config), "--model", "demo", "--port", "0")
+        assert refused.returncode == 2
+        assert line.partition(" ")[0] in refused.stderr
+
+
 class TestEvents:
     def test_a_life_is_told(self, start_gateway: Callable[..., Gateway]) -> None:
         running = start_gateway()
@@ -291,12 +345,15 @@ class TestEvents:
         assert (first_exit["pid"], first_exit["signal"]) == (killed, "SIGKILL")
         park = next(each for each in events if each["event"] == "park")
         assert park["delivered_tokens"] > 0
-        assert [each["id"] for each in events] == list(range(1, len(events) + 1))
+        first = events[0]["id"]
+        assert [each["id"] for each in events] == list(range(first, first + len(events)))
         for kind in set(kinds):
             assert f"event={kind} model=demo" in running.log
 
-        rest = running.client.get("/admin/v1/events?follow=0", headers={"Last-Event-ID": "3"}).text
-        assert rest == text[text.index("id: 4\n") :]
+        rest = running.client.get(
+            "/admin/v1/events?follow=0", headers={"Last-Event-ID": f"{first + 2}"}
+        ).text
+        assert rest == text[text.index(f"id: {first + 3}\n") :]
         last_two = running.client.get("/admin/v1/events?follow=0&recent=2").text
         assert last_two.count("data: ") == 2
         refused = running.client.get("/admin/v1/events?recent=x")

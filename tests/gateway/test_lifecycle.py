@@ -74,7 +74,7 @@ class _World:
         if event in (Event.ADMITTED, Event.NO_ROOM):
             assert self.asks
             self.asks = False
-        if event in (Event.EXIT, Event.NOT_STARTED):
+        if event in (Event.EXIT, Event.NOT_STARTED, Event.START_FAILED):
             assert self.process
             self.process = self.asked_to_end = False
         requests_wait = self.waiting + self.running > 0
