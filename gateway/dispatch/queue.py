@@ -57,8 +57,8 @@ class RequestQueue:
         self._waiting.insert(place, request)
 
     @property
-    def runs_suspect(self) -> bool:
-        return any(each.progress.suspect for each in self._running.values())
+    def running_suspects(self) -> int:
+        return sum(each.progress.suspect for each in self._running.values())
 
     @property
     def highest_priority(self) -> int | None:

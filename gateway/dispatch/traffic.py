@@ -80,9 +80,9 @@ class Traffic:
         return self._queue.highest_priority
 
     @property
-    def convicts(self) -> bool:
-        """Whether the death of the worker, should it come now, would be the fault of a request."""
-        return self._queue.runs_suspect
+    def guilty(self) -> int:
+        """Requests whose fault the death of the worker would be, should it come now."""
+        return self._queue.running_suspects
 
     # From clients
 
@@ -202,14 +202,15 @@ class Traffic:
         """Send nothing new; what runs may finish."""
         self._draining = True
 
-    def park(self, *, blame: bool) -> None:
+    def park(self, *, blame: bool) -> bool:
         """Keep what runs for the next worker. With `blame` this one died by itself: whoever was
-        under it a second time is refused.
+        under it a second time is refused. Returns whether anybody was.
         """
         self._connection = None
         now = self._loop.time()
         parked = []
-        for request in self._queue.take_running():
+        running = self._queue.take_running()
+        for request in running:
             request.park(now)
             if blame and request.progress.note_death():
                 self._quarantine.add(request.generate, now)
@@ -217,8 +218,10 @@ class Traffic:
             else:
                 parked.append(request)
                 self._emit("park", request)
+        convicted = any(each.over for each in running)
         self._queue.park(parked)
         self._changed()
+        return convicted
 
     def refuse_waiting(self, refusal: Refusal) -> None:
         for request in self._queue.take_waiting():

@@ -121,6 +121,7 @@ class Compartment:
         self._deadline: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
         self._crashed = False
+        self._convicted = False
         self._load_ordered = False
         self._load_timeouts = 0
         self._end_reason: str | None = None
@@ -341,7 +342,7 @@ class Compartment:
         if self._tenancy.lost_bytes:
             reason += f" (an earlier end has stranded {format_size(self._tenancy.lost_bytes)})"
             judgement = Judgement(Verdict.GIVE_UP, None)
-        elif event is Event.EXIT and self.traffic.convicts:
+        elif event is Event.EXIT and (self._convicted or self.traffic.guilty):
             # Who is to blame is known, and won't be run again.
             judgement = Judgement(Verdict.RESTART, None)
         else:
@@ -429,7 +430,7 @@ class Compartment:
         effects = self._lifecycle.handle(
             event,
             Circumstances(
-                requests_wait=self.busy,
+                requests_wait=self._somebody_waits(event),
                 kept=self._kept,
                 verdict=verdict,
             ),
@@ -447,6 +448,11 @@ class Compartment:
         for effect in effects:
             self._perform(effect, refusal, blame=event in _BLAMED)
         self._notify()
+
+    def _somebody_waits(self, event: Event) -> bool:
+        """Whether a request wants a worker after this event."""
+        guilty = self.traffic.guilty if event in _BLAMED and self._lifecycle.judged else 0
+        return self.traffic.waiting + self.traffic.running > guilty
 
     @property
     def _kept(self) -> bool:
@@ -504,7 +510,7 @@ class Compartment:
             case Effect.SPAWN:
                 self._spawn()
             case Effect.PARK_RUNNING:
-                self.traffic.park(blame=blame)
+                self._convicted = self.traffic.park(blame=blame)
             case Effect.REFUSE_WAITING:
                 self.failure = self.failure or refusal
                 self.traffic.refuse_waiting(refusal)
@@ -527,6 +533,7 @@ class Compartment:
                 self._climb(worker, ladder.hung())
 
     def _spawn(self) -> None:
+        self._convicted = False
         if self._crashed:
             self.restarts += 1
             self._crashed = False

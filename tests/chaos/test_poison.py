@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.support.faults import after_import, sitecustomize
@@ -86,3 +87,17 @@ def test_the_poisonous_one_pays_alone(
     assert gateway.say("What is Bulkhead?")
     assert gateway.model()["restarts"] == restarts, "the twin was never run"
     tell(innocents=len(innocents), worker_deaths=restarts, seconds=f"{seconds:.1f}")
+
+
+def test_many_poisons_are_no_fault_of_the_model(
+    start_gateway: Callable[..., Gateway], tmp_path: Path
+) -> None:
+    """Nine at once, each in words of its own; default limits."""
+    gateway = start_gateway("--spare", "1", environment=sitecustomize(tmp_path / "site", DEADLY))
+    whole = gateway.say(INNOCENT, max_tokens=100)
+    innocent = open_stream(gateway, INNOCENT, max_tokens=100)
+    with ThreadPoolExecutor(9) as pool:
+        poisons = list(pool.map(lambda n: gateway.chat(POISON, seed=n), range(9)))
+    assert {each.json()["error"]["code"] for each in poisons} == {"worker_crashed"}
+    assert innocent.join().text == whole
+    assert gateway.model()["state"] != "failed"

@@ -53,3 +53,17 @@ def test_a_gateway_that_was_away_judges_nobody_before_it_has_listened():
     assert detector.judge(500.0, has_work=True) is None
     assert _watch(detector, 500.25, 509.0, has_work=True) is None
     assert _watch(detector, 509.25, 511.0, has_work=True) is not None
+
+
+def test_a_pause_is_seen_by_the_shorter_of_the_timeouts() -> None:
+    detector = HangDetector(0.0, heartbeat_timeout_s=120.0, stall_timeout_s=5.0)
+    assert detector.judge(0.25, has_work=True) is None
+    assert detector.judge(12.25, has_work=True) is None, "we were away ourselves"
+
+
+def test_less_than_two_heartbeats_prove_nothing() -> None:
+    detector = HangDetector(0.0, heartbeat_timeout_s=0.5, stall_timeout_s=60.0)
+    times = [each / 4 for each in range(1, 9)]
+    judged = [detector.judge(now, has_work=False) for now in times]
+    assert judged[:-1] == [None] * 7
+    assert judged[-1] is not None

@@ -98,3 +98,16 @@ def test_never_more_restarts_at_once_within_a_window_than_allowed(
         within = [each for each in restarts if begin <= each < begin + LIMITS.window_s]
         # A worker that was well for the whole window starts the count anew at its death.
         assert len(within) <= LIMITS.restarts + 1
+
+
+def test_patience_without_end():
+    limits = LIMITS._replace(restarts=0, backoffs=1_000_000)
+    policy = RestartPolicy(limits, lambda: 0.0)
+    delays = [(policy.died(0.0).until or 0.0) for _ in range(3000)]
+    assert delays[:3] == [1.0, 2.0, 3.0]
+    assert set(delays[2:]) == {LIMITS.longest_s}
+
+
+def test_backoffs_without_a_pause():
+    policy = RestartPolicy(LIMITS._replace(restarts=0, first_s=0.0), lambda: 0.0)
+    assert policy.died(7.0) == (Verdict.BACK_OFF, 7.0)
