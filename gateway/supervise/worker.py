@@ -84,6 +84,7 @@ class Worker:
         self._tokens = 0
         self._tokens_counted_at = self._loop.time()
         self._exit_status: ExitStatus | None = None
+        self._disconnected = False
         self._link = Link(
             context,
             state_dir.socket_path(incarnation),
@@ -120,10 +121,9 @@ class Worker:
         self._process.log = log
 
     def send(self, message: Message) -> None:
-        if not self._link.send(message) and not self.ended.is_set():
-            self._loop.call_soon(
-                self._supervisor.worker_misbehaved, self, "it doesn't read its messages"
-            )
+        if not self._link.send(message):
+            # Either it doesn't read, or it is gone and the news of that are on their way.
+            self._loop.call_later(_LAST_FRAMES_S, self._check_reads)
 
     def note_footprint(self, footprint: Footprint) -> None:
         self.footprint = footprint
@@ -196,7 +196,12 @@ class Worker:
     def _on_garbage(self, reason: str) -> None:
         self._supervisor.worker_misbehaved(self, f"it broke the protocol: {reason}")
 
+    def _check_reads(self) -> None:
+        if not self._disconnected and not self.ended.is_set():
+            self._supervisor.worker_misbehaved(self, "it doesn't read its messages")
+
     def _on_disconnect(self) -> None:
+        self._disconnected = True
         if self._exit_status is not None:
             self._finish()
         else:
