@@ -8,9 +8,12 @@ differences"), macOS the background state of a thread (setpriority(2), PRIO_DARW
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
 import threading
+
+logger = logging.getLogger(__name__)
 
 if sys.platform == "darwin":
     _PRIO_DARWIN_THREAD = 3
@@ -36,7 +39,7 @@ def import_at_low_priority(name: str) -> None:
             _lower_this_thread()
             importlib.import_module(name)
         except Exception:
-            return
+            logger.debug("%s could not be imported beforehand", name, exc_info=True)
 
     thread = threading.Thread(target=run, name="imports", daemon=True)
     thread.start()

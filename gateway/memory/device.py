@@ -12,7 +12,8 @@ import msgspec
 from msgspec import Struct
 
 import gateway
-from gateway.memory.stranded_record import present_boot
+from gateway.boot import present_boot
+from gateway.state_file import read_state, write_state
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,8 @@ def recommended_working_set_bytes(record: Path) -> int | None:
     """max_recommended_working_set_size, read once a boot and kept in a file; None where MLX names
     none. Blocks for the time of an import of MLX.
     """
-    if (known := _read(record)) is not None:
+    known = read_state(record, DeviceRecord)
+    if known is not None and (known.boot, known.python) == (present_boot(), sys.executable):
         return known.recommended_working_set_bytes
     try:
         found = _probe()
@@ -41,21 +43,8 @@ def recommended_working_set_bytes(record: Path) -> int | None:
         return None
     size = found.get("max_recommended_working_set_size")
     size_bytes = size if isinstance(size, int) and size > 0 else None
-    try:
-        content = DeviceRecord(present_boot(), sys.executable, size_bytes)
-        record.write_bytes(msgspec.json.encode(content))
-    except OSError as error:
-        logger.warning("%s can't be written: %s", record, error)
+    write_state(record, DeviceRecord(present_boot(), sys.executable, size_bytes))
     return size_bytes
-
-
-def _read(record: Path) -> DeviceRecord | None:
-    try:
-        known = msgspec.json.decode(record.read_bytes(), type=DeviceRecord)
-    except (OSError, msgspec.MsgspecError):
-        return None
-    fresh = known.boot == present_boot() and known.python == sys.executable
-    return known if fresh else None
 
 
 def _probe() -> dict[str, Any]:

@@ -13,6 +13,8 @@ from typing import Final
 import psutil
 from msgspec import Struct
 
+from gateway.boot import present_boot
+
 
 class ProcessIdentity(Struct, frozen=True):
     """`started` is compared as it is; what it means depends on the system."""
@@ -26,7 +28,7 @@ class ProcessGoneError(Exception):
 
 
 if sys.platform == "linux":
-    _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    _BOOT: Final = present_boot()
     # Of the fields behind the name, which may contain anything: proc_pid_stat(5), field 22.
     _START_FIELD: Final = 19
 
@@ -36,7 +38,7 @@ if sys.platform == "linux":
             stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
         except OSError as error:
             raise ProcessGoneError(str(error)) from error
-        return f"{_BOOT_ID}:{stat.rpartition(')')[2].split()[_START_FIELD]}"
+        return f"{_BOOT}:{stat.rpartition(')')[2].split()[_START_FIELD]}"
 
 else:
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 from msgspec import Struct
 
+from gateway.state_file import read_state, write_state
 from gateway.supervise.identity import ProcessIdentity
-
-logger = logging.getLogger(__name__)
 
 
 class WorkerRecord(Struct, frozen=True):
@@ -29,14 +26,7 @@ class WorkerRecords:
         self._folder = folder
 
     def add(self, record: WorkerRecord) -> None:
-        """A full disk must not keep a model from being served: it is logged."""
-        path = self._path(record.process.pid)
-        try:
-            unfinished = path.with_suffix(".new")
-            unfinished.write_bytes(msgspec.json.encode(record))
-            unfinished.replace(path)
-        except OSError as error:
-            logger.warning("Worker %d can't be recorded in %s: %s", record.process.pid, path, error)
+        write_state(self._path(record.process.pid), record)
 
     def remove(self, pid: int) -> None:
         with contextlib.suppress(OSError):
@@ -45,9 +35,10 @@ class WorkerRecords:
     def leftovers(self) -> Iterator[WorkerRecord]:
         """What is recorded; files that can't be read are removed."""
         for path in sorted(self._folder.iterdir()):
-            try:
-                yield msgspec.json.decode(path.read_bytes(), type=WorkerRecord)
-            except (OSError, msgspec.MsgspecError):
+            record = read_state(path, WorkerRecord)
+            if record is not None:
+                yield record
+            else:
                 with contextlib.suppress(OSError):
                     path.unlink()
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gateway.boot import present_boot
 from gateway.memory import device
 from gateway.memory.device import DeviceRecord, recommended_working_set_bytes
-from gateway.memory.stranded_record import present_boot, read_stranded, write_stranded
+from gateway.memory.stranded_record import read_stranded, write_stranded
 
 
 def test_a_machine_without_a_recommendation(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from gateway.memory.footprint import Footprint, FootprintError, footprint
 from gateway.memory.footprint_darwin import LibProc, RusageInfoV4
+from tests.support.stub import compile_stub
 
 _HOLD = """
 import mmap, sys
@@ -75,15 +75,7 @@ def _held_by(code: str) -> int:
 
 @pytest.fixture(scope="module")
 def libproc(tmp_path_factory: pytest.TempPathFactory) -> LibProc:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    folder = tmp_path_factory.mktemp("libproc")
-    (folder / "stub.c").write_text(_STUB)
-    library = folder / "libproc.so"
-    command = [compiler, "-shared", "-fPIC", "-o", str(library), str(folder / "stub.c")]
-    subprocess.run(command, check=True)
-    return LibProc(str(library))
+    return LibProc(compile_stub(tmp_path_factory.mktemp("libproc"), _STUB))
 
 
 class TestThisSystem:

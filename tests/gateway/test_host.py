@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from gateway.memory import host_linux
 from gateway.memory.host import host_memory, resident_bytes
 from gateway.memory.host_darwin import Sysctl
 from gateway.memory.reading import HostError
+from tests.support.stub import compile_stub
 
 _STUB = """
 #include <errno.h>
@@ -37,15 +36,7 @@ int sysctlbyname(const char *name, void *old, size_t *size, void *new, size_t ne
 
 @pytest.fixture(scope="module")
 def sysctl(tmp_path_factory: pytest.TempPathFactory) -> Sysctl:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    folder = tmp_path_factory.mktemp("stub")
-    (folder / "stub.c").write_text(_STUB)
-    library = folder / "stub.so"
-    command = [compiler, "-Wall", "-Werror", "-shared", "-fPIC", "-o", str(library)]
-    subprocess.run([*command, str(folder / "stub.c")], check=True)
-    return Sysctl(str(library))
+    return Sysctl(compile_stub(tmp_path_factory.mktemp("stub"), _STUB))
 
 
 def test_this_machine() -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
-import msgspec
 from msgspec import Struct
 
-logger = logging.getLogger(__name__)
+from gateway.state_file import read_state, write_state
 
 
 class Measured(Struct, frozen=True):
@@ -18,24 +16,19 @@ class Measured(Struct, frozen=True):
     full_bytes: int | None = None
 
 
-class Memory(Struct, frozen=True):
-    """`by_model` is keyed by source, context and fingerprint of the files."""
-
-    by_model: dict[str, Measured] = {}
+class _Content(Struct, frozen=True):
+    by_model: dict[str, Measured]
 
 
 class Learned:
-    """One file. A damaged one counts as empty, since everything in it can be measured again."""
+    """One file, keyed by what `model_key` gives. A damaged one counts as empty, since everything in
+    it can be measured again.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._by_model: dict[str, Measured] = {}
-        try:
-            self._by_model = dict(msgspec.json.decode(path.read_bytes(), type=Memory).by_model)
-        except FileNotFoundError:
-            pass
-        except (OSError, msgspec.MsgspecError) as error:
-            logger.warning("%s is ignored: %s", path, error)
+        content = read_state(path, _Content)
+        self._by_model = {} if content is None else dict(content.by_model)
 
     def get(self, key: str) -> Measured | None:
         return self._by_model.get(key)
@@ -43,9 +36,4 @@ class Learned:
     def put(self, key: str, measured: Measured) -> None:
         """Remember it; to be called off the event loop."""
         self._by_model[key] = measured
-        unfinished = self._path.with_suffix(".new")
-        try:
-            unfinished.write_bytes(msgspec.json.encode(Memory(self._by_model)))
-            unfinished.replace(self._path)
-        except OSError as error:
-            logger.warning("%s can't be written: %s", self._path, error)
+        write_state(self._path, _Content(dict(self._by_model)))
