@@ -7,8 +7,9 @@ import time
 
 from msgspec import Struct
 
-from gateway.supervise.compartment import Compartment, LastExit
+from gateway.supervise.compartment import Compartment
 from gateway.supervise.fleet import Fleet
+from gateway.supervise.last_exit import LastExit
 from gateway.supervise.worker import Worker
 from gateway.version import VERSION
 

@@ -94,16 +94,18 @@ class Traffic:
         """
         left_s = self._quarantine.remaining_s(request.generate, self._loop.time())
         if left_s is not None:
-            raise _guilty(self._model_id, f"is kept out for another {left_s:.0f} s")
+            what = f"is kept out for another {left_s:.0f} s"
+            raise self._turned_away(request, _died_twice(self._model_id, what))
         try:
             self._queue.add(request)
         except QueueFullError:
-            raise Refusal(
+            refusal = Refusal(
                 "queue_full",
                 f"{self._depth} requests wait for {self._model_id!r} already, as many as its queue "
                 "holds: try again later.",
                 retry_after_s=_RETRY_AFTER_S,
-            ) from None
+            )
+            raise self._turned_away(request, refusal) from None
         self._note_use(request)
 
     def cancel(self, request: Request) -> None:
@@ -162,7 +164,7 @@ class Traffic:
 
     def failed(self, message: RequestFailed) -> None:
         if (request := self._queue.find_running(message.request_id)) is not None:
-            request.refuse(Refusal(message.code, message.message))
+            self._refuse(request, Refusal(message.code, message.message))
             self._finished(request)
 
     # From the supervisor
@@ -214,7 +216,7 @@ class Traffic:
             request.park(now)
             if blame and request.progress.note_death():
                 self._quarantine.add(request.generate, now)
-                self._refuse(request, _guilty(self._model_id, "was ended"))
+                self._refuse(request, _died_twice(self._model_id, "was ended"))
             else:
                 parked.append(request)
                 self._emit("park", request)
@@ -255,7 +257,11 @@ class Traffic:
 
     def _refuse(self, request: Request, refusal: Refusal) -> None:
         request.refuse(refusal)
+        self._turned_away(request, refusal)
+
+    def _turned_away(self, request: Request, refusal: Refusal) -> Refusal:
         self._emit("refuse", request, code=refusal.code)
+        return refusal
 
     def _send(self, message: Message) -> None:
         if self._connection is not None:
@@ -275,7 +281,7 @@ class Traffic:
         )
 
 
-def _guilty(model_id: str, what: str) -> Refusal:
+def _died_twice(model_id: str, what: str) -> Refusal:
     return Refusal(
         "worker_crashed",
         f"Two workers of {model_id!r} died within {SUSPECT_TOKENS} tokens of this request, so it "

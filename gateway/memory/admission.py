@@ -145,18 +145,18 @@ class Admission:
             holder.busy = busy
             holder.last_used = last_used
 
-    def describe(self, model_id: str, *, pinned: bool, reload_s: float) -> None:
-        if (holder := self._holders.get(model_id)) is not None:
-            holder.pinned = pinned
-            holder.reload_s = reload_s
-
     def note_footprint(self, model_id: str, footprint_bytes: int) -> None:
         if (holder := self._holders.get(model_id)) is not None:
             holder.footprint_bytes = footprint_bytes
 
-    def ready(self, model_id: str, now: float) -> None:
-        """It is loaded, so it may be asked to go."""
-        self._holders[model_id].ready_at = now
+    def ready(
+        self, model_id: str, now: float, *, pinned: bool = False, reload_s: float = 0.0
+    ) -> None:
+        """It is loaded, so it may be asked to go unless it is pinned."""
+        holder = self._holders[model_id]
+        holder.ready_at = now
+        holder.pinned = pinned
+        holder.reload_s = reload_s
 
     def ending(self, model_id: str) -> None:
         """Its process is on its way out."""

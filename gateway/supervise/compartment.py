@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from msgspec import Struct
-
 from gateway.config.settings import Settings
 from gateway.config.sizes import format_size
 from gateway.dispatch.refusal import Refusal
@@ -20,6 +18,7 @@ from gateway.memory.footprint import FootprintError, footprint
 from gateway.memory.watch import Advice
 from gateway.supervise import ladder, refusals
 from gateway.supervise.hang import HangDetector
+from gateway.supervise.last_exit import LastExit, last_exit
 from gateway.supervise.lifecycle import (
     Circumstances,
     Effect,
@@ -31,7 +30,7 @@ from gateway.supervise.lifecycle import (
 )
 from gateway.supervise.model import Model
 from gateway.supervise.process import ExitStatus
-from gateway.supervise.restarts import Judgement, RestartPolicy, limits
+from gateway.supervise.recovery import Recovery
 from gateway.supervise.starter import Starter
 from gateway.supervise.steward import Steward
 from gateway.supervise.tasks import Tasks
@@ -55,22 +54,10 @@ from protocol.messages import (
 
 logger = logging.getLogger(__name__)
 
-# A fatal error prints the stacks of all threads: its first line must be among these.
-_LOG_TAIL_LINES: Final = 80
 _RETRY_AFTER_S: Final = 5
 _LOAD_TIMEOUTS: Final = 2
 # Deaths by these are the worker's own; orders and shutdowns are not.
 _BLAMED: Final = (Event.MISBEHAVED, Event.HUNG, Event.OVERGROWN, Event.EXIT)
-
-
-class LastExit(Struct, frozen=True):
-    """How the last worker ended; `at` is a Unix time in seconds."""
-
-    at: float
-    code: int | None
-    signal: str | None
-    reason: str
-    log_tail: list[str]
 
 
 class Compartment:
@@ -106,16 +93,12 @@ class Compartment:
         self._settings = settings
         self._steward = steward
         self._tenancy = Tenancy(model, self.traffic, steward, events)
-        self._reload_s = 0.0
         self._starter = starter
         self._events = events
         self._loop = asyncio.get_running_loop()
         self._lifecycle = Lifecycle()
-        self._restart_policy = RestartPolicy(limits(settings.workers))
+        self._recovery = Recovery(model.id, settings.workers, events, self._retry_now)
         self._hang: HangDetector | None = None
-        # A timer without delay is none to uvloop, and tells no time.
-        self._retry: asyncio.Handle | None = None
-        self._retry_at = 0.0
         self._tasks = Tasks(model.id)
         self._ladder: asyncio.Task[None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
@@ -148,7 +131,7 @@ class Compartment:
 
     @property
     def reload_s(self) -> float:
-        return self._reload_s
+        return self._tenancy.reload_s
 
     @property
     def waits_for_memory(self) -> bool:
@@ -256,7 +239,7 @@ class Compartment:
 
     async def close(self) -> None:
         self._disarm_deadline()
-        self._disarm_retry()
+        self._recovery.disarm()
         await self._tasks.cancel_all()
         self.log.close()
 
@@ -314,10 +297,7 @@ class Compartment:
             "stopped as asked" if expected else f"ended unexpectedly while {self.state}"
         )
         self._end_reason = None
-        tail = self.log.tail(_LOG_TAIL_LINES)
-        self.last_exit = LastExit(
-            at=time.time(), code=status.code, signal=status.signal, reason=reason, log_tail=tail
-        )
+        self.last_exit = last_exit(status, reason, self.log)
         self._events.emit(
             "exit",
             self.model.id,
@@ -334,38 +314,26 @@ class Compartment:
         if ordered:
             self._handle(Event.EXIT, self._unavailable())
             return
-        self._judge(reason, str(status), tail, Event.EXIT)
+        self._judge(reason, str(status), self.last_exit.log_tail, Event.EXIT)
 
     def _judge(self, reason: str, status: str, tail: list[str], event: Event) -> None:
         """Do what the policy says of a death that nobody ordered."""
-        now = self._loop.time()
         if self._tenancy.lost_bytes:
             reason += f" (an earlier end has stranded {format_size(self._tenancy.lost_bytes)})"
-            judgement = Judgement(Verdict.GIVE_UP, None)
+            ruling = self._recovery.given_up()
         elif event is Event.EXIT and (self._convicted or self.traffic.guilty):
-            # Who is to blame is known, and won't be run again.
-            judgement = Judgement(Verdict.RESTART, None)
+            ruling = self._recovery.excused()
         else:
-            judgement = self._restart_policy.died(now)
-        next_attempt_s = None if judgement.until is None else judgement.until - now
-        deaths = self._restart_policy.deaths
-        self.reason = refusals.lost(self.model.id, reason, status, tail, deaths, next_attempt_s)
-        if judgement.until is not None:
-            self._retry_at = judgement.until
-            self._retry = self._loop.call_at(judgement.until, self._retry_now)
-            self._events.emit(
-                "breaker",
-                self.model.id,
-                verdict=str(judgement.verdict),
-                deaths=deaths,
-                next_attempt_s=next_attempt_s,
-            )
+            ruling = self._recovery.died()
+        self.reason = refusals.lost(
+            self.model.id, reason, status, tail, ruling.deaths, ruling.next_attempt_s
+        )
         refusal = Refusal(
             "model_unavailable",
             f"{self.model.id!r} can't be served: {self.reason}",
-            retry_after_s=self._retry_after_s(),
+            retry_after_s=self._recovery.retry_after_s,
         )
-        self._handle(event, refusal, judgement.verdict)
+        self._handle(event, refusal, ruling.verdict)
 
     def _advance(self, worker: Worker, message: Hello | Ready | LoadFailed) -> None:
         match message:
@@ -377,7 +345,7 @@ class Compartment:
                 # A reading from before the load says nothing any more.
                 worker.footprint = None
                 worker.fingerprint = ready.fingerprint
-                self._reload_s = time.time() - worker.started_at
+                self._tenancy.reload_s = time.time() - worker.started_at
                 self._tasks.start(self._measure(worker), "first reading")
                 self._handle(Event.LOADED, self._unavailable())
                 self._events.emit(
@@ -406,7 +374,7 @@ class Compartment:
         """Why a request can't be served in the present state."""
         if self._lifecycle.holds:
             return refusals.held(self.model.id)
-        retry_after_s = self._retry_after_s()
+        retry_after_s = self._recovery.retry_after_s
         if retry_after_s is None and self.state is not State.FAILED:
             retry_after_s = self._load_s()
         return refusals.unavailable(
@@ -415,12 +383,7 @@ class Compartment:
 
     def _load_s(self) -> int:
         """How long a load takes, by the last one."""
-        return max(_RETRY_AFTER_S, round(self._reload_s))
-
-    def _retry_after_s(self) -> int | None:
-        if self._retry is None:
-            return None
-        return max(1, round(self._retry_at - self._loop.time()))
+        return max(_RETRY_AFTER_S, round(self._tenancy.reload_s))
 
     # The life cycle
 
@@ -464,7 +427,7 @@ class Compartment:
             self._disarm_deadline()
         self._hang = self._hang if self.state is State.DRAINING else None
         if self.state not in (State.BACKOFF, State.FAILED):
-            self._disarm_retry()
+            self._recovery.disarm()
         match self.state:
             case State.WAITING:
                 self.reason = self.failure = None
@@ -477,7 +440,7 @@ class Compartment:
                 self._load_timeouts = 0
                 self._steward.ready(self)
                 now = self._tenancy.ready_at = self._loop.time()
-                self._restart_policy.ready(now)
+                self._recovery.ready()
                 self._hang = HangDetector(
                     now,
                     self._settings.workers.heartbeat_timeout_s,
@@ -625,13 +588,7 @@ class Compartment:
             self._deadline.cancel()
             self._deadline = None
 
-    def _disarm_retry(self) -> None:
-        if self._retry is not None:
-            self._retry.cancel()
-            self._retry = None
-
     def _retry_now(self) -> None:
-        self._retry = None
         self._handle(Event.RETRY, self._unavailable())
 
     def _deadline_passed(self) -> None:
@@ -655,7 +612,7 @@ class Compartment:
             self._handle(Event.DEADLINE, self._unavailable())
 
     def _forget_deaths(self) -> None:
-        self._restart_policy.forget()
+        self._recovery.forget()
         self._tenancy.lost_bytes = 0
         self.traffic.forget_deaths()
         self._load_timeouts = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -12,6 +12,7 @@ from gateway.config.models import find_folder
 from gateway.config.sizes import format_size
 from gateway.dispatch.refusal import Refusal
 from gateway.events import EventLog
+from gateway.memory import explain
 from gateway.memory.admission import Admission, Admit, Claim, Decision, Evict, Refuse
 from gateway.memory.estimate.estimate import PROCESS_BYTES, Estimate, estimate, model_key
 from gateway.memory.estimate.learned import Learned, Measured
@@ -112,9 +113,11 @@ class Steward:
         self.decide_soon()
 
     def ready(self, tenant: Tenant) -> None:
-        self.admission.ready(tenant.model.id, self._loop.time())
-        self.admission.describe(
-            tenant.model.id, pinned=tenant.model.settings.pinned, reload_s=tenant.reload_s
+        self.admission.ready(
+            tenant.model.id,
+            self._loop.time(),
+            pinned=tenant.model.settings.pinned,
+            reload_s=tenant.reload_s,
         )
 
     def ending(self, model_id: str) -> None:
@@ -220,7 +223,7 @@ class Steward:
         for decision in self.admission.decide(self._loop.time()):
             self._perform(decision, claims)
         for claim in self.admission.claims:
-            self._tenants[claim.model_id].reason = self._why_it_waits(claim)
+            self._tenants[claim.model_id].reason = explain.waiting(self.admission, claim)
 
     def _note_all(self) -> None:
         for model_id, tenant in self._tenants.items():
@@ -254,39 +257,8 @@ class Steward:
                     busy=busy,
                 )
                 tenant.evict(f"evicted: {other!r} needs {format_size(needed)}")
-            case Refuse(needed_bytes=needed, possible_bytes=possible):
-                tenant.has_no_room(self._no_room(decision.model_id, needed, possible))
-
-    def _why_it_waits(self, claim: Claim) -> str:
-        ending = [each.model_id for each in self.admission.holders if each.ending]
-        text = (
-            f"it needs {format_size(claim.needed_bytes)} and "
-            f"{format_size(max(0, self.admission.free_bytes))} of "
-            f"{format_size(self.admission.usable_bytes)} are free; {self._who_holds()}"
-        )
-        return f"{text}; {', '.join(ending)} is ending" if ending else text
-
-    def _no_room(self, model_id: str, needed_bytes: int, possible_bytes: int) -> Refusal:
-        return Refusal(
-            "insufficient_memory",
-            f"{model_id!r} needs {format_size(needed_bytes)}, and at most "
-            f"{format_size(max(0, possible_bytes))} of the budget of "
-            f"{format_size(self.admission.budget_bytes)} can be had: {self._who_holds()}. Unload "
-            "what is pinned, raise memory.budget, or lower the model's context_tokens.",
-            lasting=True,
-        )
-
-    def _who_holds(self) -> str:
-        return ", ".join(self._holdings()) or "nothing is held"
-
-    def _holdings(self) -> Iterator[str]:
-        for each in self.admission.holders:
-            note = " (pinned)" if each.pinned else ""
-            yield f"{each.model_id} holds {format_size(each.committed_bytes)}{note}"
-        if self.admission.spare_bytes:
-            yield f"the spare {format_size(self.admission.spare_bytes)}"
-        if self.admission.stranded_bytes:
-            yield f"{format_size(self.admission.stranded_bytes)} are stranded"
+            case Refuse():
+                tenant.has_no_room(explain.no_room(self.admission, decision))
 
 
 def _fitting(model: Model, learned: Learned, most_bytes: int) -> tuple[str, Estimate]:

@@ -23,6 +23,8 @@ class Tenancy:
         # What an earlier worker held and didn't come back.
         self.lost_bytes = 0
         self.ready_at = 0.0
+        # From the start of its process until the model answered, the last time.
+        self.reload_s = 0.0
         self._model = model
         self._traffic = traffic
         self._steward = steward

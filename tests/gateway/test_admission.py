@@ -122,8 +122,7 @@ class World(RuleBasedStateMachine):
             model.running = [each for each in model.running if each.left_s > 0]
             if model.process == "loading" and self.now >= model.until:
                 model.process = "ready"
-                self.admission.ready(model.name, self.now)
-                self.admission.describe(model.name, pinned=model.pinned, reload_s=1.0)
+                self.admission.ready(model.name, self.now, pinned=model.pinned, reload_s=1.0)
             elif model.process == "ending" and self.now >= model.until:
                 self._end(model)
         self._settle()
