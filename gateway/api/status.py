@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 
 from msgspec import Struct
 
+from gateway.memory.reading import Footprint
 from gateway.supervise.compartment import Compartment
 from gateway.supervise.fleet import Fleet
 from gateway.supervise.last_exit import LastExit
@@ -15,22 +17,36 @@ from gateway.version import VERSION
 
 
 class MemoryStatus(Struct):
+    """The machine's memory. Workers', spares', the gateway's, others', stranded and available bytes
+    add up to the total, but for what moves between two readings.
+    """
+
     total_bytes: int
     budget_bytes: int | None
     granted_bytes: int
     footprint_bytes: int | None
+    spare_bytes: int | None
+    gateway_bytes: int | None
+    other_bytes: int | None
     available_bytes: int
     stranded_bytes: int | None
     pressure: str | None
 
 
 class WorkerStatus(Struct):
+    """A process. Of its footprint, the model's weights, the caches of its sequences with what a
+    step computes on, and the buffers that MLX keeps for later are told apart.
+    """
+
     pid: int
     incarnation: int
     started_at: float
     footprint_bytes: int | None
     peak_footprint_bytes: int | None
     granted_bytes: int | None
+    weight_bytes: int | None
+    cache_bytes: int | None
+    buffer_bytes: int | None
     last_step_age_s: float | None
     tokens_per_s: float | None
     prompt_cache_bytes: int | None
@@ -97,24 +113,54 @@ def _worker_status(worker: Worker) -> WorkerStatus:
         footprint_bytes=None if footprint is None else footprint.current_bytes,
         peak_footprint_bytes=None if footprint is None else worker.peak_footprint_bytes,
         granted_bytes=worker.granted_bytes,
+        weight_bytes=worker.weight_bytes,
+        cache_bytes=_cache_bytes(worker),
+        buffer_bytes=None if worker.mlx is None else worker.mlx.cache_bytes,
         last_step_age_s=worker.last_step_age_s,
         tokens_per_s=worker.tokens_per_s,
         prompt_cache_bytes=None,
     )
 
 
+def _cache_bytes(worker: Worker) -> int | None:
+    if worker.mlx is None or worker.weight_bytes is None:
+        return None
+    return max(0, worker.mlx.active_bytes - worker.weight_bytes)
+
+
 def _memory_status(fleet: Fleet) -> MemoryStatus:
     host, admission = fleet.host, fleet.steward.admission
-    workers = fleet.workers
-    footprints = [each.footprint for each in workers]
-    known = [each.current_bytes for each in footprints if each is not None]
+    footprint_bytes = _sum(each.footprint for each in fleet.workers)
+    gateway_bytes = _sum([fleet.footprint])
+    known = [footprint_bytes, gateway_bytes, admission.stranded_bytes, host.available_bytes]
     return MemoryStatus(
         total_bytes=host.total_bytes,
         budget_bytes=admission.budget_bytes,
         granted_bytes=sum(each.granted_bytes for each in admission.holders),
-        # A sum with a worker left out would be a number that looks like an answer.
-        footprint_bytes=sum(known) if len(known) == len(footprints) else None,
+        footprint_bytes=footprint_bytes,
+        spare_bytes=_sum(each.footprint for each in fleet.spares),
+        gateway_bytes=gateway_bytes,
+        other_bytes=_rest(host.total_bytes, known),
         available_bytes=host.available_bytes,
         stranded_bytes=admission.stranded_bytes,
         pressure=host.pressure,
     )
+
+
+def _sum(footprints: Iterable[Footprint | None]) -> int | None:
+    """A sum with one left out would be a number that looks like an answer."""
+    total_bytes = 0
+    for each in footprints:
+        if each is None:
+            return None
+        total_bytes += each.current_bytes
+    return total_bytes
+
+
+def _rest(total_bytes: int, known: list[int | None]) -> int | None:
+    """What is left of the total. Readings of different moments may be more than there is."""
+    for each in known:
+        if each is None:
+            return None
+        total_bytes -= each
+    return max(0, total_bytes)

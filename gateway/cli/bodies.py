@@ -17,6 +17,9 @@ class MemoryReading(Struct, frozen=True):
     granted_bytes: int
     budget_bytes: int | None = None
     footprint_bytes: int | None = None
+    spare_bytes: int | None = None
+    gateway_bytes: int | None = None
+    other_bytes: int | None = None
     stranded_bytes: int | None = None
     pressure: str | None = None
 
@@ -25,6 +28,9 @@ class WorkerReading(Struct, frozen=True):
     pid: int
     footprint_bytes: int | None = None
     granted_bytes: int | None = None
+    weight_bytes: int | None = None
+    cache_bytes: int | None = None
+    buffer_bytes: int | None = None
     last_step_age_s: float | None = None
 
 

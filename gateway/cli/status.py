@@ -15,11 +15,10 @@ from rich.table import Table
 from gateway.cli.bodies import GatewayReading, LastExit, MemoryReading, ModelReading
 from gateway.cli.client import GatewayClient
 from gateway.cli.console import stdout_console
+from gateway.cli.memory_table import UNKNOWN, memory_table, size
 from gateway.cli.options import json_option, reaches_gateway
 from gateway.cli.printable import printable
-from gateway.config.sizes import format_size
 
-_NOTHING: Final = "-"
 _LOG_LINES: Final = 3
 _WATCH_S: Final = 1.0
 _UNITS: Final = ((2 * 86400.0, 86400.0, "d"), (2 * 3600.0, 3600.0, "h"), (120.0, 60.0, "min"))
@@ -57,8 +56,7 @@ def _print(console: Console, reading: GatewayReading, url: str) -> None:
         f"Bulkhead {reading.version} at {url}: {reading.state}, pid {reading.pid}, "
         f"up {_duration(reading.uptime_s)}"
     )
-    for line in _memory_lines(reading.memory):
-        console.print(line)
+    console.print(_budget_line(reading.memory))
     console.print()
     console.print(_table(reading.models))
     for model in reading.models:
@@ -66,27 +64,23 @@ def _print(console: Console, reading: GatewayReading, url: str) -> None:
             console.print(remark)
         for line in _last_words(model):
             console.print(line, no_wrap=True, overflow="ellipsis")
+    console.print()
+    console.print(memory_table(reading))
 
 
-def _memory_lines(memory: MemoryReading) -> Iterator[str]:
-    """The machine's memory by who holds it, in numbers that add up to the total."""
-    held, stranded = memory.footprint_bytes or 0, memory.stranded_bytes or 0
-    # What is read at different moments may differ by more than there is.
-    others = max(0, memory.total_bytes - held - stranded - memory.available_bytes)
-    yield (
-        f"Memory {_size(memory.total_bytes)}: workers {_size(memory.footprint_bytes)}, "
-        f"others {_size(others)}, stranded {_size(stranded)}, "
-        f"available {_size(memory.available_bytes)}"
-    )
+def _budget_line(memory: MemoryReading) -> str:
     pressure = "" if memory.pressure is None else f"; pressure {memory.pressure}"
-    yield (f"Budget {_size(memory.budget_bytes)}: granted {_size(memory.granted_bytes)}{pressure}")
+    return (
+        f"Budget {size(memory.budget_bytes)}: workers hold {size(memory.footprint_bytes)}, "
+        f"models are granted {size(memory.granted_bytes)}{pressure}"
+    )
 
 
 def _table(models: tuple[ModelReading, ...]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("model", overflow="fold")
     table.add_column("state", no_wrap=True)
-    for heading in ("pid", "holds", "granted", "active", "queued", "restarts", "last step"):
+    for heading in ("pid", "active", "queued", "restarts", "last step"):
         table.add_column(heading, justify="right", no_wrap=True)
     for model in models:
         worker = model.worker
@@ -94,13 +88,11 @@ def _table(models: tuple[ModelReading, ...]) -> Table:
         table.add_row(
             printable(model.id),
             model.state,
-            _NOTHING if worker is None else str(worker.pid),
-            _NOTHING if worker is None else _size(worker.footprint_bytes),
-            _NOTHING if worker is None else _size(worker.granted_bytes),
+            UNKNOWN if worker is None else str(worker.pid),
             str(model.active_requests),
             str(model.queue_depth),
             str(model.restarts),
-            _NOTHING if step_age_s is None else _duration(step_age_s),
+            UNKNOWN if step_age_s is None else _duration(step_age_s),
         )
     return table
 
@@ -127,10 +119,6 @@ def _exit(last_exit: LastExit) -> str:
     how = f"by {last_exit.signal}" if last_exit.signal else f"with code {last_exit.code}"
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last_exit.at))
     return f"the last worker ended {how} at {at}: {last_exit.reason}"
-
-
-def _size(size_bytes: int | None) -> str:
-    return _NOTHING if size_bytes is None else format_size(size_bytes)
 
 
 def _duration(seconds: float) -> str:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
-from typing import Final
 
 from msgspec import Struct
 
@@ -17,10 +15,6 @@ from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
 from gateway.events import EventLog, Kind
 from protocol.messages import Cancel, Message, Output, Rendered, RequestFailed
-
-logger = logging.getLogger(__name__)
-
-_RETRY_AFTER_S: Final = 5
 
 
 class Connection(Struct, frozen=True):
@@ -51,7 +45,9 @@ class Traffic:
         max_concurrency: int,
         events: EventLog,
         changed: Callable[[], None],
+        retry_after_s: Callable[[], int],
     ) -> None:
+        """`retry_after_s` tells those that find no place when there may be one."""
         self.last_used_at: float | None = None
         self.last_used = 0.0
         self.keep_alive_s: float | None = None
@@ -63,6 +59,7 @@ class Traffic:
         self._quarantine = Quarantine()
         self._events = events
         self._changed = changed
+        self._retry_after_s = retry_after_s
         self._connection: Connection | None = None
         self._draining = False
         self._loop = asyncio.get_running_loop()
@@ -103,7 +100,7 @@ class Traffic:
                 "queue_full",
                 f"{self._depth} requests wait for {self._model_id!r} already, as many as its queue "
                 "holds: try again later.",
-                retry_after_s=_RETRY_AFTER_S,
+                retry_after_s=self._retry_after_s(),
             )
             raise self._turned_away(request, refusal) from None
         self._note_use(request)
@@ -124,7 +121,7 @@ class Traffic:
                     "deadline_exceeded",
                     f"The request waited for {self._model_id!r} until its deadline passed; "
                     "X-Deadline-S sets another.",
-                    retry_after_s=_RETRY_AFTER_S,
+                    retry_after_s=self._retry_after_s(),
                 ),
             )
         for request in self._queue:

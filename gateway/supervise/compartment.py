@@ -84,6 +84,7 @@ class Compartment:
             model.settings.max_concurrency,
             events,
             self._notify,
+            self._load_s,
         )
         self.worker: Worker | None = None
         self.last_exit: LastExit | None = None

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from gateway.memory.estimate.estimate import PROCESS_BYTES
 from gateway.memory.estimate.learned import Learned
 from gateway.memory.footprint import FootprintError, footprint
 from gateway.memory.host import host_memory, resident_bytes
+from gateway.memory.reading import Footprint
 from gateway.memory.stranded import Reading, Stranded
 from gateway.memory.stranded_record import read_stranded, write_stranded
 from gateway.state_dir import StateDir
@@ -106,6 +108,8 @@ class Fleet:
             for alias in compartment.model.settings.aliases:
                 self._by_name[alias] = compartment
         self.host = host_memory()
+        # The gateway's own.
+        self.footprint: Footprint | None = None
         self._tasks = Tasks("fleet")
         # One thread: readings may be slow, and must not take the threads that others wait for.
         self._reader = ThreadPoolExecutor(1, "footprints")
@@ -120,10 +124,14 @@ class Fleet:
                 compartment.preload()
 
     @property
+    def spares(self) -> list[Worker]:
+        return self._starter.spares
+
+    @property
     def workers(self) -> list[Worker]:
         """Every worker, spares among them."""
         models = (each.worker for each in self.compartments.values())
-        return [*(each for each in models if each is not None), *self._starter.spares]
+        return [*(each for each in models if each is not None), *self.spares]
 
     def now(self) -> float:
         """The clock of deadlines, in seconds."""
@@ -220,9 +228,12 @@ class Fleet:
             await asyncio.sleep(_READING_S)
             loop = asyncio.get_running_loop()
             self.host = await loop.run_in_executor(self._reader, host_memory)
+            self.footprint = await self._read_footprint(os.getpid())
             for worker in self.workers:
                 worker.count_tokens()
-                await self._read_footprint(worker)
+                reading = await self._read_footprint(worker.pid)
+                if reading is not None:
+                    worker.note_footprint(reading)
             for compartment in self.compartments.values():
                 if compartment.worker is not None:
                     compartment.note_footprint(compartment.worker)
@@ -244,15 +255,14 @@ class Fleet:
             )
         )
 
-    async def _read_footprint(self, worker: Worker) -> None:
+    async def _read_footprint(self, pid: int) -> Footprint | None:
         loop = asyncio.get_running_loop()
         try:
-            reading = await loop.run_in_executor(self._reader, footprint, worker.pid)
+            return await loop.run_in_executor(self._reader, footprint, pid)
         except FootprintError as error:
-            if not worker.ended.is_set():
-                logger.debug("No footprint of worker %d: %s", worker.pid, error)
-        else:
-            worker.note_footprint(reading)
+            # It may just have ended.
+            logger.debug("No footprint of process %d: %s", pid, error)
+            return None
 
 
 def _shutting_down() -> Refusal:

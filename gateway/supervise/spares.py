@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final
 
 from gateway.events import EventLog
@@ -58,8 +58,8 @@ class Spares:
         self._tasks = Tasks("spares")
 
     @property
-    def workers(self) -> Iterable[Worker]:
-        return tuple(self._spares)
+    def workers(self) -> list[Worker]:
+        return list(self._spares)
 
     def take(self) -> tuple[Worker, Hello] | None:
         """A spare to adopt, with what it said of itself; None if there is none in good health."""

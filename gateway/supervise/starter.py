@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterable
 
 import zmq
 
@@ -43,7 +42,7 @@ class Starter:
         )
 
     @property
-    def spares(self) -> Iterable[Worker]:
+    def spares(self) -> list[Worker]:
         return self._spares.workers
 
     def start(self, model: Model, log: WorkerLog, supervisor: Supervisor) -> Worker:

@@ -19,7 +19,15 @@ from gateway.supervise.link import Link
 from gateway.supervise.process import ExitStatus, WorkerProcess
 from gateway.supervise.records import WorkerRecords
 from gateway.supervise.worker_log import WorkerLog
-from protocol.messages import Heartbeat, Message, Output, Stop, WorkerMessage
+from protocol.messages import (
+    Heartbeat,
+    Message,
+    MlxMemory,
+    Output,
+    Ready,
+    Stop,
+    WorkerMessage,
+)
 from protocol.signals import DUMP_STACKS
 
 logger = logging.getLogger(__name__)
@@ -70,6 +78,9 @@ class Worker:
         self.footprint: Footprint | None = None
         self.peak_footprint_bytes = 0
         self.granted_bytes: int | None = None
+        # What its model takes of it, and MLX's own account; known once it is loaded.
+        self.weight_bytes: int | None = None
+        self.mlx: MlxMemory | None = None
         # Right after its load; and what was last remembered of it.
         self.idle_bytes: int | None = None
         self.learned: tuple[int, int | None] | None = None
@@ -187,8 +198,13 @@ class Worker:
             case Output(deltas=deltas):
                 self._last_step_at = self._loop.time()
                 self._tokens += sum(len(delta.token_ids) for delta in deltas)
-            case Heartbeat(step_age_s=age_s) if age_s is not None:
-                self._last_step_at = self._loop.time() - age_s
+            case Heartbeat(step_age_s=age_s, memory=memory):
+                self.mlx = memory
+                if age_s is not None:
+                    self._last_step_at = self._loop.time() - age_s
+            case Ready(weight_bytes=weight_bytes, memory=memory):
+                self.weight_bytes = weight_bytes
+                self.mlx = memory
             case _:
                 pass
         self._supervisor.worker_said(self, message)

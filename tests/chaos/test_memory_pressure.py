@@ -25,11 +25,13 @@ SAFE_S = 20.0
 
 
 class Sampler:
-    """The sum of the footprints of all workers, sampled as often as it can be."""
+    """The sums of the footprints of all workers and of their own peaks, sampled often."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.highest_bytes = 0
+        self.highest_peaks_bytes = 0
         self.count = 0
+        self._peaks: dict[int, int] = {}
         self._gateway = gateway
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._sample)
@@ -46,7 +48,10 @@ class Sampler:
         children = Path(f"/proc/{self._gateway.pid}/task/{self._gateway.pid}/children")
         while not self._over.wait(BETWEEN_SAMPLES_S):
             pids = [int(each) for task in _tasks(children) for each in task]
-            self.highest_bytes = max(self.highest_bytes, sum(map(_footprint_bytes, pids)))
+            held = {pid: _footprint_bytes(pid) for pid in pids}
+            self._peaks = {pid: max(self._peaks.get(pid, 0), held[pid]) for pid in pids}
+            self.highest_bytes = max(self.highest_bytes, sum(held.values()))
+            self.highest_peaks_bytes = max(self.highest_peaks_bytes, sum(self._peaks.values()))
             self.count += 1
 
 
@@ -158,7 +163,7 @@ def test_five_models_where_two_fit(
         status = gateway.status()
     assert not clients.problems, clients.problems[:3]
     assert clients.answers > 16
-    assert sampler.highest_bytes <= budget
+    assert sampler.highest_bytes <= sampler.highest_peaks_bytes <= budget
     assert status["memory"]["granted_bytes"] <= budget
     evictions = gateway.log.count("event=evict")
     assert evictions > 2
@@ -167,6 +172,7 @@ def test_five_models_where_two_fit(
         evictions=evictions,
         restarts=sum(each["restarts"] for each in status["models"]),
         highest_sum=f"{sampler.highest_bytes / 1e6:.0f} of {budget / 1e6:.0f} MB",
+        highest_sum_of_peaks=f"{sampler.highest_peaks_bytes / 1e6:.0f} MB",
         samples=sampler.count,
         longest_answer=f"{clients.longest_s:.1f} s",
     )

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+from typing import Any
 
 from tests.cli.canned import CannedGateway
 from tests.cli.terminal import bulkhead, started, terminal
@@ -19,9 +20,35 @@ def test_shows_gateway_memory_and_models_in_plain_text(gateway: Gateway) -> None
     lines = done.stdout.splitlines()
     assert all(len(line) <= 80 for line in lines)
     assert f"serving, pid {gateway.pid}" in lines[0]
-    assert re.match(r"Memory [\d.]+ GB: workers [\d.]+ MB, others .*, available ", lines[1])
-    assert re.match(r"Budget [\d.]+ GB: granted [\d.]+ MB; pressure normal$", lines[2])
-    assert lines[5].split()[:3] == ["demo", "ready", str(pid)]
+    budget = (
+        r"Budget [\d.]+ GB: workers hold [\d.]+ MB, models are granted [\d.]+ MB; pressure \w+$"
+    )
+    assert re.match(budget, lines[1])
+    assert lines[4].split()[:3] == ["demo", "ready", str(pid)]
+    table = lines[lines.index("") + 4 :]
+    assert table[0].split()[0] == "memory"
+
+
+def test_the_rows_of_memory_add_up_to_the_total(gateway: Gateway) -> None:
+    gateway.load()
+    memory = eventually(lambda: _complete(gateway.status()["memory"]))
+    assert memory["spare_bytes"] == 0
+    held = sum(
+        memory[f"{each}_bytes"]
+        for each in ("footprint", "gateway", "other", "stranded", "available")
+    )
+    assert held == memory["total_bytes"]
+    worker = gateway.model()["worker"]
+    told = sum(worker[f"{each}_bytes"] for each in ("weight", "cache", "buffer"))
+    assert 0 < worker["weight_bytes"] <= told < worker["footprint_bytes"]
+    shown = bulkhead("status", url=gateway.url).stdout
+    for row in ("demo", "(spare workers)", "(gateway)", "(other programs)", "(stranded)", "total"):
+        assert f"\n{row} " in shown
+
+
+def _complete(memory: dict[str, Any]) -> dict[str, Any] | None:
+    """Once everything has been read."""
+    return None if None in memory.values() else memory
 
 
 def test_takes_the_address_as_an_option(gateway: Gateway) -> None:
@@ -97,7 +124,9 @@ def test_what_others_wrote_is_shown_as_text(canned: CannedGateway) -> None:
     assert "[bold]" in done.stdout
     assert ":smile: [red]not red[/red]" in done.stdout
     assert "Budget 48.0 GB" in done.stdout
-    assert ", stranded 3.0 GB, available 9.0 GB\n" in done.stdout
+    assert re.search(
+        r"^\(stranded\) +3\.0 GB\s*\n\(available\) +9\.0 GB\s*\ntotal +64\.0 GB", done.stdout, re.M
+    )
     assert "the last worker ended with code 7 at " in done.stdout.replace(" \n", " ")
     assert "| one" not in done.stdout
     assert "  | three\n  | [31mfour xxx" in done.stdout
