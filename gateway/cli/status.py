@@ -59,6 +59,8 @@ def _print(console: Console, reading: GatewayReading, url: str) -> None:
     console.print(_budget_line(reading.memory))
     console.print()
     console.print(_table(reading.models))
+    if any(next(_remarks(each), None) for each in reading.models):
+        console.print()
     for model in reading.models:
         for remark in _remarks(model):
             console.print(remark)
@@ -99,9 +101,9 @@ def _table(models: tuple[ModelReading, ...]) -> Table:
 
 def _remarks(model: ModelReading) -> Iterator[str]:
     if model.reason is not None:
-        yield printable(f"\n{model.id}: {model.reason}")
+        yield printable(f"{model.id}: {model.reason}")
     if _died(model.last_exit):
-        yield printable(f"\n{model.id}: {_exit(model.last_exit)}")
+        yield printable(f"{model.id}: {_exit(model.last_exit)}")
 
 
 def _last_words(model: ModelReading) -> Iterator[str]:

@@ -448,9 +448,11 @@ class Compartment:
                     self._settings.workers.stall_timeout_s,
                 )
             case State.DRAINING:
+                self.reason = self._end_reason
                 self._steward.ending(self.model.id)
                 self._arm_deadline(self._settings.gateway.drain_s)
             case State.STOPPING:
+                self.reason = self.reason or self._end_reason
                 self._steward.ending(self.model.id)
             case State.BACKOFF | State.FAILED | State.HELD:
                 self._load_ordered = False
@@ -503,6 +505,7 @@ class Compartment:
             self._crashed = False
         try:
             self.worker = self._starter.start(self.model, self.log, self)
+            self.worker.granted_bytes = self._tenancy.granted_bytes
         except (FileNotFoundError, PermissionError) as error:
             self._steward.gone(self.model.id, 0)
             self.reason = f"no worker can be started: {error}"
@@ -528,13 +531,12 @@ class Compartment:
         await self._measure(worker)
         baseline_bytes = _held_bytes(worker) or 0
         if worker is self.worker and self.state is State.LOADING:
-            worker.granted_bytes = self._tenancy.granted_bytes
             worker.send(
                 Load(
                     path=self.model.source,
                     max_concurrency=self.model.settings.max_concurrency,
                     context_tokens=self.model.settings.context_tokens,
-                    grant_bytes=self._tenancy.granted_bytes,
+                    grant_bytes=worker.granted_bytes,
                     baseline_bytes=baseline_bytes,
                     working_bytes=self._steward.working_bytes(self.model.id),
                 )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -142,14 +144,27 @@ def test_two_that_do_not_fit_together_are_never_loaded_together(
 ) -> None:
     needed = _needed(start_gateway, folder)
     running = start_gateway(*_budget(needed * 1.9), models=(), config=_models(folder, "a", "b"))
+    together = threading.Barrier(2)
+
+    def load(name: str) -> None:
+        together.wait(10)
+        running.order("load", name, wait=False).raise_for_status()
+
+    def one_waits() -> bool:
+        status = running.status()
+        models = status["models"]
+        assert sum(each["worker"] is not None for each in models) <= 1
+        assert status["memory"]["granted_bytes"] <= status["memory"]["budget_bytes"]
+        alive = [each["worker"] is not None for each in models]
+        waiting = [
+            each["state"] == "waiting" and "needs" in (each["reason"] or "") for each in models
+        ]
+        return any(alive) and any(waiting)
+
     for _ in range(rounds):
-        for name in ("a", "b"):
-            running.order("load", name, wait=False)
-        for _ in range(20):
-            status = running.status()
-            alive = [each for each in status["models"] if each["worker"] is not None]
-            assert len(alive) <= 1
-            assert status["memory"]["granted_bytes"] <= status["memory"]["budget_bytes"]
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(load, ("a", "b")))
+        eventually(one_waits)
         for name in ("a", "b"):
             running.order("unload", name, force=True).raise_for_status()
         eventually(lambda: all(each["worker"] is None for each in running.status()["models"]))
