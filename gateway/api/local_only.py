@@ -6,16 +6,14 @@ Origin, or, after DNS rebinding, a Host that isn't ours.
 
 from __future__ import annotations
 
-from typing import Final
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.api.errors import error_response
+from gateway.config.loopback import LOOPBACK_NAMES
 from gateway.dispatch.refusal import Refusal
-
-LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class LocalOnly:

@@ -6,6 +6,7 @@ import logging
 import os
 import resource
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -13,9 +14,7 @@ import click
 import psutil
 
 from gateway import server
-from gateway.api.local_only import LOOPBACK_NAMES
-from gateway.config.models import check_allowed, locate
-from gateway.config.read import read_settings
+from gateway.config.read import read_configuration
 from gateway.config.settings import ConfigError, Flags, Settings
 from gateway.config.sizes import parse_size
 from gateway.memory.device import recommended_working_set_bytes
@@ -63,48 +62,27 @@ def command(log_level: str, **flags: object) -> None:
         stream=sys.stderr,
     )
     try:
-        settings = read_settings(Flags(**flags), os.environ)  # type: ignore[arg-type]
+        configuration = read_configuration(Flags(**flags), os.environ)  # type: ignore[arg-type]
     except ConfigError as error:
         _fail(error.mistakes, status=2)
-    models = _models(settings)
-    host = settings.gateway.host
-    if host not in LOOPBACK_NAMES:
-        _fail(
-            [
-                f"The host {host} is not loopback: without API keys the gateway listens on "
-                "127.0.0.1, ::1 or localhost only."
-            ],
-            status=2,
-        )
-    _raise_file_limit()
-    state_dir = StateDir(Path(settings.gateway.state_dir or default_state_dir()))
-    try:
-        state_dir.acquire()
-        listener = server.bind(host, settings.gateway.port)
-    except (StateDirError, server.PortTakenError) as error:
-        _fail([str(error)], status=1)
-    server.run(models, settings, _budget_bytes(settings, state_dir), state_dir, listener)
-
-
-def _models(settings: Settings) -> list[Model]:
+    settings = configuration.settings
     if not settings.models:
         _fail(
             ["No model was given. Try the one that comes along: bulkhead serve --model demo"],
             status=2,
         )
-    models = []
-    mistakes = []
-    for model_id, model in settings.models.items():
-        try:
-            located = locate(model.path)
-            if settings.gateway.allow:
-                check_allowed(located, settings.gateway.allow)
-            models.append(Model(model_id, located, model))
-        except ValueError as error:
-            mistakes.append(f"{model_id}: {error}")
-    if mistakes:
-        _fail(mistakes, status=2)
-    return models
+    models = [
+        Model(model_id, configuration.located[model_id], model)
+        for model_id, model in settings.models.items()
+    ]
+    _raise_file_limit()
+    state_dir = StateDir(Path(settings.gateway.state_dir or default_state_dir()))
+    try:
+        state_dir.acquire()
+        listener = server.bind(settings.gateway.host, settings.gateway.port)
+    except (StateDirError, server.PortTakenError) as error:
+        _fail([str(error)], status=1)
+    server.run(models, settings, _budget_bytes(settings, state_dir), state_dir, listener)
 
 
 def _raise_file_limit() -> None:
@@ -128,7 +106,7 @@ def _budget_bytes(settings: Settings, state_dir: StateDir) -> int:
     return max(0, min(total_bytes, recommended_bytes) - parse_size(settings.memory.headroom))
 
 
-def _fail(mistakes: list[str], *, status: int) -> NoReturn:
+def _fail(mistakes: Iterable[object], *, status: int) -> NoReturn:
     for mistake in mistakes:
         click.echo(f"bulkhead: {mistake}", err=True)
     sys.exit(status)

@@ -70,6 +70,23 @@ def locate(source: str) -> str:
     return source
 
 
+def check_holds_model(located: str) -> None:
+    """Whether a located model has a configuration to load it by.
+
+    Raises:
+        ValueError: with a sentence for the operator.
+    """
+    try:
+        folder = find_folder(located)
+    except OSError:
+        raise ValueError(
+            f"{located} is in the Hugging Face cache without its revision main: download it with "
+            f"`hf download {located}`."
+        ) from None
+    if not os.path.isfile(folder / "config.json"):  # noqa: PTH113 - this one never raises.
+        raise ValueError(f"{folder} holds no model: there is no config.json.")
+
+
 def check_allowed(located: str, allowed: Iterable[str]) -> None:
     """Whether a located model is in one of the allowed folders, or a repository that matches.
 

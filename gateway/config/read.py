@@ -1,173 +1,271 @@
-"""File, environment and flags to one `Settings`; every mistake at once."""
+"""File, environment and flags to one configuration; every mistake at once."""
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
 
 import msgspec
 import platformdirs
 
-from gateway.config.models import model_from_flag
-from gateway.config.settings import ConfigError, Flags, ModelSettings, Section, Settings
-from gateway.config.sizes import parse_size
+from gateway.config.keys import (
+    KEYS,
+    MODEL_KEYS,
+    MODELS,
+    SECTIONS,
+    TABLES,
+    Definition,
+    label,
+    nearest,
+)
+from gateway.config.kinds import UnexpectedError, toml_text
+from gateway.config.locations import Locations, Place
+from gateway.config.mistakes import Mistake, Source
+from gateway.config.models import check_allowed, check_holds_model, locate, model_from_flag
+from gateway.config.rules import complaints
+from gateway.config.settings import ConfigError, Flags, ModelSettings, Settings
+from gateway.config.toml_file import Document, UnreadableError, read_document
 
-# File names have 255 bytes on either system, and a suffix follows.
-_LONGEST_ID: Final = 200
+_NO_DOCUMENT: Final = Document("", {}, {})
+_SHOWN_CHARACTERS: Final = 40
+
+
+class Configuration(msgspec.Struct, frozen=True, kw_only=True):
+    """What is in force, and why.
+
+    `file` is the one that was read. `located` has what a worker is to load, by the model's id.
+    `sources` has the keys that were given: the others have their defaults.
+    """
+
+    settings: Settings
+    file: Path | None
+    located: dict[str, str]
+    sources: dict[Place, Source]
+
+    def source(self, place: Place) -> Source:
+        return self.sources.get(place, Source("default"))
 
 
 def read_settings(flags: Flags, environment: Mapping[str, str]) -> Settings:
-    """The configuration in force: flags go before the environment, and that before the file.
+    """The settings in force: flags go before the environment, and that before the file.
+
+    Whether the models are there is not asked.
 
     Raises:
         ConfigError: with every mistake found.
     """
-    path, required = _config_path(flags, environment)
-    draft = _Draft(path, _read_file(path, required=required))
-    # A variable that is set to nothing is one that isn't set.
-    state_dir = environment.get("BULKHEAD_STATE_DIR") or None
-    draft.overlay("BULKHEAD_STATE_DIR", "gateway", "state_dir", state_dir)
-    flagged_dir = None if flags.state_dir is None else str(flags.state_dir)
-    draft.overlay("--state-dir", "gateway", "state_dir", flagged_dir)
-    draft.overlay("--host", "gateway", "host", flags.host)
-    draft.overlay("--port", "gateway", "port", flags.port)
-    draft.overlay("--memory-budget", "memory", "budget", flags.memory_budget)
-    draft.overlay("--spare", "workers", "spare", flags.spare)
-    for text in flags.models:
-        draft.add_model(*model_from_flag(text))
-    return draft.settings()
+    draft = _Draft(flags, environment)
+    settings = draft.settings()
+    draft.raise_mistakes()
+    return settings
 
 
-def _config_path(flags: Flags, environment: Mapping[str, str]) -> tuple[Path, bool]:
-    if flags.config is not None:
-        return flags.config, True
-    if path := environment.get("BULKHEAD_CONFIG"):
-        return Path(path), True
-    return platformdirs.user_config_path("bulkhead") / "config.toml", False
+def read_configuration(flags: Flags, environment: Mapping[str, str]) -> Configuration:
+    """The same with the places of the models, which must be there, and each value's source.
 
-
-def _read_file(path: Path, *, required: bool) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        if required:
-            raise ConfigError([f"There is no configuration file {path}."]) from None
-        return {}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError([f"{path} can't be read: {error}"]) from error
+    Raises:
+        ConfigError: with every mistake found.
+    """
+    draft = _Draft(flags, environment)
+    settings = draft.settings()
+    located = draft.locate_models(settings)
+    draft.raise_mistakes()
+    return Configuration(
+        settings=settings, file=draft.file, located=located, sources=draft.sources()
+    )
 
 
 class _Draft:
     """Tables on their way to settings, where each value came from, and what is wrong."""
 
-    def __init__(self, path: Path, tables: dict[str, Any]) -> None:
-        self._path = path
-        self._tables = tables
-        self._origins: dict[str, str] = {}
-        self._mistakes: list[str] = []
+    def __init__(self, flags: Flags, environment: Mapping[str, str]) -> None:
+        self._mistakes: list[Mistake] = []
+        self._origins: dict[Place, Source] = {}
+        self._given: list[Place] = []
+        self._wrong: set[Place] = set()
+        self.file: Path | None = None
+        self._document = self._read_file(flags, environment)
+        self._tables = self._document.tables
+        # A variable that is set to nothing is one that isn't set.
+        variable = Source("environment", "BULKHEAD_STATE_DIR")
+        self._overlay(variable, "gateway", "state_dir", environment.get(variable.name) or None)
+        flagged_dir = None if flags.state_dir is None else str(flags.state_dir)
+        self._overlay(Source("flag", "--state-dir"), "gateway", "state_dir", flagged_dir)
+        self._overlay(Source("flag", "--host"), "gateway", "host", flags.host)
+        self._overlay(Source("flag", "--port"), "gateway", "port", flags.port)
+        self._overlay(Source("flag", "--memory-budget"), "memory", "budget", flags.memory_budget)
+        self._overlay(Source("flag", "--spare"), "workers", "spare", flags.spare)
+        for text in flags.models:
+            self._add_model(text)
 
-    def overlay(self, origin: str, table: str, key: str, value: object) -> None:
+    def settings(self) -> Settings:
+        """The settings, with defaults in place of what is wrong."""
+        sections: dict[str, Any] = {}
+        models: dict[str, ModelSettings] = {}
+        for name, table in self._tables.items():
+            if name not in TABLES:
+                self._complain((name,), _unknown("table", name, TABLES))
+            elif not isinstance(table, dict):
+                self._complain((name,), f"expected a table, as in [{name}]")
+            elif name == MODELS:
+                models = {model_id: self._model(model_id, each) for model_id, each in table.items()}
+            else:
+                sections[name] = SECTIONS[name](**self._values((name,), KEYS[name], table))
+        settings = Settings(**sections, models=models)
+        for place, message in complaints(settings):
+            self._complain(place, message)
+        return settings
+
+    def locate_models(self, settings: Settings) -> dict[str, str]:
+        """What the workers are to load; not for models whose path is known to be wrong."""
+        located = {}
+        for model_id, model in settings.models.items():
+            place = (MODELS, model_id, "path")
+            if place in self._wrong:
+                continue
+            try:
+                located[model_id] = locate(model.path)
+                check_holds_model(located[model_id])
+                if settings.gateway.allow:
+                    check_allowed(located[model_id], settings.gateway.allow)
+            except ValueError as error:
+                self._complain(place, str(error))
+        return located
+
+    def sources(self) -> dict[Place, Source]:
+        return {place: self._source(place) for place in self._given}
+
+    def raise_mistakes(self) -> None:
+        if self._mistakes:
+            raise ConfigError(sorted(self._mistakes, key=lambda each: each.source.line or 0))
+
+    def _read_file(self, flags: Flags, environment: Mapping[str, str]) -> Document:
+        if flags.config is not None:
+            path, named_by = flags.config, Source("flag", "--config")
+        elif variable := environment.get("BULKHEAD_CONFIG"):
+            path, named_by = Path(variable), Source("environment", "BULKHEAD_CONFIG")
+        else:
+            path, named_by = platformdirs.user_config_path("bulkhead") / "config.toml", None
+        try:
+            document = read_document(path)
+        except FileNotFoundError:
+            if named_by is not None:
+                self._mistakes.append(Mistake(named_by, "", f"There is no file {path}."))
+            return _NO_DOCUMENT
+        except UnreadableError as error:
+            self._mistakes.append(Mistake(Source("file", str(path)), "", f"{error}."))
+            return _NO_DOCUMENT
+        self.file = path
+        for line, message in document.broken.items():
+            self._mistakes.append(Mistake(Source("file", str(path), line), "", f"{message}."))
+        return document
+
+    def _overlay(self, origin: Source, table: str, key: str, value: object) -> None:
         """Put a value of the command line or the environment over the file's."""
         if value is None:
             return
         section = self._tables.setdefault(table, {})
         if isinstance(section, dict):
             section[key] = value
-            self._origins[f"{table}.{key}"] = origin
+            self._origins[table, key] = origin
 
-    def add_model(self, model_id: str, source: str) -> None:
-        models = self._tables.setdefault("models", {})
+    def _add_model(self, text: str) -> None:
+        model_id, path = model_from_flag(text)
+        models = self._tables.setdefault(MODELS, {})
         if not isinstance(models, dict):
             return
+        flag = Source("flag", f"--model {text}")
         if model_id in models:
             self._mistakes.append(
-                f"Two models have the id {model_id!r}: give one of them another, as in "
-                f"--model {source}=OTHER_ID."
-            )
-        models[model_id] = {"path": source}
-
-    def settings(self) -> Settings:
-        """The settings, or a ConfigError with every mistake.
-
-        Keys are converted one by one, since msgspec stops at a document's first mistake.
-        """
-        known = {each.encode_name: each.type for each in msgspec.structs.fields(Settings)}
-        sections: dict[str, Any] = {}
-        for name, table in self._tables.items():
-            if name not in known:
-                self._complain(name, f"unknown table; known are {', '.join(known)}")
-            elif not isinstance(table, dict):
-                self._complain(name, f"it must be a table, as in [{name}]")
-            elif name == "models":
-                sections[name] = {
-                    model_id: self._section(ModelSettings, values, f'models."{model_id}"')
-                    for model_id, values in table.items()
-                }
-            else:
-                sections[name] = self._section(known[name], table, name)
-        if not self._mistakes:
-            settings = Settings(**sections)
-            self._check_sizes(settings)
-            self._check_ids(settings)
-            self._check_aliases(settings)
-        if self._mistakes:
-            raise ConfigError(self._mistakes)
-        return settings
-
-    def _section(self, kind: type[Section], table: object, name: str) -> Section | None:
-        if not isinstance(table, dict):
-            self._complain(name, f"it must be a table, as in [{name}]")
-            return None
-        fields = {each.encode_name: each for each in msgspec.structs.fields(kind)}
-        values = {}
-        before = len(self._mistakes)
-        for key, value in table.items():
-            if key not in fields:
-                self._complain(f"{name}.{key}", f"unknown key; known are {', '.join(fields)}")
-                continue
-            try:
-                values[key] = msgspec.convert(value, fields[key].type)
-            except msgspec.ValidationError as error:
-                self._complain(f"{name}.{key}", f"{value!r}: {error}")
-        for key, field in fields.items():
-            if field.required and key not in table:
-                self._complain(f"{name}.{key}", "it is missing")
-        return kind(**values) if len(self._mistakes) == before else None
-
-    def _check_sizes(self, settings: Settings) -> None:
-        memory = settings.memory
-        for key, value, total in (
-            ("budget", memory.budget, 1),
-            ("headroom", memory.headroom, None),
-        ):
-            if (key, value) == ("budget", "auto"):
-                continue
-            try:
-                parse_size(value, total)
-            except ValueError as error:
-                self._complain(f"memory.{key}", str(error))
-
-    def _check_ids(self, settings: Settings) -> None:
-        for model_id in settings.models:
-            if not 0 < len(quote(model_id, safe="")) <= _LONGEST_ID:
-                self._complain(
-                    f'models."{model_id[:40]}"',
-                    f"an id has 1 to {_LONGEST_ID} characters, as log files are named after it "
-                    "(others than ASCII count several times)",
+                Mistake(
+                    flag,
+                    label((MODELS, model_id)),
+                    f"two models have this id: give one of them another, as in "
+                    f"--model {path}=OTHER_ID.",
                 )
+            )
+            return
+        models[model_id] = {"path": path}
+        self._origins[MODELS, model_id] = flag
 
-    def _check_aliases(self, settings: Settings) -> None:
-        taken = {model_id: model_id for model_id in settings.models}
-        for model_id, model in settings.models.items():
-            for alias in model.aliases:
-                if alias in taken:
+    def _model(self, model_id: str, table: object) -> ModelSettings:
+        place = (MODELS, model_id)
+        if not isinstance(table, dict):
+            self._complain(place, f"expected a table, as in [{label(place)}]")
+            self._wrong.add((*place, "path"))
+            table = {"path": ""}
+        return ModelSettings(**{"path": "", **self._values(place, MODEL_KEYS, table)})
+
+    def _values(
+        self, table: Place, definitions: Mapping[str, Definition], given: dict[str, Any]
+    ) -> dict[str, Any]:
+        values = {}
+        for name, value in given.items():
+            place = (*table, name)
+            if name not in definitions:
+                self._complain(place, _unknown("key", name, definitions))
+                continue
+            kind = definitions[name].kind
+            try:
+                values[name] = kind.read(value)
+                self._given.append(place)
+            except UnexpectedError as error:
+                element = place if error.index is None else (*place, error.index)
+                self._complain(element, f"expected {kind.expected}, not {_shown(error.value)}")
+        for name, definition in definitions.items():
+            if definition.required and name not in values:
+                self._wrong.add((*table, name))
+                # It may be in a line that can't be read.
+                if name not in given and not self._document.broken:
                     self._complain(
-                        f'models."{model_id}".aliases', f"{alias!r} already names {taken[alias]!r}"
+                        (*table, name), f"it is missing; expected {definition.kind.expected}"
                     )
-                taken[alias] = model_id
+        return values
 
-    def _complain(self, key: str, what: str) -> None:
-        self._mistakes.append(f"{self._origins.get(key, f'{self._path}: {key}')}: {what}.")
+    def _complain(self, place: Place, message: str) -> None:
+        self._mistakes.append(Mistake(self._source(place), label(place), _sentence(message)))
+
+    def _source(self, place: Place) -> Source:
+        for length in range(len(place), 0, -1):
+            if origin := self._origins.get(place[:length]):
+                return origin
+        return Source("file", str(self.file), self._locations.line(place))
+
+    @functools.cached_property
+    def _locations(self) -> Locations:
+        return Locations(self._document.text)
+
+
+def _sentence(message: str) -> str:
+    return message if message.endswith((".", "?")) else f"{message}."
+
+
+def _unknown(what: str, name: str, known: Iterable[str]) -> str:
+    homes = [f"[{table}]" for table, keys in KEYS.items() if name in keys]
+    if name in MODEL_KEYS:
+        homes.append("[models.ID]")
+    if homes:
+        return f"unknown here; it is a key of {' and '.join(homes)}"
+    if found := nearest(name, known):
+        return f"unknown {what}; did you mean {found}?"
+    return f"unknown {what}; known are {', '.join(known)}"
+
+
+def _shown(value: object) -> str:
+    """A value as it was written, in short."""
+    match value:
+        case str():
+            shown = toml_text(value)
+        case bool():
+            shown = str(value).lower()
+        case dict():
+            shown = "a table"
+        case list():
+            shown = "a list"
+        case int() if abs(value) >= 10**_SHOWN_CHARACTERS:
+            shown = "so large a number"
+        case _:
+            shown = str(value)
+    return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}..."

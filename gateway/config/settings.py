@@ -1,75 +1,189 @@
-"""Every configuration key with its type, bounds and default."""
+"""Every configuration key: its kind, default and meaning.
+
+Validation, `bulkhead config example`, the JSON schema and docs/configuration.md are all made from
+these definitions.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, ClassVar
 
-from msgspec import Meta, Struct, field
+from msgspec import Struct, field
 
-# Ten years: beyond that dates can't be told any more.
-_LONGEST_S: Final = 315_360_000.0
-Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=_LONGEST_S)]
-# At once is no time to load in, or to make a step.
-Patience: TypeAlias = Annotated[float, Meta(ge=0.1, le=_LONGEST_S)]
-Count: TypeAlias = Annotated[int, Meta(ge=0)]
-Positive: TypeAlias = Annotated[int, Meta(ge=1)]
-Tokens: TypeAlias = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
-Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
+from gateway.config.kinds import Kind, Size, Switch, Text, Texts, Time, Whole
+from gateway.config.mistakes import Mistake
+
+
+class Key(Struct, frozen=True):
+    """What is said of a key beside its default.
+
+    `example` is an answer where the default says nothing, or none is; `unset` says what None means.
+    `restart`: the running gateway can't take a new value.
+    """
+
+    kind: Kind
+    about: str
+    example: str | None = None
+    unset: str | None = None
+    restart: bool = False
 
 
 class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of the file's tables."""
+    """Base of the file's tables; `about` says what one is for."""
+
+    about: ClassVar[str]
 
 
 class GatewaySettings(Section, frozen=True):
-    host: str = "127.0.0.1"
-    port: Port = 8642
-    state_dir: str | None = None
-    drain_s: Seconds = 30.0
-    allow: tuple[str, ...] = ()
+    about: ClassVar[str] = "The gateway itself."
+
+    host: Annotated[
+        str,
+        Key(
+            Text("127.0.0.1, ::1 or localhost"),
+            "Address to listen on: loopback only, as there are no API keys.",
+            restart=True,
+        ),
+    ] = "127.0.0.1"
+    port: Annotated[
+        int, Key(Whole(0, 65535), "Port to listen on; 0 takes a free one.", restart=True)
+    ] = 8642
+    state_dir: Annotated[
+        str | None,
+        Key(
+            Text("a folder"),
+            "Folder for lock, sockets and logs.",
+            example="~/bulkhead",
+            unset="the platform's folder",
+            restart=True,
+        ),
+    ] = None
+    drain_s: Annotated[
+        float, Key(Time(), "What running answers get to finish, before an unload or the end.")
+    ] = 30.0
+    allow: Annotated[
+        tuple[str, ...],
+        Key(
+            Texts("folders and repositories"),
+            'If given, only models in these folders, or repositories such as "mlx-community/*".',
+        ),
+    ] = ()
 
 
 class MemorySettings(Section, frozen=True):
-    """Sizes are bytes, or text with a unit; a percentage is of the machine's memory."""
+    """Sizes are as they were written; a percentage is of the machine's memory."""
 
-    budget: int | str = "auto"
-    headroom: int | str = "2GB"
+    about: ClassVar[str] = "What the workers may hold together."
+
+    budget: Annotated[
+        int | str,
+        Key(
+            Size(automatic=True),
+            "What all workers may hold; auto is what MLX recommends, less the headroom.",
+        ),
+    ] = "auto"
+    headroom: Annotated[
+        int | str, Key(Size(), "What an automatic budget leaves to everything else.")
+    ] = "2GB"
 
 
 class WorkersSettings(Section, frozen=True):
-    spare: Count = 1
-    load_timeout_s: Patience = 600.0
-    restart_limit: Count = 3
-    restart_window_s: Seconds = 60.0
-    backoff_limit: Count = 5
-    backoff_first_s: Seconds = 1.0
-    backoff_longest_s: Seconds = 60.0
-    breaker_retry_s: Seconds = 300.0
-    heartbeat_timeout_s: Patience = 10.0
-    stall_timeout_s: Patience = 60.0
+    about: ClassVar[str] = "The processes that hold the models."
+
+    spare: Annotated[
+        int, Key(Whole(), "Workers that have done their imports and wait for a model.")
+    ] = 1
+    # At once is no time to load in, or to make a step.
+    load_timeout_s: Annotated[
+        float,
+        Key(Time(least_s=0.1), "Longest time from a worker's start until the model answers."),
+    ] = 600.0
+    restart_limit: Annotated[
+        int, Key(Whole(), "Deaths within the window that are answered by a start at once.")
+    ] = 3
+    restart_window_s: Annotated[float, Key(Time(), "The window in which deaths are counted.")] = (
+        60.0
+    )
+    backoff_limit: Annotated[
+        int, Key(Whole(), "Then so many starts after a pause, and then the breaker opens.")
+    ] = 5
+    backoff_first_s: Annotated[
+        float, Key(Time(), "The first pause; each is twice the one before.")
+    ] = 1.0
+    backoff_longest_s: Annotated[float, Key(Time(), "The longest pause.")] = 60.0
+    breaker_retry_s: Annotated[
+        float, Key(Time(), "Time until the open breaker lets one start be tried.")
+    ] = 300.0
+    heartbeat_timeout_s: Annotated[
+        float,
+        Key(Time(least_s=0.1), "A worker that is silent for so long, and 2 s at least, is hung."),
+    ] = 10.0
+    stall_timeout_s: Annotated[
+        float,
+        Key(Time(least_s=0.1), "A worker that has work and makes no step for so long is hung."),
+    ] = 60.0
 
 
 class QueueSettings(Section, frozen=True):
-    depth: Positive = 512
-    deadline_s: Seconds = 300.0
-    max_wait_s: Seconds = 60.0
+    about: ClassVar[str] = "Requests that wait."
+
+    depth: Annotated[
+        int, Key(Whole(1), "Requests that may wait for one model; more are refused with 429.")
+    ] = 512
+    deadline_s: Annotated[
+        float, Key(Time(), "Longest wait for a model; X-Deadline-S sets another for one request.")
+    ] = 300.0
+    max_wait_s: Annotated[
+        float, Key(Time(), "Who waits longer for memory may displace a busy model.")
+    ] = 60.0
 
 
 class ModelSettings(Section, frozen=True):
-    path: str
-    aliases: tuple[str, ...] = ()
-    pinned: bool = False
-    preload: bool = False
-    on_request: bool = True
-    ttl_s: Seconds = 0.0
-    priority: int = 0
-    max_concurrency: Positive = 32
-    context_tokens: Tokens = 32768
-    python: str | None = None
+    about: ClassVar[str] = "A model; the table's name is its id."
+
+    path: Annotated[
+        str,
+        Key(
+            Text("a model's folder, or a repository in the Hugging Face cache"),
+            "The model's folder, a repository in the Hugging Face cache, or demo.",
+            example="demo",
+        ),
+    ]
+    aliases: Annotated[
+        tuple[str, ...], Key(Texts("names"), "Other names that requests may use.")
+    ] = ()
+    pinned: Annotated[
+        bool,
+        Key(Switch(), "Never unloaded for another; after a death or a kill it starts again."),
+    ] = False
+    preload: Annotated[bool, Key(Switch(), "Loaded when the gateway starts.")] = False
+    on_request: Annotated[
+        bool, Key(Switch(), "Requests load it; false: only an operator does.")
+    ] = True
+    ttl_s: Annotated[
+        float, Key(Time(zero="never"), "Unloaded after so long without a request; 0: never.")
+    ] = 0.0
+    priority: Annotated[
+        int, Key(Whole(-1_000_000, 1_000_000), "Who has more gets memory first.")
+    ] = 0
+    max_concurrency: Annotated[int, Key(Whole(1), "Sequences in the batch; more wait.")] = 32
+    context_tokens: Annotated[
+        int,
+        Key(Whole(1), "The longest prompt + answer; the model's own limit may be lower."),
+    ] = 32768
+    python: Annotated[
+        str | None,
+        Key(
+            Text("an interpreter"),
+            "Interpreter of another environment, with mlx-lm, msgspec and pyzmq.",
+            example="~/other/.venv/bin/python",
+            unset="the gateway's own",
+        ),
+    ] = None
 
 
-class Settings(Section, frozen=True):
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole configuration. `models` is by id."""
 
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
@@ -80,10 +194,10 @@ class Settings(Section, frozen=True):
 
 
 class ConfigError(Exception):
-    """Everything that is wrong with the configuration, a sentence each."""
+    """Everything that is wrong with the configuration."""
 
-    def __init__(self, mistakes: list[str]) -> None:
-        super().__init__("\n".join(mistakes))
+    def __init__(self, mistakes: list[Mistake]) -> None:
+        super().__init__("\n".join(map(str, mistakes)))
         self.mistakes = mistakes
 
 

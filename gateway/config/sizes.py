@@ -21,7 +21,10 @@ _UNITS: Final = {
 _SIZE: Final = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]*)")
 _PERCENT: Final = re.compile(r"(\d{1,3}(?:\.\d{1,20})?)\s*%")
 # What any system counts memory in.
-_LARGEST_BYTES: Final = (1 << 63) - 1
+LARGEST_BYTES: Final = (1 << 63) - 1
+# What `parse_size` takes, for those who can't call it.
+SIZE_PATTERN: Final = r"\d{1,20}(\.\d{1,20})?\s*([kKmMgGtT][iI]?[bB]|[bB])?"
+PERCENT_PATTERN: Final = r"\d{1,3}(\.\d{1,20})?\s*%"
 
 
 def parse_size(value: int | str, total_bytes: int | None = None) -> int:
@@ -41,7 +44,7 @@ def parse_size(value: int | str, total_bytes: int | None = None) -> int:
         expected = "bytes, a size such as 12GB" + ("" if total_bytes is None else ", or 75%")
         raise ValueError(f"{text!r} is not a size: write {expected}")
     size_bytes = int(float(size[1]) * _UNITS[size[2].upper()])
-    if size_bytes > _LARGEST_BYTES:
+    if size_bytes > LARGEST_BYTES:
         raise ValueError(f"{text!r} is more than any machine has")
     return size_bytes
 

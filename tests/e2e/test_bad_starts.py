@@ -54,7 +54,7 @@ def test_repository_that_is_not_in_the_cache(state: tuple[str, ...], tmp_path: P
 
 def test_two_models_of_one_id(state: tuple[str, ...]) -> None:
     status, text = serve(*state, "--model", "demo", "--model", f"{shapes.DEMO}=demo")
-    assert (status, "'demo'" in text) == (2, True)
+    assert (status, '"demo"' in text) == (2, True)
 
 
 def test_every_mistake_of_a_configuration_at_once(state: tuple[str, ...], tmp_path: Path) -> None:

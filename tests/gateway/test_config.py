@@ -25,7 +25,7 @@ def _read(file: Path, text: str, **flags: object) -> Settings:
 def _mistakes(file: Path, text: str, **flags: object) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         _read(file, text, **flags)
-    return caught.value.mistakes
+    return [str(each) for each in caught.value.mistakes]
 
 
 class TestReading:
@@ -98,7 +98,7 @@ class TestReading:
 
     def test_ids_and_aliases_that_collide(self, file: Path) -> None:
         model = '[models.a]\npath = "p"\n'
-        assert "'a'" in _mistakes(file, model, models=("p=a",))[0]
+        assert '"a"' in _mistakes(file, model, models=("p=a",))[0]
         text = model + 'aliases = ["b"]\n[models.b]\npath = "p"\n'
         assert "'b' already names 'b'" in _mistakes(file, text)[0]
 

@@ -1,0 +1,53 @@
+"""What a new configuration changes in a running gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from gateway.config.keys import KEYS, MODEL_KEYS
+from gateway.config.settings import Section, Settings
+
+
+class Changes(Struct, frozen=True, kw_only=True):
+    """Keys are named as in the file: `queue.depth`; those of a model without its table.
+
+    `live` keys can be taken while requests are served, `restart` ones only by the next start.
+    Models come in the order of the new settings, `removed` ones in that of the old.
+    """
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    changed: dict[str, tuple[str, ...]] = {}
+    live: tuple[str, ...] = ()
+    restart: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return any((self.added, self.removed, self.changed, self.live, self.restart))
+
+
+def changes(old: Settings, new: Settings) -> Changes:
+    """How two settings differ in what they mean: 0.5 and "500ms" are one time."""
+    changed = {
+        model_id: keys
+        for model_id, model in new.models.items()
+        if model_id in old.models and (keys := _differing(MODEL_KEYS, old.models[model_id], model))
+    }
+    live: list[str] = []
+    restart: list[str] = []
+    for table, definitions in KEYS.items():
+        for name in _differing(definitions, getattr(old, table), getattr(new, table)):
+            taken = restart if definitions[name].key.restart else live
+            taken.append(f"{table}.{name}")
+    return Changes(
+        added=tuple(each for each in new.models if each not in old.models),
+        removed=tuple(each for each in old.models if each not in new.models),
+        changed=changed,
+        live=tuple(live),
+        restart=tuple(restart),
+    )
+
+
+def _differing(names: Iterable[str], old: Section, new: Section) -> tuple[str, ...]:
+    return tuple(name for name in names if getattr(old, name) != getattr(new, name))

@@ -1,0 +1,82 @@
+"""The definitions of settings.py as tables to look keys up in."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from gateway.config.kinds import Kind, toml_text
+from gateway.config.settings import (
+    GatewaySettings,
+    Key,
+    MemorySettings,
+    ModelSettings,
+    QueueSettings,
+    Section,
+    WorkersSettings,
+)
+
+
+class Definition(Struct, frozen=True):
+    """A key with its name and default; `required`: it has none."""
+
+    name: str
+    key: Key
+    default: Any
+    required: bool
+
+    @property
+    def kind(self) -> Kind:
+        return self.key.kind
+
+
+def _definitions(section: type[Section]) -> dict[str, Definition]:
+    found = {}
+    for each in msgspec.structs.fields(section):
+        (key,) = each.type.__metadata__
+        default = None if each.required else each.default
+        found[each.name] = Definition(each.name, key, default, each.required)
+    return found
+
+
+# The tables of one name, in the order of the file; models are tables of tables.
+SECTIONS: Final[dict[str, type[Section]]] = {
+    "gateway": GatewaySettings,
+    "memory": MemorySettings,
+    "workers": WorkersSettings,
+    "queue": QueueSettings,
+}
+MODELS: Final = "models"
+_BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
+TABLES: Final = (*SECTIONS, MODELS)
+KEYS: Final = {name: _definitions(section) for name, section in SECTIONS.items()}
+MODEL_KEYS: Final = _definitions(ModelSettings)
+
+
+def definitions() -> Iterator[tuple[str, Definition]]:
+    """Every key with its table, in the order of the file."""
+    for table, keys in (*KEYS.items(), (MODELS, MODEL_KEYS)):
+        for definition in keys.values():
+            yield table, definition
+
+
+def label(path: Iterable[str | int]) -> str:
+    """A place in the file as it would be written: `models."a".aliases`, `gateway.port`."""
+    parts = [each for each in path if isinstance(each, str)]
+    return ".".join(
+        # Ids are quoted always: most of them have to be.
+        part
+        if _BARE.fullmatch(part) and not (index == 1 and parts[0] == MODELS)
+        else toml_text(part)
+        for index, part in enumerate(parts)
+    )
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that was most likely meant, if any is alike."""
+    return next(iter(difflib.get_close_matches(name.lower(), list(known), 1)), None)
