@@ -21,8 +21,8 @@ class RequestQueue:
     """
 
     def __init__(self, depth: int, max_running: int) -> None:
-        self._depth = depth
-        self._max_running = max_running
+        self.depth = depth
+        self.max_running = max_running
         self._suspects: deque[Request] = deque()
         self._parked: deque[Request] = deque()
         self._waiting: deque[Request] = deque()
@@ -49,7 +49,7 @@ class RequestQueue:
         Raises:
             QueueFullError: the queue holds as many new ones as it may.
         """
-        if len(self._waiting) >= self._depth:
+        if len(self._waiting) >= self.depth:
             raise QueueFullError
         place = len(self._waiting)
         while place and (self._waiting[place - 1].priority or 0) < (request.priority or 0):
@@ -68,7 +68,7 @@ class RequestQueue:
 
     def next(self) -> Request | None:
         """The request that may start now; it leaves the queue, and `run` or nobody takes it in."""
-        if self._alone is not None or len(self._running) >= self._max_running:
+        if self._alone is not None or len(self._running) >= self.max_running:
             return None
         if self._suspects:
             return self._suspects.popleft() if not self._running else None

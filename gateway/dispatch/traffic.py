@@ -54,7 +54,6 @@ class Traffic:
         self.longest_tokens = 0
         self.most_running = 0
         self._model_id = model_id
-        self._depth = depth
         self._queue = RequestQueue(depth, max_concurrency)
         self._quarantine = Quarantine()
         self._events = events
@@ -98,7 +97,7 @@ class Traffic:
         except QueueFullError:
             refusal = Refusal(
                 "queue_full",
-                f"{self._depth} requests wait for {self._model_id!r} already, as many as its queue "
+                f"{self._queue.depth} requests wait for {self._model_id!r} already, as many as its queue "
                 "holds: try again later.",
                 retry_after_s=self._retry_after_s(),
             )
@@ -196,6 +195,12 @@ class Traffic:
             self._queue.run(request)
             self.most_running = max(self.most_running, self._queue.running)
             request.start(self._loop.time())
+
+    def limit(self, depth: int, max_concurrency: int) -> None:
+        """So many may wait, and so many run, from now on; who does already stays."""
+        self._queue.depth = depth
+        self._queue.max_running = max_concurrency
+        self.dispatch()
 
     def drain(self) -> None:
         """Send nothing new; what runs may finish."""

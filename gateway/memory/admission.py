@@ -158,6 +158,11 @@ class Admission:
         holder.pinned = pinned
         holder.reload_s = reload_s
 
+    def pin(self, model_id: str, *, pinned: bool) -> None:
+        """Whether a model that is loaded may be asked to go."""
+        if (holder := self._holders.get(model_id)) is not None:
+            holder.pinned = pinned and holder.ready_at is not None
+
     def ending(self, model_id: str) -> None:
         """Its process is on its way out."""
         if (holder := self._holders.get(model_id)) is not None:
@@ -202,6 +207,27 @@ class Admission:
             unclaimed_bytes -= claim.needed_bytes
         return decisions
 
+    def configure(self, budget_bytes: int, patience_s: float, spare_bytes: int) -> None:
+        """Other limits from now on; what is granted already stays so until `shrink`."""
+        self.budget_bytes = budget_bytes
+        self._patience_s = patience_s
+        self.spare_bytes = spare_bytes
+
+    def shrink(self) -> list[str]:
+        """Who goes because more is committed than may be: as few as it takes, idle ones first.
+        Pinned models and those that are loading stay.
+        """
+        ending_bytes = sum(e.committed_bytes for e in self._holders.values() if e.ending)
+        candidates = [
+            each
+            for each in self._holders.values()
+            if not (each.pinned or each.ending or each.ready_at is None)
+        ]
+        going = _smallest_set(candidates, -self.free_bytes - ending_bytes)
+        for each in going:
+            each.ending = True
+        return [each.model_id for each in going]
+
     def relieve(self, *, all_idle: bool) -> list[str]:
         """Who goes because the whole machine is short of memory: the idle model that is least
         missed, or every idle one.
@@ -211,7 +237,7 @@ class Admission:
             for each in self._holders.values()
             if not (each.busy or each.pinned or each.ending or each.ready_at is None)
         ]
-        idle.sort(key=_missed_least)
+        idle.sort(key=_worth)
         going = idle if all_idle else idle[:1]
         for each in going:
             each.ending = True
@@ -244,26 +270,11 @@ class Admission:
         return self.usable_bytes - self.spare_bytes - staying
 
     def _victims(self, claim: Claim, missing_bytes: int, now: float) -> list[Holder]:
-        """The smallest set that is enough, the least missed first; nothing if none is."""
-        candidates = sorted(
-            (each for each in self._holders.values() if self._may_displace(claim, each, now)),
-            key=lambda each: (each.busy, *_missed_least(each)),
-        )
-        chosen: list[Holder] = []
-        chosen_bytes = 0
-        for holder in candidates:
-            if chosen_bytes >= missing_bytes:
-                break
-            chosen.append(holder)
-            chosen_bytes += holder.committed_bytes
-        if chosen_bytes < missing_bytes:
+        """Who goes for a claim; nobody if that would not be enough."""
+        candidates = [e for e in self._holders.values() if self._may_displace(claim, e, now)]
+        if sum(each.committed_bytes for each in candidates) < missing_bytes:
             return []
-        # The last ones may have been large enough to spare some of the first; busy ones foremost.
-        for holder in sorted(chosen, key=lambda each: (not each.busy, -each.priority)):
-            if chosen_bytes - holder.committed_bytes >= missing_bytes:
-                chosen.remove(holder)
-                chosen_bytes -= holder.committed_bytes
-        return chosen
+        return _smallest_set(candidates, missing_bytes)
 
     def _may_displace(self, claim: Claim, holder: Holder, now: float) -> bool:
         if holder.pinned or holder.ending or holder.ready_at is None:
@@ -275,5 +286,22 @@ class Admission:
         return claim.priority > holder.priority or self._overdue(claim, now)
 
 
-def _missed_least(holder: Holder) -> tuple[int, float, float]:
+def _worth(holder: Holder) -> tuple[int, float, float]:
     return (holder.priority, holder.last_used, holder.reload_s)
+
+
+def _smallest_set(candidates: list[Holder], missing_bytes: int) -> list[Holder]:
+    """The smallest set that gives so many bytes, idle ones first; all if they don't."""
+    chosen: list[Holder] = []
+    chosen_bytes = 0
+    for holder in sorted(candidates, key=lambda each: (each.busy, *_worth(each))):
+        if chosen_bytes >= missing_bytes:
+            break
+        chosen.append(holder)
+        chosen_bytes += holder.committed_bytes
+    # The last ones may have been large enough to spare some of the first; busy ones foremost.
+    for holder in sorted(chosen, key=lambda each: (not each.busy, -each.priority)):
+        if chosen_bytes - holder.committed_bytes >= missing_bytes:
+            chosen.remove(holder)
+            chosen_bytes -= holder.committed_bytes
+    return chosen

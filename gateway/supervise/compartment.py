@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from gateway.config.settings import Settings
+from gateway.config.in_force import InForce
 from gateway.config.sizes import format_size
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
@@ -70,7 +70,7 @@ class Compartment:
     def __init__(
         self,
         model: Model,
-        settings: Settings,
+        in_force: InForce,
         steward: Steward,
         starter: Starter,
         log: WorkerLog,
@@ -80,7 +80,7 @@ class Compartment:
         self.log = log
         self.traffic = Traffic(
             model.id,
-            settings.queue.depth,
+            in_force.settings.queue.depth,
             model.settings.max_concurrency,
             events,
             self._notify,
@@ -91,14 +91,14 @@ class Compartment:
         self.restarts = 0
         self.reason: str | None = None
         self.failure: Refusal | None = None
-        self._settings = settings
+        self._in_force = in_force
         self._steward = steward
         self._tenancy = Tenancy(model, self.traffic, steward, events)
         self._starter = starter
         self._events = events
         self._loop = asyncio.get_running_loop()
         self._lifecycle = Lifecycle()
-        self._recovery = Recovery(model.id, settings.workers, events, self._retry_now)
+        self._recovery = Recovery(model.id, in_force, events, self._retry_now)
         self._hang: HangDetector | None = None
         self._tasks = Tasks(model.id)
         self._ladder: asyncio.Task[None] | None = None
@@ -109,6 +109,7 @@ class Compartment:
         self._load_ordered = False
         self._load_timeouts = 0
         self._end_reason: str | None = None
+        self._removed = False
 
     # What others ask
 
@@ -133,6 +134,16 @@ class Compartment:
     @property
     def reload_s(self) -> float:
         return self._tenancy.reload_s
+
+    @property
+    def removed(self) -> bool:
+        """It isn't configured any more."""
+        return self._removed
+
+    @property
+    def over(self) -> bool:
+        """No process of it is left, and nobody asks for one."""
+        return self.state in (State.UNLOADED, State.HELD, State.BACKOFF, State.FAILED)
 
     @property
     def waits_for_memory(self) -> bool:
@@ -233,6 +244,49 @@ class Compartment:
     def kill(self, *, force: bool) -> None:
         self._load_ordered = False
         self._handle(Event.DESTROY if force else Event.KILL, self._unavailable())
+
+    # The configuration
+
+    def configure(self, model: Model) -> None:
+        """Take the settings in force, and these of the model. What a worker is told only when it
+        loads takes another worker: the present one is drained as for a restart.
+        """
+        same = self.model.same_for_workers(model)
+        self.model = self._tenancy.model = model
+        self.traffic.limit(self._in_force.settings.queue.depth, model.settings.max_concurrency)
+        if self._hang is not None:
+            workers = self._in_force.settings.workers
+            self._hang.set_timeouts(workers.heartbeat_timeout_s, workers.stall_timeout_s)
+        self._steward.pin(self)
+        if self._removed:
+            # It was on its way out, and is wanted again.
+            self._removed = False
+            self.restart(force=False)
+        elif not same:
+            self._take_another_worker()
+        if self._kept and self.state is State.UNLOADED:
+            self.preload()
+
+    def _take_another_worker(self) -> None:
+        self._forget_deaths()
+        if self._lifecycle.alive:
+            self._end_reason = "its settings changed"
+            self._handle(Event.RESTART, self._unavailable())
+        elif self.state is State.WAITING:
+            self._steward.withdraw(self.model.id)
+            self._steward.ask(self)
+        elif self.state in (State.BACKOFF, State.FAILED):
+            # What was wrong may have been mended.
+            self.failure = None
+            wanted = self._kept or self.busy
+            self._handle(Event.LOAD if wanted else Event.UNLOAD, self._unavailable())
+
+    def remove(self) -> None:
+        """It isn't configured any more: nothing new, what runs may finish within the drain time."""
+        self._removed = True
+        self._load_ordered = False
+        self._end_reason = self._end_reason or "it was taken out of the configuration"
+        self._handle(Event.HOLD, self._unavailable())
 
     def end(self) -> None:
         """For the gateway's own end: no drain, the polite ladder, and no start after it."""
@@ -373,6 +427,8 @@ class Compartment:
 
     def _unavailable(self) -> Refusal:
         """Why a request can't be served in the present state."""
+        if self._removed:
+            return refusals.removed(self.model.id)
         if self._lifecycle.holds:
             return refusals.held(self.model.id)
         retry_after_s = self._recovery.retry_after_s
@@ -434,7 +490,7 @@ class Compartment:
                 self.reason = self.failure = None
             case State.STARTING:
                 self.reason = None
-                self._arm_deadline(self._settings.workers.load_timeout_s)
+                self._arm_deadline(self._in_force.settings.workers.load_timeout_s)
             case State.READY:
                 self.reason = None
                 self._load_ordered = False
@@ -444,13 +500,13 @@ class Compartment:
                 self._recovery.ready()
                 self._hang = HangDetector(
                     now,
-                    self._settings.workers.heartbeat_timeout_s,
-                    self._settings.workers.stall_timeout_s,
+                    self._in_force.settings.workers.heartbeat_timeout_s,
+                    self._in_force.settings.workers.stall_timeout_s,
                 )
             case State.DRAINING:
                 self.reason = self._end_reason
                 self._steward.ending(self.model.id)
-                self._arm_deadline(self._settings.gateway.drain_s)
+                self._arm_deadline(self._in_force.settings.gateway.drain_s)
             case State.STOPPING:
                 self.reason = self.reason or self._end_reason
                 self._steward.ending(self.model.id)
@@ -601,7 +657,7 @@ class Compartment:
             return
         self._load_timeouts += 1
         again = self._load_timeouts >= _LOAD_TIMEOUTS
-        seconds = self._settings.workers.load_timeout_s
+        seconds = self._in_force.settings.workers.load_timeout_s
         self._end_reason = f"it was not loaded within {seconds:g} s (workers.load_timeout_s)"
         if again:
             self.reason = f"{self._end_reason}, twice"

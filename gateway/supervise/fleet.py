@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from typing import Final
 
+from gateway.config.in_force import InForce
 from gateway.config.settings import Settings
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
@@ -71,14 +72,14 @@ class Fleet:
         earlier gateway that were found.
         """
         self.phase = Phase.STARTING
-        self.settings = settings
+        self._in_force = InForce(settings)
         self.started_at = time.time()
         self.events = EventLog()
         for each in swept:
             self.events.emit(
                 "sweep", None, pid=each.pid, name=each.name, ended=each.ended, seconds=each.seconds
             )
-        self._starter = Starter(settings, state_dir, records, self.events)
+        self._starter = Starter(self._in_force, state_dir, records, self.events)
         self.steward = Steward(
             Admission(
                 budget_bytes,
@@ -91,22 +92,11 @@ class Fleet:
             self.events,
         )
         self._others_bytes: int | None = None
-        self.compartments = {
-            model.id: Compartment(
-                model,
-                settings,
-                self.steward,
-                self._starter,
-                WorkerLog(state_dir.log_path(model.id)),
-                self.events,
-            )
-            for model in models
-        }
-        self.steward.register(self.compartments.values())
-        self._by_name = dict(self.compartments)
-        for compartment in self.compartments.values():
-            for alias in compartment.model.settings.aliases:
-                self._by_name[alias] = compartment
+        self._state_dir = state_dir
+        self.compartments = {model.id: self._new_compartment(model) for model in models}
+        # Not configured any more, but not over yet either.
+        self._leaving: dict[str, Compartment] = {}
+        self._register()
         self.host = host_memory()
         # The gateway's own.
         self.footprint: Footprint | None = None
@@ -124,14 +114,74 @@ class Fleet:
                 compartment.preload()
 
     @property
+    def settings(self) -> Settings:
+        """Those in force."""
+        return self._in_force.settings
+
+    @property
     def spares(self) -> list[Worker]:
         return self._starter.spares
 
     @property
     def workers(self) -> list[Worker]:
         """Every worker, spares among them."""
-        models = (each.worker for each in self.compartments.values())
+        models = (each.worker for each in self._everyone)
         return [*(each for each in models if each is not None), *self.spares]
+
+    def configure(self, models: Iterable[Model], settings: Settings, budget_bytes: int) -> None:
+        """Take another configuration. Models that it leaves as they are don't notice."""
+        before = self._in_force.settings
+        self._in_force.settings = settings
+        present, self.compartments = self.compartments, {}
+        everywhere = before.queue != settings.queue or before.workers != settings.workers
+        changed = []
+        for model in models:
+            known = present.pop(model.id, None) or self._leaving.pop(model.id, None)
+            if known is None:
+                known = self._new_compartment(model)
+                changed.append(functools.partial(known.configure, model))
+            elif known.model != model or known.removed or everywhere:
+                changed.append(functools.partial(known.configure, model))
+            self.compartments[model.id] = known
+        self._leaving |= present
+        self._register()
+        for each in changed:
+            each()
+        for compartment in present.values():
+            compartment.remove()
+            self._tasks.start(self._see_off(compartment), f"end of {compartment.model.id}")
+        self.steward.configure(
+            budget_bytes, settings.queue.max_wait_s, settings.workers.spare * PROCESS_BYTES
+        )
+
+    async def _see_off(self, compartment: Compartment) -> None:
+        model_id = compartment.model.id
+        await compartment.until(lambda: compartment.over or not compartment.removed)
+        if self._leaving.get(model_id) is compartment and compartment.removed:
+            del self._leaving[model_id]
+            self._register()
+            await compartment.close()
+
+    def _new_compartment(self, model: Model) -> Compartment:
+        return Compartment(
+            model,
+            self._in_force,
+            self.steward,
+            self._starter,
+            WorkerLog(self._state_dir.log_path(model.id)),
+            self.events,
+        )
+
+    def _register(self) -> None:
+        self.steward.register(self._everyone)
+        self._by_name = dict(self.compartments)
+        for compartment in self.compartments.values():
+            for alias in compartment.model.settings.aliases:
+                self._by_name[alias] = compartment
+
+    @property
+    def _everyone(self) -> list[Compartment]:
+        return [*self.compartments.values(), *self._leaving.values()]
 
     def now(self) -> float:
         """The clock of deadlines, in seconds."""
@@ -165,24 +215,24 @@ class Fleet:
         self.phase = Phase.DRAINING
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                for compartment in self.compartments.values():
+                for compartment in self._everyone:
                     await compartment.until_idle()
 
     def refuse_all(self) -> None:
         """End what still waits or runs."""
-        for compartment in self.compartments.values():
+        for compartment in self._everyone:
             compartment.traffic.refuse_all(_shutting_down())
 
     async def stop(self) -> None:
         """End every worker, side by side; returns when each is gone or survived its ladder."""
-        for compartment in self.compartments.values():
+        for compartment in self._everyone:
             compartment.end()
         await asyncio.gather(
-            self._starter.end_spares(), *(each.until_ended() for each in self.compartments.values())
+            self._starter.end_spares(), *(each.until_ended() for each in self._everyone)
         )
         self.phase = Phase.STOPPED
         await self._tasks.cancel_all()
-        for compartment in self.compartments.values():
+        for compartment in self._everyone:
             await compartment.close()
         await self.steward.close()
         self._starter.close()
@@ -195,7 +245,7 @@ class Fleet:
             await asyncio.sleep(_TICK_S)
             now = loop.time()
             ticks: list[Callable[[], None]] = [
-                functools.partial(each.tick, now, REMINDER_S) for each in self.compartments.values()
+                functools.partial(each.tick, now, REMINDER_S) for each in self._everyone
             ]
             ticks.append(functools.partial(self.steward.tick, self.host.pressure))
             ticks.append(functools.partial(self._starter.tick, now, loading=self._loading()))
@@ -207,7 +257,7 @@ class Fleet:
                     logger.exception("A regular check failed")
 
     def _loading(self) -> bool:
-        states = (each.state for each in self.compartments.values())
+        states = (each.state for each in self._everyone)
         return any(each in (State.STARTING, State.LOADING) for each in states)
 
     async def _look_for_descendants(self) -> None:
@@ -234,7 +284,7 @@ class Fleet:
                 reading = await self._read_footprint(worker.pid)
                 if reading is not None:
                     worker.note_footprint(reading)
-            for compartment in self.compartments.values():
+            for compartment in self._everyone:
                 if compartment.worker is not None:
                     compartment.note_footprint(compartment.worker)
             self._compare()
@@ -244,7 +294,7 @@ class Fleet:
         footprints = [each.footprint for each in self.workers]
         if self._others_bytes is None or None in footprints:
             return
-        compartments = self.compartments.values()
+        compartments = self._everyone
         self.steward.observe(
             Reading(
                 self.now(),

@@ -21,12 +21,15 @@ class HangDetector:
     """Judges one worker, once it has something to lose. Times in seconds, on one clock."""
 
     def __init__(self, now: float, heartbeat_timeout_s: float, stall_timeout_s: float) -> None:
+        self.set_timeouts(heartbeat_timeout_s, stall_timeout_s)
+        self._heard_at = self._progress_at = self._judged_at = now
+        self._step: int | None = None
+
+    def set_timeouts(self, heartbeat_timeout_s: float, stall_timeout_s: float) -> None:
         self._heartbeat_timeout_s = max(heartbeat_timeout_s, _SHORTEST_SILENCE_S)
         self._stall_timeout_s = stall_timeout_s
         shorter_s = min(heartbeat_timeout_s, stall_timeout_s)
         self._absence_s = max(_SHORTEST_ABSENCE_S, shorter_s * _ABSENCE)
-        self._heard_at = self._progress_at = self._judged_at = now
-        self._step: int | None = None
 
     def heard(self, now: float) -> None:
         """Any message came."""

@@ -13,3 +13,13 @@ class Model(Struct, frozen=True):
     id: str
     source: str
     settings: ModelSettings
+
+    def same_for_workers(self, other: Model) -> bool:
+        """Whether a worker of this one serves the other as well."""
+        mine, others = self.settings, other.settings
+        return (
+            self.source == other.source
+            and mine.python == others.python
+            and mine.context_tokens == others.context_tokens
+            and mine.max_concurrency == others.max_concurrency
+        )

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
-from gateway.config.settings import WorkersSettings
+from gateway.config.in_force import InForce
 from gateway.events import EventLog
 from gateway.supervise.lifecycle import Verdict
 from gateway.supervise.restarts import Judgement, RestartPolicy, limits
@@ -26,12 +26,13 @@ class Recovery:
     def __init__(
         self,
         model_id: str,
-        settings: WorkersSettings,
+        in_force: InForce,
         events: EventLog,
         retry: Callable[[], None],
     ) -> None:
         self._model_id = model_id
-        self._policy = RestartPolicy(limits(settings))
+        self._in_force = in_force
+        self._policy = RestartPolicy(limits(in_force.settings.workers))
         self._events = events
         self._retry = retry
         self._loop = asyncio.get_running_loop()
@@ -57,6 +58,7 @@ class Recovery:
     def died(self) -> Ruling:
         """The policy judges, and the next attempt is awaited."""
         now = self._loop.time()
+        self._policy.limits = limits(self._in_force.settings.workers)
         judgement = self._policy.died(now)
         if judgement.until is None:
             return self._ruling(judgement, None)

@@ -17,6 +17,14 @@ def held(model_id: str) -> Refusal:
     )
 
 
+def removed(model_id: str) -> Refusal:
+    return Refusal(
+        "model_unavailable",
+        f"{model_id!r} was taken out of the configuration.",
+        lasting=True,
+    )
+
+
 def operators_only(model_id: str, state: str) -> Refusal:
     return Refusal(
         "model_unavailable",

@@ -45,7 +45,7 @@ class RestartPolicy:
 
     def __init__(self, limits: Limits, jitter: Callable[[], float] = random.random) -> None:
         """`jitter` gives numbers from 0 to 1; a delay is shortened by up to a half of it."""
-        self._limits = limits
+        self.limits = limits
         self._jitter = jitter
         self._deaths: deque[float] = deque()
         self._backoffs = 0
@@ -62,19 +62,19 @@ class RestartPolicy:
 
     def died(self, now: float) -> Judgement:
         if self._ready_at is not None:
-            if now - self._ready_at >= self._limits.window_s:
+            if now - self._ready_at >= self.limits.window_s:
                 self.forget()
-            while self._deaths and now - self._deaths[0] > self._limits.window_s:
+            while self._deaths and now - self._deaths[0] > self.limits.window_s:
                 self._deaths.popleft()
         self._ready_at = None
         self._deaths.append(now)
         if not self._trial:
-            if not self._backoffs and len(self._deaths) <= self._limits.restarts:
+            if not self._backoffs and len(self._deaths) <= self.limits.restarts:
                 return Judgement(Verdict.RESTART, None)
-            if self._backoffs < self._limits.backoffs:
+            if self._backoffs < self.limits.backoffs:
                 return Judgement(Verdict.BACK_OFF, now + self._next_delay_s())
         self._trial = True
-        return Judgement(Verdict.GIVE_UP, now + self._limits.retry_s)
+        return Judgement(Verdict.GIVE_UP, now + self.limits.retry_s)
 
     def forget(self) -> None:
         """Close the breaker."""
@@ -83,7 +83,7 @@ class RestartPolicy:
         self._trial = False
 
     def _next_delay_s(self) -> float:
-        delay_s = min(self._limits.longest_s, self._limits.first_s * 2.0 ** min(self._backoffs, 60))
+        delay_s = min(self.limits.longest_s, self.limits.first_s * 2.0 ** min(self._backoffs, 60))
         self._backoffs += 1
         # Workers that died together shouldn't load together.
         return delay_s * (1.0 - self._jitter() / 2)

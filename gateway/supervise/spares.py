@@ -11,11 +11,12 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from gateway.config.in_force import InForce
 from gateway.events import EventLog
 from gateway.supervise import ladder
 from gateway.supervise.hang import HangDetector
 from gateway.supervise.process import ExitStatus
-from gateway.supervise.restarts import Limits, RestartPolicy
+from gateway.supervise.restarts import RestartPolicy, limits
 from gateway.supervise.tasks import Tasks
 from gateway.supervise.worker import Supervisor, Worker
 from protocol.messages import Heartbeat, Hello, WorkerMessage
@@ -31,6 +32,8 @@ class _Spare:
         self.started_at = started_at
         self.hello: Hello | None = None
         self.hang: HangDetector | None = None
+        # One too many: nothing is wrong with it.
+        self.dismissed = False
 
 
 class Spares:
@@ -38,18 +41,13 @@ class Spares:
 
     def __init__(
         self,
-        count: int,
+        in_force: InForce,
         start: Callable[[Supervisor], Worker],
-        limits: Limits,
-        heartbeat_timeout_s: float,
-        load_timeout_s: float,
         events: EventLog,
     ) -> None:
-        self._count = count
+        self._in_force = in_force
         self._start = start
-        self._policy = RestartPolicy(limits)
-        self._heartbeat_timeout_s = heartbeat_timeout_s
-        self._load_timeout_s = load_timeout_s
+        self._policy = RestartPolicy(limits(in_force.settings.workers))
         self._events = events
         self._spares: dict[Worker, _Spare] = {}
         self._not_before = 0.0
@@ -67,23 +65,34 @@ class Spares:
         for worker, spare in self._spares.items():
             if spare.hello is None or spare.hang is None or worker.ended.is_set():
                 continue
+            if spare.dismissed:
+                continue
             if spare.hang.silence_s(now) < _FRESH_S:
                 del self._spares[worker]
                 return worker, spare.hello
         return None
 
     def tick(self, now: float, *, loading: bool) -> None:
-        """Judge the spares, and replace one that is missing unless a model loads just now."""
+        """Judge the spares, replace one that is missing unless a model loads just now, and end one
+        that is too many.
+        """
+        settings = self._in_force.settings.workers
+        self._policy.limits = limits(settings)
         for worker, spare in list(self._spares.items()):
-            if spare.hello is None and now - spare.started_at >= self._load_timeout_s:
+            if spare.dismissed:
+                continue
+            if spare.hello is None and now - spare.started_at >= settings.load_timeout_s:
                 spare.started_at = now
-                self._end(worker, f"no hello within {self._load_timeout_s:g} s")
+                self._end(worker, f"no hello within {settings.load_timeout_s:g} s")
             if spare.hang is not None and (reason := spare.hang.judge(now, has_work=False)):
                 spare.hang = None
                 self._end(worker, reason)
-        missing = len(self._spares) < self._count
+        kept = [worker for worker, spare in self._spares.items() if not spare.dismissed]
+        missing = len(kept) < settings.spare
         if missing and not loading and not self._closing and now >= self._not_before:
             self._add(now)
+        for worker in kept[settings.spare :]:
+            self._dismiss(worker)
 
     async def close(self) -> None:
         """End all spares."""
@@ -98,7 +107,8 @@ class Spares:
         match message:
             case Hello():
                 spare.hello = message
-                spare.hang = HangDetector(now, self._heartbeat_timeout_s, float("inf"))
+                timeout_s = self._in_force.settings.workers.heartbeat_timeout_s
+                spare.hang = HangDetector(now, timeout_s, float("inf"))
                 self._policy.ready(now)
                 self._events.emit("spare", None, pid=worker.pid, change="ready")
             case Heartbeat():
@@ -114,7 +124,8 @@ class Spares:
         self._events.emit("escalation", None, pid=worker.pid, outlived=str(step), seconds=seconds)
 
     def worker_ended(self, worker: Worker, status: ExitStatus) -> None:
-        if self._spares.pop(worker, None) is None or self._closing:
+        spare = self._spares.pop(worker, None)
+        if spare is None or spare.dismissed or self._closing:
             return
         judgement = self._policy.died(self._loop.time())
         self._not_before = judgement.until or 0.0
@@ -135,6 +146,10 @@ class Spares:
             self._events.emit("spare", None, change="not started", reason=str(error))
             return
         self._spares[worker] = _Spare(now)
+
+    def _dismiss(self, worker: Worker) -> None:
+        self._spares[worker].dismissed = True
+        self._tasks.start(worker.climb(ladder.polite(None)), f"end spare {worker.pid}")
 
     def _end(self, worker: Worker, reason: str) -> None:
         logger.error("Spare worker %d is ended: %s", worker.pid, reason)

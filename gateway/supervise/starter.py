@@ -7,12 +7,11 @@ import itertools
 
 import zmq
 
-from gateway.config.settings import Settings
+from gateway.config.in_force import InForce
 from gateway.events import EventLog, Kind
 from gateway.state_dir import StateDir
 from gateway.supervise.model import Model
 from gateway.supervise.records import WorkerRecords
-from gateway.supervise.restarts import limits
 from gateway.supervise.spares import Spares
 from gateway.supervise.worker import Supervisor, Worker
 from gateway.supervise.worker_log import WorkerLog
@@ -22,7 +21,7 @@ class Starter:
     """Starts all workers of a gateway and numbers them: no two incarnations share a number."""
 
     def __init__(
-        self, settings: Settings, state_dir: StateDir, records: WorkerRecords, events: EventLog
+        self, in_force: InForce, state_dir: StateDir, records: WorkerRecords, events: EventLog
     ) -> None:
         self._state_dir = state_dir
         self._events = events
@@ -31,13 +30,10 @@ class Starter:
         self._records = records
         self._spare_log = WorkerLog(state_dir.spare_log_path)
         self._spares = Spares(
-            settings.workers.spare,
+            in_force,
             lambda supervisor: self._new(
                 None, self._spare_log, supervisor, name="spare", spare=True
             ),
-            limits(settings.workers),
-            settings.workers.heartbeat_timeout_s,
-            settings.workers.load_timeout_s,
             events,
         )
 

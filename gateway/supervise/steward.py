@@ -97,6 +97,16 @@ class Steward:
     def register(self, tenants: Iterable[Tenant]) -> None:
         self._tenants = {each.model.id: each for each in tenants}
 
+    def configure(self, budget_bytes: int, patience_s: float, spare_bytes: int) -> None:
+        """Other limits. Models that they leave no room for have to go, busy ones too: an operator
+        wants it so.
+        """
+        self.admission.configure(budget_bytes, patience_s, spare_bytes)
+        self._note_all()
+        for model_id in self.admission.shrink():
+            self._tenants[model_id].evict(f"the budget is {format_size(budget_bytes)} now")
+        self.decide_soon()
+
     async def close(self) -> None:
         if self._decision is not None:
             self._decision.cancel()
@@ -120,6 +130,11 @@ class Steward:
             reload_s=tenant.reload_s,
         )
 
+    def pin(self, tenant: Tenant) -> None:
+        """Its settings may have changed."""
+        self.admission.pin(tenant.model.id, pinned=tenant.model.settings.pinned)
+        self.decide_soon()
+
     def ending(self, model_id: str) -> None:
         self.admission.ending(model_id)
         self.decide_soon()
@@ -142,7 +157,9 @@ class Steward:
                 unowned_bytes=reading.unowned_bytes,
             )
             if finding.missing_bytes:
-                self._tenants[finding.model_id].lost_memory(finding.missing_bytes)
+                tenant = self._tenants.get(finding.model_id)
+                if tenant is not None:
+                    tenant.lost_memory(finding.missing_bytes)
         if self._stranded.bytes != self.admission.stranded_bytes:
             self.admission.stranded_bytes = self._stranded.bytes
             self._events.emit("stranded", None, stranded_bytes=self._stranded.bytes)

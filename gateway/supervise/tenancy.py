@@ -25,7 +25,7 @@ class Tenancy:
         self.ready_at = 0.0
         # From the start of its process until the model answered, the last time.
         self.reload_s = 0.0
-        self._model = model
+        self.model = model
         self._traffic = traffic
         self._steward = steward
         self._events = events
@@ -41,11 +41,11 @@ class Tenancy:
 
     def expired(self, now: float) -> bool:
         """Whether it was idle for as long as the last request, else the configuration, allows."""
-        if self._model.settings.pinned:
+        if self.model.settings.pinned:
             return False
         ttl_s = self._traffic.keep_alive_s
         if ttl_s is None:
-            ttl_s = self._model.settings.ttl_s or math.inf
+            ttl_s = self.model.settings.ttl_s or math.inf
         return self.idle_s(now) >= ttl_s
 
     def judge(self, worker: Worker, footprint_bytes: int, now: float) -> Advice | None:
@@ -56,7 +56,7 @@ class Tenancy:
             kind: Kind = "trim" if advice is Advice.TRIM else "overgrown"
             self._events.emit(
                 kind,
-                self._model.id,
+                self.model.id,
                 pid=worker.pid,
                 footprint_bytes=footprint_bytes,
                 granted_bytes=self.granted_bytes,
@@ -66,7 +66,7 @@ class Tenancy:
     def _learn(self, worker: Worker, footprint_bytes: int) -> None:
         if worker.idle_bytes is None:
             worker.idle_bytes = footprint_bytes
-        estimated = self._steward.estimates.get(self._model.id)
+        estimated = self._steward.estimates.get(self.model.id)
         # What several sequences took together says nothing of one.
         told = (
             estimated is not None
@@ -76,4 +76,4 @@ class Tenancy:
         full_bytes = worker.peak_footprint_bytes if told else None
         if worker.learned != (worker.idle_bytes, full_bytes):
             worker.learned = (worker.idle_bytes, full_bytes)
-            self._steward.learn(self._model.id, worker.idle_bytes, full_bytes)
+            self._steward.learn(self.model.id, worker.idle_bytes, full_bytes)
