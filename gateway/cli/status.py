@@ -57,6 +57,8 @@ def _print(console: Console, reading: GatewayReading, url: str) -> None:
         f"Bulkhead {reading.version} at {url}: {reading.state}, pid {reading.pid}, "
         f"up {_duration(reading.uptime_s)}"
     )
+    if reading.reason is not None:
+        console.print(printable(f"Careful: {reading.reason}"))
     for line in _memory_lines(reading.memory):
         console.print(line)
     console.print()
