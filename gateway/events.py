@@ -36,6 +36,7 @@ Kind: TypeAlias = Literal[
     "hang",
     "escalation",
     "sweep",
+    "caution",
     "spare",
 ]
 
@@ -52,6 +53,7 @@ _WARNINGS: Final = (
     "hang",
     "escalation",
     "sweep",
+    "caution",
 )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
+import time
 from types import FrameType
 from typing import Final
 
@@ -14,11 +16,15 @@ import uvloop
 
 from gateway.api.app import build_app
 from gateway.config.settings import Settings
+from gateway.memory.stranded_at_start import stranded_at_start
+from gateway.notify import Notifier
+from gateway.start_record import StartRecord
 from gateway.state_dir import StateDir
 from gateway.supervise.fleet import Fleet
 from gateway.supervise.model import Model
 from gateway.supervise.records import WorkerRecords
 from gateway.supervise.sweep import sweep
+from gateway.supervise.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
@@ -62,13 +68,26 @@ def run(
     """Serve until SIGTERM or SIGINT, drain, stop the workers; a second signal cuts the drain."""
 
     records = WorkerRecords(state_dir.workers)
+    notifier = Notifier.from_environment(os.environ)
+    start = StartRecord(state_dir.starts_path, time.time())
     swept = sweep(records)
+    stranded_bytes = stranded_at_start(state_dir.stranded_path, follows_crash=start.follows_crash)
 
     async def serve() -> None:
-        fleet = Fleet(models, settings, budget_bytes, state_dir, records, swept)
-        await _serve(fleet, listener, settings.gateway.drain_s)
+        fleet = Fleet(
+            models,
+            settings,
+            budget_bytes,
+            state_dir,
+            records,
+            swept,
+            stranded_bytes,
+            start.caution,
+        )
+        await _serve(fleet, listener, settings.gateway.drain_s, notifier)
 
     uvloop.run(serve())
+    start.ended_in_order()
     state_dir.release()
 
 
@@ -84,7 +103,7 @@ class _Server(uvicorn.Server):
         self._loop.call_soon_threadsafe(self._signals.put_nowait, sig)
 
 
-async def _serve(fleet: Fleet, listener: socket.socket, drain_s: float) -> None:
+async def _serve(fleet: Fleet, listener: socket.socket, drain_s: float, notifier: Notifier) -> None:
     signals: asyncio.Queue[int] = asyncio.Queue()
     server = _Server(
         uvicorn.Config(
@@ -101,8 +120,12 @@ async def _serve(fleet: Fleet, listener: socket.socket, drain_s: float) -> None:
     fleet.start()
     # The line that scripts wait for; it alone goes to stdout.
     print(f"Bulkhead serves on {address(listener)}", flush=True)
+    notifier.ready(fleet.caution or f"Serves on {address(listener)}")
+    signs_of_life = Tasks("systemd")
+    signs_of_life.start(notifier.keep_alive(), "watchdog")
     await _first_of(serving, signals)
     logger.info("Draining for up to %g s; another signal cuts it short", drain_s)
+    notifier.stopping(f"Drains for up to {drain_s:g} s, then ends the workers")
     drain = asyncio.create_task(fleet.drain(drain_s))
     await _first_of(drain, signals)
     drain.cancel()
@@ -110,6 +133,7 @@ async def _serve(fleet: Fleet, listener: socket.socket, drain_s: float) -> None:
     await fleet.stop()
     server.should_exit = True
     await serving
+    await signs_of_life.cancel_all()
     logger.info("Stopped")
 
 

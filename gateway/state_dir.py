@@ -90,6 +90,11 @@ class StateDir:
         return self.path / "device.json"
 
     @property
+    def starts_path(self) -> Path:
+        """The starts since the last orderly end."""
+        return self.path / "starts.json"
+
+    @property
     def stranded_path(self) -> Path:
         """What did not come back since the boot."""
         return self.path / "stranded.json"

@@ -71,6 +71,7 @@ class Status(Struct):
     pid: int
     uptime_s: float
     state: str
+    reason: str | None
     memory: MemoryStatus
     models: list[ModelStatus]
 
@@ -81,6 +82,7 @@ def gateway_status(fleet: Fleet) -> Status:
         pid=os.getpid(),
         uptime_s=time.time() - fleet.started_at,
         state=fleet.phase,
+        reason=fleet.caution,
         memory=_memory_status(fleet),
         models=[model_status(each, fleet) for each in fleet.compartments.values()],
     )

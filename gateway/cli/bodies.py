@@ -60,6 +60,7 @@ class GatewayReading(Struct, frozen=True):
     state: str
     memory: MemoryReading
     models: tuple[ModelReading, ...]
+    reason: str | None = None
 
     def model(self, model_id: str) -> ModelReading | None:
         return next((each for each in self.models if each.id == model_id), None)

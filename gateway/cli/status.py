@@ -56,6 +56,8 @@ def _print(console: Console, reading: GatewayReading, url: str) -> None:
         f"Bulkhead {reading.version} at {url}: {reading.state}, pid {reading.pid}, "
         f"up {_duration(reading.uptime_s)}"
     )
+    if reading.reason is not None:
+        console.print(printable(f"Careful: {reading.reason}"))
     console.print(_budget_line(reading.memory))
     console.print()
     console.print(_table(reading.models))

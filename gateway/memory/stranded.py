@@ -16,6 +16,13 @@ _NOISE_SHARE: Final = 0.05
 _QUIET_READINGS: Final = 5
 # As long as the machine isn't quiet nothing is decided; after this the question is dropped.
 _PATIENCE_S: Final = 600.0
+# Of the machine's memory: between two gateways nobody has watched what else has moved.
+_UNWATCHED_SHARE: Final = 0.02
+
+
+def beyond_noise(above_bytes: int, total_bytes: int) -> int:
+    """What is to be called stranded of so much above the base that a dead gateway has known."""
+    return above_bytes if above_bytes >= max(_NOISE_BYTES, total_bytes * _UNWATCHED_SHARE) else 0
 
 
 class Reading(NamedTuple):
@@ -53,6 +60,13 @@ class Finding(NamedTuple):
     missing_bytes: int
 
 
+def moved(before_bytes: int | None, now_bytes: int | None) -> bool:
+    """Whether a base differs from an earlier one by more than noise."""
+    if before_bytes is None or now_bytes is None:
+        return before_bytes is not now_bytes
+    return abs(now_bytes - before_bytes) >= _NOISE_BYTES
+
+
 class Stranded:
     """Watches for it. Other programs move the figures too, so one reading proves nothing: it takes
     several quiet ones that agree.
@@ -64,6 +78,11 @@ class Stranded:
         self._quiet: deque[Reading] = deque(maxlen=_QUIET_READINGS)
         self._base_bytes: float | None = None
         self._ended: list[Ended] = []
+
+    @property
+    def base_bytes(self) -> int | None:
+        """What belongs to no process beside that; None before the first quiet time."""
+        return None if self._base_bytes is None else int(self._base_bytes)
 
     @property
     def undecided(self) -> bool:

@@ -11,20 +11,27 @@ from gateway.state_file import read_state, write_state
 
 
 class StrandedRecord(Struct, frozen=True):
-    """`boot` tells one boot from another; `bytes` were stranded."""
+    """`bytes` were stranded, and beside them `base_bytes` belonged to no process; None is not
+    known.
+    """
 
+    bytes: int = 0
+    base_bytes: int | None = None
+
+
+class _BootRecord(Struct, frozen=True):
     boot: str
-    bytes: int
+    stranded: StrandedRecord
 
 
-def read_stranded(path: Path) -> int:
-    """Bytes that were found since the present boot."""
-    record = read_state(path, StrandedRecord)
+def read_stranded(path: Path) -> StrandedRecord:
+    """What was found since the present boot."""
+    record = read_state(path, _BootRecord)
     if record is None or record.boot != present_boot():
-        return 0
-    return max(0, record.bytes)
+        return StrandedRecord()
+    return StrandedRecord(max(0, record.stranded.bytes), record.stranded.base_bytes)
 
 
-def write_stranded(path: Path, bytes_: int) -> None:
+def write_stranded(path: Path, record: StrandedRecord) -> None:
     """To be called off the event loop."""
-    write_state(path, StrandedRecord(present_boot(), bytes_))
+    write_state(path, _BootRecord(present_boot(), record))

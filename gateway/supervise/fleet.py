@@ -25,7 +25,7 @@ from gateway.memory.footprint import FootprintError, footprint
 from gateway.memory.host import host_memory, resident_bytes
 from gateway.memory.reading import Footprint
 from gateway.memory.stranded import Reading, Stranded
-from gateway.memory.stranded_record import read_stranded, write_stranded
+from gateway.memory.stranded_record import write_stranded
 from gateway.state_dir import StateDir
 from gateway.supervise.compartment import Compartment
 from gateway.supervise.identity import descendants
@@ -67,18 +67,26 @@ class Fleet:
         state_dir: StateDir,
         records: WorkerRecords,
         swept: Iterable[Swept],
+        stranded_bytes: int,
+        caution: str | None,
     ) -> None:
         """`budget_bytes` is what all workers together may hold. `swept` are the leftovers of an
-        earlier gateway that were found.
+        earlier gateway that were found, and `stranded_bytes` what belongs to nobody any more.
+        `caution` is why no model is to be loaded that nobody asks for.
         """
         self.phase = Phase.STARTING
         self._in_force = InForce(settings)
         self.started_at = time.time()
+        self.caution = caution
         self.events = EventLog()
         for each in swept:
             self.events.emit(
                 "sweep", None, pid=each.pid, name=each.name, ended=each.ended, seconds=each.seconds
             )
+        if stranded_bytes:
+            self.events.emit("stranded", None, stranded_bytes=stranded_bytes)
+        if caution is not None:
+            self.events.emit("caution", None, reason=caution)
         self._starter = Starter(self._in_force, state_dir, records, self.events)
         self.steward = Steward(
             Admission(
@@ -87,7 +95,7 @@ class Fleet:
                 spare_bytes=settings.workers.spare * PROCESS_BYTES,
             ),
             Learned(state_dir.learned_path),
-            Stranded(read_stranded(state_dir.stranded_path)),
+            Stranded(stranded_bytes),
             functools.partial(write_stranded, state_dir.stranded_path),
             self.events,
         )
@@ -110,7 +118,7 @@ class Fleet:
         self._tasks.start(self._tick_regularly(), "deadlines")
         self.phase = Phase.SERVING
         for compartment in self.compartments.values():
-            if compartment.model.settings.preload:
+            if compartment.model.settings.preload and self.caution is None:
                 compartment.preload()
 
     @property

@@ -18,7 +18,8 @@ from gateway.memory.estimate.estimate import PROCESS_BYTES, Estimate, estimate, 
 from gateway.memory.estimate.learned import Learned, Measured
 from gateway.memory.estimate.weights import EstimateError
 from gateway.memory.reading import Pressure
-from gateway.memory.stranded import Reading, Stranded
+from gateway.memory.stranded import Reading, Stranded, moved
+from gateway.memory.stranded_record import StrandedRecord
 from gateway.supervise.model import Model
 from gateway.supervise.tasks import Tasks
 
@@ -76,14 +77,15 @@ class Steward:
         admission: Admission,
         learned: Learned,
         stranded: Stranded,
-        on_stranded: Callable[[int], None],
+        on_stranded: Callable[[StrandedRecord], None],
         events: EventLog,
     ) -> None:
-        """`on_stranded` keeps the number for the next gateway; it is called off the loop."""
+        """`on_stranded` keeps the figures for the next gateway; it is called off the loop."""
         self.admission = admission
         self.admission.stranded_bytes = stranded.bytes
         self._stranded = stranded
         self._on_stranded = on_stranded
+        self._kept = StrandedRecord(stranded.bytes)
         self.estimates: dict[str, Estimate] = {}
         self._learned = learned
         self._events = events
@@ -163,10 +165,8 @@ class Steward:
         if self._stranded.bytes != self.admission.stranded_bytes:
             self.admission.stranded_bytes = self._stranded.bytes
             self._events.emit("stranded", None, stranded_bytes=self._stranded.bytes)
-            self._tasks.start(
-                asyncio.to_thread(self._on_stranded, self._stranded.bytes), "keep stranded"
-            )
             self.decide_soon()
+        self._keep_stranded()
 
     def note_footprint(self, model_id: str, footprint_bytes: int) -> None:
         self.admission.note_footprint(model_id, footprint_bytes)
@@ -211,6 +211,14 @@ class Steward:
                 self._tenants[model_id].evict(f"the machine is short of memory ({pressure})")
 
     # Inside
+
+    def _keep_stranded(self) -> None:
+        known = StrandedRecord(self._stranded.bytes, self._stranded.base_bytes)
+        if known.base_bytes is None:
+            return
+        if known.bytes != self._kept.bytes or moved(self._kept.base_bytes, known.base_bytes):
+            self._kept = known
+            self._tasks.start(asyncio.to_thread(self._on_stranded, known), "keep stranded")
 
     async def _ask(self, tenant: Tenant) -> None:
         model_id = tenant.model.id
