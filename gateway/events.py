@@ -38,6 +38,7 @@ Kind: TypeAlias = Literal[
     "sweep",
     "caution",
     "spare",
+    "reload",
 ]
 
 _KEPT: Final = 1000

@@ -7,7 +7,9 @@ import logging
 import os
 import signal
 import socket
+import sys
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Final
 
@@ -15,13 +17,15 @@ import uvicorn
 import uvloop
 
 from gateway.api.app import build_app
-from gateway.config.settings import Settings
+from gateway.config.read import Configuration
+from gateway.memory.budget import budget_bytes
 from gateway.memory.stranded_at_start import stranded_at_start
 from gateway.notify import Notifier
+from gateway.reload import Reloader
 from gateway.start_record import StartRecord
 from gateway.state_dir import StateDir
 from gateway.supervise.fleet import Fleet
-from gateway.supervise.model import Model
+from gateway.supervise.model import models_of
 from gateway.supervise.records import WorkerRecords
 from gateway.supervise.sweep import sweep
 from gateway.supervise.tasks import Tasks
@@ -59,14 +63,17 @@ def address(listener: socket.socket) -> str:
 
 
 def run(
-    models: list[Model],
-    settings: Settings,
-    budget_bytes: int,
+    read: Callable[[], Configuration],
+    configuration: Configuration,
     state_dir: StateDir,
     listener: socket.socket,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, drain, stop the workers; a second signal cuts the drain."""
+    """Serve until SIGTERM or SIGINT, drain, stop the workers; a second signal cuts the drain.
 
+    On SIGHUP the configuration is read again, by `read`.
+    """
+    settings = configuration.settings
+    budget = budget_bytes(settings.memory, state_dir.device_path)
     records = WorkerRecords(state_dir.workers)
     notifier = Notifier.from_environment(os.environ)
     start = StartRecord(state_dir.starts_path, time.time())
@@ -75,16 +82,17 @@ def run(
 
     async def serve() -> None:
         fleet = Fleet(
-            models,
+            models_of(configuration),
             settings,
-            budget_bytes,
+            budget,
             state_dir,
             records,
             swept,
             stranded_bytes,
             start.caution,
         )
-        await _serve(fleet, listener, settings.gateway.drain_s, notifier)
+        reloader = Reloader(read, configuration, fleet, state_dir.device_path, notifier)
+        await _serve(fleet, reloader, listener, notifier)
 
     uvloop.run(serve())
     start.ended_in_order()
@@ -103,11 +111,13 @@ class _Server(uvicorn.Server):
         self._loop.call_soon_threadsafe(self._signals.put_nowait, sig)
 
 
-async def _serve(fleet: Fleet, listener: socket.socket, drain_s: float, notifier: Notifier) -> None:
+async def _serve(
+    fleet: Fleet, reloader: Reloader, listener: socket.socket, notifier: Notifier
+) -> None:
     signals: asyncio.Queue[int] = asyncio.Queue()
     server = _Server(
         uvicorn.Config(
-            build_app(fleet),
+            build_app(fleet, reloader),
             http="httptools",
             lifespan="off",
             access_log=False,
@@ -123,18 +133,40 @@ async def _serve(fleet: Fleet, listener: socket.socket, drain_s: float, notifier
     notifier.ready(fleet.caution or f"Serves on {address(listener)}")
     signs_of_life = Tasks("systemd")
     signs_of_life.start(notifier.keep_alive(), "watchdog")
+    asyncio.get_running_loop().add_signal_handler(
+        signal.SIGHUP, _on_hangup, reloader, signals, _terminal()
+    )
     await _first_of(serving, signals)
+    drain_s = fleet.settings.gateway.drain_s
     logger.info("Draining for up to %g s; another signal cuts it short", drain_s)
     notifier.stopping(f"Drains for up to {drain_s:g} s, then ends the workers")
     drain = asyncio.create_task(fleet.drain(drain_s))
     await _first_of(drain, signals)
     drain.cancel()
     fleet.refuse_all()
+    await reloader.close()
     await fleet.stop()
     server.should_exit = True
     await serving
     await signs_of_life.cancel_all()
     logger.info("Stopped")
+
+
+def _terminal() -> int | None:
+    """Where the process was started from, if that is a terminal."""
+    descriptor = sys.stderr.fileno()
+    return descriptor if os.isatty(descriptor) else None
+
+
+def _on_hangup(reloader: Reloader, signals: asyncio.Queue[int], terminal: int | None) -> None:
+    """Read the configuration again; but if the terminal is gone, that is what it says."""
+    if terminal is not None:
+        try:
+            os.tcgetpgrp(terminal)
+        except OSError:
+            signals.put_nowait(signal.SIGHUP)
+            return
+    reloader.reload_soon()
 
 
 async def _first_of(task: asyncio.Task[None], signals: asyncio.Queue[int]) -> None:

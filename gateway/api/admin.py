@@ -18,7 +18,9 @@ from gateway.api import events
 from gateway.api.bodies import read_count, read_json
 from gateway.api.local_only import LocalOnly
 from gateway.api.status import gateway_status, model_status
+from gateway.config.settings import ConfigError
 from gateway.dispatch.refusal import Refusal
+from gateway.reload import Reloader
 from gateway.supervise.compartment import Compartment
 from gateway.supervise.fleet import Fleet
 from gateway.supervise.lifecycle import State
@@ -80,6 +82,18 @@ async def logs(request: Request) -> Response:
     if request.query_params.get("follow") in ("1", "true"):
         return StreamingResponse(_follow(compartment, lines), media_type="text/event-stream")
     return PlainTextResponse("".join(f"{line}\n" for line in compartment.log.tail(lines)))
+
+
+async def reload(request: Request) -> Response:
+    """400 with every mistake, a line each, if there is one; then nothing has changed."""
+    reloader: Reloader = request.app.state.reloader
+    try:
+        return _json(await reloader.reload())
+    except ConfigError as error:
+        mistakes = "\n".join(map(str, error.mistakes))
+        raise Refusal(
+            "invalid_request_error", f"The configuration stays as it was:\n{mistakes}"
+        ) from None
 
 
 def _compartment(request: Request) -> Compartment:
@@ -144,6 +158,7 @@ routes = [
         "/admin/v1",
         routes=[
             Route("/status", status),
+            Route("/reload", reload, methods=["POST"]),
             Route("/models/{model_id:path}/load", load, methods=["POST"]),
             Route("/models/{model_id:path}/unload", unload, methods=["POST"]),
             Route("/models/{model_id:path}/restart", restart, methods=["POST"]),

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.api import admin, chat, completions, health, models
 from gateway.api.errors import on_defect, on_http_exception, on_refusal
 from gateway.dispatch.refusal import Refusal
+from gateway.reload import Reloader
 from gateway.supervise.fleet import Fleet
 
 
@@ -32,7 +33,7 @@ class RequestIds:
         await self._app(scope, receive, send_with_id)
 
 
-def build_app(fleet: Fleet) -> ASGIApp:
+def build_app(fleet: Fleet, reloader: Reloader) -> ASGIApp:
     app = Starlette(
         routes=[
             *health.routes,
@@ -48,4 +49,5 @@ def build_app(fleet: Fleet) -> ASGIApp:
         },
     )
     app.state.fleet = fleet
+    app.state.reloader = reloader
     return RequestIds(app)

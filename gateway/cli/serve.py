@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import resource
@@ -11,15 +12,11 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 import click
-import psutil
 
 from gateway import server
 from gateway.config.read import read_configuration
-from gateway.config.settings import ConfigError, Flags, Settings
-from gateway.config.sizes import parse_size
-from gateway.memory.device import recommended_working_set_bytes
+from gateway.config.settings import ConfigError, Flags
 from gateway.state_dir import StateDir, StateDirError, default_state_dir
-from gateway.supervise.model import Model
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +58,14 @@ def command(log_level: str, **flags: object) -> None:
         format="%(asctime)s %(levelname)s %(message)s",
         stream=sys.stderr,
     )
+    # As they are now: the gateway takes some of its environment's variables out.
+    read = functools.partial(
+        read_configuration,
+        Flags(**flags),  # type: ignore[arg-type]
+        dict(os.environ),
+    )
     try:
-        configuration = read_configuration(Flags(**flags), os.environ)  # type: ignore[arg-type]
+        configuration = read()
     except ConfigError as error:
         _fail(error.mistakes, status=2)
     settings = configuration.settings
@@ -71,10 +74,6 @@ def command(log_level: str, **flags: object) -> None:
             ["No model was given. Try the one that comes along: bulkhead serve --model demo"],
             status=2,
         )
-    models = [
-        Model(model_id, configuration.located[model_id], model)
-        for model_id, model in settings.models.items()
-    ]
     _raise_file_limit()
     state_dir = StateDir(Path(settings.gateway.state_dir or default_state_dir()))
     try:
@@ -82,7 +81,7 @@ def command(log_level: str, **flags: object) -> None:
         listener = server.bind(settings.gateway.host, settings.gateway.port)
     except (StateDirError, server.PortTakenError) as error:
         _fail([str(error)], status=1)
-    server.run(models, settings, _budget_bytes(settings, state_dir), state_dir, listener)
+    server.run(read, configuration, state_dir, listener)
 
 
 def _raise_file_limit() -> None:
@@ -95,15 +94,6 @@ def _raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     except (OSError, ValueError) as error:
         logger.warning("The limit of open files stays at %d: %s", soft, error)
-
-
-def _budget_bytes(settings: Settings, state_dir: StateDir) -> int:
-    """An explicit budget is meant literally; the headroom is taken from the automatic one."""
-    total_bytes = psutil.virtual_memory().total
-    if settings.memory.budget != "auto":
-        return parse_size(settings.memory.budget, total_bytes)
-    recommended_bytes = recommended_working_set_bytes(state_dir.device_path) or total_bytes
-    return max(0, min(total_bytes, recommended_bytes) - parse_size(settings.memory.headroom))
 
 
 def _fail(mistakes: Iterable[object], *, status: int) -> NoReturn:

@@ -97,8 +97,8 @@ class Traffic:
         except QueueFullError:
             refusal = Refusal(
                 "queue_full",
-                f"{self._queue.depth} requests wait for {self._model_id!r} already, as many as its queue "
-                "holds: try again later.",
+                f"{self._queue.depth} requests wait for {self._model_id!r} already, as many as its "
+                "queue holds: try again later.",
                 retry_after_s=self._retry_after_s(),
             )
             raise self._turned_away(request, refusal) from None

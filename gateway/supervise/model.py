@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from gateway.config.read import Configuration
 from gateway.config.settings import ModelSettings
 
 
@@ -23,3 +24,10 @@ class Model(Struct, frozen=True):
             and mine.context_tokens == others.context_tokens
             and mine.max_concurrency == others.max_concurrency
         )
+
+
+def models_of(configuration: Configuration) -> list[Model]:
+    return [
+        Model(model_id, configuration.located[model_id], settings)
+        for model_id, settings in configuration.settings.models.items()
+    ]

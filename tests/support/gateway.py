@@ -39,10 +39,10 @@ class Gateway:
         self.state_dir = Path(self._folder.name) / "state"
         command = [BULKHEAD, "serve", "--port", "0"]
         command += ["--state-dir", str(self.state_dir)]
+        self.config_path = Path(self._folder.name) / "config.toml"
         if config is not None:
-            path = Path(self._folder.name) / "config.toml"
-            path.write_text(config, "utf-8")
-            command += ["--config", str(path)]
+            self.config_path.write_text(config, "utf-8")
+            command += ["--config", str(self.config_path)]
         for model in models:
             command += ["--model", model]
         self.process = subprocess.Popen(

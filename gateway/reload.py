@@ -1,0 +1,118 @@
+"""Reading the configuration again while requests are served."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from gateway.config.changes import changes
+from gateway.config.read import Configuration
+from gateway.config.settings import ConfigError, Settings
+from gateway.memory.budget import budget_bytes
+from gateway.notify import Notifier
+from gateway.supervise.fleet import Fleet
+from gateway.supervise.model import models_of
+from gateway.supervise.tasks import Tasks
+
+logger = logging.getLogger(__name__)
+
+
+class Reloaded(Struct, frozen=True):
+    """What a reload did. `added`, `removed` and the keys of `changed` are models; `applied` are
+    keys that hold from now on, `needs_restart` those that wait for the gateway's next start.
+    """
+
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: dict[str, tuple[str, ...]]
+    applied: tuple[str, ...]
+    needs_restart: tuple[str, ...]
+
+
+class Reloader:
+    """One reload at a time; a configuration with mistakes changes nothing."""
+
+    def __init__(
+        self,
+        read: Callable[[], Configuration],
+        present: Configuration,
+        fleet: Fleet,
+        device_record: Path,
+        notifier: Notifier,
+    ) -> None:
+        """`read` blocks: it reads the file, and looks where the models are."""
+        self._read = read
+        self._present = present
+        self._fleet = fleet
+        self._device_record = device_record
+        self._notifier = notifier
+        self._lock = asyncio.Lock()
+        self._tasks = Tasks("reload")
+
+    async def reload(self) -> Reloaded:
+        """Apply what has changed in the file since it was read last.
+
+        Raises:
+            ConfigError: with every mistake found.
+        """
+        async with self._lock:
+            self._notifier.reloading()
+            try:
+                reloaded = await self._apply()
+            except ConfigError as error:
+                self._fleet.events.emit("reload", None, mistakes=[str(e) for e in error.mistakes])
+                raise
+            finally:
+                self._notifier.ready(self._fleet.caution or "Serves")
+        self._fleet.events.emit("reload", None, **msgspec.structs.asdict(reloaded))
+        return reloaded
+
+    def reload_soon(self) -> None:
+        """For a signal: what comes of it is an event."""
+        self._tasks.start(self._reload_quietly(), "reload")
+
+    async def close(self) -> None:
+        await self._tasks.cancel_all()
+
+    async def _reload_quietly(self) -> None:
+        try:
+            await self.reload()
+        except ConfigError:
+            logger.error("The configuration has mistakes, and stays as it was")
+
+    async def _apply(self) -> Reloaded:
+        new = await asyncio.to_thread(self._read)
+        budget = await asyncio.to_thread(budget_bytes, new.settings.memory, self._device_record)
+        found = changes(self._present.settings, new.settings)
+        moved = {
+            model_id: ("path",)
+            for model_id, source in new.located.items()
+            # The same words may mean another place, or another revision in the cache.
+            if self._present.located.get(model_id, source) != source
+        }
+        settings = _without_restart(self._present.settings, new.settings, found.restart)
+        self._present = msgspec.structs.replace(new, settings=settings)
+        self._fleet.configure(models_of(self._present), settings, budget)
+        return Reloaded(
+            added=found.added,
+            removed=found.removed,
+            changed=moved | found.changed,
+            applied=found.live,
+            needs_restart=found.restart,
+        )
+
+
+def _without_restart(old: Settings, new: Settings, keys: tuple[str, ...]) -> Settings:
+    """What can't be taken now stays as it is, so that the next reload tells of it again."""
+    for each in keys:
+        table, key = each.split(".")
+        section = msgspec.structs.replace(
+            getattr(new, table), **{key: getattr(getattr(old, table), key)}
+        )
+        new = msgspec.structs.replace(new, **{table: section})
+    return new

@@ -1,0 +1,156 @@
+"""A running gateway takes another configuration, and nothing else notices."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+from tests.support.gateway import Gateway, eventually
+from tests.support.streams import open_stream
+
+STORY = "Tell me a story."
+LONG = {"max_tokens": 400, "ignore_eos": True, "temperature": 0.0}
+DEMO = 'path = "demo"\n'
+
+
+def _config(*models: str, gateway: str = "drain_s = 1.0", queue: str = "") -> str:
+    return "\n".join([f"[gateway]\n{gateway}\n[queue]\n{queue}", *models])
+
+
+def _model(name: str, more: str = "") -> str:
+    return f"[models.{name}]\n{DEMO}{more}\n"
+
+
+def _reload(gateway: Gateway, config: str) -> httpx.Response:
+    gateway.config_path.write_text(config, "utf-8")
+    return gateway.client.post("/admin/v1/reload")
+
+
+def _events(gateway: Gateway, kind: str) -> list[dict[str, Any]]:
+    text = gateway.client.get("/admin/v1/events?follow=0&recent=1000").text
+    events = [json.loads(each[6:]) for each in text.splitlines() if each.startswith("data: ")]
+    return [each for each in events if each["event"] == kind]
+
+
+def test_under_load_only_what_changed_is_touched(start_gateway: Callable[..., Gateway]) -> None:
+    running = start_gateway(models=(), config=_config(*map(_model, ("same", "changed", "removed"))))
+    for name in ("same", "changed", "removed"):
+        running.load(name)
+    expected = open_stream(running, STORY, "same", **LONG).join().outcome
+    pids = {name: running.worker_pid(name) for name in ("same", "changed")}
+    same = [open_stream(running, STORY, "same", **LONG) for _ in range(8)]
+    changed = [open_stream(running, STORY, "changed", **LONG) for _ in range(8)]
+    endless = {**LONG, "max_tokens": 3000}
+    removed = [open_stream(running, STORY, "removed", **endless) for _ in range(8)]
+    eventually(lambda: all(each.text for each in (*same, *changed, *removed)))
+    answer = _reload(
+        running,
+        _config(
+            _model("same"),
+            _model("changed", "context_tokens = 2048\n"),
+            _model("added", "preload = true\n"),
+        ),
+    )
+    assert answer.status_code == 200, answer.text
+    assert answer.json() == {
+        "added": ["added"],
+        "removed": ["removed"],
+        "changed": {"changed": ["context_tokens"]},
+        "applied": [],
+        "needs_restart": [],
+    }
+    late = running.chat("Hello", "removed")
+    assert (late.status_code, late.json()["error"]["code"]) == (404, "model_not_found")
+    for each in (*same, *changed):
+        assert each.join().outcome == expected
+    for each in removed:
+        error = each.join().error
+        assert error is not None
+        assert error["code"] == "model_unavailable"
+        assert "'removed' was taken out of the configuration" in error["message"]
+    assert running.worker_pid("same") == pids["same"]
+    eventually(lambda: running.model("changed")["state"] == "ready")
+    assert running.worker_pid("changed") != pids["changed"]
+    assert running.model("changed")["restarts"] == 0
+    eventually(lambda: running.model("added")["state"] == "ready")
+    assert {each["id"] for each in running.status()["models"]} == {"same", "changed", "added"}
+    memory = running.status()["memory"]
+    granted = [each["worker"]["granted_bytes"] for each in running.status()["models"]]
+    assert memory["granted_bytes"] == sum(granted)
+
+
+def test_mistakes_change_nothing_and_are_all_said(start_gateway: Callable[..., Gateway]) -> None:
+    running = start_gateway(models=(), config=_config(_model("a"), _model("b")))
+    pid = running.load("a")["worker"]["pid"]
+    refused = _reload(
+        running,
+        _config(_model("a", "prioritty = 1\n"), gateway='drain_s = "soon"') + "[nonsense]\n",
+    )
+    assert refused.status_code == 400
+    message = refused.json()["error"]["message"]
+    path = str(running.config_path)
+    assert "stays as it was" in message
+    for line, text in ((2, "drain_s"), (7, "priority"), (9, "nonsense")):
+        assert any(
+            each.startswith(f"{path}:{line}: ") and text in each for each in message.splitlines()
+        ), message
+    assert [each["id"] for each in running.status()["models"]] == ["a", "b"]
+    assert running.worker_pid("a") == pid
+    (event,) = _events(running, "reload")
+    assert len(event["mistakes"]) == 3
+
+
+def test_what_holds_at_once_and_what_waits_for_a_restart(
+    start_gateway: Callable[..., Gateway],
+) -> None:
+    running = start_gateway(models=(), config=_config(_model("a"), _model("b")))
+    running.load("a")
+    budget = running.status()["memory"]["granted_bytes"] * 3 // 2
+    config = (
+        _config(
+            _model("a", 'aliases = ["first"]\nttl_s = 1.0\n'),
+            _model("b", "pinned = true\n"),
+            gateway='host = "localhost"\ndrain_s = 3.0',
+            queue="depth = 1",
+        )
+        + f"[memory]\nbudget = {budget}\n"
+    )
+    done = _reload(running, config).raise_for_status().json()
+    assert done["changed"] == {"a": ["aliases", "ttl_s"], "b": ["pinned"]}
+    assert done["applied"] == ["gateway.drain_s", "memory.budget", "queue.depth"]
+    assert done["needs_restart"] == ["gateway.host"]
+    assert running.status()["memory"]["budget_bytes"] == budget
+    eventually(lambda: running.model("b")["state"] == "ready")
+    (evicted,) = _events(running, "evict")
+    assert evicted["model"] == "a", "idle, and there is room for one"
+    refused = running.chat("Hello", "first")
+    assert refused.status_code == 507, "the pinned one fills the budget"
+    assert "'a' needs" in refused.json()["error"]["message"], "by its new alias"
+    again = _reload(running, config).raise_for_status().json()
+    assert (again["applied"], again["needs_restart"]) == ([], ["gateway.host"])
+
+
+def test_a_smaller_budget_displaces_and_a_hangup_reads_again(
+    start_gateway: Callable[..., Gateway],
+) -> None:
+    running = start_gateway(models=(), config=_config(_model("a"), _model("b")))
+    granted = running.load("a")["worker"]["granted_bytes"]
+    running.load("b")
+    undisturbed = open_stream(running, STORY, "b", **LONG).join().outcome
+    busy = open_stream(running, STORY, "b", **LONG)
+    eventually(lambda: busy.text)
+    running.config_path.write_text(
+        _config(_model("a"), _model("b")) + f"[memory]\nbudget = {granted * 3 // 2}\n", "utf-8"
+    )
+    running.process.send_signal(signal.SIGHUP)
+    eventually(lambda: running.model("a")["state"] == "unloaded")
+    assert "the budget is" in running.model("a")["last_exit"]["reason"]
+    assert busy.join().outcome == undisturbed
+    running.config_path.write_text(_config(_model("b")), "utf-8")
+    running.process.send_signal(signal.SIGHUP)
+    eventually(lambda: [each["id"] for each in running.status()["models"]] == ["b"])
+    assert running.model("b")["state"] == "ready"
