@@ -155,6 +155,7 @@ class Fleet:
         self._register()
         for each in changed:
             each()
+        self._by_name = self._names()
         for compartment in present.values():
             compartment.remove()
             self._tasks.start(self._see_off(compartment), f"end of {compartment.model.id}")
@@ -182,10 +183,14 @@ class Fleet:
 
     def _register(self) -> None:
         self.steward.register(self._everyone)
-        self._by_name = dict(self.compartments)
+        self._by_name = self._names()
+
+    def _names(self) -> dict[str, Compartment]:
+        names = dict(self.compartments)
         for compartment in self.compartments.values():
             for alias in compartment.model.settings.aliases:
-                self._by_name[alias] = compartment
+                names[alias] = compartment
+        return names
 
     @property
     def _everyone(self) -> list[Compartment]:
