@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from gateway.config.keys import KEYS, MODEL_KEYS, MODELS, SECTIONS, Definition
 from gateway.config.settings import ModelSettings
 
@@ -47,7 +45,8 @@ def _key(definition: Definition) -> dict[str, Any]:
         **definition.kind.schema(),
     }
     if definition.default is not None:
-        said["default"] = msgspec.to_builtins(definition.default)
+        default = definition.default
+        said["default"] = list(default) if isinstance(default, tuple) else default
     if definition.key.example is not None:
         said["examples"] = [definition.key.example]
     return said

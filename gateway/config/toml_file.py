@@ -74,7 +74,7 @@ def parse(text: str) -> Document:
             if line == len(lines) or message.startswith("Unclosed"):
                 line = _begin(lines, line)
         broken[line] = f"this is not TOML: {message}"
-        if not _stands_alone(lines[line - 1]):
+        if not _is_apart(lines[line - 1], given_twice=message.startswith("Cannot overwrite")):
             break
         left_out.append(lines[line - 1])
         lines[line - 1] = ""
@@ -89,13 +89,13 @@ def _begin(lines: list[str], end: int) -> int:
     return max(1, end - _LONGEST_STATEMENT + 1)
 
 
-def _stands_alone(line: str) -> bool:
-    """Whether a line is broken without the others, and none of them belong to it."""
+def _is_apart(line: str, *, given_twice: bool) -> bool:
+    """Whether what is wrong with a line is so without the others, and none of them belong to it."""
     if line.lstrip().startswith("[") or any(line.count(quotes) % 2 for quotes in _LONG_QUOTES):
         return False
     if line.count("[") != line.count("]") or line.count("{") != line.count("}"):
         return False
-    return not _parses(line)
+    return given_twice or not _parses(line)
 
 
 def _parses(text: str) -> bool:
