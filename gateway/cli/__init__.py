@@ -21,6 +21,7 @@ VERBS: Final = (
     "events",
     "chat",
     "estimate",
+    "config",
     "demo",
 )
 

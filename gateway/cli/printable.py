@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from typing import Final
 
@@ -13,4 +14,12 @@ def printable(text: str) -> str:
     """The text without characters such as those of escape codes; lines and tabs stay."""
     return "".join(
         each for each in text if each in "\n\t" or unicodedata.category(each) not in _LEFT_OUT
+    )
+
+
+def printable_json(content: object) -> str:
+    """JSON with such characters escaped, all of them: JSON itself wants only some."""
+    return "".join(
+        f"\\u{ord(each):04x}" if each != "\n" and unicodedata.category(each) in _LEFT_OUT else each
+        for each in json.dumps(content, indent=2, ensure_ascii=False)
     )

@@ -14,6 +14,7 @@ from typing import Final, NoReturn
 import click
 
 from gateway import server
+from gateway.cli.flags import takes_flags
 from gateway.config.read import read_configuration
 from gateway.config.settings import ConfigError, Flags
 from gateway.state_dir import StateDir, StateDirError, default_state_dir
@@ -25,30 +26,14 @@ _MOST_FILES: Final = 10240
 
 
 @click.command("serve")
-@click.option("--config", type=click.Path(path_type=Path), help="TOML file [BULKHEAD_CONFIG].")
-@click.option("--host", help="Loopback address to listen on [127.0.0.1].")
-@click.option("--port", type=click.IntRange(0, 65535), help="Port; 0 takes a free one [8642].")
-@click.option(
-    "--state-dir",
-    type=click.Path(path_type=Path),
-    help="Folder for lock, sockets and logs [BULKHEAD_STATE_DIR].",
-)
-@click.option(
-    "--model",
-    "models",
-    multiple=True,
-    metavar="PATH_OR_REPO[=ID]",
-    help="A model folder, a repository in the Hugging Face cache, or demo. Repeatable.",
-)
-@click.option("--memory-budget", metavar="SIZE", help="Bytes, 12GB or 75%.")
-@click.option("--spare", type=click.IntRange(0), help="Workers kept ready for the next load.")
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
     show_default=True,
 )
-def command(log_level: str, **flags: object) -> None:
+@takes_flags
+def command(flags: Flags, log_level: str) -> None:
     """Serve models until SIGTERM or Ctrl-C.
 
     Prints one line with the address once requests are taken. Logs go to stderr.
@@ -59,11 +44,7 @@ def command(log_level: str, **flags: object) -> None:
         stream=sys.stderr,
     )
     # As they are now: the gateway takes some of its environment's variables out.
-    read = functools.partial(
-        read_configuration,
-        Flags(**flags),  # type: ignore[arg-type]
-        dict(os.environ),
-    )
+    read = functools.partial(read_configuration, flags, dict(os.environ))
     try:
         configuration = read()
     except ConfigError as error:

@@ -34,6 +34,11 @@ class Definition(Struct, frozen=True):
     def kind(self) -> Kind:
         return self.key.kind
 
+    @property
+    def expectation(self) -> str:
+        """A sentence that says what may stand there."""
+        return f"{self.kind.expected[0].upper()}{self.kind.expected[1:]}."
+
 
 def _definitions(section: type[Section]) -> dict[str, Definition]:
     found = {}

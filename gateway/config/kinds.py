@@ -163,7 +163,9 @@ class Time(Struct, frozen=True):
         return {"anyOf": [number, {"type": "string", "pattern": TIME_PATTERN}]}
 
     def write(self, value: float) -> str:
-        return toml_text(format_time(value)) if value else "0"
+        if (text := format_time(value)) is not None:
+            return toml_text(text)
+        return repr(value) if value else "0"
 
 
 class Size(Struct, frozen=True):

@@ -17,6 +17,7 @@ from gateway.config.keys import (
     SECTIONS,
     TABLES,
     Definition,
+    definitions,
     label,
     nearest,
 )
@@ -30,6 +31,11 @@ from gateway.config.toml_file import Document, UnreadableError, read_document
 
 _NO_DOCUMENT: Final = Document("", {}, {})
 _SHOWN_CHARACTERS: Final = 40
+# The table of each key.
+_HOMES: Final = {
+    definition.name: "[models.ID]" if table == MODELS else f"[{table}]"
+    for table, definition in definitions()
+}
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,26 +205,27 @@ class _Draft:
         return ModelSettings(**{"path": "", **self._values(place, MODEL_KEYS, table)})
 
     def _values(
-        self, table: Place, definitions: Mapping[str, Definition], given: dict[str, Any]
+        self, table: Place, known: Mapping[str, Definition], given: dict[str, Any]
     ) -> dict[str, Any]:
         values = {}
         for name, value in given.items():
             place = (*table, name)
-            if name not in definitions:
-                self._complain(place, _unknown("key", name, definitions))
+            if name not in known:
+                self._complain(place, _unknown("key", name, known))
                 continue
-            kind = definitions[name].kind
+            kind = known[name].kind
             try:
                 values[name] = kind.read(value)
                 self._given.append(place)
             except UnexpectedError as error:
                 element = place if error.index is None else (*place, error.index)
                 self._complain(element, f"expected {kind.expected}, not {_shown(error.value)}")
-        for name, definition in definitions.items():
+        for name, definition in known.items():
             if definition.required and name not in values:
                 self._wrong.add((*table, name))
                 # It may be in a line that can't be read.
-                if name not in given and not self._document.broken:
+                left_out = any(name in line for line in self._document.left_out)
+                if name not in given and not left_out:
                     self._complain(
                         (*table, name), f"it is missing; expected {definition.kind.expected}"
                     )
@@ -243,13 +250,12 @@ def _sentence(message: str) -> str:
 
 
 def _unknown(what: str, name: str, known: Iterable[str]) -> str:
-    homes = [f"[{table}]" for table, keys in KEYS.items() if name in keys]
-    if name in MODEL_KEYS:
-        homes.append("[models.ID]")
-    if homes:
-        return f"unknown here; it is a key of {' and '.join(homes)}"
+    if name in _HOMES:
+        return f"unknown here; it is a key of {_HOMES[name]}"
     if found := nearest(name, known):
         return f"unknown {what}; did you mean {found}?"
+    if found := nearest(name, _HOMES):
+        return f"unknown {what}; did you mean {found} in {_HOMES[found]}?"
     return f"unknown {what}; known are {', '.join(known)}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from typing import Final
 
 # Decimal, as macOS counts memory and disks; the binary units have names of their own.
@@ -43,7 +44,7 @@ def parse_size(value: int | str, total_bytes: int | None = None) -> int:
     if size is None or size[2].upper() not in _UNITS:
         expected = "bytes, a size such as 12GB" + ("" if total_bytes is None else ", or 75%")
         raise ValueError(f"{text!r} is not a size: write {expected}")
-    size_bytes = int(float(size[1]) * _UNITS[size[2].upper()])
+    size_bytes = int(Decimal(size[1]) * _UNITS[size[2].upper()])
     if size_bytes > LARGEST_BYTES:
         raise ValueError(f"{text!r} is more than any machine has")
     return size_bytes

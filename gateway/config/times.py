@@ -26,10 +26,10 @@ def parse_time(text: str) -> float:
     return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 
-def format_time(seconds: float) -> str:
-    """The shortest text that `parse_time` reads back exactly: `90s`, `10m`, `500ms`, `7d`."""
+def format_time(seconds: float) -> str | None:
+    """Text that `parse_time` reads back exactly, such as 90s, 10m, 500ms or 7d; None if none is."""
     for unit, unit_s in _UNITS.items():
         count = round(seconds / unit_s)
         if count and parse_time(text := f"{count}{unit}") == seconds:
             return text
-    return repr(seconds) if seconds else "0"
+    return None

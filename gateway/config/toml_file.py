@@ -11,15 +11,18 @@ from msgspec import Struct
 
 _LARGEST_BYTES: Final = 1 << 20
 _MOST_BROKEN_LINES: Final = 20
+_LONGEST_STATEMENT: Final = 200
+_LONG_QUOTES: Final = ('"""', "'''")
 _PLACE: Final = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 
 
 class Document(Struct, frozen=True):
-    """`text` is what was parsed in the end: the lines in `broken`, by number, are blank there."""
+    """`broken` has what is wrong by line; `text` is blank there, and `left_out` has these lines."""
 
     text: str
     tables: dict[str, Any]
     broken: dict[int, str]
+    left_out: tuple[str, ...] = ()
 
 
 class UnreadableError(Exception):
@@ -56,33 +59,48 @@ def parse(text: str) -> Document:
     """
     lines = text.split("\n")
     broken: dict[int, str] = {}
+    left_out: list[str] = []
     while len(broken) < _MOST_BROKEN_LINES:
         text = "\n".join(lines)
         try:
-            return Document(text, tomllib.loads(text), broken)
+            return Document(text, tomllib.loads(text), broken, tuple(left_out))
         except RecursionError:
-            return Document(text, {}, {**broken, 1: "it is nested too deeply"})
+            line, message = 1, "it is nested too deeply"
         except ValueError as error:
             # An integer of thousands of digits is no TOMLDecodeError, and has no place.
             place = _PLACE.search(str(error))
-            line = int(place[1]) if place is not None and place[1] else _last_line(lines)
-            broken[line] = f"this is not TOML: {_PLACE.sub('', str(error))}"
-        if not _stands_alone(lines[line - 1]):
+            line = int(place[1]) if place is not None and place[1] else len(lines)
+            message = _PLACE.sub("", str(error))
+            if line == len(lines) or message.startswith("Unclosed"):
+                line = _begin(lines, line)
+        broken[line] = f"this is not TOML: {message}"
+        if not _is_apart(lines[line - 1], given_twice=message.startswith("Cannot overwrite")):
             break
+        left_out.append(lines[line - 1])
         lines[line - 1] = ""
     return Document(text, {}, broken)
 
 
-def _last_line(lines: list[str]) -> int:
-    return max((number for number, line in enumerate(lines, 1) if line.strip()), default=1)
+def _begin(lines: list[str], end: int) -> int:
+    """Where what goes wrong at a line began: behind the last line up to which all is well."""
+    for well in range(end - 1, max(0, end - _LONGEST_STATEMENT), -1):
+        if _parses("\n".join(lines[:well])):
+            return well + 1
+    return max(1, end - _LONGEST_STATEMENT + 1)
 
 
-def _stands_alone(line: str) -> bool:
-    """Whether a broken line is broken without the others, and none belong to it."""
-    if line.lstrip().startswith("["):
+def _is_apart(line: str, *, given_twice: bool) -> bool:
+    """Whether what is wrong with a line is so without the others, and none of them belong to it."""
+    if line.lstrip().startswith("[") or any(line.count(quotes) % 2 for quotes in _LONG_QUOTES):
         return False
+    if line.count("[") != line.count("]") or line.count("{") != line.count("}"):
+        return False
+    return given_twice or not _parses(line)
+
+
+def _parses(text: str) -> bool:
     try:
-        tomllib.loads(line)
-    except ValueError:
-        return True
-    return False
+        tomllib.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,199 @@
+"""bulkhead config"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+import msgspec
+from msgspec import Struct
+from rich.table import Table
+
+from gateway.cli.console import stderr_console, stdout_console
+from gateway.cli.flags import takes_flags
+from gateway.cli.printable import printable, printable_json
+from gateway.config.example import example
+from gateway.config.keys import KEYS, MODEL_KEYS, MODELS, Definition, label
+from gateway.config.locations import Place
+from gateway.config.mistakes import Mistake, Source
+from gateway.config.read import Configuration, read_configuration
+from gateway.config.schema import schema
+from gateway.config.settings import ConfigError, Flags
+from gateway.state_dir import default_state_dir
+
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+class Origin(Struct):
+    """The JSON form of a source; what doesn't apply is null."""
+
+    source: str
+    file: str | None
+    line: int | None
+    name: str | None
+
+
+class PrintedMistake(Origin):
+    key: str
+    message: str
+
+
+class PrintedValue(Origin):
+    key: str
+    value: Any
+
+
+@click.group("config")
+def command() -> None:
+    """Check, show and write configuration files."""
+
+
+@command.command("check")
+@_json_option
+@takes_flags
+def check(flags: Flags, *, as_json: bool) -> None:
+    """Say every mistake with its file, line and key.
+
+    Takes what serve takes. Ends with status 1 if there are mistakes.
+    """
+    try:
+        configuration = read_configuration(flags, os.environ)
+    except ConfigError as error:
+        _print_mistakes(error.mistakes, as_json=as_json)
+        sys.exit(1)
+    if as_json:
+        file = None if configuration.file is None else str(configuration.file)
+        _print_json({"file": file, "mistakes": [], "models": list(configuration.located)})
+    else:
+        _say(_summary(configuration))
+
+
+@command.command("show")
+@_json_option
+@takes_flags
+def show(flags: Flags, *, as_json: bool) -> None:
+    """Show every value in force, and what gave it.
+
+    Takes what serve takes.
+    """
+    try:
+        configuration = read_configuration(flags, os.environ)
+    except ConfigError as error:
+        _print_mistakes(error.mistakes, as_json=as_json, err=True)
+        sys.exit(1)
+    if as_json:
+        _print_json(
+            [
+                PrintedValue(
+                    **_origin(configuration.source(place)),
+                    key=label(place),
+                    value=_effective(place, value),
+                )
+                for place, _, value in _values(configuration)
+            ]
+        )
+    else:
+        _print_values(configuration)
+
+
+@command.command("example")
+def print_example() -> None:
+    """Print a complete file with every key, its meaning and its default."""
+    click.echo(example(), nl=False)
+
+
+@command.command("schema")
+def print_schema() -> None:
+    """Print a JSON schema, for editors that know TOML."""
+    _print_json(schema())
+
+
+def _values(configuration: Configuration) -> Iterator[tuple[Place, Definition, Any]]:
+    """Every key's place, definition and value."""
+    for table, keys in KEYS.items():
+        section = getattr(configuration.settings, table)
+        for name, definition in keys.items():
+            yield (table, name), definition, getattr(section, name)
+    for model_id, model in configuration.settings.models.items():
+        for name, definition in MODEL_KEYS.items():
+            yield (MODELS, model_id, name), definition, getattr(model, name)
+
+
+def _print_values(configuration: Configuration) -> None:
+    console = stdout_console()
+    if configuration.file is not None:
+        console.print(printable(f"File {configuration.file}"))
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for heading in ("key", "value", "source"):
+        table.add_column(heading, overflow="fold")
+    for place, definition, value in _values(configuration):
+        table.add_row(
+            printable(label(place)),
+            printable(_written(place, definition, value)),
+            printable(_short(configuration.source(place), configuration)),
+        )
+    console.print(table)
+
+
+def _written(place: Place, definition: Definition, value: Any) -> str:
+    value = _effective(place, value)
+    return str(definition.key.unset) if value is None else definition.kind.write(value)
+
+
+def _effective(place: Place, value: Any) -> Any:
+    if place == ("gateway", "state_dir") and value is None:
+        return str(default_state_dir())
+    return value
+
+
+def _short(source: Source, configuration: Configuration) -> str:
+    """The file's name is above the table, in full."""
+    if source.kind == "file" and configuration.file is not None:
+        return f"{configuration.file.name}:{source.line}"
+    return str(source)
+
+
+def _print_mistakes(mistakes: Sequence[Mistake], *, as_json: bool, err: bool = False) -> None:
+    if as_json:
+        printed = [
+            PrintedMistake(**_origin(each.source), key=each.key, message=each.message)
+            for each in mistakes
+        ]
+        _print_json({"mistakes": printed})
+        return
+    for mistake in mistakes:
+        _say(str(mistake), err=err)
+    _say(f"{len(mistakes)} mistake{'' if len(mistakes) == 1 else 's'}.", err=err)
+
+
+def _origin(source: Source) -> dict[str, Any]:
+    in_file = source.kind == "file"
+    return {
+        "source": source.kind,
+        "file": source.name if in_file else None,
+        "line": source.line,
+        "name": None if in_file else source.name or None,
+    }
+
+
+def _summary(configuration: Configuration) -> str:
+    file = (
+        "No configuration file" if configuration.file is None else f"{configuration.file} is good"
+    )
+    if not configuration.located:
+        return f"{file}: no models, so serve needs --model."
+    models = list(configuration.located)
+    return f"{file}: {len(models)} model{'' if len(models) == 1 else 's'} ({', '.join(models)})."
+
+
+def _say(text: str, *, err: bool = False) -> None:
+    """A line; on a terminal it is broken between words, for others it stays one."""
+    console = stderr_console() if err else stdout_console()
+    console.print(printable(text), soft_wrap=not console.is_terminal)
+
+
+def _print_json(content: object) -> None:
+    click.echo(printable_json(msgspec.to_builtins(content)))

@@ -1,0 +1,186 @@
+"""Whatever valid file is written reads as it was meant; any one mistake in it shows at its line."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.config.keys import KEYS, MODEL_KEYS, MODELS, Definition, label
+from gateway.config.kinds import Size, Switch, Text, Texts, Time, Whole, toml_text
+from gateway.config.locations import Place
+from gateway.config.mistakes import Mistake
+from gateway.config.read import Configuration, read_configuration
+from gateway.config.settings import ConfigError, Flags
+from tests.support.toml_files import Draw, Plan, Spelled, Written, list_of, plans, written
+
+Read = Callable[[str], Configuration]
+
+_NONE_OF_ANY_KIND = ["1979-05-27", "{}", "{ a = 1 }"]
+
+
+@pytest.fixture(scope="module")
+def read(tmp_path_factory: pytest.TempPathFactory) -> Read:
+    path = tmp_path_factory.mktemp("properties") / "config.toml"
+
+    def read(text: str) -> Configuration:
+        path.write_text(text, "utf-8", newline="")
+        return read_configuration(Flags(config=path), {})
+
+    return read
+
+
+def _only_mistake(read: Read, file: Written) -> Mistake:
+    with pytest.raises(ConfigError) as caught:
+        read(file.text)
+    (mistake,) = caught.value.mistakes
+    return mistake
+
+
+@given(st.data())
+def test_a_valid_file_reads_as_it_was_meant(read: Read, data: st.DataObject) -> None:
+    plan = data.draw(plans())
+    file = data.draw(written(plan))
+    configuration = read(file.text)
+    assert configuration.settings == plan.settings
+    for table, keys in plan.tables.items():
+        for name in keys:
+            source = configuration.source((*table, name))
+            assert source.kind == "file"
+            assert source.line == file.lines[*table, name], (table, name)
+    given = sum(map(len, plan.tables.values()))
+    assert len(configuration.sources) == given
+
+
+@given(plans())
+def test_what_is_shown_reads_back(plan: Plan) -> None:
+    for table, keys in plan.tables.items():
+        for name, spelled in keys.items():
+            kind = _definition(table, name).kind
+            shown = tomllib.loads(f"value = {kind.write(spelled.meaning)}")["value"]
+            assert kind.read(shown) == spelled.meaning
+
+
+@given(st.data())
+def test_a_wrong_value(read: Read, data: st.DataObject) -> None:
+    plan = data.draw(plans())
+    table, name = data.draw(_keys_of(plan))
+    definition = _definition(table, name)
+    plan.tables[table][name] = Spelled(data.draw(st.sampled_from(_wrong(definition))))
+    file = data.draw(written(plan))
+    mistake = _only_mistake(read, file)
+    assert mistake.source.line == file.lines[*table, name]
+    assert mistake.key == label((*table, name))
+
+
+@given(st.data())
+def test_a_wrong_element(read: Read, data: st.DataObject) -> None:
+    plan = data.draw(plans())
+    table, name = data.draw(
+        st.sampled_from(
+            [(("gateway",), "allow"), *(((MODELS, i), "aliases") for i in plan.model_ids)]
+        )
+    )
+    elements = ['"/some/place/1"', '"/some/place/2"', '"/some/place/3"']
+    index = data.draw(st.integers(0, 2))
+    # What names a model already is no alias.
+    wrong = [toml_text(plan.model_ids[0])] if name == "aliases" else []
+    elements[index] = data.draw(st.sampled_from(["3", "[]", "true", *wrong]))
+    plan.tables[table][name] = list_of(data.draw, elements, None)
+    file = data.draw(written(plan))
+    mistake = _only_mistake(read, file)
+    assert mistake.source.line == file.lines[*table, name, index]
+    assert mistake.key == label((*table, name))
+
+
+@given(st.data())
+def test_an_unknown_key(read: Read, data: st.DataObject) -> None:
+    plan = data.draw(plans())
+    table = data.draw(st.sampled_from(list(plan.tables)))
+    meant = data.draw(
+        st.sampled_from(list(MODEL_KEYS if table[0] == MODELS else KEYS[str(table[0])]))
+    )
+    slip = data.draw(st.sampled_from([meant + "x", meant[1:], meant.upper(), f"{meant[:-1]} "]))
+    plan.tables[table][slip] = Spelled("1")
+    file = data.draw(written(plan))
+    mistake = _only_mistake(read, file)
+    assert mistake.source.line == file.lines[*table, slip]
+    assert mistake.key == label((*table, slip))
+    assert f"did you mean {meant}" in mistake.message
+
+
+@given(st.data())
+def test_an_unknown_table(read: Read, data: st.DataObject) -> None:
+    plan = data.draw(plans())
+    plan.tables[("gatway",)] = {"port": Spelled("1")}
+    file = data.draw(written(plan))
+    mistake = _only_mistake(read, file)
+    assert mistake.source.line == file.lines[("gatway",)]
+    assert "did you mean gateway" in mistake.message
+
+
+@given(st.data())
+def test_a_missing_key(read: Read, data: st.DataObject) -> None:
+    plan = data.draw(plans())
+    table: Place = (MODELS, plan.model_ids[0])
+    del plan.tables[table]["path"]
+    file = data.draw(written(plan))
+    mistake = _only_mistake(read, file)
+    assert mistake.source.line == file.lines[table]
+    assert mistake.key == label((*table, "path"))
+    assert "missing" in mistake.message
+
+
+@given(st.data())
+def test_a_line_that_is_not_toml(read: Read, data: st.DataObject) -> None:
+    plan = data.draw(plans())
+    table, name = data.draw(_keys_of(plan))
+    file = data.draw(written(plan, without_equals=(*table, name)))
+    mistake = _only_mistake(read, file)
+    assert mistake.source.line == file.lines[*table, name]
+    assert "not TOML" in mistake.message
+
+
+@given(st.data())
+def test_a_key_given_twice(read: Read, data: st.DataObject) -> None:
+    plan = data.draw(plans())
+    text = data.draw(written(plan)).text + '[moon]\na = 1\nb = "x"\na = 2\n'
+    mistake = _only_mistake(read, Written(text, {}))
+    assert mistake.source.line == text.count("\n")
+    assert "not TOML" in mistake.message
+
+
+@st.composite
+def _keys_of(draw: Draw, plan: Plan) -> tuple[Place, str]:
+    table = draw(st.sampled_from([each for each, keys in plan.tables.items() if keys]))
+    return table, draw(st.sampled_from(list(plan.tables[table])))
+
+
+def _definition(table: Place, name: str) -> Definition:
+    return MODEL_KEYS[name] if table[0] == MODELS else KEYS[str(table[0])][name]
+
+
+def _wrong(definition: Definition) -> list[str]:
+    """TOML values that the key doesn't take."""
+    match definition.kind:
+        case Text():
+            known = {"host": ['"0.0.0.0"', '""'], "path": ['"/nowhere/at/all"', '""']}
+            own = ["1", "true", "[]", *known.get(definition.name, [])]
+        case Texts():
+            own = ["1", '"x"', "true"]
+        case Switch():
+            own = ["1", '"true"', "[]"]
+        case Whole(least, most):
+            own = [str(least - 1), str(most + 1), "1.0", '"1"', "true", "[1]", "9" * 30]
+        case Time(least_s):
+            own = ["-1", '"5 minutes"', '"-5s"', '""', "inf", "nan", "1e12", "true", "[]"]
+            own += ["0.05"] if least_s else []
+        case Size(automatic):
+            own = ["-1", "1.5", '"much"', '"12XB"', '"101%"', "true", "9" * 30]
+            own += [] if automatic else ['"auto"', '"50%"']
+        case _:
+            raise AssertionError(definition)
+    return [*own, *_NONE_OF_ANY_KIND]

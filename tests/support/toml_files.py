@@ -1,0 +1,252 @@
+"""Configuration files in every way that TOML lets one write them, and where each key is in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import strategies as st
+from msgspec import Struct, field
+
+from gateway.config.keys import KEYS, MODEL_KEYS, MODELS, SECTIONS, Definition
+from gateway.config.kinds import Size, Switch, Text, Texts, Time, Whole, toml_text
+from gateway.config.locations import Place
+from gateway.config.loopback import LOOPBACK_NAMES
+from gateway.config.models import DEMO_FOLDER
+from gateway.config.settings import ModelSettings, Settings
+
+Draw = Callable[..., Any]
+
+_TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
+# Ids of others than ASCII letters count several times, and 200 are allowed.
+_IDS = st.lists(
+    st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=12),
+    min_size=1,
+    max_size=8,
+    unique=True,
+)
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_COMMENTS = ("", "# port = 1", '# [x] "', "   \t")
+
+
+class Spelled(Struct):
+    """A value in TOML. Of a list, `rows` tells in which line behind the key's each element is."""
+
+    toml: str
+    meaning: Any = None
+    rows: dict[int, int] = field(default_factory=dict)
+
+
+class Plan(Struct):
+    """What a file says, by table and key, before it is laid out."""
+
+    tables: dict[Place, dict[str, Spelled]]
+
+    @property
+    def settings(self) -> Settings:
+        meanings = {
+            place: {name: each.meaning for name, each in keys.items()}
+            for place, keys in self.tables.items()
+        }
+        return Settings(
+            **{name: SECTIONS[name](**meanings[(name,)]) for name in SECTIONS},
+            models={
+                str(place[1]): ModelSettings(**keys)
+                for place, keys in meanings.items()
+                if place[0] == MODELS
+            },
+        )
+
+    @property
+    def model_ids(self) -> list[str]:
+        return [str(place[1]) for place in self.tables if place[0] == MODELS]
+
+
+class Written(Struct):
+    """A file, and the line of each table, key and element."""
+
+    text: str
+    lines: dict[Place, int]
+
+
+@st.composite
+def plans(draw: Draw) -> Plan:
+    """Valid configurations of one to three models, which exist."""
+    names = draw(_IDS)
+    ids = names[: draw(st.integers(1, 3))]
+    aliases = names[len(ids) :]
+    tables: dict[Place, dict[str, Spelled]] = {}
+    for table, keys in KEYS.items():
+        tables[(table,)] = {
+            name: draw(spelled(definition))
+            for name, definition in keys.items()
+            if draw(st.booleans())
+        }
+    for model_id in ids:
+        model = {
+            name: draw(spelled(definition))
+            for name, definition in MODEL_KEYS.items()
+            if definition.required or draw(st.booleans())
+        }
+        if "aliases" in model:
+            own, aliases = aliases[:2], aliases[2:]
+            model["aliases"] = draw(spelled_list(own))
+        tables[MODELS, model_id] = model
+    return Plan(tables)
+
+
+@st.composite
+def spelled(draw: Draw, definition: Definition) -> Spelled:
+    """A valid value of a key."""
+    match definition.kind:
+        case Text():
+            return draw(spelled_text(draw(_texts(definition.name))))
+        case Texts():
+            return draw(spelled_list([str(DEMO_FOLDER), *draw(st.lists(_TEXT, max_size=3))]))
+        case Switch():
+            value = draw(st.booleans())
+            return Spelled(str(value).lower(), value)
+        case Whole(least, most):
+            number = draw(st.integers(least, most))
+            return Spelled(draw(st.sampled_from([str, _underscored]))(number), number)
+        case Time(least_s):
+            return draw(_spelled_time(least_s))
+        case Size(automatic):
+            size = draw(_sizes(automatic=automatic))
+            return Spelled(definition.kind.write(size), size)
+    raise AssertionError(definition)
+
+
+@st.composite
+def spelled_text(draw: Draw, value: str) -> Spelled:
+    basic = toml_text(value)
+    several = "\n".join(toml_text(part)[1:-1] for part in value.split("\n"))
+    ways = [basic, f'"""\n{several}"""']
+    if "'" not in value and value.isprintable():
+        ways.append(f"'{value}'")
+    return Spelled(draw(st.sampled_from(ways)), value)
+
+
+@st.composite
+def spelled_list(draw: Draw, values: list[str]) -> Spelled:
+    return list_of(draw, [toml_text(each) for each in values], tuple(values))
+
+
+def list_of(draw: Draw, elements: list[str], meaning: Any) -> Spelled:
+    """A list in one line, or in several with comments and a comma too many."""
+    if draw(st.booleans()):
+        return Spelled(f"[{', '.join(elements)}]", meaning, dict.fromkeys(range(len(elements)), 0))
+    lines, rows = ["["], {}
+    for index, element in enumerate(elements):
+        if comment := draw(st.sampled_from(_COMMENTS)):
+            lines.append(comment)
+        rows[index] = len(lines)
+        lines.append(f"  {element},")
+    return Spelled("\n".join([*lines, "]"]), meaning, rows)
+
+
+@st.composite
+def _spelled_time(draw: Draw, least_s: float) -> Spelled:
+    if draw(st.booleans()):
+        seconds = draw(st.floats(least_s, 315_360_000.0))
+        return Spelled(draw(st.sampled_from([repr(seconds), Time().write(seconds)])), seconds)
+    unit = draw(st.sampled_from(sorted(_UNITS)))
+    count = draw(st.integers(100, 3650))
+    return Spelled(f'"{count}{unit}"', count * _UNITS[unit])
+
+
+def _sizes(*, automatic: bool) -> st.SearchStrategy[int | str]:
+    sizes = st.one_of(
+        st.integers(0, (1 << 63) - 1),
+        st.builds("{}{}".format, st.integers(0, 999), st.sampled_from(["", "B", "kB", " GiB"])),
+    )
+    shares = st.builds("{}%".format, st.integers(1, 100))
+    return st.one_of(sizes, st.just("auto"), shares) if automatic else sizes
+
+
+def _texts(name: str) -> st.SearchStrategy[str]:
+    """Only what is there can be named as a path."""
+    known = {"host": sorted(LOOPBACK_NAMES), "path": ["demo", str(DEMO_FOLDER)]}
+    return st.sampled_from(known[name]) if name in known else _TEXT
+
+
+def _underscored(number: int) -> str:
+    return f"{number:_}"
+
+
+@st.composite
+def written(draw: Draw, plan: Plan, without_equals: Place | None = None) -> Written:
+    """The plan as a file; one key can lose its equals sign."""
+    writer = _Writer(draw, without_equals)
+    headed = []
+    for table in draw(st.permutations(list(plan.tables))):
+        way = draw(st.sampled_from(["header", "header", "dotted", "inline"]))
+        if way == "header" or not plan.tables[table]:
+            headed.append(table)
+        elif way == "dotted":
+            writer.dotted(table, plan.tables[table])
+        else:
+            writer.inline(table, plan.tables[table])
+    for table in headed:
+        writer.headed(table, plan.tables[table])
+    return Written("\n".join(writer.rows) + "\n", writer.lines)
+
+
+class _Writer:
+    def __init__(self, draw: Draw, without_equals: Place | None) -> None:
+        self.rows: list[str] = []
+        self.lines: dict[Place, int] = {}
+        self._draw = draw
+        self._without_equals = without_equals
+
+    def headed(self, table: Place, keys: dict[str, Spelled]) -> None:
+        self._comment()
+        self._note(table)
+        self.rows.append(f"[{self._name(table)}]")
+        for key, value in keys.items():
+            self._comment()
+            self._pair((*table, key), self._name((key,)), value)
+
+    def dotted(self, table: Place, keys: dict[str, Spelled]) -> None:
+        for key, value in keys.items():
+            self._comment()
+            self._note(table)
+            self._pair((*table, key), self._name((*table, key)), value)
+
+    def inline(self, table: Place, keys: dict[str, Spelled]) -> None:
+        self._comment()
+        self._note(table)
+        self.rows.append(f"{self._name(table)} = {{ ")
+        separator = ""
+        for key, value in keys.items():
+            start = self.rows.pop() + separator
+            self._pair((*table, key), start + self._name((key,)), value)
+            separator = ", "
+        self.rows[-1] += " }"
+
+    def _pair(self, place: Place, name: str, value: Spelled) -> None:
+        line = len(self.rows) + 1
+        self.lines[place] = line
+        for index, row in value.rows.items():
+            self.lines[*place, index] = line + row
+        equals = " " if place == self._without_equals else " = "
+        self.rows.extend(f"{name}{equals}{value.toml}".split("\n"))
+
+    def _note(self, table: Place) -> None:
+        self.lines.setdefault(table, len(self.rows) + 1)
+
+    def _name(self, place: Place) -> str:
+        return ".".join(self._key(str(each)) for each in place)
+
+    def _key(self, key: str) -> str:
+        ways = [toml_text(key)]
+        if re.fullmatch("[A-Za-z0-9_-]+", key):
+            ways.append(key)
+        if "'" not in key and key.isprintable():
+            ways.append(f"'{key}'")
+        return str(self._draw(st.sampled_from(ways)))
+
+    def _comment(self) -> None:
+        if self._draw(st.integers(0, 3)) == 0:
+            self.rows.append(self._draw(st.sampled_from(_COMMENTS)))
