@@ -22,6 +22,7 @@ VERBS: Final = (
     "chat",
     "estimate",
     "demo",
+    "service",
 )
 
 

@@ -41,6 +41,11 @@ def read_settings(flags: Flags, environment: Mapping[str, str]) -> Settings:
     return draft.settings()
 
 
+def config_in_force(flags: Flags, environment: Mapping[str, str]) -> Path:
+    """The file that `read_settings` reads; the default one need not exist."""
+    return _config_path(flags, environment)[0]
+
+
 def _config_path(flags: Flags, environment: Mapping[str, str]) -> tuple[Path, bool]:
     if flags.config is not None:
         return flags.config, True
