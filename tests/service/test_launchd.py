@@ -248,9 +248,7 @@ def test_a_job_that_went_away_before_the_kickstart(case: Case, managers: Service
     assert case.pid is not None
 
 
-def test_another_failure_is_told_in_launchctls_words(
-    case: Case, managers: ServiceManagers
-) -> None:
+def test_another_failure_is_told_in_launchctls_words(case: Case, managers: ServiceManagers) -> None:
     managers.fail("bootstrap", 78, "Bootstrap failed: 78: Function not implemented")
     with pytest.raises(ServiceError, match="78: Function not implemented"):
         case.install()
@@ -305,9 +303,7 @@ def test_a_service_of_another_environment(
     case.manager.path.write_text(plist)
     assert "another environment's Bulkhead" in case.service.status().warnings[0]
     other.unlink()
-    assert "can't be run" in " ".join(case.service.status().warnings) or "There is no" in " ".join(
-        case.service.status().warnings
-    )
+    assert f"It will not start again: There is no `{other}`" in case.service.status().warnings[1]
 
 
 def test_a_definition_that_is_broken(case: Case, managers: ServiceManagers) -> None:
