@@ -48,7 +48,15 @@ def port() -> int:
 def config(home: Path, port: int) -> Path:
     path = home / "config.toml"
     path.write_text(
-        f'[gateway]\nport = {port}\ndrain_s = 1.0\n[workers]\nspare = 0\n[models.demo]\npath = "demo"\n',
+        f"""
+            [gateway]
+            port = {port}
+            drain_s = 1.0
+            [workers]
+            spare = 0
+            [models.demo]
+            path = "demo"
+        """,
         "utf-8",
     )
     return path

@@ -263,9 +263,11 @@ def test_a_gateway_that_fails_is_told_with_its_last_words(
 
 
 def test_a_port_of_another_program(case: Case, managers: ServiceManagers, port: int) -> None:
-    with socket.create_server(("127.0.0.1", port)):
-        with pytest.raises(ServiceError, match=f"Another program has port {port}"):
-            case.install()
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(ServiceError, match=f"Another program has port {port}"),
+    ):
+        case.install()
     assert not case.manager.path.exists()
     assert managers.calls == []
 
