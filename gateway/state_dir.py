@@ -10,6 +10,7 @@ from typing import Final
 from urllib.parse import quote
 
 import platformdirs
+import psutil
 
 from protocol.channel import EndpointError, endpoint
 
@@ -24,6 +25,31 @@ def default_state_dir() -> Path:
     if sys.platform == "darwin":
         return platformdirs.user_data_path("Bulkhead")
     return platformdirs.user_state_path("bulkhead")
+
+
+def crash_log_path(state_dir: Path) -> Path:
+    """Where launchd puts what the gateway prints. Not among the logs: a model may be called so."""
+    return state_dir / "crash.log"
+
+
+def lock_holder(path: Path) -> int | None:
+    """The pid of the gateway that uses a state folder; None if none does, or it can't be told."""
+    try:
+        lock = os.open(path / "gateway.lock", os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        pid = os.read(lock, 20).decode("ascii", "replace").strip()
+        # A lock is tried only against a process that exists: a gateway that starts just now must
+        # not find the lock taken by whoever looks.
+        if not pid.isdigit() or not psutil.pid_exists(int(pid)):
+            return None
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return int(pid)
+    finally:
+        os.close(lock)
+    return None
 
 
 class StateDir:

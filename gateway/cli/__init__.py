@@ -23,6 +23,7 @@ VERBS: Final = (
     "estimate",
     "config",
     "demo",
+    "service",
 )
 
 

@@ -17,7 +17,9 @@ from gateway import server
 from gateway.cli.flags import takes_flags
 from gateway.config.read import read_configuration
 from gateway.config.settings import ConfigError, Flags
-from gateway.state_dir import StateDir, StateDirError, default_state_dir
+from gateway.service.crash_log import bound
+from gateway.service.mark import LABEL, MARK, service_pid
+from gateway.state_dir import StateDir, StateDirError, crash_log_path, default_state_dir
 
 logger = logging.getLogger(__name__)
 
@@ -57,12 +59,24 @@ def command(flags: Flags, log_level: str) -> None:
         )
     _raise_file_limit()
     state_dir = StateDir(Path(settings.gateway.state_dir or default_state_dir()))
+    bound(crash_log_path(state_dir.path))
+    _leave_to_another_service(state_dir)
     try:
         state_dir.acquire()
         listener = server.bind(settings.gateway.host, settings.gateway.port)
     except (StateDirError, server.PortTakenError) as error:
         _fail([str(error)], status=1)
     server.run(read, configuration, state_dir, listener)
+
+
+def _leave_to_another_service(state_dir: StateDir) -> None:
+    """launchd may start an agent twice, in the background session and at the screen's login: with
+    exit status 0 the second one isn't tried again and again.
+    """
+    pid = service_pid(state_dir.path) if os.environ.get(MARK) == LABEL else None
+    if pid is not None:
+        click.echo(f"bulkhead: The service runs already (pid {pid}).", err=True)
+        sys.exit(0)
 
 
 def _raise_file_limit() -> None:

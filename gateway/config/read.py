@@ -68,6 +68,20 @@ def read_settings(flags: Flags, environment: Mapping[str, str]) -> Settings:
     return settings
 
 
+def config_in_force(flags: Flags, environment: Mapping[str, str]) -> Path:
+    """The file that `read_settings` reads; the default one need not exist."""
+    return _file_and_source(flags, environment)[0]
+
+
+def _file_and_source(flags: Flags, environment: Mapping[str, str]) -> tuple[Path, Source | None]:
+    """The file, and who names it; None: nobody, it is the platform's and need not exist."""
+    if flags.config is not None:
+        return flags.config, Source("flag", "--config")
+    if variable := environment.get("BULKHEAD_CONFIG"):
+        return Path(variable), Source("environment", "BULKHEAD_CONFIG")
+    return platformdirs.user_config_path("bulkhead") / "config.toml", None
+
+
 def read_configuration(flags: Flags, environment: Mapping[str, str]) -> Configuration:
     """The same with the places of the models, which must be there, and each value's source.
 
@@ -148,12 +162,7 @@ class _Draft:
             raise ConfigError(sorted(self._mistakes, key=lambda each: each.source.line or 0))
 
     def _read_file(self, flags: Flags, environment: Mapping[str, str]) -> Document:
-        if flags.config is not None:
-            path, named_by = flags.config, Source("flag", "--config")
-        elif variable := environment.get("BULKHEAD_CONFIG"):
-            path, named_by = Path(variable), Source("environment", "BULKHEAD_CONFIG")
-        else:
-            path, named_by = platformdirs.user_config_path("bulkhead") / "config.toml", None
+        path, named_by = _file_and_source(flags, environment)
         try:
             document = read_document(path)
         except FileNotFoundError:

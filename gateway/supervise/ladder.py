@@ -56,6 +56,11 @@ def immediate() -> tuple[Rung, ...]:
     return (Rung(Step.KILL, _AFTER_KILL_S),)
 
 
+def longest_s() -> float:
+    """What the end of the largest worker may take."""
+    return sum(each.deadline_s for each in _rungs(_LONGEST_S))
+
+
 def _patience_s(footprint_bytes: int | None) -> float:
     return min(_LONGEST_S, _SHORTEST_S + _S_PER_GB * (footprint_bytes or 0) / 1e9)
 

@@ -10,7 +10,7 @@ import pytest
 from gateway.boot import present_boot
 from gateway.memory import device
 from gateway.memory.device import DeviceRecord, recommended_working_set_bytes
-from gateway.memory.stranded_record import read_stranded, write_stranded
+from gateway.memory.stranded_record import StrandedRecord, read_stranded, write_stranded
 
 
 def test_a_machine_without_a_recommendation(tmp_path: Path) -> None:
@@ -39,10 +39,10 @@ def test_it_is_read_once(
 
 def test_what_is_stranded_survives_a_gateway_and_not_a_boot(tmp_path: Path) -> None:
     record = tmp_path / "stranded.json"
-    assert read_stranded(record) == 0
-    write_stranded(record, 7)
-    assert read_stranded(record) == 7
+    assert read_stranded(record) == StrandedRecord()
+    write_stranded(record, StrandedRecord(7, 1000))
+    assert read_stranded(record) == StrandedRecord(7, 1000)
     record.write_bytes(record.read_bytes().replace(present_boot().encode(), b"another boot"))
-    assert read_stranded(record) == 0
+    assert read_stranded(record) == StrandedRecord()
     record.write_bytes(b"{")
-    assert read_stranded(record) == 0
+    assert read_stranded(record) == StrandedRecord()

@@ -1,0 +1,149 @@
+"""bulkhead service"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import click
+import msgspec
+
+from gateway.cli.failure import CommandError, NoGatewayError, WrongUseError, interruptible
+from gateway.cli.printable import printable
+from gateway.config.read import config_in_force, read_settings
+from gateway.config.settings import ConfigError, Flags
+from gateway.service.definition import define
+from gateway.service.failure import ServiceError, ServiceMisuseError
+from gateway.service.manager import manager
+from gateway.service.owner import Owner, owner
+from gateway.service.service import Service, ServiceStatus
+
+_WIDTH: Final = 79
+
+system_option = click.option(
+    "--system", is_flag=True, help="The whole machine's: runs with nobody logged in; needs root."
+)
+
+
+@click.group("service")
+def command() -> None:
+    """Have the system run Bulkhead: launchd on macOS, systemd on Linux."""
+
+
+@command.command("install")
+@click.option("--config", type=click.Path(path_type=Path), help="TOML file [BULKHEAD_CONFIG].")
+@click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    help="Folder for lock, sockets and logs [BULKHEAD_STATE_DIR].",
+)
+@system_option
+def install(*, config: Path | None, state_dir: Path | None, system: bool) -> None:
+    """Write the service's definition and start it.
+
+    An older one is ended in order and replaced, so this also follows an upgrade.
+    """
+    with _failures():
+        account = owner(os.environ, system=system)
+        flags = Flags(config=config, state_dir=state_dir)
+        try:
+            settings = read_settings(flags, os.environ)
+        except ConfigError as error:
+            raise WrongUseError(str(error)) from error
+        path = config_in_force(flags, os.environ)
+        if not settings.models:
+            raise WrongUseError(
+                f"The service would have no model to serve: name one in {path}, as in\n"
+                '  [models."demo"]\n  path = "demo"'
+            )
+        definition = define(
+            account, settings, path if path.exists() else None, os.environ, system=system
+        )
+        _service(account, system=system).install(definition, settings)
+
+
+def _verb(name: str, act: Callable[[Service], None], text: str) -> None:
+    @command.command(name, help=text)
+    @system_option
+    def verb(*, system: bool) -> None:
+        with _failures():
+            act(_service(owner(os.environ, system=system), system=system))
+
+
+_verb("uninstall", Service.uninstall, "End the service and remove its definition.")
+_verb("start", Service.start, "Start the installed service.")
+_verb("stop", Service.stop, "End it in order, until the next start, boot or login.")
+_verb("restart", Service.restart, "End it in order and start it, as after an upgrade.")
+
+
+@command.command("status")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@system_option
+def status(*, as_json: bool, system: bool) -> None:
+    """Tell what is installed and what runs. Exit status 3: it doesn't run."""
+    with _failures():
+        reading = _service(_reader(system=system), system=system).status()
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(reading), indent=2))
+    else:
+        _print(reading)
+    if reading.pid is None:
+        sys.exit(NoGatewayError.exit_code)
+
+
+@command.command("logs")
+@click.option("-f", "--follow", is_flag=True, help="Go on with new lines until Ctrl-C.")
+@click.option("-n", "--lines", type=click.IntRange(0), default=200, show_default=True)
+@system_option
+def logs(*, follow: bool, lines: int, system: bool) -> None:
+    """Show what the service has printed."""
+    with _failures(), interruptible():
+        shown = _service(_reader(system=system), system=system).log_command(lines, follow=follow)
+        try:
+            sys.exit(subprocess.run(shown, check=False).returncode)
+        except OSError as error:
+            raise CommandError(f"`{' '.join(shown)}` can't be run: {error}") from error
+
+
+def _service(account: Owner, *, system: bool) -> Service:
+    return Service(manager(account, _say, system=system), _say)
+
+
+def _reader(*, system: bool) -> Owner:
+    """To look needs no rights."""
+    return owner(os.environ, system=system and os.geteuid() == 0)
+
+
+def _say(text: str) -> None:
+    for line in text.splitlines():
+        click.echo(click.wrap_text(printable(line), _WIDTH, subsequent_indent="  "))
+
+
+@contextlib.contextmanager
+def _failures() -> Iterator[None]:
+    try:
+        yield
+    except ServiceMisuseError as error:
+        raise WrongUseError(str(error)) from error
+    except ServiceError as error:
+        raise CommandError(str(error)) from error
+
+
+def _print(reading: ServiceStatus) -> None:
+    if not reading.installed:
+        _say(f"No service is installed ({reading.path} doesn't exist).")
+        return
+    _say(f"Installed: version {reading.installed_version or 'unknown'}, {reading.path}")
+    if reading.pid is None:
+        _say("It doesn't run." if reading.loaded else "It is stopped.")
+    else:
+        version = reading.running_version or "unknown"
+        _say(f"Running:   version {version}, pid {reading.pid}, {reading.url}")
+    _say(f"Its end gets {reading.stop_s} s.")
+    for warning in reading.warnings:
+        _say(f"Warning: {warning}")

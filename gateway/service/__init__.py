@@ -1,0 +1,1 @@
+"""The gateway as a service of the system: launchd's on macOS, systemd's on Linux."""

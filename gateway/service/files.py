@@ -1,0 +1,45 @@
+"""Templates that come along, and files written whole, for the account that they are for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from gateway.service.failure import ServiceError
+from gateway.service.owner import Owner
+
+
+def template(name: str) -> bytes:
+    """A file of deploy/."""
+    return Path(__file__).with_name(name).read_bytes()
+
+
+def write(path: Path, content: bytes) -> None:
+    """Raises: ServiceError."""
+    unfinished = path.with_name(f".{path.name}.new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_bytes(content)
+        unfinished.chmod(0o644)
+        unfinished.replace(path)
+    except OSError as error:
+        raise ServiceError(f"{path} can't be written: {error.strerror}.") from error
+
+
+def make_private(path: Path, owner: Owner) -> None:
+    """An empty file, with the folders that are missing above it: the account's own, also if root
+    makes it.
+
+    Raises:
+        ServiceError: it can't be made.
+    """
+    missing = [each for each in path.parents if not each.exists()]
+    try:
+        for folder in reversed(missing):
+            folder.mkdir(mode=0o700)
+            os.chown(folder, owner.uid, owner.gid)
+        if not path.exists():
+            path.touch(mode=0o600)
+            os.chown(path, owner.uid, owner.gid)
+    except OSError as error:
+        raise ServiceError(f"{path} can't be made: {error.strerror}.") from error

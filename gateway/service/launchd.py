@@ -1,0 +1,174 @@
+"""The service in launchd, by launchctl(1): a LaunchAgent, or a LaunchDaemon of the system.
+
+What launchctl prints is no interface, so only exit statuses are read. They are errno values, or of
+launchd's own: 113 is an unknown service, 125 a domain that isn't there.
+"""
+
+from __future__ import annotations
+
+import plistlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+from xml.parsers.expat import ExpatError
+
+from gateway.service.command import Done, run
+from gateway.service.definition import Definition, Installed, option
+from gateway.service.failure import ServiceError
+from gateway.service.files import template
+from gateway.service.mark import LABEL, service_pid
+from gateway.service.owner import Owner
+from gateway.state_dir import crash_log_path, lock_holder
+
+_NO_DOMAIN: Final = 125
+# bootstrap's answers while an earlier job of the label is there, or still going away.
+_IN_THE_WAY: Final = (5, 17, 36, 37)
+_LOOK_S: Final = 0.2
+# Beyond the time that the end of the process gets.
+_SETTLES_S: Final = 20.0
+
+
+class Launchd:
+    """Ends the gateway by SIGTERM and takes the job out of launchd once it is gone: `bootout` of a
+    running job has been seen to send SIGKILL after 5 s, and so does `kickstart -k` at once. On a
+    job that doesn't run nothing can be stranded.
+    """
+
+    def __init__(
+        self, owner: Owner, say: Callable[[str], None], *, system: bool, root: Path = Path("/")
+    ) -> None:
+        """`root` is where the system's own folders are."""
+        self._owner = owner
+        self._say = say
+        self._system = system
+        if system:
+            self._domains = ["system"]
+            folder = root / "Library" / "LaunchDaemons"
+        else:
+            # gui/ is there while somebody is logged in at the screen, user/ after any login.
+            self._domains = [f"gui/{owner.uid}", f"user/{owner.uid}"]
+            folder = owner.home / "Library" / "LaunchAgents"
+        self._path = folder / f"{LABEL}.plist"
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    def render(self, definition: Definition) -> bytes:
+        keys: dict[str, Any] = plistlib.loads(template(f"{LABEL}.plist"))
+        keys["ProgramArguments"] = list(definition.arguments)
+        keys["EnvironmentVariables"] = definition.environment
+        keys["WorkingDirectory"] = str(definition.owner.home)
+        keys["ExitTimeOut"] = definition.stop_s
+        keys["StandardErrorPath"] = str(definition.crash_log)
+        if self._system:
+            keys["UserName"] = definition.owner.name
+            del keys["LimitLoadToSessionType"]
+        return plistlib.dumps(keys, sort_keys=False)
+
+    def read(self) -> Installed | None:
+        try:
+            keys = plistlib.loads(self._path.read_bytes())
+            arguments = [str(each) for each in keys["ProgramArguments"]]
+            state_dir = option(arguments, "--state-dir")
+            if state_dir is None:
+                raise ValueError("it names no state folder")
+            return Installed(
+                arguments[0], option(arguments, "--config"), state_dir, int(keys["ExitTimeOut"])
+            )
+        except FileNotFoundError:
+            return None
+        except (OSError, ExpatError, ValueError, KeyError, IndexError, TypeError) as error:
+            raise ServiceError(
+                f"{self._path} can't be read ({error!r}): remove it, then install again."
+            ) from error
+
+    def loaded(self) -> bool:
+        return self._domain() is not None
+
+    def begin(self) -> str | None:
+        domain = self._domain()
+        if domain is not None and _kickstart(domain):
+            return None
+        # launchd doesn't know it, or not any more.
+        return self._bootstrap()
+
+    def end(self, installed: Installed) -> None:
+        if (domain := self._domain()) is None:
+            return
+        pid = service_pid(installed.state_dir)
+        # If there is no process this fails, and nothing is to be done.
+        run("launchctl", "kill", "SIGTERM", f"{domain}/{LABEL}")
+        deadline = time.monotonic() + installed.stop_s + _SETTLES_S
+        while pid is not None and lock_holder(installed.state_dir) == pid:
+            if time.monotonic() >= deadline:
+                raise ServiceError(
+                    f"The gateway (pid {pid}) did not end within {installed.stop_s} s. Its log "
+                    "says what it waits for: `bulkhead service logs`."
+                )
+            time.sleep(_LOOK_S)
+        self._boot_out(domain)
+
+    def forget(self) -> None:
+        """launchd keeps nothing of a job that was booted out."""
+
+    def log_command(self, lines: int, *, follow: bool) -> list[str]:
+        if (installed := self.read()) is None:
+            raise ServiceError(f"There is no service: {self._path} doesn't exist.")
+        path = str(crash_log_path(installed.state_dir))
+        return ["tail", *(("-F",) if follow else ()), "-n", str(lines), path]
+
+    def _domain(self) -> str | None:
+        """Where launchd knows it."""
+        for domain in self._domains:
+            if run("launchctl", "print", f"{domain}/{LABEL}").status == 0:
+                return domain
+        return None
+
+    def _bootstrap(self) -> str | None:
+        for domain in self._domains:
+            # An earlier `launchctl disable` would keep it from being loaded, with error 119.
+            run("launchctl", "enable", f"{domain}/{LABEL}")
+            done = self._bootstrap_in(domain)
+            if done.status == 0:
+                return None if domain == self._domains[0] else _HEADLESS
+            if done.status != _NO_DOMAIN:
+                raise done.failed()
+        raise ServiceError(
+            f"launchd has neither of the domains {' and '.join(self._domains)} for you: install "
+            "the service with `sudo bulkhead service install --system`."
+        )
+
+    def _bootstrap_in(self, domain: str) -> Done:
+        """An earlier job of the label may still be going away, or be there already."""
+        deadline = time.monotonic() + _SETTLES_S
+        while True:
+            done = run("launchctl", "bootstrap", domain, str(self._path))
+            if done.status not in _IN_THE_WAY:
+                return done
+            if self._domain() == domain and _kickstart(domain):
+                return Done(done.command, 0, "")
+            if time.monotonic() >= deadline:
+                return done
+            time.sleep(_LOOK_S)
+
+    def _boot_out(self, domain: str) -> None:
+        done = run("launchctl", "bootout", f"{domain}/{LABEL}")
+        deadline = time.monotonic() + _SETTLES_S
+        while self._domain() == domain:
+            if time.monotonic() >= deadline:
+                raise done.failed()
+            time.sleep(_LOOK_S)
+
+
+def _kickstart(domain: str) -> bool:
+    """Have a known job run. If it runs already nothing happens."""
+    return run("launchctl", "kickstart", f"{domain}/{LABEL}").status == 0
+
+
+_HEADLESS: Final = (
+    "Nobody is logged in at the screen, so the service runs in the background session of your "
+    "login, and starts again only when you log in. A machine that nobody logs in to wants "
+    "`sudo bulkhead service install --system`."
+)

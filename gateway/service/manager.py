@@ -1,0 +1,47 @@
+"""What launchd and systemd have in common, and which of them this system has."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from gateway.service.definition import Definition, Installed
+from gateway.service.launchd import Launchd
+from gateway.service.owner import Owner
+from gateway.service.systemd import Systemd
+
+
+class Manager(Protocol):
+    """Every method that talks to it raises `ServiceError` if it refuses."""
+
+    @property
+    def path(self) -> Path:
+        """The definition's file."""
+
+    def render(self, definition: Definition) -> bytes: ...
+
+    def read(self) -> Installed | None:
+        """What is installed; None if nothing is."""
+
+    def loaded(self) -> bool:
+        """Whether it knows the service, running or not."""
+
+    def begin(self) -> str | None:
+        """Have it run from now on; returns what the operator should know."""
+
+    def end(self, installed: Installed) -> None:
+        """Have it end in order, and not come back before `begin` or the next boot or login."""
+
+    def forget(self) -> None:
+        """After its end and the removal of its file: nothing of it comes back."""
+
+    def log_command(self, lines: int, *, follow: bool) -> list[str]:
+        """Shows what the service has printed."""
+
+
+def manager(owner: Owner, say: Callable[[str], None], *, system: bool) -> Manager:
+    if sys.platform == "darwin":
+        return Launchd(owner, say, system=system)
+    return Systemd(owner, system=system)

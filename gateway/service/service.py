@@ -1,0 +1,279 @@
+"""What an operator orders: each order says what it does, and may be given twice."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from gateway.config.read import read_settings
+from gateway.config.settings import ConfigError, Flags, Settings
+from gateway.service.command import run
+from gateway.service.definition import Definition, Installed, stop_s
+from gateway.service.failure import ServiceError
+from gateway.service.files import make_private, write
+from gateway.service.manager import Manager
+from gateway.service.mark import service_pid
+from gateway.service.port import ask_health, listens, port_is_free
+from gateway.state_dir import crash_log_path
+from gateway.version import VERSION
+
+# An interpreter that starts says its version in a fraction of a second.
+_VERSION_S: Final = 20.0
+# launchd tries again after ThrottleInterval, so a second attempt is waited for.
+_SERVES_S: Final = 200.0
+_GIVES_UP_S: Final = 25.0
+_LOOK_S: Final = 0.25
+_LOG_LINES: Final = 5
+
+
+class ServiceStatus(Struct, frozen=True):
+    """None is not known, or none. `warnings` are sentences that say what to do."""
+
+    installed: bool
+    path: str
+    loaded: bool
+    pid: int | None
+    installed_version: str | None
+    running_version: str | None
+    uptime_s: float | None
+    url: str | None
+    stop_s: int | None
+    warnings: list[str]
+
+
+class Service:
+    """Every method raises `ServiceError` if it can't do what it is for."""
+
+    def __init__(
+        self, manager: Manager, say: Callable[[str], None], gives_up_s: float = _GIVES_UP_S
+    ) -> None:
+        """`gives_up_s` is how long there may be no gateway after a start."""
+        self._manager = manager
+        self._gives_up_s = gives_up_s
+        self._say = say
+
+    def install(self, definition: Definition, settings: Settings) -> None:
+        """Write the definition and have it run, in place of an older one if there is one."""
+        rendered = self._manager.render(definition)
+        before = self._manager.read()
+        pid = None if before is None else service_pid(before.state_dir)
+        self._check_port(settings, pid)
+        if before is not None and self._is_this(rendered, settings, pid):
+            self._say(f"It is installed and runs (pid {pid}): there is nothing to do.")
+            return
+        make_private(definition.crash_log, definition.owner)
+        if before is not None:
+            self._say(f"Replacing the service of {self._manager.path}.")
+            self._end(before)
+        else:
+            self._say(f"Writing {self._manager.path}.")
+        write(self._manager.path, rendered)
+        self._begin(definition.state_dir, settings)
+
+    def uninstall(self) -> None:
+        """End it and remove its definition. The state folder stays."""
+        try:
+            installed = self._manager.read()
+        except ServiceError as error:
+            raise ServiceError(f"{error} Nothing was changed.") from error
+        if installed is None:
+            self._say(f"There is no service: {self._manager.path} doesn't exist.")
+            return
+        self._end(installed)
+        try:
+            self._manager.path.unlink(missing_ok=True)
+        except OSError as error:
+            raise ServiceError(
+                f"{self._manager.path} can't be removed: {error.strerror}."
+            ) from error
+        self._manager.forget()
+        self._say(f"Removed {self._manager.path}. Models and {installed.state_dir} stay.")
+
+    def start(self) -> None:
+        installed = self._installed()
+        settings = _settings(installed)
+        pid = service_pid(installed.state_dir)
+        if pid is not None:
+            self._say(f"It runs already (pid {pid}).")
+            return
+        self._check_port(settings, pid)
+        self._begin(installed.state_dir, settings)
+
+    def stop(self) -> None:
+        self._end(self._installed())
+        self._say("It starts again with `bulkhead service start`, or at the next boot or login.")
+
+    def restart(self) -> None:
+        installed = self._installed()
+        # Looked at first: a service that can't start again had better go on.
+        settings = _settings(installed)
+        self._end(installed)
+        self._begin(installed.state_dir, settings)
+
+    def status(self) -> ServiceStatus:
+        installed = self._manager.read()
+        if installed is None:
+            path = str(self._manager.path)
+            return ServiceStatus(False, path, False, None, None, None, None, None, None, [])
+        warnings = []
+        settings = None
+        try:
+            settings = _settings(installed)
+        except ServiceError as error:
+            warnings.append(f"It will not start again: {error}")
+        pid = service_pid(installed.state_dir)
+        version = _installed_version(installed, warnings)
+        url = health = None
+        if settings is not None:
+            host, port = settings.gateway.host, settings.gateway.port
+            url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+            health = ask_health(host, port) if pid is not None else None
+            warnings += _too_short(installed, settings)
+            if pid is not None and health is None:
+                warnings.append(f"Its gateway doesn't answer at {url}.")
+        if health is not None and version is not None and health.version != version:
+            warnings.append(
+                f"Version {health.version} runs and {version} is installed: "
+                "`bulkhead service restart` changes that."
+            )
+        return ServiceStatus(
+            True,
+            str(self._manager.path),
+            self._manager.loaded(),
+            pid,
+            version,
+            None if health is None else health.version,
+            None if health is None else health.uptime_s,
+            url,
+            installed.stop_s,
+            warnings,
+        )
+
+    def log_command(self, lines: int, *, follow: bool) -> list[str]:
+        """What shows the service's own output."""
+        return self._manager.log_command(lines, follow=follow)
+
+    # Inside
+
+    def _installed(self) -> Installed:
+        installed = self._manager.read()
+        if installed is None:
+            raise ServiceError(
+                f"There is no service ({self._manager.path} doesn't exist): "
+                "`bulkhead service install` makes one."
+            )
+        return installed
+
+    def _is_this(self, rendered: bytes, settings: Settings, pid: int | None) -> bool:
+        """Whether exactly this, in this version, is installed and serves."""
+        if pid is None or self._manager.path.read_bytes() != rendered:
+            return False
+        health = ask_health(settings.gateway.host, settings.gateway.port)
+        return health is not None and health.version == VERSION
+
+    def _check_port(self, settings: Settings, pid: int | None) -> None:
+        """`pid` is that of the service, which may have it."""
+        host, port = settings.gateway.host, settings.gateway.port
+        if port == 0:
+            raise ServiceError("A service needs a port that stays: set gateway.port.")
+        if port_is_free(host, port) or (pid is not None and listens(pid, port)):
+            return
+        health = ask_health(host, port)
+        if health is None:
+            raise ServiceError(
+                f"Another program has port {port} on {host}: end it, or set gateway.port."
+            )
+        raise ServiceError(
+            f"A Bulkhead gateway (version {health.version}) that is not this service has port "
+            f"{port} on {host}: end it, or set another gateway.port."
+        )
+
+    def _end(self, installed: Installed) -> None:
+        pid = service_pid(installed.state_dir)
+        if pid is not None:
+            self._say(f"Ending the gateway (pid {pid}) in order: up to {installed.stop_s} s.")
+        began = time.monotonic()
+        self._manager.end(installed)
+        if pid is not None:
+            self._say(f"It ended after {time.monotonic() - began:.1f} s.")
+
+    def _begin(self, state_dir: Path, settings: Settings) -> None:
+        crash_log = crash_log_path(state_dir)
+        seen_bytes = crash_log.stat().st_size if crash_log.exists() else 0
+        remark = self._manager.begin()
+        pid = self._serves(state_dir, settings)
+        if pid is None:
+            raise ServiceError(
+                "The service was started, but doesn't serve. Its last words:\n"
+                f"{_tail(crash_log, seen_bytes) or 'none; `bulkhead service logs` may tell more'}"
+            )
+        host, port = settings.gateway.host, settings.gateway.port
+        name = f"[{host}]" if ":" in host else host
+        self._say(f"Bulkhead {VERSION} serves on http://{name}:{port} (pid {pid}).")
+        if remark is not None:
+            self._say(remark)
+
+    def _serves(self, state_dir: Path, settings: Settings) -> int | None:
+        """Its pid once it answers."""
+        began = present = time.monotonic()
+        while time.monotonic() - began < _SERVES_S:
+            pid = service_pid(state_dir)
+            if pid is not None:
+                present = time.monotonic()
+                if ask_health(settings.gateway.host, settings.gateway.port) is not None:
+                    return pid
+            elif time.monotonic() - present > self._gives_up_s:
+                return None
+            time.sleep(_LOOK_S)
+        return None
+
+
+def _settings(installed: Installed) -> Settings:
+    """As the service will read them."""
+    flags = Flags(config=installed.config, state_dir=installed.state_dir)
+    try:
+        return read_settings(flags, {})
+    except ConfigError as error:
+        raise ServiceError(str(error)) from error
+
+
+def _installed_version(installed: Installed, warnings: list[str]) -> str | None:
+    """Of the environment that the service runs, which may be another one than this."""
+    if installed.python == sys.executable:
+        return VERSION
+    warnings.append(
+        f"It runs another environment's Bulkhead ({installed.python}): "
+        "`bulkhead service install` makes it this one's."
+    )
+    try:
+        done = run(installed.python, "-P", "-m", "gateway", "--version", within_s=_VERSION_S)
+    except ServiceError as error:
+        warnings.append(f"It will not start again: {error}")
+        return None
+    return done.said.rpartition(" ")[2] if done.status == 0 else None
+
+
+def _too_short(installed: Installed, settings: Settings) -> list[str]:
+    needed_s = stop_s(settings.gateway.drain_s)
+    if needed_s <= installed.stop_s:
+        return []
+    return [
+        f"Its end gets {installed.stop_s} s and may take {needed_s} s since gateway.drain_s was "
+        "raised: `bulkhead service install` grants that."
+    ]
+
+
+def _tail(path: Path, seen_bytes: int) -> str:
+    """The last lines of what was written since."""
+    try:
+        with path.open("rb") as log:
+            log.seek(seen_bytes)
+            lines = log.read(1 << 16).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    return "\n".join(f"  | {each}" for each in lines[-_LOG_LINES:])

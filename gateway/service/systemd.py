@@ -1,0 +1,136 @@
+"""The service in systemd, by systemctl(1): a unit of the user's, or of the system."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from gateway.service.command import Done, run
+from gateway.service.definition import Definition, Installed, option
+from gateway.service.failure import ServiceError
+from gateway.service.files import template
+from gateway.service.owner import Owner
+
+UNIT: Final = "bulkhead.service"
+# Beyond TimeoutStartSec or TimeoutStopSec, after which systemctl answers at last.
+_SLACK_S: Final = 15.0
+_START_S: Final = 180.0
+
+
+class Systemd:
+    """systemctl waits for what it starts and stops, so nothing has to be waited for here."""
+
+    def __init__(self, owner: Owner, *, system: bool, root: Path = Path("/")) -> None:
+        """`root` is where the system's own folders are."""
+        self._owner = owner
+        self._system = system
+        if system:
+            self._path = root / "etc" / "systemd" / "system" / UNIT
+        else:
+            configured = os.environ.get("XDG_CONFIG_HOME")
+            folder = Path(configured) if configured else owner.home / ".config"
+            self._path = folder / "systemd" / "user" / UNIT
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    def render(self, definition: Definition) -> bytes:
+        name = "bulkhead-system.service" if self._system else UNIT
+        environment = [f"{name}={value}" for name, value in definition.environment.items()]
+        return _filled(
+            template(name).decode(),
+            {
+                "EXEC_START": " ".join(
+                    _quoted(each).replace("$", "$$") for each in definition.arguments
+                ),
+                "ENVIRONMENT": " ".join(map(_quoted, environment)),
+                "WORKING_DIRECTORY": _escaped(str(definition.owner.home)),
+                "STOP_S": str(definition.stop_s),
+                "USER": definition.owner.name,
+            },
+        )
+
+    def read(self) -> Installed | None:
+        try:
+            lines = self._path.read_text("utf-8").splitlines()
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError) as error:
+            raise self._unreadable(str(error)) from error
+        keys = dict(each.split("=", 1) for each in lines if "=" in each and each[0] not in "#;")
+        try:
+            line = keys["ExecStart"].replace("%%", "%").replace("$$", "$")
+            arguments = shlex.split(line)
+            state_dir = option(arguments, "--state-dir")
+            if state_dir is None:
+                raise ValueError("it names no state folder")
+            config = option(arguments, "--config")
+            return Installed(arguments[0], config, state_dir, int(keys["TimeoutStopSec"]))
+        except (ValueError, KeyError, IndexError) as error:
+            raise self._unreadable(repr(error)) from error
+
+    def loaded(self) -> bool:
+        return self._path.exists() and self._systemctl("is-enabled", UNIT).status == 0
+
+    def begin(self) -> str | None:
+        self._must("daemon-reload")
+        self._must("enable", UNIT)
+        # A unit that has failed before begins anew.
+        self._systemctl("reset-failed", UNIT)
+        self._must("start", UNIT, within_s=_START_S + _SLACK_S)
+        return self._lingers()
+
+    def end(self, installed: Installed) -> None:
+        self._must("stop", UNIT, within_s=installed.stop_s + _SLACK_S)
+
+    def forget(self) -> None:
+        # Its links are found by name, so the file may be gone already.
+        self._must("disable", UNIT)
+        self._must("daemon-reload")
+        self._systemctl("reset-failed", UNIT)
+
+    def log_command(self, lines: int, *, follow: bool) -> list[str]:
+        scope = "--unit" if self._system else "--user-unit"
+        options = ["--follow"] if follow else ["--no-pager"]
+        return ["journalctl", f"{scope}={UNIT}", f"--lines={lines}", *options]
+
+    def _systemctl(self, *arguments: str, within_s: float = 30.0) -> Done:
+        scope = () if self._system else ("--user",)
+        return run("systemctl", *scope, *arguments, within_s=within_s)
+
+    def _must(self, *arguments: str, within_s: float = 30.0) -> None:
+        done = self._systemctl(*arguments, within_s=within_s)
+        if done.status != 0:
+            raise done.failed()
+
+    def _lingers(self) -> str | None:
+        if self._system or Path("/var/lib/systemd/linger", self._owner.name).exists():
+            return None
+        return (
+            "It ends when you log out. To have it run from boot on: "
+            f"`loginctl enable-linger {self._owner.name}`, or install it with --system."
+        )
+
+    def _unreadable(self, why: str) -> ServiceError:
+        return ServiceError(f"{self._path} can't be read ({why}): remove it, then install again.")
+
+
+def _filled(text: str, values: Mapping[str, str]) -> bytes:
+    for name, value in values.items():
+        text = text.replace(f"@{name}@", value)
+    return text.encode()
+
+
+def _escaped(text: str) -> str:
+    """Specifiers begin with a percent sign (systemd.unit(5))."""
+    return text.replace("%", "%%")
+
+
+def _quoted(text: str) -> str:
+    """As one word (systemd.syntax(7))."""
+    escaped = _escaped(text).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -1,0 +1,332 @@
+"""The service in launchd: the plist, and launchctl driven through one that records and fails."""
+
+from __future__ import annotations
+
+import os
+import plistlib
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from gateway.config.read import read_settings
+from gateway.config.settings import Flags, Settings
+from gateway.service import service as service_module
+from gateway.service.definition import Definition, define, stop_s
+from gateway.service.failure import ServiceError
+from gateway.service.launchd import Launchd
+from gateway.service.mark import LABEL, MARK, service_pid
+from gateway.service.owner import Owner
+from gateway.service.service import Service
+from gateway.supervise import ladder
+from tests.support.gateway import eventually
+from tests.support.service_managers import ServiceManagers
+
+REPOSITORY = Path(__file__).parents[2]
+# launchd.plist(5): the keys that are used, and their types.
+DOCUMENTED: dict[str, type] = {
+    "Label": str,
+    "UserName": str,
+    "ProgramArguments": list,
+    "EnvironmentVariables": dict,
+    "WorkingDirectory": str,
+    "RunAtLoad": bool,
+    "KeepAlive": dict,
+    "ThrottleInterval": int,
+    "ExitTimeOut": int,
+    "ProcessType": str,
+    "LimitLoadToSessionType": list,
+    "SoftResourceLimits": dict,
+    "HardResourceLimits": dict,
+    "Umask": int,
+    "StandardOutPath": str,
+    "StandardErrorPath": str,
+}
+
+
+class Case:
+    """A service of launchd in a home of its own."""
+
+    def __init__(self, account: Owner, config: Path) -> None:
+        self.config = config
+        self.account = account
+        self.said: list[str] = []
+        self.manager = Launchd(account, self.said.append, system=False)
+        self.service = Service(self.manager, self.said.append, gives_up_s=1.5)
+
+    @property
+    def settings(self) -> Settings:
+        state_dir = self.account.home / "state"
+        return read_settings(Flags(config=self.config, state_dir=state_dir), {})
+
+    @property
+    def definition(self) -> Definition:
+        return define(self.account, self.settings, self.config, {}, system=False)
+
+    @property
+    def pid(self) -> int | None:
+        return service_pid(self.account.home / "state")
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.said)
+
+    def install(self) -> int:
+        self.service.install(self.definition, self.settings)
+        assert self.pid is not None
+        return self.pid
+
+
+@pytest.fixture
+def case(account: Owner, config: Path, managers: ServiceManagers) -> Iterator[Case]:
+    made = Case(account, config)
+    yield made
+    if (pid := made.pid) is not None:
+        psutil.Process(pid).send_signal(signal.SIGTERM)
+        eventually(lambda: made.pid is None)
+
+
+def _plist(account: Owner, config: Path, *, system: bool, **environment: str) -> dict[str, Any]:
+    settings = read_settings(Flags(config=config), {})
+    definition = define(account, settings, config, environment, system=system)
+    rendered = Launchd(account, print, system=system).render(definition)
+    keys: dict[str, Any] = plistlib.loads(rendered)
+    return keys
+
+
+@pytest.mark.parametrize("system", [False, True])
+def test_the_plist_has_documented_keys_of_documented_types(
+    account: Owner, config: Path, system: bool
+) -> None:
+    keys = _plist(account, config, system=system)
+    assert {name: type(value) for name, value in keys.items()} == {
+        name: DOCUMENTED[name] for name in keys
+    }
+    assert set(DOCUMENTED) - set(keys) == {"LimitLoadToSessionType" if system else "UserName"}
+
+
+def test_the_plist_keeps_the_promises(account: Owner, config: Path) -> None:
+    keys = _plist(account, config, system=False, HF_HOME="/models", SECRET="no")
+    assert keys["Label"] == LABEL
+    assert keys["ProcessType"] == "Interactive"
+    assert keys["KeepAlive"] == {"SuccessfulExit": False}
+    assert keys["RunAtLoad"] is True
+    assert keys["ThrottleInterval"] >= 10
+    assert keys["SoftResourceLimits"]["NumberOfFiles"] >= 10240
+    assert keys["LimitLoadToSessionType"] == ["Aqua", "Background"]
+    assert "EnableTransactions" not in keys
+    longest_s = sum(each.deadline_s for each in ladder.polite(1 << 50))
+    assert keys["ExitTimeOut"] > 1.0 + longest_s
+    assert stop_s(500.0) > 500.0 + longest_s
+    arguments = keys["ProgramArguments"]
+    assert arguments[:5] == [sys.executable, "-P", "-m", "gateway", "serve"]
+    assert arguments[arguments.index("--config") + 1] == str(config)
+    paths = [arguments[0], *arguments[6::2], keys["WorkingDirectory"], keys["StandardErrorPath"]]
+    assert all(Path(each).is_absolute() and "~" not in each for each in paths)
+    environment = keys["EnvironmentVariables"]
+    assert environment["HOME"] == str(account.home)
+    assert all(Path(each).is_absolute() for each in environment["PATH"].split(":"))
+    assert environment["HF_HOME"] == "/models"
+    assert environment[MARK] == LABEL
+    assert "SECRET" not in environment
+
+
+def test_a_daemon_belongs_to_the_system_and_runs_as_the_account(
+    account: Owner, config: Path
+) -> None:
+    assert _plist(account, config, system=True)["UserName"] == account.name
+    assert Launchd(account, print, system=True).path == Path(
+        "/Library/LaunchDaemons/io.bulkhead.gateway.plist"
+    )
+
+
+def test_deploy_shows_what_is_installed() -> None:
+    shown = REPOSITORY / "deploy" / "launchd" / f"{LABEL}.plist"
+    assert shown.resolve() == REPOSITORY / "gateway" / "service" / f"{LABEL}.plist"
+    assert set(plistlib.loads(shown.read_bytes())) == set(DOCUMENTED) - {"UserName"}
+
+
+def test_a_life_in_launchd(case: Case, managers: ServiceManagers) -> None:
+    """Installed, installed again, replaced, restarted, stopped, started, removed."""
+    gui = f"gui/{os.geteuid()}"
+    target = f"{gui}/{LABEL}"
+    first = case.install()
+    assert ["bootstrap", gui, str(case.manager.path)] in managers.calls
+    assert f"(pid {first})" in case.text
+    status = case.service.status()
+    assert (status.installed, status.loaded, status.pid) == (True, True, first)
+    assert status.running_version == status.installed_version is not None
+    assert status.warnings == []
+
+    case.said.clear()
+    managers.forget_calls()
+    assert case.install() == first
+    assert "there is nothing to do" in case.text
+    assert managers.calls == []
+
+    case.config.write_text(case.config.read_text() + "[queue]\ndepth = 7\n")
+    case.config.write_text(case.config.read_text().replace("drain_s = 1.0", "drain_s = 2.0"))
+    assert "may take" in case.service.status().warnings[0]
+    second = case.install()
+    assert second != first
+    calls = [each[0] for each in managers.calls if each[0] != "print"]
+    assert calls == ["kill", "bootout", "enable", "bootstrap"]
+    assert case.service.status().warnings == []
+
+    case.service.restart()
+    third = case.pid
+    assert third not in (None, second)
+    case.service.stop()
+    assert case.pid is None
+    assert not case.manager.loaded()
+    assert case.service.status().pid is None
+    case.service.stop()
+    case.service.start()
+    assert case.pid is not None
+    case.service.start()
+    assert "It runs already" in case.said[-1]
+    case.service.uninstall()
+    assert case.pid is None
+    assert not case.manager.path.exists()
+    assert [each for each in managers.calls if each[0] != "print"][-1] == ["bootout", target]
+    case.service.uninstall()
+    assert "There is no service" in case.said[-1]
+    assert not managers.booted_out_running
+    assert not any("-k" in each for each in managers.calls)
+
+
+def test_a_machine_without_a_screen(case: Case, managers: ServiceManagers) -> None:
+    managers.be_headless()
+    case.install()
+    user = f"user/{os.geteuid()}"
+    assert ["bootstrap", user, str(case.manager.path)] in managers.calls
+    assert "sudo bulkhead service install --system" in case.text
+    case.service.stop()
+    assert case.pid is None
+
+
+def test_no_domain_at_all(case: Case, managers: ServiceManagers) -> None:
+    managers.fail("bootstrap", 125, "Bootstrap failed: 125: Domain does not support", times=2)
+    with pytest.raises(ServiceError, match="--system"):
+        case.install()
+
+
+def test_an_old_job_that_is_still_going_away(case: Case, managers: ServiceManagers) -> None:
+    managers.fail("bootstrap", 5, "Bootstrap failed: 5: Input/output error", times=3)
+    case.install()
+    assert [each[0] for each in managers.calls].count("bootstrap") == 4
+
+
+def test_a_job_that_is_there_already(case: Case, managers: ServiceManagers) -> None:
+    """As after a login that has loaded it meanwhile."""
+    case.install()
+    case.service.stop()
+    path = str(case.manager.path)
+    subprocess.run(["launchctl", "bootstrap", f"gui/{os.geteuid()}", path], check=True)
+    pid = eventually(lambda: case.pid)
+    managers.fail("print", 113, "Could not find service")
+    managers.forget_calls()
+    assert case.manager.begin() is None
+    assert "kickstart" in [each[0] for each in managers.calls]
+    assert case.pid == pid
+
+
+def test_a_job_that_went_away_before_the_kickstart(case: Case, managers: ServiceManagers) -> None:
+    case.install()
+    case.service.stop()
+    managers.fail("print", 0, "state = waiting")
+    case.service.start()
+    calls = [each[0] for each in managers.calls]
+    assert calls[-1] == "bootstrap"
+    assert "kickstart" in calls
+    assert case.pid is not None
+
+
+def test_another_failure_is_told_in_launchctls_words(case: Case, managers: ServiceManagers) -> None:
+    managers.fail("bootstrap", 78, "Bootstrap failed: 78: Function not implemented")
+    with pytest.raises(ServiceError, match="78: Function not implemented"):
+        case.install()
+
+
+def test_a_gateway_that_fails_is_told_with_its_last_words(
+    case: Case, managers: ServiceManagers
+) -> None:
+    case.config.write_text(case.config.read_text().replace('"demo"', '"/no/such/folder"'))
+    with pytest.raises(ServiceError, match="There is no model folder /no/such/folder"):
+        case.install()
+
+
+def test_a_port_of_another_program(case: Case, managers: ServiceManagers, port: int) -> None:
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(ServiceError, match=f"Another program has port {port}"),
+    ):
+        case.install()
+    assert not case.manager.path.exists()
+    assert managers.calls == []
+
+
+def test_a_gateway_that_was_started_by_hand(
+    case: Case,
+    managers: ServiceManagers,
+    port: int,
+    start_gateway: Callable[..., Any],
+) -> None:
+    start_gateway("--port", str(port))
+    with pytest.raises(ServiceError, match="that is not this service has port"):
+        case.install()
+    assert not case.manager.path.exists()
+
+
+def test_an_upgrade_is_warned_of_and_installed(
+    case: Case, managers: ServiceManagers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = case.install()
+    monkeypatch.setattr(service_module, "VERSION", "9.9.9")
+    warning = case.service.status().warnings[0]
+    assert "9.9.9 is installed" in warning
+    assert "bulkhead service restart" in warning
+    assert case.install() != pid
+
+
+def test_a_service_of_another_environment(
+    case: Case, managers: ServiceManagers, home: Path
+) -> None:
+    case.install()
+    other = home / "python"
+    other.symlink_to(sys.executable)
+    plist = case.manager.path.read_text().replace(sys.executable, str(other), 1)
+    case.manager.path.write_text(plist)
+    assert "another environment's Bulkhead" in case.service.status().warnings[0]
+    other.unlink()
+    assert f"It will not start again: There is no `{other}`" in case.service.status().warnings[1]
+
+
+def test_a_definition_that_is_broken(case: Case, managers: ServiceManagers) -> None:
+    case.manager.path.parent.mkdir(parents=True)
+    case.manager.path.write_text("<plist>")
+    with pytest.raises(ServiceError, match="remove it, then install again"):
+        case.service.status()
+
+
+def test_the_second_of_two_sessions_lets_the_first_serve(
+    case: Case, managers: ServiceManagers
+) -> None:
+    pid = case.install()
+    keys = plistlib.loads(case.manager.path.read_bytes())
+    second = subprocess.run(
+        keys["ProgramArguments"],
+        env={**os.environ, **keys["EnvironmentVariables"]},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert second.returncode == 0
+    assert f"The service runs already (pid {pid})" in second.stderr

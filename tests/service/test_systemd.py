@@ -1,0 +1,286 @@
+"""The service in systemd: the units, what they start, and how `bulkhead service` orders them."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from click.testing import CliRunner, Result
+
+from gateway.cli import main
+from gateway.config.read import read_settings
+from gateway.config.settings import Flags
+from gateway.service.definition import Definition, define
+from gateway.service.files import make_private
+from gateway.service.mark import service_pid
+from gateway.service.owner import Owner, owner
+from gateway.service.systemd import UNIT, Systemd
+from gateway.supervise import ladder
+from tests.support.gateway import eventually
+from tests.support.service_managers import ServiceManagers, verified
+
+REPOSITORY = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linux's")
+
+
+def _definition(account: Owner, config: Path, *, system: bool = False) -> Definition:
+    settings = read_settings(Flags(config=config, state_dir=account.home / "state"), {})
+    return define(account, settings, config, {}, system=system)
+
+
+def _rendered(account: Owner, config: Path, *, system: bool) -> str:
+    manager = Systemd(account, system=system)
+    return manager.render(_definition(account, config, system=system)).decode()
+
+
+def _sections(unit: str) -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(interpolation=None, strict=True)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string(unit)
+    return parser
+
+
+@pytest.mark.parametrize("system", [False, True])
+def test_systemd_finds_nothing_wrong(account: Owner, config: Path, system: bool) -> None:
+    path = account.home / UNIT
+    path.write_text(_rendered(account, config, system=system))
+    done = verified(path)
+    if done is None:
+        pytest.skip("there is no systemd-analyze on this machine")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("system", [False, True])
+def test_the_unit_keeps_the_promises(account: Owner, config: Path, system: bool) -> None:
+    unit = _sections(_rendered(account, config, system=system))
+    assert unit.sections() == ["Unit", "Service", "Install"]
+    service = unit["Service"]
+    assert service["Type"] == "notify"
+    assert service["Restart"] == "on-failure"
+    assert service["KillMode"] == "mixed"
+    assert service["NotifyAccess"] == "main"
+    assert int(service["WatchdogSec"]) > 0
+    longest_s = sum(each.deadline_s for each in ladder.polite(1 << 50))
+    assert int(service["TimeoutStopSec"]) > 1.0 + longest_s
+    orphaned_s = sum(each.deadline_s for each in ladder.orphaned(1 << 50))
+    assert int(service["TimeoutStartSec"]) > orphaned_s
+    assert int(service["LimitNOFILE"]) >= 10240
+    assert service.get("User") == (account.name if system else None)
+    assert unit["Install"]["WantedBy"] == ("multi-user.target" if system else "default.target")
+    # The GPU, and kernels that are compiled at run time.
+    for closed in ("PrivateDevices", "MemoryDenyWriteExecute", "ProtectClock", "ProtectHome"):
+        assert closed not in service
+    assert "@" not in "".join(service.values())
+
+
+def test_the_systems_unit_adds_to_the_users(account: Owner, config: Path) -> None:
+    users, systems = (
+        _sections(_rendered(account, config, system=each))["Service"] for each in (False, True)
+    )
+    assert set(users.items()) < set(systems.items())
+
+
+def test_deploy_shows_what_is_installed() -> None:
+    for name in (UNIT, "bulkhead-system.service"):
+        shown = REPOSITORY / "deploy" / "systemd" / name
+        assert shown.resolve() == REPOSITORY / "gateway" / "service" / name
+
+
+def test_odd_paths_survive(account: Owner, config: Path) -> None:
+    odd = config.with_name('a "50%" $HOME \\ path.toml')
+    odd.write_text(config.read_text())
+    manager = Systemd(account, system=False)
+    unit = manager.path
+    unit.parent.mkdir(parents=True)
+    unit.write_bytes(manager.render(_definition(account, odd)))
+    assert (
+        '"'
+        + str(odd).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+        + '"'
+        in unit.read_text()
+    )
+    installed = manager.read()
+    assert installed is not None
+    assert installed.config == odd
+    done = verified(unit)
+    assert done is None or done.stderr == ""
+
+
+def test_what_the_unit_starts_speaks_with_systemd(account: Owner, config: Path) -> None:
+    """Its command, with a socket where systemd would listen."""
+    service = _sections(_rendered(account, config, system=False))["Service"]
+    variables = dict(each.split("=", 1) for each in shlex.split(service["Environment"]))
+    address = str(account.home / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(address)
+        systemd.settimeout(60)
+        process = subprocess.Popen(
+            shlex.split(service["ExecStart"]),
+            env={
+                **os.environ,
+                **variables,
+                "NOTIFY_SOCKET": address,
+                "WATCHDOG_USEC": "400000",
+            },
+            cwd=service["WorkingDirectory"],
+            stdout=subprocess.DEVNULL,
+        )
+        try:
+            ready = systemd.recv(65536).decode().splitlines()
+            assert ready[0] == "READY=1"
+            assert ready[1].startswith("STATUS=Serves on http://127.0.0.1:")
+            assert [systemd.recv(65536) for _ in range(3)] == [b"WATCHDOG=1"] * 3
+            assert service_pid(account.home / "state") == process.pid
+            process.send_signal(signal.SIGTERM)
+            while b"STOPPING=1" not in (told := systemd.recv(65536)):
+                assert told == b"WATCHDOG=1"
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+            process.wait()
+
+
+# The orders
+
+
+@pytest.fixture
+def order(managers: ServiceManagers, config: Path, home: Path) -> Iterator[_Order]:
+    made = _Order(home)
+    yield made
+    if (pid := made.pid) is not None:
+        psutil.Process(pid).send_signal(signal.SIGTERM)
+        eventually(lambda: made.pid is None)
+
+
+class _Order:
+    def __init__(self, home: Path) -> None:
+        self.state_dir = home / "state"
+
+    def __call__(self, *arguments: str) -> Result:
+        return CliRunner().invoke(main, ["service", *arguments])
+
+    @property
+    def pid(self) -> int | None:
+        return service_pid(self.state_dir)
+
+
+def test_a_life_in_systemd(order: _Order, managers: ServiceManagers, config: Path) -> None:
+    install = ("install", "--config", str(config), "--state-dir", str(order.state_dir))
+    nothing = order("status")
+    assert nothing.exit_code == 3
+    assert "No service is installed" in nothing.output
+
+    done = order(*install)
+    assert done.exit_code == 0, done.output
+    first = order.pid
+    assert f"(pid {first})" in done.output
+    assert [each[1] for each in managers.calls] == [
+        "daemon-reload",
+        "enable",
+        "reset-failed",
+        "start",
+    ]
+    assert all(len(line) < 80 for line in done.output.splitlines())
+    shown = order("status")
+    assert shown.exit_code == 0
+    assert f"pid {first}" in shown.output
+    reading = json.loads(order("status", "--json").output)
+    assert (reading["pid"], reading["installed"], reading["loaded"]) == (first, True, True)
+    assert reading["running_version"] == reading["installed_version"]
+    assert reading["warnings"] == []
+
+    again = order(*install)
+    assert "there is nothing to do" in again.output
+    assert order.pid == first
+    config.write_text(config.read_text().replace("drain_s = 1.0", "drain_s = 2.0"))
+    replaced = order(*install)
+    assert replaced.exit_code == 0, replaced.output
+    assert "Replacing" in replaced.output
+    assert f"Ending the gateway (pid {first}) in order" in replaced.output
+    second = order.pid
+    assert second not in (None, first)
+    assert order("restart").exit_code == 0
+    assert order.pid not in (None, second)
+    assert order("logs", "-n", "5").exit_code == 0
+
+    assert order("stop").exit_code == 0
+    assert order.pid is None
+    stopped = order("status")
+    assert stopped.exit_code == 3
+    assert order("start").exit_code == 0
+    assert order("uninstall").exit_code == 0
+    assert order.pid is None
+    assert "--user disable bulkhead.service" in [" ".join(each) for each in managers.calls]
+    assert order("start").exit_code == 1
+    assert "There is no service" in order("uninstall").output
+
+
+def test_a_configuration_that_cannot_serve(order: _Order, managers: ServiceManagers) -> None:
+    empty = order.state_dir.with_name("empty.toml")
+    empty.write_text("")
+    done = order("install", "--config", str(empty))
+    assert done.exit_code == 2
+    assert "no model to serve" in done.output
+    empty.write_text("[gateway]\nprot = 1\n[memory]\nbudgte = 2\n")
+    done = order("install", "--config", str(empty))
+    assert done.exit_code == 2
+    assert "prot" in done.output
+    assert "budgte" in done.output
+    assert managers.calls == []
+
+
+def test_a_port_that_moves(order: _Order, config: Path) -> None:
+    config.write_text("[gateway]\nport = 0\n[models.demo]\npath = 'demo'\n")
+    done = order("install", "--config", str(config), "--state-dir", str(order.state_dir))
+    assert done.exit_code == 1
+    assert "a port that stays" in done.output
+
+
+def test_no_systemd_that_listens(order: _Order, managers: ServiceManagers, config: Path) -> None:
+    managers.fail("--user daemon-reload", 1, "Failed to connect to bus: No medium found")
+    done = order("install", "--config", str(config), "--state-dir", str(order.state_dir))
+    assert done.exit_code == 1
+    assert "Failed to connect to bus: No medium found" in done.output
+
+
+def test_with_sudo_and_without_system(
+    order: _Order, managers: ServiceManagers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.geteuid() != 0:
+        done = order("start", "--system")
+        assert done.exit_code == 2
+        assert "needs root" in done.output
+        return
+    monkeypatch.setenv("SUDO_USER", "daemon")
+    done = order("start")
+    assert done.exit_code == 2
+    assert "add --system" in done.output
+    assert managers.calls == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may install for the system")
+def test_sudo_installs_for_who_has_called_it(
+    home: Path, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = {"SUDO_USER": "daemon", "HOME": "/root", "XDG_STATE_HOME": "/root/state"}
+    account = owner(environment, system=True)
+    assert account.name == "daemon"
+    assert environment == {"SUDO_USER": "daemon", "HOME": str(account.home)}
+    unit = _rendered(account, config, system=True)
+    assert "User=daemon" in unit
+    made = home / "deep" / "state" / "crash.log"
+    make_private(made, account)
+    assert {each.stat().st_uid for each in (made, made.parent, made.parent.parent)} == {account.uid}
+    assert made.stat().st_mode & 0o777 == 0o600
+    assert made.parent.stat().st_mode & 0o777 == 0o700
