@@ -18,6 +18,7 @@ from gateway.config.models import check_allowed, locate
 from gateway.config.read import read_settings
 from gateway.config.settings import ConfigError, Flags, Settings
 from gateway.config.sizes import parse_size
+from gateway.logs.setup import gateway_logs
 from gateway.memory.device import recommended_working_set_bytes
 from gateway.state_dir import StateDir, StateDirError, default_state_dir
 from gateway.supervise.model import Model
@@ -52,16 +53,20 @@ _MOST_FILES: Final = 10240
     default="info",
     show_default=True,
 )
-def command(log_level: str, **flags: object) -> None:
+@click.option(
+    "--log-to",
+    type=click.Choice(["stderr", "file"]),
+    default="stderr",
+    envvar="BULKHEAD_LOG",
+    hidden=True,
+    help="file: stderr is kept for crashes, as the log of a service is.",
+)
+def command(log_level: str, log_to: str, **flags: object) -> None:
     """Serve models until SIGTERM or Ctrl-C.
 
-    Prints one line with the address once requests are taken. Logs go to stderr.
+    Prints one line with the address once requests are taken. Logs go to stderr, and to the state
+    folder: bulkhead logs.
     """
-    logging.basicConfig(
-        level=log_level.upper(),
-        format="%(asctime)s %(levelname)s %(message)s",
-        stream=sys.stderr,
-    )
     try:
         settings = read_settings(Flags(**flags), os.environ)  # type: ignore[arg-type]
     except ConfigError as error:
@@ -76,14 +81,16 @@ def command(log_level: str, **flags: object) -> None:
             ],
             status=2,
         )
-    _raise_file_limit()
     state_dir = StateDir(Path(settings.gateway.state_dir or default_state_dir()))
     try:
         state_dir.acquire()
         listener = server.bind(host, settings.gateway.port)
     except (StateDirError, server.PortTakenError) as error:
         _fail([str(error)], status=1)
-    server.run(models, settings, _budget_bytes(settings, state_dir), state_dir, listener)
+    model_ids = [model.id for model in models]
+    with gateway_logs(state_dir, model_ids, log_level, to_stderr=log_to == "stderr"):
+        _raise_file_limit()
+        server.run(models, settings, _budget_bytes(settings, state_dir), state_dir, listener)
 
 
 def _models(settings: Settings) -> list[Model]:

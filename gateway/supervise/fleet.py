@@ -71,6 +71,7 @@ class Fleet:
         self.phase = Phase.STARTING
         self.settings = settings
         self.started_at = time.time()
+        self.log_path = state_dir.gateway_log_path
         self.events = EventLog()
         for each in swept:
             self.events.emit(

@@ -118,6 +118,7 @@ class Worker:
     def adopt(self, supervisor: Supervisor, log: WorkerLog) -> None:
         """Give it to another supervisor."""
         self._supervisor = supervisor
+        log.begin(self.pid, self.incarnation)
         self._process.log = log
 
     def send(self, message: Message) -> None:
