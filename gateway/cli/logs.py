@@ -98,18 +98,22 @@ def _log_path(model: str | None, state_dir: Path | None, gateway: GatewayClient)
     settings, folder = _settings(state_dir)
     model_id = _model_id(model, settings)
     path = folder.gateway_log_path if model_id is None else folder.log_path(model_id)
-    known = model_id is not None and model_id in settings.models
-    if path.exists() or known or state_dir is not None and model is None:
+    if path.exists():
         return path
-    try:
-        if state_dir is None:
+    unanswered = ""
+    if state_dir is None:
+        try:
             gateway.get("/livez")
             return None
-    except NoGatewayError as error:
-        if model is None:
-            raise NoGatewayError(f"There is no log in {folder.logs}. {error.message}") from error
+        except NoGatewayError as error:
+            unanswered = f" {error.message}"
+    if model_id in settings.models:
+        return path
+    if model is None:
+        raise NoGatewayError(f"There is no gateway's log in {folder.logs}.{unanswered}")
     raise NoSuchModelError(
-        f"{folder.logs} has no log of a model {model!r}, and the configuration doesn't know it."
+        f"There is no log of a model {model!r} in {folder.logs}, and the configuration doesn't "
+        "know it."
     )
 
 

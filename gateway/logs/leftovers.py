@@ -37,7 +37,7 @@ def remove_leftovers(folder: Path, in_use: Iterable[Path], bound_bytes: int = _B
 
 
 def shorten_crashes(path: Path, bound_bytes: int = _CRASH_BYTES) -> None:
-    """Put a long file of crashes aside. Whoever started us holds it open, so it can't be renamed."""
+    """Put a long file of crashes aside. Who started us holds it open, so it can't be renamed."""
     try:
         if path.stat().st_size > bound_bytes:
             shutil.copyfile(path, path.with_name(f"{path.name}.1"))

@@ -57,7 +57,7 @@ class LogReader:
         return taken[::-1]
 
     def read(self) -> list[str]:
-        """Some of the lines that have come since the last call, in order; none: there are no more."""
+        """Some of the lines that have come since the last call; none if there are no more."""
         if self._file is None and not self._begin():
             return []
         while True:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import logging
+import os
 import queue
 import sys
 import threading
@@ -16,9 +17,10 @@ from logging.handlers import QueueHandler, QueueListener
 from typing import Any, Final
 
 from gateway.logs.leftovers import remove_leftovers, shorten_crashes
-from gateway.logs.line import as_json, human, structured
+from gateway.logs.line import about, as_json, human, structured
 from gateway.logs.rotated import RotatedFile
 from gateway.state_dir import StateDir
+from gateway.version import VERSION
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +55,8 @@ def gateway_logs(
     threading.excepthook = _log_thread_death
     remove_leftovers(state_dir.logs, (*map(state_dir.log_path, model_ids), *state_dir.own_logs))
     shorten_crashes(state_dir.crash_log_path)
+    pid = os.getpid()
+    logger.info("Bulkhead %s starts, pid %d", VERSION, pid, extra=about(version=VERSION, pid=pid))
     try:
         yield
     except Exception:
@@ -104,7 +108,7 @@ class _Writer(QueueListener):
 
     def enqueue_sentinel(self) -> None:
         with contextlib.suppress(queue.Full):
-            self.queue.put(None, timeout=_FLUSH_S)
+            self._entrance.queue.put(None, timeout=_FLUSH_S)
 
     def stop(self) -> None:
         """Write what is left, but don't wait for a disk that hangs."""

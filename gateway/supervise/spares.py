@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from gateway.events import EventLog
+from gateway.logs.line import about
 from gateway.supervise import ladder
 from gateway.supervise.hang import HangDetector
 from gateway.supervise.process import ExitStatus
@@ -137,5 +138,7 @@ class Spares:
         self._spares[worker] = _Spare(now)
 
     def _end(self, worker: Worker, reason: str) -> None:
-        logger.error("Spare worker %d is ended: %s", worker.pid, reason)
+        logger.error(
+            "Spare worker %d is ended: %s", worker.pid, reason, extra=about(pid=worker.pid)
+        )
         self._tasks.start(worker.climb(ladder.hung()), f"end spare {worker.pid}")

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 import zmq
 
+from gateway.logs.line import about
 from gateway.memory.reading import Footprint
 from gateway.state_dir import StateDir
 from gateway.supervise.identity import ProcessIdentity, descendants, send
@@ -165,10 +166,20 @@ class Worker:
                     self._supervisor.worker_outlived(self, rung.step, rung.deadline_s)
                 continue
             seconds = self._loop.time() - began
-            logger.info("Worker %d ended %.2f s after %s", self.pid, seconds, rung.step)
+            logger.info(
+                "Worker %d ended %.2f s after %s",
+                self.pid,
+                seconds,
+                rung.step,
+                extra=about(pid=self.pid, seconds=seconds),
+            )
             return
         self.given_up = True
-        logger.error("Worker %d survived SIGKILL; its memory stays taken", self.pid)
+        logger.error(
+            "Worker %d survived SIGKILL; its memory stays taken",
+            self.pid,
+            extra=about(pid=self.pid),
+        )
 
     def _take(self, step: Step) -> None:
         match step:

@@ -1,6 +1,4 @@
-"""What a model's workers print: each line with its time in a rotated file, the present worker's last
-lines in memory too.
-"""
+"""What a model's workers print: all of it with the time in a rotated file, the last in memory."""
 
 from __future__ import annotations
 
