@@ -5,6 +5,7 @@ Lines are written by a thread of their own, so that a slow disk doesn't hold up 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import logging
@@ -66,7 +67,11 @@ def gateway_logs(
         threading.excepthook = threading.__excepthook__
         root.removeHandler(entrance)
         writer.stop()
-        file.close()
+        if writer.hangs:
+            # It would wait for the handlers' locks.
+            atexit.unregister(logging.shutdown)
+        else:
+            file.close()
 
 
 class _Entrance(QueueHandler):
@@ -97,6 +102,7 @@ class _Writer(QueueListener):
         super().__init__(entrance.queue, *handlers)
         self._entrance = entrance
         self._told = 0
+        self.hangs = False
 
     def handle(self, record: logging.LogRecord) -> None:
         super().handle(record)
@@ -115,6 +121,7 @@ class _Writer(QueueListener):
         if (thread := self._thread) is not None:
             self.enqueue_sentinel()
             thread.join(_FLUSH_S)
+            self.hangs = thread.is_alive()
             self._thread = None
 
 
@@ -129,6 +136,8 @@ class _Form(logging.Formatter):
 
 def _complain(sentence: str) -> None:
     """Of the log itself: there is no other place."""
+    if sys.stderr is None:
+        return
     with contextlib.suppress(OSError):
         print(f"bulkhead: {sentence}", file=sys.stderr, flush=True)
 

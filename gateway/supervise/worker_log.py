@@ -64,7 +64,8 @@ class WorkerLog:
             return list(self._lines)[-lines:] if lines > 0 else []
 
     def close(self) -> None:
-        self._file.close()
+        """Doesn't wait for the disk either."""
+        threading.Thread(target=self._file.close, name="log-close", daemon=True).start()
 
     def _write(self) -> None:
         with self._writing:

@@ -8,6 +8,7 @@ import tempfile
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -39,13 +40,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="bh-") as short:
         state_dir = Path(short) / "state"
         (Path(short) / "config.toml").write_text(config)
+        service: Any = {"models": (), "config": config, "environment": {"BULKHEAD_LOG": "file"}}
         log = state_dir / "logs" / "talker.log"
-        for started_before in range(2):
-            running = Gateway("--state-dir", str(state_dir), models=(), config=config)
-            running.order("load", "talker", wait=False).raise_for_status()
-            eventually(lambda: log.exists() and log.read_text().count("red") > started_before)
-            assert running.stop() == 0
+        for spoken in (1, 2):
+            _talk(Gateway("--state-dir", str(state_dir), **service), log, spoken)
         yield state_dir
+
+
+def _talk(running: Gateway, log: Path, times: int) -> None:
+    running.order("load", "talker", wait=False).raise_for_status()
+    eventually(lambda: log.exists() and log.read_text().count("red") == times)
+    assert running.stop() == 0
+    assert running.log == "", "stderr of a service is for crashes"
 
 
 def _without_controls(text: str) -> bool:
@@ -145,6 +151,19 @@ def test_a_terminal_gets_lines_for_people_within_its_width(
     assert re.match(TIME, lines[0])
     assert not any(line.startswith("{") for line in lines)
     assert any("000000" in line if model else "event=start" in line for line in lines)
+
+
+def test_serve_logs_for_people_on_a_terminal() -> None:
+    with tempfile.TemporaryDirectory(prefix="bh-") as folder:
+        arguments = ("--model", "demo", "--port", "0", "--spare", "0", "--state-dir", folder)
+        with terminal("serve", *arguments, url=NOWHERE) as screen:
+            before = screen.expect("Bulkhead serves on ")
+            assert re.match(rf"{TIME}INFO    Bulkhead \S+ starts, pid {screen.pid}\r\n", before)
+            screen.type("\x03")
+            assert screen.exit_status() == 0
+            assert re.search(rf"\n{TIME}INFO    Stopped\r\n", screen.screen)
+        written = (Path(folder) / "logs" / "gateway.log").read_text().splitlines()
+    assert json.loads(written[-1])["message"] == "Stopped"
 
 
 def test_levels_have_colours_on_a_terminal_alone(tmp_path: Path) -> None:
