@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -44,7 +45,10 @@ def structured(record: logging.LogRecord) -> dict[str, Any]:
     if "event" not in given:
         line["message"] = record.getMessage()
     for key, value in given.items():
-        if value is not None:
+        if isinstance(value, float) and not math.isfinite(value):
+            # JSON has no such numbers.
+            line.setdefault(key, str(value))
+        elif value is not None:
             line.setdefault(key, value)
     if record.exc_info:
         line["exception"] = logging.Formatter().formatException(record.exc_info)
@@ -71,7 +75,7 @@ def human(line: Mapping[str, Any]) -> str:
     """Local time, level and text; a traceback follows in indented lines."""
     if "event" in line:
         text = " ".join(
-            f"{key}={_value(value)}" for key, value in line.items() if key not in _PLACED
+            f"{escaped(key)}={_value(value)}" for key, value in line.items() if key not in _PLACED
         )
     else:
         text = escaped(str(line.get("message", "")))
