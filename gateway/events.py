@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections import deque
@@ -13,6 +12,8 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
+
+from gateway.logs.line import about
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +94,8 @@ class EventLog:
         self._last_id += 1
         event = Event(self._last_id, time.time(), kind, model, fields)
         self._events.append(event)
-        logger.log(_level(event), "%s", _line(event))
+        extra = about(event=kind, model=model, id=event.id, **fields)
+        logger.log(_level(event), "%s", kind, extra=extra)
         for follower in self._followers:
             follower.put(event)
 
@@ -153,20 +155,3 @@ def _level(event: Event) -> int:
     if event.kind == "exit":
         return logging.INFO if event.fields.get("expected") else logging.ERROR
     return logging.WARNING if event.kind in _WARNINGS else logging.INFO
-
-
-def _line(event: Event) -> str:
-    """Key=value pairs, which people read and tools split."""
-    pairs: dict[str, Any] = {"event": event.kind}
-    if event.model is not None:
-        pairs["model"] = event.model
-    pairs |= event.fields
-    return " ".join(f"{key}={_value(value)}" for key, value in pairs.items() if value is not None)
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.3f}"
-    text = str(value)
-    plain = text and text.isprintable() and not any(each in text for each in ' "=')
-    return text if plain else json.dumps(text, ensure_ascii=False)

@@ -15,6 +15,8 @@ import psutil
 from protocol.channel import EndpointError, endpoint
 
 _LONGEST_SOCKET_NAME: Final = "9999999999.sock"
+# Log files that are no model's.
+_TAKEN_NAMES: Final = ("gateway", "crash")
 
 
 class StateDirError(Exception):
@@ -25,11 +27,6 @@ def default_state_dir() -> Path:
     if sys.platform == "darwin":
         return platformdirs.user_data_path("Bulkhead")
     return platformdirs.user_state_path("bulkhead")
-
-
-def crash_log_path(state_dir: Path) -> Path:
-    """Where launchd puts what the gateway prints. Not among the logs: a model may be called so."""
-    return state_dir / "crash.log"
 
 
 def lock_holder(path: Path) -> int | None:
@@ -58,7 +55,7 @@ class StateDir:
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser().absolute()
         self._sockets = self.path / "run"
-        self._logs = self.path / "logs"
+        self.logs = self.path / "logs"
         self.workers = self.path / "workers"
         self._lock: int | None = None
 
@@ -73,7 +70,7 @@ class StateDir:
         except EndpointError as error:
             raise StateDirError(f"The state folder {self.path} can't be used: {error}.") from error
         try:
-            for folder in (self.path, self._sockets, self._logs, self.workers):
+            for folder in (self.path, self._sockets, self.logs, self.workers):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Whoever may open a worker's socket may speak for the gateway.
             self._sockets.chmod(0o700)
@@ -108,7 +105,25 @@ class StateDir:
 
     def log_path(self, model_id: str) -> Path:
         """Ids may contain `/`."""
-        return self._logs / f"{quote(model_id, safe=' ')}.log"
+        name = quote(model_id, safe=" ")
+        # Whatever their case, since macOS takes no notice of it.
+        if name.lower() in _TAKEN_NAMES:
+            name = f"%{ord(name[0]):02X}{name[1:]}"
+        return self.logs / f"{name}.log"
+
+    @property
+    def gateway_log_path(self) -> Path:
+        return self.logs / "gateway.log"
+
+    @property
+    def crash_log_path(self) -> Path:
+        """Where a service manager sends the gateway's stderr."""
+        return self.logs / "crash.log"
+
+    @property
+    def own_logs(self) -> tuple[Path, ...]:
+        """The logs that are no model's."""
+        return self.gateway_log_path, self.crash_log_path, self.spare_log_path
 
     @property
     def device_path(self) -> Path:
@@ -133,4 +148,4 @@ class StateDir:
     @property
     def spare_log_path(self) -> Path:
         """No model's: quoted ids have no parentheses."""
-        return self._logs / "(spare).log"
+        return self.logs / "(spare).log"

@@ -1,21 +1,21 @@
-"""/admin/v1: status, the operator's verbs, and logs."""
+"""/admin/v1: status, and the operator's verbs."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Mount, Route
 
-from gateway.api import events
-from gateway.api.bodies import read_count, read_json
+from gateway.api import events, logs
+from gateway.api.bodies import read_json
 from gateway.api.local_only import LocalOnly
 from gateway.api.status import gateway_status, model_status
 from gateway.config.settings import ConfigError
@@ -27,8 +27,6 @@ from gateway.supervise.lifecycle import State
 
 _SETTLED: Final = (State.READY, State.UNLOADED, State.HELD, State.BACKOFF, State.FAILED)
 _FIRST_READING_S: Final = 2.0
-_LINES_BEHIND: Final = 1000
-_DEFAULT_LINES: Final = 200
 
 
 class Options(Struct, forbid_unknown_fields=True):
@@ -76,14 +74,6 @@ async def kill(request: Request) -> Response:
     return _json(model_status(compartment, request.app.state.fleet))
 
 
-async def logs(request: Request) -> Response:
-    compartment = _compartment(request)
-    lines = read_count(request, "lines", _DEFAULT_LINES)
-    if request.query_params.get("follow") in ("1", "true"):
-        return StreamingResponse(_follow(compartment, lines), media_type="text/event-stream")
-    return PlainTextResponse("".join(f"{line}\n" for line in compartment.log.tail(lines)))
-
-
 async def reload(request: Request) -> Response:
     """400 with every mistake, a line each, if there is one; then nothing has changed."""
     reloader: Reloader = request.app.state.reloader
@@ -125,30 +115,6 @@ def _end_of_present_worker(compartment: Compartment) -> Callable[[], bool]:
     return lambda: worker is None or compartment.worker is not worker or worker.given_up
 
 
-async def _follow(compartment: Compartment, lines: int) -> AsyncIterator[bytes]:
-    loop = asyncio.get_running_loop()
-    queue: asyncio.Queue[str | None] = asyncio.Queue(_LINES_BEHIND)
-
-    def put(line: str | None) -> None:
-        # A reader that is too slow loses the oldest lines; the file has them all.
-        if queue.full():
-            queue.get_nowait()
-        queue.put_nowait(line)
-
-    def put_in_thread(line: str | None) -> None:
-        loop.call_soon_threadsafe(put, line)
-
-    tail = compartment.log.tail(lines)
-    unfollow = compartment.log.follow(put_in_thread)
-    try:
-        for line in tail:
-            yield b"data: " + line.encode() + b"\n\n"
-        while (new := await queue.get()) is not None:
-            yield b"data: " + new.encode() + b"\n\n"
-    finally:
-        unfollow()
-
-
 def _json(body: Struct) -> Response:
     return Response(msgspec.json.encode(body), media_type="application/json")
 
@@ -163,7 +129,7 @@ routes = [
             Route("/models/{model_id:path}/unload", unload, methods=["POST"]),
             Route("/models/{model_id:path}/restart", restart, methods=["POST"]),
             Route("/models/{model_id:path}/kill", kill, methods=["POST"]),
-            Route("/models/{model_id:path}/logs", logs),
+            *logs.routes,
             *events.routes,
         ],
         middleware=[Middleware(LocalOnly)],

@@ -14,6 +14,7 @@ from typing import Final
 
 import gateway
 from gateway.cli.failure import CommandError
+from gateway.logs.line import readable
 
 _START_S: Final = 60.0
 _STOP_S: Final = 20.0
@@ -48,7 +49,7 @@ class ChildGateway:
 
     def log_tail(self) -> str:
         lines = self._log_path.read_text("utf-8", "replace").splitlines()
-        return "\n".join(lines[-_LOG_LINES:])
+        return "\n".join(map(readable, lines[-_LOG_LINES:]))
 
     def stop(self) -> int:
         """End it as its operator would, by force if it takes too long; returns its exit status."""

@@ -82,15 +82,15 @@ class GatewayClient:
         with self._answer("POST", path, _PATIENT, body) as response:
             return response.read()
 
-    def log(self, model_id: str, lines: int) -> str:
-        path = f"/admin/v1/models/{_quoted(model_id)}/logs"
-        return self.get(path, lines=lines).decode("utf-8", "replace")
+    def log(self, model_id: str | None, query: dict[str, str | int]) -> str:
+        return self.get(_log_path(model_id), **query).decode("utf-8", "replace")
 
     @contextlib.contextmanager
-    def followed_log(self, model_id: str, lines: int) -> Iterator[Iterator[ServerSentEvent]]:
-        path = f"/admin/v1/models/{_quoted(model_id)}/logs"
-        query: dict[str, str | int] = {"follow": 1, "lines": lines}
-        with self._answer("GET", path, _PATIENT, query=query) as response:
+    def followed_log(
+        self, model_id: str | None, query: dict[str, str | int]
+    ) -> Iterator[Iterator[ServerSentEvent]]:
+        query = {"follow": 1, **query}
+        with self._answer("GET", _log_path(model_id), _PATIENT, query=query) as response:
             yield server_sent_events(response.iter_bytes())
 
     @contextlib.contextmanager
@@ -157,6 +157,11 @@ class GatewayClient:
         if error.code == "model_not_found":
             return NoSuchModelError(error.message)
         return CommandError(error.message)
+
+
+def _log_path(model_id: str | None) -> str:
+    """The gateway's own log, or a model's."""
+    return "/admin/v1" + ("" if model_id is None else f"/models/{_quoted(model_id)}") + "/logs"
 
 
 def _quoted(model_id: str) -> str:

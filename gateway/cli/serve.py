@@ -17,9 +17,9 @@ from gateway import server
 from gateway.cli.flags import takes_flags
 from gateway.config.read import read_configuration
 from gateway.config.settings import ConfigError, Flags
-from gateway.service.crash_log import bound
+from gateway.logs.setup import gateway_logs
 from gateway.service.mark import LABEL, MARK, service_pid
-from gateway.state_dir import StateDir, StateDirError, crash_log_path, default_state_dir
+from gateway.state_dir import StateDir, StateDirError, default_state_dir
 
 logger = logging.getLogger(__name__)
 
@@ -34,17 +34,21 @@ _MOST_FILES: Final = 10240
     default="info",
     show_default=True,
 )
+@click.option(
+    "--log-to",
+    type=click.Choice(["stderr", "file"]),
+    default="stderr",
+    envvar="BULKHEAD_LOG",
+    hidden=True,
+    help="file: stderr is kept for crashes, as the log of a service is.",
+)
 @takes_flags
-def command(flags: Flags, log_level: str) -> None:
+def command(flags: Flags, log_level: str, log_to: str) -> None:
     """Serve models until SIGTERM or Ctrl-C.
 
-    Prints one line with the address once requests are taken. Logs go to stderr.
+    Prints one line with the address once requests are taken. Logs go to stderr, and to the state
+    folder: bulkhead logs.
     """
-    logging.basicConfig(
-        level=log_level.upper(),
-        format="%(asctime)s %(levelname)s %(message)s",
-        stream=sys.stderr,
-    )
     # As they are now: the gateway takes some of its environment's variables out.
     read = functools.partial(read_configuration, flags, dict(os.environ))
     try:
@@ -57,16 +61,16 @@ def command(flags: Flags, log_level: str) -> None:
             ["No model was given. Try the one that comes along: bulkhead serve --model demo"],
             status=2,
         )
-    _raise_file_limit()
     state_dir = StateDir(Path(settings.gateway.state_dir or default_state_dir()))
-    bound(crash_log_path(state_dir.path))
     _leave_to_another_service(state_dir)
     try:
         state_dir.acquire()
         listener = server.bind(settings.gateway.host, settings.gateway.port)
     except (StateDirError, server.PortTakenError) as error:
         _fail([str(error)], status=1)
-    server.run(read, configuration, state_dir, listener)
+    with gateway_logs(state_dir, settings.models, log_level, to_stderr=log_to == "stderr"):
+        _raise_file_limit()
+        server.run(read, configuration, state_dir, listener)
 
 
 def _leave_to_another_service(state_dir: StateDir) -> None:

@@ -14,7 +14,7 @@ from msgspec import Struct
 from gateway.config.settings import Settings
 from gateway.service.mark import LABEL, MARK
 from gateway.service.owner import Owner
-from gateway.state_dir import StateDir, crash_log_path, default_state_dir
+from gateway.state_dir import StateDir, default_state_dir
 from gateway.supervise import ladder
 
 # Beyond drain and ladder: closing connections, writing records, a busy machine.
@@ -78,10 +78,11 @@ def define(
             "HOME": str(owner.home),
             "PATH": os.pathsep.join(folders),
             MARK: LABEL,
+            "BULKHEAD_LOG": "file",
             **{name: environment[name] for name in _CARRIED if environment.get(name)},
         },
         state_dir.path,
-        crash_log_path(state_dir.path),
+        state_dir.crash_log_path,
         stop_s(settings.gateway.drain_s),
     )
 

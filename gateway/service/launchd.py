@@ -19,7 +19,7 @@ from gateway.service.failure import ServiceError
 from gateway.service.files import template
 from gateway.service.mark import LABEL, service_pid
 from gateway.service.owner import Owner
-from gateway.state_dir import crash_log_path, lock_holder
+from gateway.state_dir import StateDir, lock_holder
 
 _NO_DOMAIN: Final = 125
 # bootstrap's answers while an earlier job of the label is there, or still going away.
@@ -116,7 +116,7 @@ class Launchd:
     def log_command(self, lines: int, *, follow: bool) -> list[str]:
         if (installed := self.read()) is None:
             raise ServiceError(f"There is no service: {self._path} doesn't exist.")
-        path = str(crash_log_path(installed.state_dir))
+        path = str(StateDir(installed.state_dir).crash_log_path)
         return ["tail", *(("-F",) if follow else ()), "-n", str(lines), path]
 
     def _domain(self) -> str | None:

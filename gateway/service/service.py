@@ -19,7 +19,7 @@ from gateway.service.files import make_private, write
 from gateway.service.manager import Manager
 from gateway.service.mark import service_pid
 from gateway.service.port import ask_health, listens, port_is_free
-from gateway.state_dir import crash_log_path
+from gateway.state_dir import StateDir
 from gateway.version import VERSION
 
 # An interpreter that starts says its version in a fraction of a second.
@@ -203,7 +203,7 @@ class Service:
             self._say(f"It ended after {time.monotonic() - began:.1f} s.")
 
     def _begin(self, state_dir: Path, settings: Settings) -> None:
-        crash_log = crash_log_path(state_dir)
+        crash_log = StateDir(state_dir).crash_log_path
         seen_bytes = crash_log.stat().st_size if crash_log.exists() else 0
         remark = self._manager.begin()
         pid = self._serves(state_dir, settings)

@@ -14,6 +14,7 @@ from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
 from gateway.dispatch.traffic import Connection, ProtocolBreachError, Traffic
 from gateway.events import EventLog
+from gateway.logs.line import about
 from gateway.memory.footprint import FootprintError, footprint
 from gateway.memory.watch import Advice
 from gateway.supervise import ladder, refusals
@@ -334,7 +335,13 @@ class Compartment:
     def worker_misbehaved(self, worker: Worker, reason: str) -> None:
         if worker is not self.worker:
             return
-        logger.error("%s: worker %d is ended: %s", self.model.id, worker.pid, reason)
+        logger.error(
+            "%s: worker %d is ended: %s",
+            self.model.id,
+            worker.pid,
+            reason,
+            extra=about(model=self.model.id, pid=worker.pid),
+        )
         self._end_reason = self._end_reason or reason
         self._handle(Event.MISBEHAVED, self._unavailable())
 
@@ -420,7 +427,13 @@ class Compartment:
                 )
 
     def _end_hung(self, worker: Worker, reason: str) -> None:
-        logger.error("%s: worker %d hangs: %s", self.model.id, worker.pid, reason)
+        logger.error(
+            "%s: worker %d hangs: %s",
+            self.model.id,
+            worker.pid,
+            reason,
+            extra=about(model=self.model.id, pid=worker.pid),
+        )
         self._events.emit("hang", self.model.id, pid=worker.pid, reason=reason)
         self._end_reason = reason
         self._handle(Event.HUNG, self._unavailable())
@@ -573,7 +586,12 @@ class Compartment:
             # Descriptors, processes or memory may be there later.
             self._steward.gone(self.model.id, 0)
             self._crashed = True
-            logger.error("%s: no worker could be started: %s", self.model.id, error)
+            logger.error(
+                "%s: no worker could be started: %s",
+                self.model.id,
+                error,
+                extra=about(model=self.model.id),
+            )
             self._judge("it could not be started", str(error), [], Event.START_FAILED)
 
     def _dispatch(self, worker: Worker) -> None:
@@ -610,7 +628,13 @@ class Compartment:
             self.note_footprint(worker)
         except FootprintError as error:
             if not worker.ended.is_set():
-                logger.warning("%s: footprint of worker %d: %s", self.model.id, worker.pid, error)
+                logger.warning(
+                    "%s: footprint of worker %d: %s",
+                    self.model.id,
+                    worker.pid,
+                    error,
+                    extra=about(model=self.model.id, pid=worker.pid),
+                )
         self._notify()
 
     def _climb(self, worker: Worker, rungs: tuple[ladder.Rung, ...]) -> None:

@@ -78,6 +78,7 @@ class Fleet:
         self._in_force = InForce(settings)
         self.started_at = time.time()
         self.caution = caution
+        self.log_path = state_dir.gateway_log_path
         self.events = EventLog()
         for each in swept:
             self.events.emit(

@@ -89,6 +89,7 @@ class WorkerProcess:
         pipe = self._popen.stdout
         if pipe is None:
             raise OSError("the worker's output was not captured")
+        log.begin(self.pid, incarnation)
         self._log_thread = threading.Thread(
             target=self._read, args=(pipe,), name=f"log-{self.pid}", daemon=True
         )

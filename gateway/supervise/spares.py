@@ -13,6 +13,7 @@ from typing import Final
 
 from gateway.config.in_force import InForce
 from gateway.events import EventLog
+from gateway.logs.line import about
 from gateway.supervise import ladder
 from gateway.supervise.hang import HangDetector
 from gateway.supervise.process import ExitStatus
@@ -152,5 +153,7 @@ class Spares:
         self._tasks.start(worker.climb(ladder.polite(None)), f"end spare {worker.pid}")
 
     def _end(self, worker: Worker, reason: str) -> None:
-        logger.error("Spare worker %d is ended: %s", worker.pid, reason)
+        logger.error(
+            "Spare worker %d is ended: %s", worker.pid, reason, extra=about(pid=worker.pid)
+        )
         self._tasks.start(worker.climb(ladder.hung()), f"end spare {worker.pid}")

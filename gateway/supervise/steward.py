@@ -12,6 +12,7 @@ from gateway.config.models import find_folder
 from gateway.config.sizes import format_size
 from gateway.dispatch.refusal import Refusal
 from gateway.events import EventLog
+from gateway.logs.line import about
 from gateway.memory import explain
 from gateway.memory.admission import Admission, Admit, Claim, Decision, Evict, Refuse
 from gateway.memory.estimate.estimate import PROCESS_BYTES, Estimate, estimate, model_key
@@ -226,7 +227,7 @@ class Steward:
             needed_bytes = await self._needed_bytes(tenant.model)
         except (EstimateError, OSError) as error:
             # Its worker will find out more, and say it better.
-            logger.warning("%s: no estimate: %s", model_id, error)
+            logger.warning("%s: no estimate: %s", model_id, error, extra=about(model=model_id))
             needed_bytes = PROCESS_BYTES
         if tenant.waits_for_memory:
             self.admission.ask(model_id, needed_bytes, tenant.priority, self._loop.time())

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 import zmq
 
+from gateway.logs.line import about
 from gateway.memory.reading import Footprint
 from gateway.state_dir import StateDir
 from gateway.supervise.identity import ProcessIdentity, descendants, send
@@ -129,6 +130,7 @@ class Worker:
     def adopt(self, supervisor: Supervisor, log: WorkerLog) -> None:
         """Give it to another supervisor."""
         self._supervisor = supervisor
+        log.begin(self.pid, self.incarnation)
         self._process.log = log
 
     def send(self, message: Message) -> None:
@@ -175,10 +177,20 @@ class Worker:
                     self._supervisor.worker_outlived(self, rung.step, rung.deadline_s)
                 continue
             seconds = self._loop.time() - began
-            logger.info("Worker %d ended %.2f s after %s", self.pid, seconds, rung.step)
+            logger.info(
+                "Worker %d ended %.2f s after %s",
+                self.pid,
+                seconds,
+                rung.step,
+                extra=about(pid=self.pid, seconds=seconds),
+            )
             return
         self.given_up = True
-        logger.error("Worker %d survived SIGKILL; its memory stays taken", self.pid)
+        logger.error(
+            "Worker %d survived SIGKILL; its memory stays taken",
+            self.pid,
+            extra=about(pid=self.pid),
+        )
 
     def _take(self, step: Step) -> None:
         match step:

@@ -1,19 +1,22 @@
-"""What a model's workers print: the last lines in memory, all of it in a rotating file."""
+"""What a model's workers print: all of it with the time in a rotated file, the last in memory."""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from logging.handlers import RotatingFileHandler
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final
 
+from gateway.logs.line import stamp
+from gateway.logs.rotated import RotatedFile
+
+logger = logging.getLogger(__name__)
+
 _LINES_KEPT: Final = 1000
 _LONGEST_LINE_BYTES: Final = 8192
-_FILE_BYTES: Final = 10_000_000
-_FILES_KEPT: Final = 3
 
 
 def lines(pipe: IO[bytes]) -> Iterator[str]:
@@ -31,45 +34,43 @@ class WorkerLog:
     """The log of one model, across its incarnations. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         # logging's handler is used for its rotation; the lines are not our log records.
-        self._file = RotatingFileHandler(
-            path, maxBytes=_FILE_BYTES, backupCount=_FILES_KEPT, encoding="utf-8", delay=True
-        )
+        self._file = RotatedFile(path, logger.error)
         self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
-        self._followers: set[Callable[[str | None], None]] = set()
+        # No longer than there are threads that add a line each, and wait for the disk.
+        self._unwritten: deque[str] = deque()
         self._lock = threading.Lock()
+        self._writing = threading.Lock()
+
+    def begin(self, pid: int, incarnation: int) -> None:
+        """What follows is of another worker. Doesn't wait for the disk."""
+        with self._lock:
+            self._lines.clear()
+            self._unwritten.append(
+                f"{stamp(time.time())} -- worker started: pid {pid}, incarnation {incarnation} --"
+            )
+        threading.Thread(target=self._write, name=f"log-begin-{pid}", daemon=True).start()
 
     def add(self, line: str) -> None:
-        record = logging.LogRecord("worker", logging.INFO, "", 0, line, None, None)
         with self._lock:
             self._lines.append(line)
-            followers = tuple(self._followers)
-            # A full disk must cost log lines, not the reader: handlers report and go on.
-            self._file.handle(record)
-        for follower in followers:
-            follower(line)
+            self._unwritten.append(f"{stamp(time.time())} {line}")
+        self._write()
 
     def tail(self, lines: int) -> list[str]:
+        """The last that the present worker has printed, or the one before it if there is none."""
         with self._lock:
             return list(self._lines)[-lines:] if lines > 0 else []
 
-    def follow(self, on_line: Callable[[str | None], None]) -> Callable[[], None]:
-        """Call `on_line` with each new line, from the reader's thread, and with None at the end.
-
-        Returns how to stop following.
-        """
-        with self._lock:
-            self._followers.add(on_line)
-
-        def unfollow() -> None:
-            with self._lock:
-                self._followers.discard(on_line)
-
-        return unfollow
-
     def close(self) -> None:
-        with self._lock:
-            self._file.close()
-            followers = tuple(self._followers)
-        for follower in followers:
-            follower(None)
+        """Doesn't wait for the disk either."""
+        threading.Thread(target=self._file.close, name="log-close", daemon=True).start()
+
+    def _write(self) -> None:
+        with self._writing:
+            while self._unwritten:
+                line = self._unwritten.popleft()
+                self._file.handle(
+                    logging.LogRecord("worker", logging.INFO, "", 0, line, None, None)
+                )

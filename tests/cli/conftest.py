@@ -29,8 +29,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     broken = folder / "broken"
     broken.mkdir()
     (broken / "config.json").write_text("{}")
-    talker = _interpreter(folder / "talker", r"printf 'first\nsecond\n\033[31mthird\033[0m\n'")
-    slow = _interpreter(folder / "slow", f"sleep {SLOW_S}")
+    talker = interpreter(folder / "talker", r"printf 'first\nsecond\n\033[31mthird\033[0m\n'")
+    slow = interpreter(folder / "slow", f"sleep {SLOW_S}")
     running = Gateway(
         models=(),
         config=f"""
@@ -49,7 +49,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     assert running.stop() == 0, running.log
 
 
-def _interpreter(path: Path, before: str) -> Path:
+def interpreter(path: Path, before: str) -> Path:
     path.write_text(f'#!/bin/sh\n{before}\nexec {sys.executable} "$@"\n')
     path.chmod(0o755)
     return path

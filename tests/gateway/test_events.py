@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from gateway.events import EventLog
+from gateway.logs.line import structured
 
 
 async def test_a_follower_gets_what_comes() -> None:
@@ -52,17 +53,24 @@ def test_what_is_kept_is_bounded() -> None:
     assert len(log.after(17)) == 1000, "of an earlier gateway"
 
 
-def test_one_line_that_tools_can_split(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_log_line_with_its_fields(caplog: pytest.LogCaptureFixture) -> None:
     log = EventLog()
     with caplog.at_level(logging.INFO):
-        log.emit(
-            "exit", "größe/eins", pid=7, reason='it said "no"\nand went', code=None, after_s=1.5
-        )
-    (line,) = caplog.messages
-    assert line == (
-        r'event=exit model=größe/eins pid=7 reason="it said \"no\"\nand went" after_s=1.500'
-    )
-    assert caplog.records[0].levelno == logging.ERROR
+        log.emit("exit", "demo", pid=7, name="spare", reason="it crashed", code=None)
+    (record,) = caplog.records
+    (event,) = log.recent(1)
+    line = structured(record)
+    assert line.pop("time")
+    assert line == {
+        "level": "error",
+        "logger": "gateway.events",
+        "event": "exit",
+        "model": "demo",
+        "id": event.id,
+        "pid": 7,
+        "name": "spare",
+        "reason": "it crashed",
+    }
 
 
 def test_one_flat_object() -> None:

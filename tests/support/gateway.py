@@ -16,6 +16,8 @@ from typing import Any
 
 import httpx
 
+from gateway.logs.line import readable
+
 START_S = 30.0
 STOP_S = 40.0
 BULKHEAD = str(Path(sys.executable).with_name("bulkhead"))
@@ -63,7 +65,8 @@ class Gateway:
 
     @property
     def log(self) -> str:
-        return "".join(self._log)
+        """As people read it."""
+        return "".join(f"{readable(line)}\n" for line in list(self._log))
 
     def status(self) -> dict[str, Any]:
         answer: dict[str, Any] = self.client.get("/admin/v1/status").raise_for_status().json()
@@ -117,7 +120,7 @@ class Gateway:
     def _collect_log(self) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:
-            self._log.append(line)
+            self._log.append(line.rstrip("\n"))
 
 
 def eventually(condition: Callable[[], Any], within_s: float = 20.0, every_s: float = 0.05) -> Any:

@@ -1,0 +1,101 @@
+"""Logs over HTTP, read from their files: the gateway's own, and one for each model."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from gateway.api.bodies import read_count
+from gateway.dispatch.refusal import Refusal
+from gateway.logs.reader import LogReader
+from gateway.logs.since import since_stamp
+from gateway.supervise.fleet import Fleet, Phase
+
+_DEFAULT_LINES: Final = 200
+# An answer is made in memory.
+_MOST_LINES: Final = 10_000
+_POLL_S: Final = 0.2
+# Proxies and clients take a silent connection for a dead one.
+_COMMENT_S: Final = 10.0
+_COMMENT: Final = b": nothing new\n\n"
+
+# A slow disk must not take the threads that others wait for.
+_reader: Final = ThreadPoolExecutor(1, "log-reader")
+
+
+async def gateway_log(request: Request) -> Response:
+    """Lines of JSON."""
+    fleet: Fleet = request.app.state.fleet
+    return await _answer(request, fleet.log_path)
+
+
+async def model_log(request: Request) -> Response:
+    """What its workers print, each line after its time."""
+    fleet: Fleet = request.app.state.fleet
+    return await _answer(request, fleet.find(request.path_params["model_id"]).log.path)
+
+
+async def _answer(request: Request, path: Path) -> Response:
+    """`lines=N` of the last lines, `since` a time or how long ago; `follow=1` goes on."""
+    fleet: Fleet = request.app.state.fleet
+    count = min(_MOST_LINES, read_count(request, "lines", _DEFAULT_LINES))
+    since = _since(request)
+    if request.query_params.get("follow") in ("1", "true"):
+        follow = _follow(fleet, path, count, since)
+        return StreamingResponse(follow, media_type="text/event-stream")
+
+    def text() -> str:
+        with LogReader(path) as reader:
+            return "".join(f"{line}\n" for line in reader.last(count, since))
+
+    return PlainTextResponse(await asyncio.get_running_loop().run_in_executor(_reader, text))
+
+
+async def _follow(fleet: Fleet, path: Path, count: int, since: str | None) -> AsyncIterator[bytes]:
+    loop = asyncio.get_running_loop()
+    reader = await loop.run_in_executor(_reader, LogReader, path)
+    try:
+        lines = await loop.run_in_executor(_reader, reader.last, count, since)
+        yield b"".join(map(_message, lines)) or _COMMENT
+        said_at = loop.time()
+        while True:
+            # Asked first: what comes before the end is read after it.
+            stopped = fleet.phase is Phase.STOPPED
+            while lines := await loop.run_in_executor(_reader, reader.read):
+                yield b"".join(map(_message, lines))
+                said_at = loop.time()
+            if stopped:
+                return
+            if loop.time() - said_at >= _COMMENT_S:
+                yield _COMMENT
+                said_at = loop.time()
+            await asyncio.sleep(_POLL_S)
+    finally:
+        # After a read that may still run.
+        _reader.submit(reader.close)
+
+
+def _since(request: Request) -> str | None:
+    text = request.query_params.get("since")
+    try:
+        return since_stamp(text, time.time()) if text else None
+    except ValueError as error:
+        raise Refusal("invalid_request_error", f"since: {error}", param="since") from error
+
+
+def _message(line: str) -> bytes:
+    return f"data: {line}\n\n".encode()
+
+
+routes = [
+    Route("/logs", gateway_log),
+    Route("/models/{model_id:path}/logs", model_log),
+]
