@@ -13,7 +13,7 @@ from typing import Final
 LARGEST: Final = 2048
 # A CPU gains nothing from longer ones, and its attention writes out a score for every pair of a
 # chunk's token and an earlier one.
-LARGEST_ON_CPU: Final = 512
+LARGEST_ON_CPU: Final = 256
 
 _SMALLEST: Final = 16
 _FIRST: Final = 64
