@@ -14,6 +14,7 @@ from msgspec import Struct
 
 # mlx-lm's caches grow by so many tokens at once.
 _STEP_TOKENS: Final = 256
+_MOST_LAYERS: Final = 10_000
 # States are summed up in single precision.
 _STATE_ELEMENT_BYTES: Final = 4
 
@@ -84,7 +85,11 @@ _WINDOW_NAMES: Final = (
 
 
 def cache_shape(config: Mapping[str, Any], element_bytes: int) -> CacheShape:
-    """The shape of a model's caches; what its configuration doesn't say counts as keeping all."""
+    """The shape of a model's caches; what its configuration doesn't say counts as keeping all.
+
+    Raises:
+        TypeError, ValueError: the configuration makes no sense.
+    """
     text = {**config, **(config.get("text_config") or {})}
     layers = layers_of(text)
     kept = [each for each in layers if each in (Layer.FULL, Layer.BOTH)]
@@ -109,6 +114,8 @@ def window_of(config: Mapping[str, Any]) -> int:
 def layers_of(config: Mapping[str, Any]) -> list[Layer]:
     """What each layer keeps, by the configuration of the language model."""
     count = first(config, "num_hidden_layers", "n_layers", "n_layer", "num_layers")
+    if count > _MOST_LAYERS:
+        raise ValueError(f"it has {count:,} layers")
     layers = _named_layers(config, count)
     shared = first(config, "num_kv_shared_layers")
     return [*layers[: count - shared], *([Layer.NONE] * shared)] if shared < count else layers

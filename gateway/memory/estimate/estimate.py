@@ -74,7 +74,10 @@ def estimate(
     own_context = text.get("max_position_embeddings")
     if isinstance(own_context, int) and own_context > 0:
         context_tokens = min(context_tokens, own_context)
-    shape = cache_shape(config, weights.element_bytes)
+    try:
+        shape = cache_shape(config, weights.element_bytes)
+    except (TypeError, ValueError) as error:
+        raise EstimateError(f"{folder / 'config.json'} can't be understood: {error}") from error
     cache_bytes = shape.sequence_bytes(context_tokens)
     computing_bytes = working_bytes(text, weights.element_bytes, context_tokens)
     lines = (
@@ -109,7 +112,7 @@ def _config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise EstimateError(f"{path} can't be read: {error}") from error
     if not isinstance(config, dict) or not isinstance(config.get("text_config") or {}, dict):
         raise EstimateError(f"{path} is no configuration of a model")
