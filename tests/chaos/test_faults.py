@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import textwrap
 import time
 from collections.abc import Callable
@@ -14,7 +13,13 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.faults import after_import, in_engine_step, interpreter, sitecustomize
+from tests.support.faults import (
+    after_import,
+    in_engine_step,
+    interpreter,
+    sitecustomize,
+    wrapped_python,
+)
 from tests.support.gateway import Gateway, eventually
 from tests.support.shapes import DEMO
 from tests.support.streams import Stream, open_stream
@@ -230,7 +235,8 @@ def test_a_fault_that_comes_always(
     if name in LOADS:
         fault = LOADS[name]
         environment = sitecustomize(tmp_path / "site", _in_victim(fault.code))
-        python = _marked_python(tmp_path / "bin")
+        # For one model alone, so that the fault knows its worker from others.
+        python = wrapped_python(tmp_path / "bin" / "python", "export VICTIM=1")
     elif name in AFTER_READY:
         fault = AFTER_READY[name]
         python = _interpreter(tmp_path / "bin", fault.code)
@@ -273,12 +279,3 @@ import os
 if "VICTIM" in os.environ:
 {textwrap.indent(code, "    ")}
 """
-
-
-def _marked_python(folder: Path) -> str:
-    """This interpreter for one model alone, so that a fault knows its worker from others."""
-    folder.mkdir(parents=True)
-    path = folder / "python"
-    path.write_text(f'#!/bin/sh\nVICTIM=1 exec {sys.executable} "$@"\n', "utf-8")
-    path.chmod(0o755)
-    return str(path)

@@ -62,7 +62,9 @@ def test_a_long_prefill_stalls_nobody(
     seconds: int, start_gateway: Callable[..., Gateway], tmp_path: Path
 ) -> None:
     dense = shapes.dense(tmp_path / "dense")
-    running = start_gateway(models=(str(dense), "demo"))
+    running = start_gateway(
+        models=(str(dense), "demo"), config="[workers]\nstall_timeout_s = 5.0\n"
+    )
     undisturbed = running.say("Tell me a story.")
     running.load("dense")
     body = _body("The water rose behind the closed door. " * 700, "dense", max_tokens=5)
@@ -79,6 +81,7 @@ def test_a_long_prefill_stalls_nobody(
             age_s = running.model("dense")["worker"]["last_step_age_s"]
             assert age_s is None or age_s < 10, "chunks are bounded in time"
             assert open_stream(running, "Tell me a story.").join().text == undisturbed
+    assert running.events("hang") == [], "a chunk is progress"
     assert not health.failures + livez.failures
     print(f"slowest /health {health.slowest_s * 1e3:.1f} ms, /livez {livez.slowest_s * 1e3:.1f} ms")
     eventually(lambda: running.model("dense")["active_requests"] == 0)

@@ -20,6 +20,8 @@ class Stream:
     text: str = ""
     arrivals: list[float] = field(default_factory=list)
     comments: int = 0
+    # Kinds of those server-sent events that have one.
+    events: list[str] = field(default_factory=list)
     error: dict[str, Any] | None = None
     status: int | None = None
     done: bool = False
@@ -60,11 +62,13 @@ class Stream:
                 self.error = json.loads(answer.read())["error"]
                 return
             for line in answer.iter_lines():
-                self._take(line)
+                self.take(line)
 
-    def _take(self, line: str) -> None:
+    def take(self, line: str) -> None:
         if line.startswith(":"):
             self.comments += 1
+        elif line.startswith("event: "):
+            self.events.append(line.removeprefix("event: "))
         elif line == "data: [DONE]":
             self.done = True
         elif line.startswith("data: "):
