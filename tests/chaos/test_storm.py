@@ -117,7 +117,7 @@ class Storm:
 @pytest.mark.parametrize(
     ("operations", "seconds"),
     [
-        pytest.param(60, 12, id="short"),
+        pytest.param(60, 8, id="short"),
         pytest.param(200, 60, id="long", marks=pytest.mark.chaos),
     ],
 )

@@ -55,7 +55,7 @@ def test_at_most_two_steps_after_the_client_has_left(
 
 
 @pytest.mark.parametrize(
-    "seconds", [pytest.param(15, id="short"), pytest.param(150, marks=pytest.mark.slow, id="long")]
+    "seconds", [pytest.param(10, id="short"), pytest.param(150, marks=pytest.mark.slow, id="long")]
 )
 @pytest.mark.timeout(400)
 def test_a_long_prefill_stalls_nobody(

@@ -29,7 +29,7 @@ from tests.support.shapes import DEMO
 from tests.support.streams import open_stream
 
 STORY = "Tell me a story."
-LONG = {"max_tokens": 1000, "ignore_eos": True}
+LONG = {"max_tokens": 500, "ignore_eos": True}
 
 
 @pytest.fixture
@@ -205,12 +205,12 @@ class TestWhatIsLeft:
         running = start_gateway(
             config="[workers]\nheartbeat_timeout_s = 2.0\nstall_timeout_s = 2.0\n"
         )
-        whole = running.say(STORY, max_tokens=500, ignore_eos=True)
+        whole = running.say(STORY, max_tokens=300, ignore_eos=True)
         pid = running.worker_pid()
-        stream = open_stream(running, STORY, max_tokens=500, ignore_eos=True)
+        stream = open_stream(running, STORY, max_tokens=300, ignore_eos=True)
         eventually(lambda: stream.text)
         os.kill(running.pid, signal.SIGSTOP)
-        time.sleep(4)
+        time.sleep(3)
         os.kill(running.pid, signal.SIGCONT)
         assert stream.join().text == whole
         assert running.worker_pid() == pid
@@ -302,6 +302,8 @@ class TestDeepHealth:
         assert answer.json()["status"] == "degraded"
         assert answer.json()["deep"]["reason"] == "no token within 1 s"
         assert running.model()["active_requests"] == 0
+        # It wouldn't hear the polite word of the gateway's end.
+        running.order("kill", force=True).raise_for_status()
 
 
 class TestNoHalfWay:
