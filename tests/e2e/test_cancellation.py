@@ -11,13 +11,8 @@ import pytest
 
 from tests.support import shapes
 from tests.support.faults import after_import, sitecustomize
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import Gateway, chat_body, eventually
 from tests.support.streams import Probe, open_stream
-
-
-def _body(text: str, model_id: str, **fields: object) -> dict[str, object]:
-    message = {"role": "user", "content": text}
-    return {"model": model_id, "messages": [message], "stream": True, **fields}
 
 
 def test_at_most_two_steps_after_the_client_has_left(
@@ -43,7 +38,7 @@ def test_at_most_two_steps_after_the_client_has_left(
         )
     )
     running.load()
-    body = _body("Tell me a story.", "demo", max_tokens=1000)
+    body = chat_body("Tell me a story.", stream=True, max_tokens=1000)
     with httpx.Client(timeout=60) as client:
         with client.stream("POST", f"{running.url}/v1/chat/completions", json=body) as answer:
             next(answer.iter_lines())
@@ -67,7 +62,9 @@ def test_a_long_prefill_stalls_nobody(
     )
     undisturbed = running.say("Tell me a story.")
     running.load("dense")
-    body = _body("The water rose behind the closed door. " * 700, "dense", max_tokens=5)
+    body = chat_body(
+        "The water rose behind the closed door. " * 700, "dense", stream=True, max_tokens=5
+    )
     with (
         Probe(running, "/health") as health,
         Probe(running, "/livez") as livez,

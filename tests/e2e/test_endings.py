@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import httpx
 
-from tests.support.gateway import Gateway, eventually, gone
+from tests.support.gateway import Gateway, chat_body, eventually, gone
 from tests.support.streams import open_stream
 
 STORY = "Tell me a story."
@@ -74,10 +74,9 @@ def test_silent_clients_do_not_hold_it_up(start_gateway: Callable[..., Gateway])
 
     threading.Thread(target=follow, daemon=True).start()
     assert following.wait(10)
-    body = {"model": "demo", "messages": [{"role": "user", "content": STORY}], "stream": True}
     with httpx.Client(timeout=60) as client:
         url = f"{running.url}/v1/chat/completions"
-        with client.stream("POST", url, json={**body, **LONG}):
+        with client.stream("POST", url, json=chat_body(STORY, stream=True, **LONG)):
             eventually(lambda: running.model()["active_requests"] == 1)
             began = time.monotonic()
             running.process.send_signal(signal.SIGTERM)

@@ -24,7 +24,7 @@ from tests.support.faults import (
     sitecustomize,
     wrapped_python,
 )
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import Gateway, chat_body, eventually
 from tests.support.shapes import DEMO
 from tests.support.streams import open_stream
 
@@ -104,9 +104,9 @@ class TestRequests:
         gateway.load()
         (flags / "held").touch()
         with httpx.Client(timeout=60) as client:
-            body = {"model": "demo", "messages": [{"role": "user", "content": STORY}], **LONG}
+            body = chat_body(STORY, stream=True, **LONG)
             url = f"{gateway.url}/v1/chat/completions"
-            with client.stream("POST", url, json={**body, "stream": True}) as answer:
+            with client.stream("POST", url, json=body) as answer:
                 lines = answer.iter_lines()
                 next(each for each in lines if '"content"' in each)
                 os.kill(gateway.worker_pid(), signal.SIGKILL)

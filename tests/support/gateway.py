@@ -97,7 +97,7 @@ class Gateway:
         headers: dict[str, str] | None = None,
         **fields: Any,
     ) -> httpx.Response:
-        body = {"model": model_id, "messages": [{"role": "user", "content": text}], **fields}
+        body = chat_body(text, model_id, **fields)
         return self.client.post("/v1/chat/completions", json=body, headers=headers)
 
     def say(self, text: str, model_id: str = "demo", **fields: Any) -> str:
@@ -132,6 +132,10 @@ class Gateway:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self._log.append(line)
+
+
+def chat_body(text: str, model_id: str = "demo", **fields: Any) -> dict[str, Any]:
+    return {"model": model_id, "messages": [{"role": "user", "content": text}], **fields}
 
 
 def gone(pid: int) -> bool:

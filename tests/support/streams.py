@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from tests.support.gateway import Gateway
+from tests.support.gateway import Gateway, chat_body
 
 
 @dataclass
@@ -90,12 +90,7 @@ def open_stream(
     **fields: Any,
 ) -> Stream:
     stream = Stream()
-    body = {
-        "model": model_id,
-        "messages": [{"role": "user", "content": text}],
-        "stream": True,
-        **fields,
-    }
+    body = chat_body(text, model_id, stream=True, **fields)
     stream._thread = threading.Thread(
         target=stream._read, args=(gateway.url, body, headers or {}), daemon=True
     )
