@@ -105,7 +105,7 @@ def test_a_busy_model_is_waited_for_and_a_priority_is_not(
         + _models(folder, "a", "b", "urgent", urgent={"priority": 5}),
     )
     running.load("a")
-    fields = {"max_tokens": 600, "ignore_eos": True, "temperature": 0.0}
+    fields = {"max_tokens": 300, "ignore_eos": True, "temperature": 0.0}
     undisturbed = open_stream(running, STORY, "a", **fields).join()
     busy = open_stream(running, STORY, "a", **fields)
     eventually(lambda: busy.text)
