@@ -65,7 +65,7 @@ def _enter(gateway: Gateway, state: str) -> None:
         eventually(lambda: gateway.model()["state"] == state)
         return
     if state == "spare":
-        eventually(lambda: "change=ready" in gateway.log)
+        eventually(lambda: "change=ready" in gateway.log, within_s=90)
         return
     gateway.load()
     if state in ("generating", "draining", "prefill", "stopped"):
