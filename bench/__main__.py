@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from bench import arguments
 from bench.machine import describe_machine
 from bench.model import copy_without_end
 from bench.processes import memory_bytes
@@ -26,29 +27,24 @@ from gateway.config.models import DEMO_FOLDER
 
 
 def main() -> int:
-    arguments = _parse()
+    parsed = _parse()
     try:
-        report = _measure(arguments)
+        report = _measure(parsed)
     except FailedError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
     print(render(report))
-    if arguments.json is not None:
-        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+    if parsed.json is not None:
+        parsed.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
     return 0
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, metavar="N")
+    parser = arguments.parser(
+        "bench", __doc__, rounds=5, model=None, shown="random weights, 2 layers of width 64"
+    )
     parser.add_argument("--streams", type=_counts, default=[1, 8, 32], metavar="N,N,...")
     parser.add_argument("--tokens", type=int, default=128, metavar="N", help="for each stream")
-    parser.add_argument(
-        "--model",
-        type=Path,
-        metavar="FOLDER",
-        help="the model of all subjects [random weights, 2 layers of width 64]",
-    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every round to a file")
     return parser.parse_args()
 
@@ -57,13 +53,13 @@ def _counts(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def _measure(arguments: argparse.Namespace) -> Report:
+def _measure(parsed: argparse.Namespace) -> Report:
     with ExitStack() as ends:
         # Short: the paths of Bulkhead's sockets are bounded.
         folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="bh-")))
         model = folder / "model"
-        source = arguments.model or folder / "tiny"
-        if arguments.model is None:
+        source = parsed.model or folder / "tiny"
+        if parsed.model is None:
             build_tiny_model(DEMO_FOLDER, source)
         copy_without_end(source, model)
         raw = Raw(model)
@@ -72,15 +68,15 @@ def _measure(arguments: argparse.Namespace) -> Report:
         ends.callback(bulkhead.stop)
         server = MlxLmServer(model, folder / "server.log")
         ends.callback(server.stop)
-        schedule = Schedule([raw, bulkhead, server], arguments.streams, arguments.tokens)
+        schedule = Schedule([raw, bulkhead, server], parsed.streams, parsed.tokens)
         schedule.warm_up()
         idle_cpu = schedule.idle_cpu()
         load_before = load_average()
-        rounds = list(schedule.run(arguments.rounds, _show))
+        rounds = list(schedule.run(parsed.rounds, _show))
         return Report(
             machine=describe_machine(),
             model=source.name,
-            tokens_per_stream=arguments.tokens,
+            tokens_per_stream=parsed.tokens,
             load_average=(load_before, load_average()),
             idle_cpu=idle_cpu,
             gateway_memory_bytes=memory_bytes(bulkhead.processes()[GATEWAY]),

@@ -6,6 +6,7 @@ be up meanwhile.
 
 from __future__ import annotations
 
+import importlib
 import queue
 import threading
 import time
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 _OUTBOX_STEPS: Final = 256
 # What mlx-lm wants of transformers: nearly all the time of the imports, and nothing of MLX.
 _SLOW_IMPORT: Final = "transformers.models.auto.tokenization_auto"
+# Starts threads as it is imported, and threads keep the priority of the one that starts them.
+_THREADED_IMPORT: Final = "numpy"
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,7 @@ class EngineThread:
         failed = False
         try:
             if self._spare:
+                importlib.import_module(_THREADED_IMPORT)
                 import_at_low_priority(_SLOW_IMPORT)
             # Here, not above: this import is the slow one, and belongs to this thread.
             from worker.runtime import serve

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-from typing import Final
+from functools import partial
+from typing import Final, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -49,28 +49,19 @@ async def load(request: Request) -> Response:
 
 async def unload(request: Request) -> Response:
     compartment, options = await _target(request)
-    ended = _end_of_present_worker(compartment)
-    compartment.unload(hold=options.hold, force=options.force)
-    if options.wait:
-        await compartment.until(ended)
+    await _end(compartment, options, partial(compartment.unload, hold=options.hold))
     return _json(model_status(compartment, request.app.state.fleet))
 
 
 async def restart(request: Request) -> Response:
     compartment, options = await _target(request)
-    ended = _end_of_present_worker(compartment)
-    compartment.restart(force=options.force)
-    if options.wait:
-        await compartment.until(ended)
+    await _end(compartment, options, compartment.restart)
     return await _after_load(request, compartment, options)
 
 
 async def kill(request: Request) -> Response:
     compartment, options = await _target(request)
-    ended = _end_of_present_worker(compartment)
-    compartment.kill(force=options.force)
-    if options.wait:
-        await compartment.until(ended)
+    await _end(compartment, options, compartment.kill)
     return _json(model_status(compartment, request.app.state.fleet))
 
 
@@ -110,9 +101,16 @@ async def _after_load(request: Request, compartment: Compartment, options: Optio
     return _json(model_status(compartment, request.app.state.fleet))
 
 
-def _end_of_present_worker(compartment: Compartment) -> Callable[[], bool]:
+class _Order(Protocol):
+    def __call__(self, *, force: bool) -> None: ...
+
+
+async def _end(compartment: Compartment, options: Options, order: _Order) -> None:
+    """Give an order that ends the present worker; wait for that end if the options say so."""
     worker = compartment.worker
-    return lambda: worker is None or compartment.worker is not worker or worker.given_up
+    order(force=options.force)
+    if options.wait and worker is not None:
+        await compartment.until(lambda: compartment.worker is not worker or worker.given_up)
 
 
 def _json(body: Struct) -> Response:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Final, TypeVar
 from urllib.parse import quote
 
@@ -47,12 +46,7 @@ class GatewayClient:
     def __enter__(self) -> GatewayClient:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._http.close()
 
     def status_json(self) -> bytes:

@@ -10,7 +10,7 @@ import click
 import msgspec
 from msgspec import Struct
 
-from gateway.cli.failure import CommandError
+from gateway.cli.failure import CommandError, NoSuchModelError
 from gateway.config.models import find_folder, locate
 from gateway.config.read import read_settings
 from gateway.config.settings import ConfigError, Flags, ModelSettings, Settings
@@ -62,10 +62,18 @@ def command(
     tokens = context_tokens or configured.context_tokens
     try:
         folder = find_folder(locate(configured.path))
+    except (ValueError, OSError) as error:
+        raise NoSuchModelError(f"Nothing can be said of {model}: {error}") from error
+    try:
         learned = Learned(_state_dir(settings).learned_path)
         result = estimate(folder, tokens, learned.get(model_key(folder, tokens, configured.python)))
-    except (ValueError, OSError, EstimateError) as error:
+    except (OSError, EstimateError) as error:
         raise CommandError(f"Nothing can be said of {model}: {error}") from error
+    if result.cache_bytes == 0:
+        raise CommandError(
+            f"Nothing can be said of {model}: {folder / 'config.json'} doesn't tell the number and "
+            "sizes of its layers, from which the cache follows."
+        )
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(_printed(model, result)), indent=2))
     else:

@@ -1,4 +1,6 @@
-"""The Linux twin of macOS's phys_footprint: anonymous and shared memory, and what is swapped."""
+"""The Linux twin of macOS's phys_footprint: anonymous and shared memory, what is swapped, and what
+NVIDIA devices hold of the process.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +10,57 @@ from typing import Final
 from gateway.memory.reading import Footprint, FootprintError
 
 # Clean file pages are left out, as in phys_footprint.
-_COUNTED: Final = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
+_COUNTED: Final = ("Pss_Anon", "Pss_Shmem", "SwapPss")
+# There while a driver is: NVIDIA's own, and that of WSL. It may be loaded at its first use.
+_DRIVERS: Final = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 
 
 def footprint(pid: int) -> Footprint:
     """Read /proc/PID/smaps_rollup: milliseconds for gigabytes, so never on the event loop.
 
     Raises:
-        FootprintError: no such process, no permission, or a process that is exiting.
+        FootprintError: no such process, no permission, a process that is exiting, or one whose
+            memory on NVIDIA devices isn't known although there is a driver.
     """
+    host_bytes = _host_bytes(pid)
+    device_bytes = _device_bytes(pid)
+    peak_bytes = max(host_bytes, _host_peak_bytes(pid)) + device_bytes
+    return Footprint(current_bytes=host_bytes + device_bytes, peak_bytes=peak_bytes)
+
+
+def _host_bytes(pid: int) -> int:
+    return sum(_fields(pid, "smaps_rollup", _COUNTED).values())
+
+
+def _host_peak_bytes(pid: int) -> int:
+    """The highest resident size, less the pages of files that are resident now: libraries, which
+    stay. Linux keeps no other peak.
+    """
+    counted = _fields(pid, "status", ("VmHWM", "RssFile"))
+    return counted["VmHWM"] - counted["RssFile"]
+
+
+def _fields(pid: int, name: str, wanted: tuple[str, ...]) -> dict[str, int]:
+    """Fields of a file of /proc/PID, in bytes."""
     try:
-        text = Path(f"/proc/{pid}/smaps_rollup").read_text("ascii")
+        text = Path(f"/proc/{pid}/{name}").read_text("utf-8", "replace")
     except OSError as error:
         raise FootprintError(f"pid {pid}: {error.strerror}") from error
-    counted = {
-        name: int(rest.split()[0]) * 1024
-        for name, _, rest in (line.partition(" ") for line in text.splitlines())
-        if name in _COUNTED
+    found = {
+        field: int(rest.split()[0]) * 1024
+        for field, _, rest in (line.partition(":") for line in text.splitlines())
+        if field in wanted
     }
-    if len(counted) != len(_COUNTED):
-        # A zombie has no mappings any more: the file is empty.
+    if len(found) != len(wanted):
+        # A zombie has no mappings any more.
         raise FootprintError(f"pid {pid}: it has no memory map, it is exiting")
-    return Footprint(current_bytes=sum(counted.values()), peak_bytes=None)
+    return found
+
+
+def _device_bytes(pid: int) -> int:
+    if not any(each.exists() for each in _DRIVERS):
+        return 0
+    # Only where there is a driver is this worth its import.
+    from gateway.memory.footprint_nvidia import device_bytes
+
+    return device_bytes(pid)

@@ -23,7 +23,13 @@ _WORKER: Final = Path(gateway.__file__).resolve().parent.parent / "worker" / "__
 
 # Workers never ask a model hub, and never use the fast synchronization that strands wired memory
 # when its process dies (mlx#3830).
-_SET: Final = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+_SET: Final = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    # glibc keeps freed buffers up to the largest size that it has seen freed, which fragments, and
+    # held a third more than MLX did. Its initial threshold, once set, stays (mallopt(3)).
+    "MALLOC_MMAP_THRESHOLD_": "131072",
+}
 _REMOVED: Final = ("MLX_METAL_FAST_SYNCH",)
 
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from tests.support.faults import after_import, in_engine_step, interpreter, sitecustomize
+from tests.support.faults import (
+    after_import,
+    in_engine_step,
+    interpreter,
+    sitecustomize,
+    wrapped_python,
+)
 from tests.support.gateway import Gateway, eventually
 from tests.support.shapes import DEMO
 from tests.support.streams import Stream, open_stream
@@ -30,8 +35,8 @@ breaker_retry_s = 300.0
 heartbeat_timeout_s = 3.0
 stall_timeout_s = 3.0
 """
-TWO = f'[models.demo]\npath = "demo"\n[models.victim]\npath = "{DEMO}"\n'
 BOUND_S = 60.0
+TOKENS = 400
 SHORT = (
     "stopped",
     "the engine raises",
@@ -46,7 +51,7 @@ SHORT = (
 
 
 def _flagged(flag: Path, code: str) -> str:
-    """Code that does something once, in the victim only, when the flag is there."""
+    """Code that does something once, when the flag is there."""
     return f"""
 if os.path.exists({str(flag)!r}):
     os.unlink({str(flag)!r})
@@ -92,37 +97,70 @@ def _names(*names: str) -> list[object]:
     ]
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("faults")
+
+
+@pytest.fixture(scope="module")
+def gateway(folder: Path) -> Iterator[Gateway]:
+    """One with the demo model, a twin of it for what comes once, and one for each that comes back.
+
+    What comes once has a flag of its name in the folder.
+    """
+    models = {"demo": "", "victim": ""}
+    code = in_engine_step(
+        "".join(_flagged(folder / name, fault.code) for name, fault in ONCE.items() if fault.code)
+    )
+    for name, fault in LOADS.items():
+        code += _in_worker_of(name, fault.code)
+        models[name] = wrapped_python(folder / "bin" / name, f"export VICTIM='{name}'")
+    for name, fault in AFTER_READY.items():
+        models[name] = _interpreter(folder / "bin" / f"{name}.d", fault.code)
+    models["exit 0 at once"] = interpreter(folder / "bin" / "none", AT_ONCE.code)
+    config = "".join(
+        f'[models."{name}"]\npath = "{DEMO}"\n' + (f'python = "{python}"\n' if python else "")
+        for name, python in models.items()
+    )
+    running = Gateway(
+        models=(), config=LIMITS + config, environment=sitecustomize(folder / "site", code)
+    )
+    running.load("demo")
+    yield running
+    assert running.stop() == 0, running.log
+
+
+@pytest.fixture(scope="module")
+def undisturbed(gateway: Gateway) -> tuple[object, ...]:
+    return _ask(gateway, "demo", max_tokens=TOKENS).join().outcome
+
+
 @pytest.mark.parametrize("name", _names(*ONCE))
 def test_a_fault_that_comes_once(
-    name: str, start_gateway: Callable[..., Gateway], tmp_path: Path, tell: Callable[..., None]
+    name: str,
+    gateway: Gateway,
+    undisturbed: tuple[object, ...],
+    folder: Path,
+    tell: Callable[..., None],
 ) -> None:
     """The victim's answer goes on in another worker, the other model's never stops."""
     fault = ONCE[name]
-    flag = tmp_path / "flag"
-    running = start_gateway(
-        models=(),
-        config=LIMITS + TWO,
-        environment=sitecustomize(
-            tmp_path / "site", in_engine_step(_flagged(flag, fault.code or "pass"))
-        ),
-    )
-    running.load("demo")
-    running.load("victim")
-    undisturbed = _ask(running, "demo", max_tokens=400).join().outcome
-    victim = _ask(running, "victim", max_tokens=400)
+    flag = folder / name
+    restarts = gateway.load("victim")["restarts"]
+    victim = _ask(gateway, "victim", max_tokens=TOKENS)
     eventually(lambda: victim.text)
     began = time.monotonic()
     if fault.code is None:
-        os.kill(running.worker_pid("victim"), signal.SIGSTOP)
+        os.kill(gateway.worker_pid("victim"), signal.SIGSTOP)
     else:
         flag.touch()
         eventually(lambda: not flag.exists())
-    other = _ask(running, "demo", max_tokens=400)
+    other = _ask(gateway, "demo", max_tokens=TOKENS)
     assert victim.join(BOUND_S).outcome == undisturbed
     seconds = time.monotonic() - began
     assert other.join(BOUND_S).outcome == undisturbed
-    model = running.model("victim")
-    assert (model["state"], model["restarts"]) == ("ready", 1)
+    model = gateway.model("victim")
+    assert (model["state"], model["restarts"]) == ("ready", restarts + 1)
     exit_ = model["last_exit"]
     assert fault.tells in f"{exit_['reason']} signal {exit_['signal']} exit code {exit_['code']}"
     assert fault.log in "\n".join(exit_["log_tail"])
@@ -207,6 +245,8 @@ AFTER_READY = {
     ),
     "nothing is read or said": Always("wait()", 500, "worker_crashed", "unloaded", "no heartbeat"),
 }
+AT_ONCE = Always("", 503, "model_unavailable", "failed", "exit code 0")
+ALWAYS = {**LOADS, **AFTER_READY, "exit 0 at once": AT_ONCE}
 
 
 def _interpreter(folder: Path, code: str) -> str:
@@ -221,39 +261,22 @@ def _interpreter(folder: Path, code: str) -> str:
     )
 
 
-@pytest.mark.parametrize("name", _names(*LOADS, *AFTER_READY, "exit 0 at once"))
+@pytest.mark.parametrize("name", _names(*ALWAYS))
 def test_a_fault_that_comes_always(
-    name: str, start_gateway: Callable[..., Gateway], tmp_path: Path, tell: Callable[..., None]
+    name: str, gateway: Gateway, undisturbed: tuple[object, ...], tell: Callable[..., None]
 ) -> None:
     """The client gets its error, the model its state, and the other model never stops."""
-    environment: dict[str, str] = {}
-    if name in LOADS:
-        fault = LOADS[name]
-        environment = sitecustomize(tmp_path / "site", _in_victim(fault.code))
-        python = _marked_python(tmp_path / "bin")
-    elif name in AFTER_READY:
-        fault = AFTER_READY[name]
-        python = _interpreter(tmp_path / "bin", fault.code)
-    else:
-        fault = Always("", 503, "model_unavailable", "failed", "exit code 0")
-        python = interpreter(tmp_path / "bin", "")
-    running = start_gateway(
-        models=(),
-        config=f'{LIMITS}{TWO}python = "{python}"\n',
-        environment=environment,
-    )
-    running.load("demo")
-    undisturbed = _ask(running, "demo", max_tokens=400).join().outcome
+    fault = ALWAYS[name]
     began = time.monotonic()
     with ThreadPoolExecutor() as pool:
-        asked = pool.submit(running.chat, STORY, "victim")
-        others = [_ask(running, "demo", max_tokens=400) for _ in range(2)]
+        asked = pool.submit(gateway.chat, STORY, name)
+        others = [_ask(gateway, "demo", max_tokens=TOKENS) for _ in range(2)]
         answer = asked.result(BOUND_S)
     seconds = time.monotonic() - began
     assert (answer.status_code, answer.json()["error"]["code"]) == (fault.status, fault.error)
     assert [each.join(BOUND_S).outcome for each in others] == [undisturbed] * 2
     # By way of backoff, which ends at once when nobody waits.
-    model = eventually(lambda: (m := running.model("victim"))["state"] == fault.state and m)
+    model = eventually(lambda: (m := gateway.model(name))["state"] == fault.state and m)
     assert model["worker"] is None
     exit_ = model["last_exit"]
     assert fault.tells in f"{exit_['reason']} {exit_['signal']} exit code {exit_['code']}"
@@ -262,23 +285,14 @@ def test_a_fault_that_comes_always(
         assert "next attempt comes at" in model["reason"]
         assert int(answer.headers["retry-after"]) > 200
         began = time.monotonic()
-        assert running.chat(STORY, "victim").status_code == 503
+        assert gateway.chat(STORY, name).status_code == 503
         assert time.monotonic() - began < 2, "refused at once"
     tell(answer=fault.error, state=model["state"], after=f"{seconds:.1f} s")
 
 
-def _in_victim(code: str) -> str:
+def _in_worker_of(name: str, code: str) -> str:
     return f"""
 import os
-if "VICTIM" in os.environ:
+if os.environ.get("VICTIM") == {name!r}:
 {textwrap.indent(code, "    ")}
 """
-
-
-def _marked_python(folder: Path) -> str:
-    """This interpreter for one model alone, so that a fault knows its worker from others."""
-    folder.mkdir(parents=True)
-    path = folder / "python"
-    path.write_text(f'#!/bin/sh\nVICTIM=1 exec {sys.executable} "$@"\n', "utf-8")
-    path.chmod(0o755)
-    return str(path)

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.support.faults import after_import, in_engine_step, sitecustomize
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import Gateway, eventually, gone
 from tests.support.streams import open_stream
 
 STORY = "Tell me a story."
@@ -58,13 +58,6 @@ STATES = (
 )
 
 
-def _gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
 def _enter(gateway: Gateway, state: str) -> None:
     """Bring the demo model into a state, as far as that is one."""
     if state in ("starting", "loading", "backoff"):
@@ -72,7 +65,7 @@ def _enter(gateway: Gateway, state: str) -> None:
         eventually(lambda: gateway.model()["state"] == state)
         return
     if state == "spare":
-        eventually(lambda: "change=ready" in gateway.log)
+        eventually(lambda: "change=ready" in gateway.log, within_s=90)
         return
     gateway.load()
     if state in ("generating", "draining", "prefill", "stopped"):
@@ -101,7 +94,7 @@ def _kill_in(state: str, folder: Path) -> tuple[float, float]:
     running.process.wait()
     began = time.monotonic()
     if state != "stopped":
-        eventually(lambda: all(_gone(pid) for pid in workers), within_s=30, every_s=0.02)
+        eventually(lambda: all(gone(pid) for pid in workers), within_s=30, every_s=0.02)
     gone_s = time.monotonic() - began
     assert gone_s <= GONE_S
     began = time.monotonic()
@@ -109,7 +102,7 @@ def _kill_in(state: str, folder: Path) -> tuple[float, float]:
     try:
         assert again.say("What is Bulkhead?")
         seconds = time.monotonic() - began
-        assert all(_gone(pid) for pid in workers)
+        assert all(gone(pid) for pid in workers)
         leftovers = [int(each.stem) for each in (running.state_dir / "workers").iterdir()]
         assert leftovers == [again.worker_pid()]
     finally:

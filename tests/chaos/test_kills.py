@@ -23,6 +23,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 TOKENS = 160
 CONFIG = "[workers]\nrestart_limit = 1000\n"
 MIXES = tuple(itertools.product((1, 4, 16), SAMPLINGS))
+SHORT = ((1, "seeded"), (4, "greedy"), (16, "greedy"), (16, "seeded"))
 
 
 def _open(gateway: Gateway, count: int, sampling: str) -> list[Stream]:
@@ -41,18 +42,25 @@ def _open(gateway: Gateway, count: int, sampling: str) -> list[Stream]:
 
 
 @pytest.mark.parametrize(
-    "rounds", [pytest.param(1, id="short"), pytest.param(17, id="long", marks=pytest.mark.chaos)]
+    ("rounds", "mixes"),
+    [
+        pytest.param(1, SHORT, id="short"),
+        pytest.param(17, MIXES, id="long", marks=pytest.mark.chaos),
+    ],
 )
 @pytest.mark.timeout(1800)
 def test_no_stream_changes(
-    rounds: int, start_gateway: Callable[..., Gateway], tell: Callable[..., None]
+    rounds: int,
+    mixes: tuple[tuple[int, str], ...],
+    start_gateway: Callable[..., Gateway],
+    tell: Callable[..., None],
 ) -> None:
     """Each round kills once for every mix of stream count and sampling."""
     gateway = start_gateway("--spare", "1", config=CONFIG)
     gateway.load()
     chance = random.Random(rounds)
     undisturbed, durations_s = {}, {}
-    for count, sampling in MIXES:
+    for count, sampling in mixes:
         began = time.monotonic()
         undisturbed[count, sampling] = [
             each.join().outcome for each in _open(gateway, count, sampling)
@@ -60,7 +68,7 @@ def test_no_stream_changes(
         durations_s[count, sampling] = time.monotonic() - began
     kills = cut = begun = compared = 0
     longest_pause_s = 0.0
-    for mix in MIXES * rounds:
+    for mix in mixes * rounds:
         unfinished: list[Stream] = []
         while not unfinished:
             opened = _open(gateway, *mix)

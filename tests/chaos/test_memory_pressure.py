@@ -119,7 +119,7 @@ FIELDS = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
 @pytest.mark.parametrize(
     ("experts", "seconds", "kills"),
     [
-        pytest.param(16, 15, True, id="short"),
+        pytest.param(16, 10, True, id="short"),
         pytest.param(64, 120, False, id="long", marks=pytest.mark.chaos),
         pytest.param(64, 120, True, id="long-with-kills", marks=pytest.mark.chaos),
     ],

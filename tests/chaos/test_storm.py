@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.support.faults import sitecustomize
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import Gateway, chat_body, eventually
 from tests.support.shapes import DEMO
 
 MODELS = ("demo", f"{DEMO}=second", f"{DEMO}=third")
@@ -95,12 +95,7 @@ class Storm:
         self.orders += 1
 
     def _ask(self, client: httpx.Client, model_id: str, *, stream: bool, leaves: bool) -> None:
-        body = {
-            "model": model_id,
-            "messages": [{"role": "user", "content": STORY}],
-            "stream": stream,
-            "max_tokens": 200,
-        }
+        body = chat_body(STORY, model_id, stream=stream, max_tokens=200)
         with client.stream("POST", "/v1/chat/completions", json=body) as answer:
             assert answer.status_code in EXPECTED_STATUSES, answer.read()
             if leaves:
@@ -117,7 +112,7 @@ class Storm:
 @pytest.mark.parametrize(
     ("operations", "seconds"),
     [
-        pytest.param(60, 12, id="short"),
+        pytest.param(60, 8, id="short"),
         pytest.param(200, 60, id="long", marks=pytest.mark.chaos),
     ],
 )

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.cli.canned import CannedGateway
+from tests.support.faults import wrapped_python
 from tests.support.gateway import Gateway
 
 # Longer than a stream stays silent before its first comment.
@@ -29,8 +28,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     broken = folder / "broken"
     broken.mkdir()
     (broken / "config.json").write_text("{}")
-    talker = interpreter(folder / "talker", r"printf 'first\nsecond\n\033[31mthird\033[0m\n'")
-    slow = interpreter(folder / "slow", f"sleep {SLOW_S}")
+    talker = wrapped_python(folder / "talker", r"printf 'first\nsecond\n\033[31mthird\033[0m\n'")
+    slow = wrapped_python(folder / "slow", f"sleep {SLOW_S}")
     running = Gateway(
         models=(),
         config=f"""
@@ -47,12 +46,6 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     )
     yield running
     assert running.stop() == 0, running.log
-
-
-def interpreter(path: Path, before: str) -> Path:
-    path.write_text(f'#!/bin/sh\n{before}\nexec {sys.executable} "$@"\n')
-    path.chmod(0o755)
-    return path
 
 
 @pytest.fixture

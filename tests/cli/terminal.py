@@ -45,6 +45,17 @@ def started(*arguments: str, url: str | None = None) -> Iterator[subprocess.Pope
             running.kill()
 
 
+def read_until(running: subprocess.Popen[str], text: str) -> str:
+    """What a started command prints, up to the line that has the text."""
+    assert running.stdout is not None
+    printed = ""
+    for line in running.stdout:
+        printed += line
+        if text in line:
+            return printed
+    raise AssertionError(f"it ended before it printed {text!r}: {printed}")
+
+
 def environment(url: str | None) -> dict[str, str]:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("BULKHEAD_", "COLUMNS"))}
     return inherited if url is None else {**inherited, "BULKHEAD_URL": url}

@@ -8,7 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.terminal import started
+from tests.cli.terminal import read_until, started
+from tests.support.gateway import gone
 
 
 @pytest.fixture
@@ -23,10 +24,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
 def left_in(folder: Path) -> list[Path]:
     """Without what libraries keep among temporary files."""
     return list(folder.glob("bh-*"))
-
-
-def gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def pids(pattern: str, text: str) -> list[int]:
@@ -66,7 +63,7 @@ def test_cleans_up_when_it_is_ended(folder: Path, number: int, exit_status: int)
 def test_says_what_went_wrong(folder: Path) -> None:
     with started("demo") as running:
         gateway_pid = _read_gateway_pid(running)
-        _read_until(running, "The first question")
+        read_until(running, "The first question")
         psutil.Process(gateway_pid).kill()
         _, stderr = running.communicate(timeout=60)
     assert running.returncode == 1
@@ -77,13 +74,4 @@ def test_says_what_went_wrong(folder: Path) -> None:
 
 
 def _read_gateway_pid(running: subprocess.Popen[str]) -> int:
-    return pids(r"\(pid (\d+)\)", _read_until(running, "(pid "))[0]
-
-
-def _read_until(running: subprocess.Popen[str], text: str) -> str:
-    """The line that has the text."""
-    assert running.stdout is not None
-    for line in running.stdout:
-        if text in line:
-            return line
-    raise AssertionError(f"the demo ended before it printed {text!r}")
+    return pids(r"\(pid (\d+)\)", read_until(running, "(pid "))[0]

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from gateway.cli import main
 from gateway.logs.rotated import RotatedFile
-from tests.cli.conftest import SPACED_ID, interpreter
+from tests.cli.conftest import SPACED_ID
 from tests.cli.terminal import bulkhead, started, terminal
 from tests.support.gateway import Gateway, eventually
 
@@ -35,7 +35,7 @@ def talked(fleet: Gateway) -> Gateway:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The state folder of a gateway that was started twice, and is stopped; with its logs."""
     place = tmp_path_factory.mktemp("interpreters")
-    talker = interpreter(place / "talker", r"printf 'a\tb\033[31mred\033[0m\007 ü%090d\n' 7")
+    talker = wrapped_python(place / "talker", r"printf 'a\tb\033[31mred\033[0m\007 ü%090d\n' 7")
     config = f'[models.talker]\npath = "demo"\naliases = ["other"]\npython = "{talker}"\n'
     with tempfile.TemporaryDirectory(prefix="bh-") as short:
         state_dir = Path(short) / "state"

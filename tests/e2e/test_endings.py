@@ -9,20 +9,12 @@ import time
 from collections.abc import Callable
 
 import httpx
-import psutil
 
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import Gateway, chat_body, eventually, gone
 from tests.support.streams import open_stream
 
 STORY = "Tell me a story."
 LONG = {"max_tokens": 3500, "ignore_eos": True}
-
-
-def _gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def test_sigterm_drains_and_ends_with_status_0(start_gateway: Callable[..., Gateway]) -> None:
@@ -38,7 +30,7 @@ def test_sigterm_drains_and_ends_with_status_0(start_gateway: Callable[..., Gate
     stream.join(30)
     assert stream.text == whole
     assert running.process.wait(20) == 0
-    assert _gone(pid)
+    assert gone(pid)
 
 
 def test_a_drain_has_a_deadline(start_gateway: Callable[..., Gateway]) -> None:
@@ -82,10 +74,9 @@ def test_silent_clients_do_not_hold_it_up(start_gateway: Callable[..., Gateway])
 
     threading.Thread(target=follow, daemon=True).start()
     assert following.wait(10)
-    body = {"model": "demo", "messages": [{"role": "user", "content": STORY}], "stream": True}
     with httpx.Client(timeout=60) as client:
         url = f"{running.url}/v1/chat/completions"
-        with client.stream("POST", url, json={**body, **LONG}):
+        with client.stream("POST", url, json=chat_body(STORY, stream=True, **LONG)):
             eventually(lambda: running.model()["active_requests"] == 1)
             began = time.monotonic()
             running.process.send_signal(signal.SIGTERM)
@@ -99,7 +90,7 @@ def test_a_stop_during_a_load(start_gateway: Callable[..., Gateway]) -> None:
     pid = eventually(lambda: (running.model()["worker"] or {}).get("pid"))
     running.process.send_signal(signal.SIGTERM)
     assert running.process.wait(30) == 0
-    assert _gone(pid)
+    assert gone(pid)
 
 
 def test_ctrl_c_reaches_the_gateway_alone(start_gateway: Callable[..., Gateway]) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
-from tests.support.faults import interpreter
+from tests.cli.terminal import bulkhead, read_until, started
+from tests.support.faults import interpreter, sitecustomize
 from tests.support.gateway import Gateway, eventually
 from tests.support.streams import Probe
 
@@ -56,81 +61,148 @@ FAULTS = {
 }
 
 
-def _config(python: str) -> str:
-    return (
-        '[models.demo]\npath = "demo"\n'
-        f'[models.strange]\npath = "demo"\npython = "{python}"\n'
-        "[workers]\nload_timeout_s = 30.0\nrestart_limit = 0\nbackoff_limit = 0\n"
-    )
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_faults_before_ready(
-    name: str, start_gateway: Callable[..., Gateway], tmp_path: Path
-) -> None:
-    code, explanation = FAULTS[name]
-    running = start_gateway(models=(), config=_config(interpreter(tmp_path / "bin", code)))
-    answer = running.order("load", "strange")
-    assert answer.status_code in (500, 503)
-    assert explanation in answer.json()["error"]["message"]
-    eventually(lambda: running.model("strange")["worker"] is None)
-    assert running.model("strange")["last_exit"] is not None
-
-
-@pytest.mark.parametrize(
-    "flood",
-    [
-        pytest.param("socket.send(encode(beat))", id="heartbeats"),
-        pytest.param(
-            "socket.send(encode(Output(step=1, deltas=(Delta('nobody', (1,), 'x' * 500000),))))",
-            id="large outputs",
-        ),
-        pytest.param("print('x' * 10000)", id="lines"),
-    ],
-)
-def test_a_flood_leaves_the_gateway_and_other_models_alone(
-    flood: str, start_gateway: Callable[..., Gateway], tmp_path: Path
-) -> None:
-    code = f"""
+# Said before whatever a worker does once it is ready.
+READY = """
 socket = connect()
 socket.send(encode(hello()))
 socket.recv()
 socket.send(encode(ready()))
 beat = Heartbeat(step=1, step_age_s=0.0, active=0, waiting=0, memory=MlxMemory())
-while True:
-    {flood}
 """
-    running = start_gateway(models=(), config=_config(interpreter(tmp_path / "bin", code)))
-    whole = running.say(QUESTION)
-    before = psutil.Process(running.pid).memory_info().rss
+FLOODS = {
+    "heartbeats": "socket.send(encode(beat))",
+    "large outputs": (
+        "socket.send(encode(Output(step=1, deltas=(Delta('nobody', (1,), 'x' * 500000),))))"
+    ),
+    "lines": "print('x' * 10000)",
+}
+AFTER_READY = {
+    **{name: f"while True: {flood}" for name, flood in FLOODS.items()},
+    "silent": "wait()",
+    "deaf": "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); wait()",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("hostile")
+
+
+@pytest.fixture(scope="module")
+def gateway(folder: Path) -> Iterator[Gateway]:
+    """One with the demo model, and a model for each fault.
+
+    A process whose pid is the name of a file in the folder survives the gateway's SIGKILL, as one
+    does that is stuck in a system call.
+    """
+    stuck = f"""
+        import os, signal
+        original = os.kill
+        def kill(pid, number):
+            if number != signal.SIGKILL or not os.path.exists({str(folder)!r} + f"/{{pid}}"):
+                original(pid, number)
+        if not in_worker():
+            os.kill = kill
+        """
+    codes = {name: code for name, (code, _) in FAULTS.items()}
+    codes |= {name: READY + code for name, code in AFTER_READY.items()}
+    models = "".join(
+        f'[models."{name}"]\npath = "demo"\npython = "{interpreter(folder / name, code)}"\n'
+        for name, code in codes.items()
+    )
+    running = Gateway(
+        models=(),
+        config="[workers]\nload_timeout_s = 30.0\nrestart_limit = 0\nbackoff_limit = 0\n"
+        f'[models.demo]\npath = "demo"\n{models}',
+        environment=sitecustomize(folder / "site", stuck),
+    )
+    yield running
+    assert running.stop() == 0, running.log
+
+
+@pytest.fixture(scope="module")
+def whole(gateway: Gateway) -> str:
+    return gateway.say(QUESTION)
+
+
+@pytest.fixture(scope="module")
+def answers(gateway: Gateway) -> dict[str, httpx.Response]:
+    """What loads end with, all side by side."""
+    with ThreadPoolExecutor(len(FAULTS)) as pool:
+        asked = {name: pool.submit(gateway.order, "load", name) for name in FAULTS}
+    return {name: each.result() for name, each in asked.items()}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_before_ready(
+    name: str, gateway: Gateway, answers: dict[str, httpx.Response]
+) -> None:
+    assert answers[name].status_code in (500, 503)
+    assert FAULTS[name][1] in answers[name].json()["error"]["message"]
+    eventually(lambda: gateway.model(name)["worker"] is None)
+    assert gateway.model(name)["last_exit"] is not None
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+def test_a_flood_leaves_the_gateway_and_other_models_alone(
+    flood: str, gateway: Gateway, whole: str
+) -> None:
+    before = psutil.Process(gateway.pid).memory_info().rss
     # It is ready for a moment, and then ended for its flood unless that is of lines.
-    running.order("load", "strange")
-    assert running.model("strange")["worker"] or running.model("strange")["last_exit"]
-    with Probe(running, "/health") as health:
+    gateway.order("load", flood)
+    assert gateway.model(flood)["worker"] or gateway.model(flood)["last_exit"]
+    with Probe(gateway, "/health") as health:
         for _ in range(3):
-            assert running.say(QUESTION) == whole
+            assert gateway.say(QUESTION) == whole
     assert not health.failures
     assert health.count > 10
-    grown = psutil.Process(running.pid).memory_info().rss - before
+    grown = psutil.Process(gateway.pid).memory_info().rss - before
     assert grown < 150e6, "what a flood can occupy is bounded by the high-water mark"
-    killed = running.order("kill", "strange", force=True).json()
+    killed = gateway.order("kill", flood, force=True).json()
     assert killed["state"] in ("unloaded", "failed")
 
 
-def test_a_worker_that_stops_reading(start_gateway: Callable[..., Gateway], tmp_path: Path) -> None:
-    code = """
-socket = connect()
-socket.send(encode(hello()))
-socket.recv()
-socket.send(encode(ready()))
-time.sleep(120)
-"""
-    running = start_gateway(
-        models=(),
-        config=_config(interpreter(tmp_path / "bin", code)) + "[queue]\ndeadline_s = 5.0\n",
-    )
-    running.load("strange")
-    assert running.say(QUESTION)
-    status = running.order("kill", "strange").json()
+def test_a_worker_that_stops_reading(gateway: Gateway, whole: str) -> None:
+    gateway.load("silent")
+    assert gateway.say(QUESTION) == whole
+    status = gateway.order("kill", "silent").json()
     assert status["state"] == "unloaded"
     assert status["last_exit"]["signal"] == "SIGTERM"
+
+
+def test_a_process_that_survives_sigkill(gateway: Gateway, whole: str, folder: Path) -> None:
+    """It stays counted and shown, its end is told step by step, and nobody else is concerned."""
+    pid = gateway.load("deaf")["worker"]["pid"]
+    (folder / str(pid)).touch()
+    granted_bytes = gateway.status()["memory"]["granted_bytes"]
+    with started("events", "-f", "-n", "0", "--model", "deaf", url=gateway.url) as following:
+        killed = bulkhead("kill", "deaf", url=gateway.url)
+        assert killed.returncode == 1
+        assert f"deaf is stopping (pid {pid}" in killed.stderr
+        assert "its process has not ended yet" in killed.stderr
+        stuck = gateway.model("deaf")
+        assert (stuck["state"], stuck["worker"]["pid"]) == ("stopping", pid)
+        assert stuck["worker"]["footprint_bytes"] > 1_000_000
+        assert gateway.status()["memory"]["granted_bytes"] == granted_bytes
+        assert f" {pid} " in bulkhead("status", url=gateway.url).stdout
+        assert gateway.chat(QUESTION, "deaf", headers={"X-Deadline-S": "1"}).status_code == 504
+        assert gateway.order("restart").json()["state"] == "ready"
+        assert gateway.say(QUESTION) == whole
+
+        os.kill(pid, signal.SIGKILL)
+        model = eventually(lambda: (m := gateway.model("deaf"))["worker"] is None and m)
+        assert (model["state"], model["last_exit"]["signal"]) == ("unloaded", "SIGKILL")
+        assert gateway.status()["memory"]["granted_bytes"] < granted_bytes
+        os.kill(gateway.load("deaf")["worker"]["pid"], signal.SIGKILL)
+        told = read_until(following, "  breaker  ")
+
+    steps = [each for each in gateway.events("escalation") if each["pid"] == pid]
+    assert [each["outlived"] for each in steps] == ["ask it to stop", "SIGTERM", "SIGKILL"]
+    for each in steps:
+        assert each["seconds"] >= 1
+        numbers = f"pid={pid} outlived={each['outlived']} seconds={each['seconds']}"
+        assert f"  deaf  escalation  {numbers}\n" in told
+    breaker = next(each for each in gateway.events("breaker") if each["model"] == "deaf")
+    assert (breaker["verdict"], breaker["deaths"]) == ("give up", 1)
+    assert breaker["next_attempt_s"] == pytest.approx(300)
+    assert "  deaf  breaker  verdict=give up deaths=1 next_attempt_s=300.0" in told

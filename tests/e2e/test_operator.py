@@ -19,7 +19,7 @@ from tests.support.gateway import Gateway, eventually
 from tests.support.streams import open_stream
 
 STORY = "Tell me a story."
-LONG = {"max_tokens": 1000, "ignore_eos": True}
+LONG = {"max_tokens": 500, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -246,7 +246,7 @@ def test_a_full_queue_and_a_passed_deadline(
         config='[queue]\ndepth = 2\n[models.demo]\npath = "demo"\nmax_concurrency = 1\n',
     )
     running.load()
-    first = open_stream(running, STORY, **LONG)
+    first = open_stream(running, STORY, max_tokens=1000, ignore_eos=True)
     eventually(lambda: first.text)
     waiting = [open_stream(running, STORY, headers={"X-Deadline-S": "1"}) for _ in range(2)]
     eventually(lambda: running.model()["queue_depth"] == 2)
@@ -256,7 +256,7 @@ def test_a_full_queue_and_a_passed_deadline(
     assert int(refused.headers["retry-after"]) > 0
     assert [each.join(20).error["code"] for each in waiting] == ["deadline_exceeded"] * 2
     assert waiting[0].status == 504
-    assert running.chat("Hello", headers=None).status_code in (200, 429)
+    assert running.chat("Hello").status_code in (200, 429)
 
 
 def test_a_body_over_the_limit(gateway: Gateway) -> None:
@@ -267,7 +267,7 @@ def test_a_body_over_the_limit(gateway: Gateway) -> None:
 
 def test_a_load_that_takes_too_long(start_gateway: Callable[..., Gateway], tmp_path: Path) -> None:
     running = start_gateway(
-        config="[workers]\nload_timeout_s = 2.0\n",
+        config="[workers]\nload_timeout_s = 1.0\n",
         environment=sitecustomize(
             tmp_path / "site", "import time\nif in_worker(): time.sleep(60)\n"
         ),
@@ -310,10 +310,11 @@ def test_a_worker_that_crashes_in_its_start(
     start_gateway: Callable[..., Gateway], tmp_path: Path
 ) -> None:
     running = start_gateway(
+        config="[workers]\nrestart_limit = 0\nbackoff_limit = 0\n",
         environment=sitecustomize(
             tmp_path / "site",
             after_import("mlx_lm", 'import os; print("about to abort", flush=True); os.abort()'),
-        )
+        ),
     )
     answer = running.order("load")
     assert answer.status_code == 503

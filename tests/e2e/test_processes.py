@@ -11,13 +11,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.faults import after_import, sitecustomize
+from tests.support.faults import held_load, sitecustomize
 from tests.support.gateway import Gateway, eventually
 from tests.support.shapes import DEMO
 from tests.support.streams import Probe, Stream, open_stream
 
 TWO = ("demo", f"{DEMO}=other")
 STORY = "Tell me a story."
+QUESTION = "What is Bulkhead?"
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +31,12 @@ def gateway():
 
 
 @pytest.fixture(scope="module")
-def story(gateway: Gateway) -> str:
-    return gateway.say(STORY)
+def whole(gateway: Gateway) -> str:
+    return gateway.say(QUESTION)
 
 
 def _long(gateway: Gateway, model_id: str) -> Stream:
-    return open_stream(gateway, STORY, model_id, max_tokens=600, ignore_eos=True)
+    return open_stream(gateway, STORY, model_id, max_tokens=400, ignore_eos=True)
 
 
 def test_two_workers_are_two_processes(gateway: Gateway) -> None:
@@ -71,12 +72,12 @@ def test_an_exit_is_noticed_without_a_request(gateway: Gateway) -> None:
     assert model["last_exit"]["code"] is None
 
 
-def test_the_next_request_starts_a_new_incarnation(gateway: Gateway, story: str) -> None:
+def test_the_next_request_starts_a_new_incarnation(gateway: Gateway, whole: str) -> None:
     gateway.load("demo")
     before = gateway.model("demo")
     os.kill(before["worker"]["pid"], signal.SIGKILL)
     eventually(lambda: gateway.model("demo")["worker"] is None)
-    assert gateway.say(STORY) == story
+    assert gateway.say(QUESTION) == whole
     after = gateway.model("demo")
     assert after["worker"]["incarnation"] > before["worker"]["incarnation"]
     assert after["restarts"] == before["restarts"] + 1
@@ -84,7 +85,7 @@ def test_the_next_request_starts_a_new_incarnation(gateway: Gateway, story: str)
 
 def test_a_request_that_is_not_streamed_survives_too(gateway: Gateway) -> None:
     gateway.load("demo")
-    fields = {"max_tokens": 500, "ignore_eos": True}
+    fields = {"max_tokens": 300, "ignore_eos": True}
     undisturbed = gateway.chat(STORY, **fields).json()
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(gateway.chat, STORY, **fields)
@@ -95,13 +96,13 @@ def test_a_request_that_is_not_streamed_survives_too(gateway: Gateway) -> None:
     assert answer["usage"] == undisturbed["usage"]
 
 
-def test_requests_join_a_start_in_progress(gateway: Gateway, story: str) -> None:
+def test_requests_join_a_start_in_progress(gateway: Gateway, whole: str) -> None:
     gateway.load("demo")
     gateway.order("unload", "demo").raise_for_status()
     before = gateway.model("demo")
     starts = gateway.log.count("event=start model=demo")
-    streams = [open_stream(gateway, STORY) for _ in range(6)]
-    assert [stream.join().text for stream in streams] == [story] * 6
+    streams = [open_stream(gateway, QUESTION) for _ in range(6)]
+    assert [stream.join().text for stream in streams] == [whole] * 6
     assert gateway.log.count("event=start model=demo") == starts + 1
     assert gateway.model("demo")["restarts"] == before["restarts"]
 
@@ -137,7 +138,7 @@ def test_the_gateway_imports_no_model_library(
             """,
         )
     )
-    assert running.say("What is Bulkhead?")
+    assert running.say(QUESTION)
     os.kill(running.pid, signal.SIGUSR2)
     names = eventually(lambda: listing.exists() and listing.read_text().split())
     packages = {name.partition(".")[0] for name in names}
@@ -148,34 +149,29 @@ def test_the_gateway_imports_no_model_library(
 def test_health_answers_during_a_slow_load(
     start_gateway: Callable[..., Gateway], tmp_path: Path, record_property: Callable[..., None]
 ) -> None:
-    environment = sitecustomize(
-        tmp_path / "site",
-        after_import(
-            "worker.loading",
-            """
-            original = module.load
-            def slow(*arguments):
-                import os, time
-                if os.path.exists({flag!r}):
-                    for _ in range(20):
-                        time.sleep(1.0)
-                return original(*arguments)
-            module.load = slow
-            """.replace("{flag!r}", repr(str(tmp_path / "slow"))),
-        ),
+    held = tmp_path / "held"
+    running = start_gateway(
+        models=TWO, environment=sitecustomize(tmp_path / "site", held_load(held))
     )
-    running = start_gateway(models=TWO, environment=environment)
     running.load("other")
-    (tmp_path / "slow").touch()
+    held.touch()
     with Probe(running, "/livez") as livez, Probe(running, "/health") as health:
-        waiting = open_stream(running, "What is Bulkhead?", "demo")
+        waiting = open_stream(running, QUESTION, "demo")
+        late = open_stream(running, QUESTION, "demo", headers={"X-Deadline-S": "11"})
         eventually(lambda: running.model("demo")["state"] == "loading")
-        assert running.say("What is Bulkhead?", "other")
+        assert running.say(QUESTION, "other")
+        late.join(60)
+        for each in (waiting, late):
+            assert each.status == 200, "the answer begins before there is any of it"
+            assert each.comments >= 2, "comments keep the connection alive while the model loads"
+            assert each.text == ""
+        assert (late.events, late.error["code"]) == (["error"], "deadline_exceeded")
+        held.unlink()
         waiting.join(60)
     assert waiting.done
-    assert waiting.comments >= 3, "comments keep the connection alive while the model loads"
+    assert waiting.text
     assert not livez.failures + health.failures
-    assert livez.count > 200
+    assert livez.count > 100
     record_property("slowest_livez_ms", livez.slowest_s * 1000)
     record_property("slowest_health_ms", health.slowest_s * 1000)
     print(f"slowest /livez {livez.slowest_s * 1e3:.1f} ms, /health {health.slowest_s * 1e3:.1f} ms")
@@ -189,4 +185,4 @@ def test_a_folder_called_worker_does_not_shadow_ours(
     monkeypatch.chdir(tmp_path)
     # An empty entry means the current directory.
     running = start_gateway(environment={"PYTHONPATH": os.pathsep})
-    assert running.say("What is Bulkhead?")
+    assert running.say(QUESTION)

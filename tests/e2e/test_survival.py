@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -15,13 +17,21 @@ import psutil
 import pytest
 
 from tests.cli.terminal import bulkhead
-from tests.support.faults import after_import, in_engine_step, sitecustomize
-from tests.support.gateway import Gateway, eventually
+from tests.support.faults import (
+    after_import,
+    held_load,
+    in_engine_step,
+    sitecustomize,
+    wrapped_python,
+)
+from tests.support.gateway import Gateway, chat_body, eventually
 from tests.support.shapes import DEMO
 from tests.support.streams import open_stream
 
 STORY = "Tell me a story."
-LONG = {"max_tokens": 1000, "ignore_eos": True}
+LONG = {"max_tokens": 500, "ignore_eos": True}
+# Imports at the lowest priority wait for whoever else computes.
+SPARE_S = 90.0
 
 
 @pytest.fixture
@@ -29,6 +39,48 @@ def copy(tmp_path: Path) -> Path:
     folder = tmp_path / "copy"
     shutil.copytree(DEMO, folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("faults")
+
+
+@pytest.fixture
+def flags(faults: Path) -> Iterator[Path]:
+    """A folder to touch files in: while `held` is there no load of `gateway` goes on, while
+    `broken` is there each crashes, while `slow` is there every step takes its time.
+    """
+    yield faults
+    for each in faults.iterdir():
+        each.unlink()
+
+
+@pytest.fixture(scope="module")
+def gateway(faults: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """One with the demo model, whose faults are switched by flags."""
+    crashing = after_import(
+        "worker.loading",
+        f"""
+        import os
+        original = module.load
+        def load(*arguments):
+            if os.path.exists({str(faults / "broken")!r}):
+                print("no such luck", flush=True)
+                os._exit(9)
+            return original(*arguments)
+        module.load = load
+        """,
+    )
+    slow = in_engine_step(f"time.sleep(0.05 * os.path.exists({str(faults / 'slow')!r}))")
+    running = Gateway(
+        config="[workers]\nrestart_limit = 1\nbackoff_limit = 1\nbackoff_first_s = 0.2\n",
+        environment=sitecustomize(
+            tmp_path_factory.mktemp("site"), held_load(faults / "held") + crashing + slow
+        ),
+    )
+    yield running
+    assert running.stop() == 0, running.log
 
 
 class TestRequests:
@@ -49,79 +101,65 @@ class TestRequests:
         assert running.say("What is Bulkhead?", "copy")
 
     def test_a_client_that_leaves_cancels_its_parked_request(
-        self, start_gateway: Callable[..., Gateway], tmp_path: Path
+        self, gateway: Gateway, flags: Path
     ) -> None:
-        slow = tmp_path / "slow"
-        running = start_gateway(
-            environment=sitecustomize(tmp_path / "site", _slow_load_while(slow))
-        )
-        running.load()
-        slow.touch()
+        gateway.load()
+        (flags / "held").touch()
         with httpx.Client(timeout=60) as client:
-            body = {"model": "demo", "messages": [{"role": "user", "content": STORY}], **LONG}
-            url = f"{running.url}/v1/chat/completions"
-            with client.stream("POST", url, json={**body, "stream": True}) as answer:
+            body = chat_body(STORY, stream=True, **LONG)
+            url = f"{gateway.url}/v1/chat/completions"
+            with client.stream("POST", url, json=body) as answer:
                 lines = answer.iter_lines()
                 next(each for each in lines if '"content"' in each)
-                os.kill(running.worker_pid(), signal.SIGKILL)
-                eventually(lambda: running.model()["queue_depth"] == 1)
-        eventually(lambda: running.model()["queue_depth"] == 0)
-        slow.unlink()
+                os.kill(gateway.worker_pid(), signal.SIGKILL)
+                eventually(lambda: gateway.model()["queue_depth"] == 1)
+        eventually(lambda: gateway.model()["queue_depth"] == 0)
 
-    def test_parked_time_counts_toward_the_deadline(
-        self, start_gateway: Callable[..., Gateway], tmp_path: Path
-    ) -> None:
-        slow = tmp_path / "slow"
-        running = start_gateway(
-            environment=sitecustomize(tmp_path / "site", _slow_load_while(slow))
-        )
-        running.load()
-        slow.touch()
-        stream = open_stream(running, STORY, headers={"X-Deadline-S": "2"}, **LONG)
+    def test_parked_time_counts_toward_the_deadline(self, gateway: Gateway, flags: Path) -> None:
+        gateway.load()
+        (flags / "held").touch()
+        (flags / "slow").touch()
+        stream = open_stream(gateway, STORY, headers={"X-Deadline-S": "2"}, **LONG)
         eventually(lambda: stream.text)
         time.sleep(2.5)  # What runs is not waiting.
         assert stream.error is None
-        os.kill(running.worker_pid(), signal.SIGKILL)
+        os.kill(gateway.worker_pid(), signal.SIGKILL)
         stream.join(20)
         assert (stream.done, stream.error["code"]) == (False, "deadline_exceeded")
-        slow.unlink()
 
-    def test_the_breaker_answers_those_that_are_parked(
-        self, start_gateway: Callable[..., Gateway], tmp_path: Path
-    ) -> None:
-        broken = tmp_path / "broken"
-        running = start_gateway(
-            config="[workers]\nrestart_limit = 1\nbackoff_limit = 1\nbackoff_first_s = 0.2\n",
-            environment=sitecustomize(
-                tmp_path / "site",
-                after_import(
-                    "worker.loading",
-                    f"""
-                    import os
-                    original = module.load
-                    def load(*arguments):
-                        if os.path.exists({str(broken)!r}):
-                            print("no such luck", flush=True)
-                            os._exit(9)
-                        return original(*arguments)
-                    module.load = load
-                    """,
-                ),
-            ),
-        )
-        running.load()
-        broken.touch()
-        stream = open_stream(running, STORY, **LONG)
+    def test_ordered_deaths_count_against_nobody(self, gateway: Gateway, flags: Path) -> None:
+        """The policy would give up after two, and a request may be under one at most."""
+        fields = {"max_tokens": 100, "ignore_eos": True}
+        gateway.load()
+        whole = gateway.say(STORY, **fields)
+        (flags / "slow").touch()
+        stream = open_stream(gateway, STORY, **fields)
         eventually(lambda: stream.text)
-        os.kill(running.worker_pid(), signal.SIGKILL)
+        restarts, judged = gateway.model()["restarts"], len(gateway.events("breaker"))
+        for _ in range(3):
+            eventually(lambda: gateway.model()["active_requests"] == 1)
+            gateway.order("kill", force=True).raise_for_status()
+        (flags / "slow").unlink()
+        assert stream.join().text == whole
+        parked_at = [each["delivered_tokens"] for each in gateway.events("park")[-3:]]
+        assert 0 < parked_at[0] <= parked_at[-1] < parked_at[0] + 32
+        assert (gateway.model()["state"], gateway.model()["restarts"]) == ("ready", restarts)
+        assert len(gateway.events("breaker")) == judged
+
+    def test_the_breaker_answers_those_that_are_parked(self, gateway: Gateway, flags: Path) -> None:
+        gateway.load()
+        (flags / "broken").touch()
+        stream = open_stream(gateway, STORY, **LONG)
+        eventually(lambda: stream.text)
+        os.kill(gateway.worker_pid(), signal.SIGKILL)
         stream.join(30)
         assert stream.error["code"] == "model_unavailable"
-        model = running.model()
+        model = gateway.model()
         assert model["state"] == "failed"
         for part in ("exit code 9", "no such luck", "next attempt comes at", "bulkhead load demo"):
             assert part in model["reason"]
-        broken.unlink()
-        assert running.load()["state"] == "ready", "an operator's load closes the breaker"
+        (flags / "broken").unlink()
+        assert gateway.load()["state"] == "ready", "an operator's load closes the breaker"
 
     def test_the_breaker_lets_one_start_be_tried(
         self, start_gateway: Callable[..., Gateway], tmp_path: Path
@@ -138,21 +176,6 @@ class TestRequests:
         broken.unlink()
         eventually(lambda: running.model()["state"] == "unloaded")
         assert running.say("What is Bulkhead?")
-
-
-def _slow_load_while(flag: Path) -> str:
-    return after_import(
-        "worker.loading",
-        f"""
-        import os, time
-        original = module.load
-        def load(*arguments):
-            while os.path.exists({str(flag)!r}):
-                time.sleep(0.1)
-            return original(*arguments)
-        module.load = load
-        """,
-    )
 
 
 class TestWhatIsLeft:
@@ -184,12 +207,12 @@ class TestWhatIsLeft:
         running = start_gateway(
             config="[workers]\nheartbeat_timeout_s = 2.0\nstall_timeout_s = 2.0\n"
         )
-        whole = running.say(STORY, max_tokens=500, ignore_eos=True)
+        whole = running.say(STORY, max_tokens=300, ignore_eos=True)
         pid = running.worker_pid()
-        stream = open_stream(running, STORY, max_tokens=500, ignore_eos=True)
+        stream = open_stream(running, STORY, max_tokens=300, ignore_eos=True)
         eventually(lambda: stream.text)
         os.kill(running.pid, signal.SIGSTOP)
-        time.sleep(4)
+        time.sleep(3)
         os.kill(running.pid, signal.SIGCONT)
         assert stream.join().text == whole
         assert running.worker_pid() == pid
@@ -198,13 +221,24 @@ class TestWhatIsLeft:
 class TestSpare:
     def test_is_adopted_counted_and_replaced(self, start_gateway: Callable[..., Gateway]) -> None:
         running = start_gateway("--spare", "1")
-        eventually(lambda: "change=ready" in running.log)
+        eventually(lambda: "change=ready" in running.log, SPARE_S)
         (spare,) = psutil.Process(running.pid).children()
         eventually(lambda: running.status()["memory"]["footprint_bytes"] > 20_000_000)
         assert running.load()["worker"]["pid"] == spare.pid
         assert f"event=adopt model=demo pid={spare.pid}" in running.log
-        eventually(lambda: running.log.count("change=ready") == 2)
+        eventually(lambda: running.log.count("change=ready") == 2, SPARE_S)
         assert len(psutil.Process(running.pid).children()) == 2
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="reads nice values from /proc")
+    def test_its_imports_give_way(self, start_gateway: Callable[..., Gateway]) -> None:
+        running = start_gateway("--spare", "1")
+        (spare,) = eventually(lambda: psutil.Process(running.pid).children())
+        eventually(lambda: 19 in _nice_values(spare.pid), every_s=0.01)
+        eventually(lambda: "change=ready" in running.log, SPARE_S)
+        assert _nice_values(spare.pid) == {0}
+        assert running.load()["worker"]["pid"] == spare.pid
+        assert running.say("What is Bulkhead?")
+        assert _nice_values(spare.pid) == {0}
 
     def test_a_crash_loop_of_spares_ends(
         self, start_gateway: Callable[..., Gateway], tmp_path: Path
@@ -225,35 +259,40 @@ class TestSpare:
     def test_a_model_with_its_own_python_does_without(
         self, start_gateway: Callable[..., Gateway], tmp_path: Path
     ) -> None:
-        import sys
-
-        python = tmp_path / "python"
-        python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-        python.chmod(0o755)
+        python = wrapped_python(tmp_path / "python")
         running = start_gateway(
             "--spare", "1", models=(), config=f'[models.demo]\npath="demo"\npython="{python}"\n'
         )
-        eventually(lambda: "change=ready" in running.log)
+        eventually(lambda: "change=ready" in running.log, SPARE_S)
         (spare,) = psutil.Process(running.pid).children()
         assert running.load()["worker"]["pid"] != spare.pid
         assert running.say("What is Bulkhead?")
 
 
+def _nice_values(pid: int) -> set[int]:
+    """Of all threads: the 19th field of proc_pid_stat(5), the second of which is in parentheses."""
+    values = set()
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            values.add(int((thread / "stat").read_text().rpartition(")")[2].split()[16]))
+    return values
+
+
 class TestDeepHealth:
-    def test_of_a_model_that_works(self, start_gateway: Callable[..., Gateway]) -> None:
-        running = start_gateway()
-        sleeping = running.client.get("/health?deep=demo")
+    def test_of_a_model_that_works(self, gateway: Gateway) -> None:
+        gateway.order("unload").raise_for_status()
+        sleeping = gateway.client.get("/health?deep=demo")
         assert (sleeping.status_code, sleeping.json()["deep"]["reason"]) == (503, "it is unloaded")
-        running.load()
-        used_at = running.model()["last_used_at"]
-        answer = running.client.get("/health?deep=demo")
+        gateway.load()
+        used_at = gateway.model()["last_used_at"]
+        answer = gateway.client.get("/health?deep=demo")
         assert answer.status_code == 200
         deep = answer.json()["deep"]
         assert (deep["model"], deep["ok"], deep["reason"]) == ("demo", True, None)
         assert deep["seconds"] > 0
-        assert running.model()["last_used_at"] == used_at, "a probe is no use"
-        assert running.client.get("/health?deep=nobody").status_code == 404
-        assert "deep" not in running.client.get("/health").json()
+        assert gateway.model()["last_used_at"] == used_at, "a probe is no use"
+        assert gateway.client.get("/health?deep=nobody").status_code == 404
+        assert "deep" not in gateway.client.get("/health").json()
 
     def test_of_a_wedged_model(self, start_gateway: Callable[..., Gateway], tmp_path: Path) -> None:
         running = start_gateway(
@@ -265,6 +304,8 @@ class TestDeepHealth:
         assert answer.json()["status"] == "degraded"
         assert answer.json()["deep"]["reason"] == "no token within 1 s"
         assert running.model()["active_requests"] == 0
+        # It wouldn't hear the polite word of the gateway's end.
+        running.order("kill", force=True).raise_for_status()
 
 
 class TestNoHalfWay:
@@ -359,20 +400,19 @@ class TestEvents:
         refused = running.client.get("/admin/v1/events?recent=x")
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "recent")
 
-    def test_followers_see_what_comes(self, start_gateway: Callable[..., Gateway]) -> None:
-        running = start_gateway()
-        with running.client.stream("GET", "/admin/v1/events") as answer:
+    def test_followers_see_what_comes(self, gateway: Gateway) -> None:
+        gateway.order("unload").raise_for_status()
+        with gateway.client.stream("GET", "/admin/v1/events") as answer:
             lines = answer.iter_lines()
             assert next(lines).startswith(":")
-            running.order("load", wait=False)
+            gateway.order("load", wait=False)
             assert next(each for each in lines if each.startswith("event: ")) == "event: state"
 
-    def test_on_the_command_line(self, start_gateway: Callable[..., Gateway]) -> None:
-        running = start_gateway()
-        running.load()
-        shown = bulkhead("events", url=running.url)
+    def test_on_the_command_line(self, gateway: Gateway) -> None:
+        gateway.order("restart").raise_for_status()
+        shown = bulkhead("events", url=gateway.url)
         assert shown.returncode == 0
         assert "demo  ready  pid=" in shown.stdout
-        as_json = bulkhead("events", "--json", "-n", "2", url=running.url)
+        as_json = bulkhead("events", "--json", "-n", "2", url=gateway.url)
         assert len([json.loads(each) for each in as_json.stdout.splitlines()]) == 2
-        assert bulkhead("events", "--model", "nobody", url=running.url).stdout == ""
+        assert bulkhead("events", "--model", "nobody", url=gateway.url).stdout == ""

@@ -9,9 +9,11 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from click.testing import CliRunner
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
+from gateway.cli.estimate import command
 from gateway.memory.estimate.cache import cache_shape
 from gateway.memory.estimate.estimate import estimate
 from gateway.memory.estimate.learned import Learned, Measured
@@ -138,7 +140,15 @@ def test_weights_are_those_of_the_headers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\xff" * 100, b"\x02\0\0\0\0\0\0\0[]", b'\x09\0\0\0\0\0\0\0{"a": {}}']
+    "content",
+    [
+        b"",
+        b"\xff" * 100,
+        b"\x02\0\0\0\0\0\0\0[]",
+        b'\x09\0\0\0\0\0\0\0{"a": {}}',
+        b'\x1f\0\0\0\0\0\0\0{"a": {"data_offsets": [0, 8]}}',
+        b"\xff\xff\x01\0\0\0\0\0" + b"[" * 0x1FFFF,
+    ],
 )
 def test_damaged_headers(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
@@ -155,6 +165,45 @@ def test_no_weights_and_no_configuration(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(EstimateError, match="no configuration"):
         estimate(tmp_path, 100, None)
+
+
+def test_only_what_mlx_lm_reads_counts_and_once(tmp_path: Path) -> None:
+    for name in ("model.safetensors", "model-00001-of-00001.safetensors"):
+        mx.save_safetensors(str(tmp_path / name), {"a": mx.zeros(10, mx.float32)})
+    for name in ("adapters.safetensors", "consolidated.safetensors"):
+        mx.save_safetensors(str(tmp_path / name), {"b": mx.zeros(1000, mx.float32)})
+    assert read_weights(tmp_path).bytes == 40
+
+
+@pytest.mark.parametrize(
+    "config",
+    ['{"num_hidden_layers": 1000000000}', '{"num_hidden_layers": 1, "layer_types": [[]]}'],
+)
+def test_configurations_that_make_no_sense(config: str, tmp_path: Path) -> None:
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), {"b": mx.zeros(10)})
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(EstimateError, match="can't be understood"):
+        estimate(tmp_path, 100, None)
+
+
+class TestCommand:
+    def run(self, model: str, state_dir: Path) -> tuple[int, str]:
+        result = CliRunner().invoke(command, [model, "--state-dir", str(state_dir)])
+        return result.exit_code, result.output
+
+    def test_what_is_not_there(self, tmp_path: Path) -> None:
+        status, output = self.run(str(tmp_path / "none"), tmp_path)
+        assert (status, "no model folder" in output) == (4, True)
+
+    def test_what_is_no_model(self, tmp_path: Path) -> None:
+        status, output = self.run(str(tmp_path), tmp_path)
+        assert (status, "no weights" in output) == (1, True)
+
+    def test_a_configuration_without_sizes(self, tmp_path: Path) -> None:
+        mx.save_safetensors(str(tmp_path / "model.safetensors"), {"b": mx.zeros(10)})
+        (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+        status, output = self.run(str(tmp_path), tmp_path)
+        assert (status, "doesn't tell the number and sizes" in output) == (1, True)
 
 
 def test_the_sum() -> None:

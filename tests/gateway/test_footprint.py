@@ -84,6 +84,20 @@ class TestThisSystem:
         grown = _held_by(f"held = b'x' * {size}") - _held_by("")
         assert abs(grown - size) < 0.05 * size
 
+    def test_what_was_freed_stays_in_the_peak(self) -> None:
+        size = 200 << 20
+        code = f"held = b'x' * {size}; del held"
+        with subprocess.Popen(
+            [sys.executable, "-c", _HOLD.format(code=code)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            held = footprint(process.pid)
+        assert held.peak_bytes is not None
+        assert abs(held.peak_bytes - held.current_bytes - size) < 0.05 * size
+
     @pytest.mark.skipif(sys.platform != "linux", reason="maps a file into /proc's account")
     def test_clean_file_pages_do_not_count(self, tmp_path: Path) -> None:
         path = tmp_path / "file"

@@ -4,7 +4,6 @@ interpreter of our own. The product has no switches for them."""
 from __future__ import annotations
 
 import os
-import stat
 import sys
 import textwrap
 from pathlib import Path
@@ -55,6 +54,22 @@ if in_worker():
 """
 
 
+def held_load(flag: Path) -> str:
+    """Code for `sitecustomize`: no load goes on while the flag is there."""
+    return after_import(
+        "worker.loading",
+        f"""
+        import os, time
+        original = module.load
+        def load(*arguments):
+            while os.path.exists({str(flag)!r}):
+                time.sleep(0.1)
+            return original(*arguments)
+        module.load = load
+        """,
+    )
+
+
 def in_engine_step(code: str) -> str:
     """Code for `sitecustomize` that runs before every step of a batching engine."""
     return after_import(
@@ -68,6 +83,14 @@ def in_engine_step(code: str) -> str:
         module.BatchedEngine.step = step
         """,
     )
+
+
+def wrapped_python(path: Path, before: str = "") -> str:
+    """This interpreter, to name as a model's `python`, after some lines of shell."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'#!/bin/sh\n{before}\nexec {sys.executable} "$@"\n', "utf-8")
+    path.chmod(0o755)
+    return str(path)
 
 
 def interpreter(folder: Path, code: str) -> str:
@@ -102,5 +125,5 @@ def interpreter(folder: Path, code: str) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "python"
     path.write_text(textwrap.dedent(preamble).lstrip() + textwrap.dedent(code), "utf-8")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    path.chmod(0o755)
     return str(path)

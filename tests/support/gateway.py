@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
 from gateway.logs.line import readable
 
@@ -85,9 +87,21 @@ class Gateway:
     def order(self, verb: str, model_id: str = "demo", **options: bool) -> httpx.Response:
         return self.client.post(f"/admin/v1/models/{model_id}/{verb}", json=options)
 
-    def chat(self, text: str, model_id: str = "demo", **fields: Any) -> httpx.Response:
-        body = {"model": model_id, "messages": [{"role": "user", "content": text}], **fields}
-        return self.client.post("/v1/chat/completions", json=body)
+    def events(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """All that are kept, or those of one kind."""
+        text = self.client.get("/admin/v1/events?follow=0&recent=1000").text
+        events = [json.loads(each[6:]) for each in text.splitlines() if each.startswith("data: ")]
+        return [each for each in events if kind in (None, each["event"])]
+
+    def chat(
+        self,
+        text: str,
+        model_id: str = "demo",
+        headers: dict[str, str] | None = None,
+        **fields: Any,
+    ) -> httpx.Response:
+        body = chat_body(text, model_id, **fields)
+        return self.client.post("/v1/chat/completions", json=body, headers=headers)
 
     def say(self, text: str, model_id: str = "demo", **fields: Any) -> str:
         """The text of a whole answer."""
@@ -121,6 +135,18 @@ class Gateway:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self._log.append(line.rstrip("\n"))
+
+
+def chat_body(text: str, model_id: str = "demo", **fields: Any) -> dict[str, Any]:
+    return {"model": model_id, "messages": [{"role": "user", "content": text}], **fields}
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended, reaped or not."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def eventually(condition: Callable[[], Any], within_s: float = 20.0, every_s: float = 0.05) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from tests.support.gateway import Gateway
+from tests.support.gateway import Gateway, chat_body
 
 
 @dataclass
@@ -20,6 +20,8 @@ class Stream:
     text: str = ""
     arrivals: list[float] = field(default_factory=list)
     comments: int = 0
+    # Kinds of those server-sent events that have one.
+    events: list[str] = field(default_factory=list)
     error: dict[str, Any] | None = None
     status: int | None = None
     done: bool = False
@@ -60,11 +62,13 @@ class Stream:
                 self.error = json.loads(answer.read())["error"]
                 return
             for line in answer.iter_lines():
-                self._take(line)
+                self.take(line)
 
-    def _take(self, line: str) -> None:
+    def take(self, line: str) -> None:
         if line.startswith(":"):
             self.comments += 1
+        elif line.startswith("event: "):
+            self.events.append(line.removeprefix("event: "))
         elif line == "data: [DONE]":
             self.done = True
         elif line.startswith("data: "):
@@ -86,12 +90,7 @@ def open_stream(
     **fields: Any,
 ) -> Stream:
     stream = Stream()
-    body = {
-        "model": model_id,
-        "messages": [{"role": "user", "content": text}],
-        "stream": True,
-        **fields,
-    }
+    body = chat_body(text, model_id, stream=True, **fields)
     stream._thread = threading.Thread(
         target=stream._read, args=(gateway.url, body, headers or {}), daemon=True
     )

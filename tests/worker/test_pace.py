@@ -5,22 +5,23 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.engines.pace import PrefillPace
+from worker.engines.pace import LARGEST, LARGEST_ON_CPU, PrefillPace
 
 
 @given(
     speeds=st.lists(st.floats(0.5, 1e6), min_size=1, max_size=30),
     rows=st.integers(1, 8),
+    largest=st.sampled_from([LARGEST, LARGEST_ON_CPU]),
     decoding=st.booleans(),
 )
 def test_a_chunk_never_takes_longer_than_its_bound(
-    speeds: list[float], rows: int, *, decoding: bool
+    speeds: list[float], rows: int, largest: int, *, decoding: bool
 ) -> None:
-    pace = PrefillPace(alone_s=1.0, beside_decoding_s=0.2)
+    pace = PrefillPace(largest, alone_s=1.0, beside_decoding_s=0.2)
     for tokens_per_s in speeds:
         pace.observe(1000, 1000 / tokens_per_s)
         chunk = pace.chunk(rows, decoding)
-        assert 16 <= chunk <= 2048
+        assert 16 <= chunk <= largest
         assert chunk & (chunk - 1) == 0
         bound_s = 0.2 if decoding else 1.0
         assert chunk == 16 or chunk * rows / tokens_per_s <= bound_s

@@ -10,7 +10,7 @@ from typing import Any
 from mlx_lm.generate import BatchGenerator, StopSequences
 
 from worker.engines.pace import PrefillPace
-from worker.engines.room import CacheRoom
+from worker.engines.room import CacheRoom, largest_chunk
 from worker.engines.sequence import Sequence, Token
 
 _PREFILL_ROWS = 8
@@ -62,7 +62,7 @@ class BatchedEngine:
         self._until_length = StopSequences()
         self._max_concurrency = max_concurrency
         self._room = room
-        self._pace = PrefillPace()
+        self._pace = PrefillPace(largest_chunk())
         self._held: deque[Sequence] = deque()
         # In the order in which they came.
         self._rows: dict[int, _Row] = {}

@@ -1,15 +1,21 @@
 """How long a chunk of prefill may be: a bound in seconds, whatever the hardware makes of a token.
 
 On a CPU 2,048 tokens of a dense model can take minutes, and nothing else happens meanwhile: no
-other stream gets a token, no cancellation is seen, no progress is reported.
+other stream gets a token, no cancellation is seen, no progress is reported. It is bounded in tokens
+too, since what a chunk takes beside the caches grows with its length.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+# The gateway's estimate of a model counts on these two (gateway.memory.estimate.working).
+LARGEST: Final = 2048
+# A CPU gains nothing from longer ones, and its attention writes out a score for every pair of a
+# chunk's token and an earlier one.
+LARGEST_ON_CPU: Final = 256
+
 _SMALLEST: Final = 16
-_LARGEST: Final = 2048
 _FIRST: Final = 64
 _GROWTH: Final = 4
 # Fewer tokens in a short time: that was the step's fixed cost, and the speed is higher.
@@ -19,7 +25,11 @@ _TELLING: Final = 64
 class PrefillPace:
     """Chooses chunk lengths from the measured speed. Powers of two keep MLX's shapes few."""
 
-    def __init__(self, alone_s: float = 1.0, beside_decoding_s: float = 0.2) -> None:
+    def __init__(
+        self, largest: int = LARGEST, alone_s: float = 1.0, beside_decoding_s: float = 0.2
+    ) -> None:
+        """`largest` is a power of two."""
+        self._largest = largest
         self._alone_s = alone_s
         self._beside_decoding_s = beside_decoding_s
         self._tokens_per_s: float | None = None
@@ -43,5 +53,5 @@ class PrefillPace:
         fitting = int(self._tokens_per_s * bound_s / max(rows, 1))
         # One slow or fast chunk says little: grow by steps, shrink at once.
         wanted = min(fitting, self._last * _GROWTH)
-        self._last = max(_SMALLEST, min(_LARGEST, 1 << max(wanted, 1).bit_length() - 1))
+        self._last = max(_SMALLEST, min(self._largest, 1 << max(wanted, 1).bit_length() - 1))
         return self._last

@@ -13,6 +13,8 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
+from worker.engines.pace import LARGEST, LARGEST_ON_CPU
+
 # mlx-lm's caches grow by so many tokens at once.
 _STEP_TOKENS = 256
 
@@ -52,6 +54,11 @@ class CacheRoom(NamedTuple):
             return None
         steps = (self.room_bytes - self.row_bytes) // (_STEP_TOKENS * self.token_bytes)
         return max(1, steps) * _STEP_TOKENS
+
+
+def largest_chunk() -> int:
+    """Tokens of a prompt that may be worked on at once on the device that MLX computes on."""
+    return LARGEST_ON_CPU if mx.default_device() == mx.cpu else LARGEST
 
 
 def measure(model: Any, room_bytes: int | None) -> CacheRoom:

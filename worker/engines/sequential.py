@@ -11,6 +11,7 @@ import mlx.core as mx
 from mlx_lm.generate import generate_step
 
 from worker.engines.pace import PrefillPace
+from worker.engines.room import largest_chunk
 from worker.engines.sequence import Sequence, Token
 
 
@@ -37,7 +38,7 @@ class SequentialEngine:
         self._current: Sequence | None = None
         self._tokens: Generator[tuple[int, mx.array], None, None] | None = None
         self._generated = 0
-        self._pace = PrefillPace()
+        self._pace = PrefillPace(largest_chunk())
 
     @property
     def active(self) -> int:

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 # mlx-lm's caches grow by so many tokens at once.
 _STEP_TOKENS: Final = 256
+_MOST_LAYERS: Final = 10_000
 # States are summed up in single precision.
 _STATE_ELEMENT_BYTES: Final = 4
 
@@ -24,6 +25,17 @@ class Layer(StrEnum):
     STATE = "keeps a state"
     BOTH = "keeps all tokens and a state"
     NONE = "keeps nothing"
+
+
+class Recurrence(Struct, frozen=True):
+    """Its heads and the width over all of them; channels of the convolution before it; elements of
+    its state.
+    """
+
+    heads: int
+    inner: int
+    channels: int
+    elements: int
 
 
 class CacheShape(Struct, frozen=True):
@@ -73,9 +85,13 @@ _WINDOW_NAMES: Final = (
 
 
 def cache_shape(config: Mapping[str, Any], element_bytes: int) -> CacheShape:
-    """The shape of a model's caches; what its configuration doesn't say counts as keeping all."""
+    """The shape of a model's caches; what its configuration doesn't say counts as keeping all.
+
+    Raises:
+        TypeError, ValueError: the configuration makes no sense.
+    """
     text = {**config, **(config.get("text_config") or {})}
-    layers = _layers(text)
+    layers = layers_of(text)
     kept = [each for each in layers if each in (Layer.FULL, Layer.BOTH)]
     windowed = [each for each in layers if each is Layer.WINDOW]
     states = [each for each in layers if each in (Layer.STATE, Layer.BOTH)]
@@ -83,28 +99,25 @@ def cache_shape(config: Mapping[str, Any], element_bytes: int) -> CacheShape:
     return CacheShape(
         full_token_bytes=len(kept) * token_bytes,
         window_token_bytes=len(windowed) * token_bytes,
-        window_tokens=_window_tokens(text) if windowed else 0,
+        window_tokens=window_of(text) if windowed else 0,
         state_bytes=len(states) * _state_bytes(text, element_bytes),
     )
 
 
-def runs_alone(config: Mapping[str, Any]) -> bool:
-    """Whether the model's caches can't be merged into a batch. mlx-lm empties its buffers after
-    each chunk of such a prompt.
-    """
-    return config.get("model_type") in _CHUNKED
-
-
-def _window_tokens(config: Mapping[str, Any]) -> int:
-    window = _first(config, *_WINDOW_NAMES)
+def window_of(config: Mapping[str, Any]) -> int:
+    """The most tokens that a layer with a window keeps."""
+    window = first(config, *_WINDOW_NAMES)
     # Chunks are cut back before they grow by another step.
     return window + _STEP_TOKENS if config.get("model_type") in _CHUNKED else window
 
 
-def _layers(config: Mapping[str, Any]) -> list[Layer]:
-    count = _first(config, "num_hidden_layers", "n_layers", "n_layer", "num_layers")
+def layers_of(config: Mapping[str, Any]) -> list[Layer]:
+    """What each layer keeps, by the configuration of the language model."""
+    count = first(config, "num_hidden_layers", "n_layers", "n_layer", "num_layers")
+    if count > _MOST_LAYERS:
+        raise ValueError(f"it has {count:,} layers")
     layers = _named_layers(config, count)
-    shared = _first(config, "num_kv_shared_layers")
+    shared = first(config, "num_kv_shared_layers")
     return [*layers[: count - shared], *([Layer.NONE] * shared)] if shared < count else layers
 
 
@@ -124,54 +137,56 @@ def _named_layers(config: Mapping[str, Any], count: int) -> list[Layer]:
             return [_BY_NAME.get(names[index % len(names)], Layer.FULL) for index in range(count)]
     if isinstance(indices := config.get("full_attn_idxs"), list):
         return [Layer.FULL if index in indices else Layer.STATE for index in range(count)]
-    if interval := _first(config, "full_attention_interval"):
+    if interval := first(config, "full_attention_interval"):
         return [Layer.STATE if (i + 1) % interval else Layer.FULL for i in range(count)]
-    if period := _first(config, "attn_layer_period"):
-        offset = _first(config, "attn_layer_offset")
+    if period := first(config, "attn_layer_period"):
+        offset = first(config, "attn_layer_offset")
         return [Layer.FULL if i % period == offset else Layer.STATE for i in range(count)]
-    if pattern := _first(config, "sliding_window_pattern"):
+    if pattern := first(config, "sliding_window_pattern"):
         return [Layer.WINDOW if (i + 1) % pattern else Layer.FULL for i in range(count)]
     return [Layer.FULL] * count
 
 
 def _token_bytes(config: Mapping[str, Any], element_bytes: int) -> int:
     """Bytes that a token takes in one layer of attention."""
-    heads = _first(config, "num_attention_heads", "n_heads", "n_head")
-    rope = _first(config, "qk_rope_head_dim")
-    if rank := _first(config, "kv_lora_rank"):
+    heads = first(config, "num_attention_heads", "n_heads", "n_head")
+    rope = first(config, "qk_rope_head_dim")
+    if rank := first(config, "kv_lora_rank"):
         if config.get("model_type") not in _DECOMPRESSED:
             return (rank + rope) * element_bytes
-        key = _first(config, "qk_nope_head_dim") + rope
-        return heads * (key + (_first(config, "v_head_dim") or key)) * element_bytes
-    hidden = _first(config, "hidden_size", "d_model", "n_embd", "dim")
-    key = _first(config, "head_dim") or (hidden // heads if heads else 0)
-    value = _first(config, "v_head_dim") or key
-    groups = _first(config, "num_key_value_heads", "num_kv_heads", "n_kv_heads") or heads
+        key = first(config, "qk_nope_head_dim") + rope
+        return heads * (key + (first(config, "v_head_dim") or key)) * element_bytes
+    hidden = first(config, "hidden_size", "d_model", "n_embd", "dim")
+    key = first(config, "head_dim") or (hidden // heads if heads else 0)
+    value = first(config, "v_head_dim") or key
+    groups = first(config, "num_key_value_heads", "num_kv_heads", "n_kv_heads") or heads
     return groups * (key + value) * element_bytes
+
+
+def recurrence_of(config: Mapping[str, Any]) -> Recurrence:
+    """The sizes of the layers that keep a state."""
+    if value_heads := first(config, "linear_num_value_heads"):
+        key_size = first(config, "linear_key_head_dim")
+        inner = value_heads * first(config, "linear_value_head_dim")
+        keys = first(config, "linear_num_key_heads") * key_size
+        return Recurrence(value_heads, inner, 2 * keys + inner, inner * key_size)
+    size = first(config, "state_size", "ssm_state_size", "mamba_d_state", "d_state")
+    heads = first(config, "num_heads", "mamba_num_heads", "mamba_n_heads")
+    inner = heads * first(config, "head_dim", "mamba_head_dim", "mamba_d_head")
+    inner = inner or first(config, "intermediate_size", "d_inner", "lru_width")
+    groups = first(config, "n_groups", "mamba_n_groups") or 1
+    return Recurrence(heads, inner, inner + 2 * groups * size, inner * size)
 
 
 def _state_bytes(config: Mapping[str, Any], element_bytes: int) -> int:
     """Bytes of one layer's state: of a convolution and of the recurrence behind it."""
-    kernel = _first(config, "conv_kernel", "mamba_d_conv", "linear_conv_kernel_dim", "d_conv")
-    if value_heads := _first(config, "linear_num_value_heads"):
-        key_size = _first(config, "linear_key_head_dim")
-        value_size = _first(config, "linear_value_head_dim")
-        keys = _first(config, "linear_num_key_heads") * key_size
-        channels = 2 * keys + value_heads * value_size
-        recurrence = value_heads * key_size * value_size
-    else:
-        size = _first(config, "state_size", "ssm_state_size", "mamba_d_state", "d_state")
-        heads = _first(config, "num_heads", "mamba_num_heads", "mamba_n_heads")
-        inner = heads * _first(config, "head_dim", "mamba_head_dim", "mamba_d_head")
-        inner = inner or _first(config, "intermediate_size", "d_inner", "lru_width")
-        groups = _first(config, "n_groups", "mamba_n_groups") or 1
-        channels = inner + 2 * groups * size
-        recurrence = inner * size
-    convolution = max(kernel - 1, 0) * channels * element_bytes
-    return convolution + recurrence * _STATE_ELEMENT_BYTES
+    kernel = first(config, "conv_kernel", "mamba_d_conv", "linear_conv_kernel_dim", "d_conv")
+    recurrence = recurrence_of(config)
+    convolution = max(kernel - 1, 0) * recurrence.channels * element_bytes
+    return convolution + recurrence.elements * _STATE_ELEMENT_BYTES
 
 
-def _first(config: Mapping[str, Any], *names: str) -> int:
+def first(config: Mapping[str, Any], *names: str) -> int:
     """The first of these keys that holds a positive whole number; 0 if none does."""
     for name in names:
         value = config.get(name)

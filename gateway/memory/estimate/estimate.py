@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any, Final
 
 from msgspec import Struct
 
-from gateway.memory.estimate.cache import cache_shape, runs_alone
+from gateway.memory.estimate.cache import cache_shape
 from gateway.memory.estimate.learned import Measured
 from gateway.memory.estimate.weights import EstimateError, read_weights
+from gateway.memory.estimate.working import working_bytes
 
 # A worker with its imports done and no model, with MLX's CPU back end on Linux.
 PROCESS_BYTES: Final = 53_000_000
-_BUFFERS_BYTES: Final = 4_000_000
-# Tokens of a prompt that are worked on at once, as far as they show in what stays allocated.
-_CHUNK_TOKENS: Final = 512
-# MLX's CPU back end writes the scores of attention out, three quarters of which stay in its
-# buffers; other back ends compute them in place.
-_WRITES_SCORES: Final = sys.platform == "linux"
-_SCORES_KEPT: Final = 0.75
 
 
 class Line(Struct, frozen=True):
@@ -41,7 +34,7 @@ class Estimate(Struct, frozen=True):
     lines: tuple[Line, ...]
     context_tokens: int
     token_bytes: int
-    working_bytes: int
+    cache_bytes: int
     calculated_idle_bytes: int
     calculated_full_bytes: int
     measured: Measured | None
@@ -58,6 +51,11 @@ class Estimate(Struct, frozen=True):
             return self.measured.full_bytes
         more = self.calculated_full_bytes - self.calculated_idle_bytes
         return self.measured.idle_bytes + more
+
+    @property
+    def working_bytes(self) -> int:
+        """What activations may take beside the cache of that sequence."""
+        return max(0, self.full_bytes - self.idle_bytes - self.cache_bytes)
 
 
 def estimate(
@@ -76,25 +74,26 @@ def estimate(
     own_context = text.get("max_position_embeddings")
     if isinstance(own_context, int) and own_context > 0:
         context_tokens = min(context_tokens, own_context)
-    shape = cache_shape(config, weights.element_bytes)
+    try:
+        shape = cache_shape(config, weights.element_bytes)
+    except (TypeError, ValueError) as error:
+        raise EstimateError(f"{folder / 'config.json'} can't be understood: {error}") from error
     cache_bytes = shape.sequence_bytes(context_tokens)
-    working_bytes = _BUFFERS_BYTES + _activation_bytes(text, weights.element_bytes)
-    if _WRITES_SCORES and shape.full_token_bytes and not runs_alone(config):
-        working_bytes += _scores_bytes(text, context_tokens)
+    computing_bytes = working_bytes(text, weights.element_bytes, context_tokens)
     lines = (
         Line("process", process_bytes, "interpreter, MLX, mlx-lm"),
         Line("weights", weights.bytes, "all model*.safetensors"),
         Line("cache", cache_bytes, f"one sequence of {context_tokens:,} tokens"),
-        Line("working space", working_bytes, "activations, freed buffers"),
+        Line("working space", computing_bytes, "a chunk of a long prompt, freed buffers"),
     )
     idle_bytes = process_bytes + weights.bytes
     return Estimate(
         lines=lines,
         context_tokens=context_tokens,
         token_bytes=shape.full_token_bytes,
-        working_bytes=working_bytes,
+        cache_bytes=cache_bytes,
         calculated_idle_bytes=idle_bytes,
-        calculated_full_bytes=idle_bytes + cache_bytes + working_bytes,
+        calculated_full_bytes=idle_bytes + cache_bytes + computing_bytes,
         measured=measured,
     )
 
@@ -113,24 +112,8 @@ def _config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise EstimateError(f"{path} can't be read: {error}") from error
     if not isinstance(config, dict) or not isinstance(config.get("text_config") or {}, dict):
         raise EstimateError(f"{path} is no configuration of a model")
     return config
-
-
-def _scores_bytes(config: dict[str, Any], context_tokens: int) -> int:
-    heads = config.get("num_attention_heads")
-    if not isinstance(heads, int):
-        return 0
-    chunk = min(_CHUNK_TOKENS, context_tokens)
-    return int(heads * chunk * context_tokens * 4 * _SCORES_KEPT)
-
-
-def _activation_bytes(config: dict[str, Any], element_bytes: int) -> int:
-    width = config.get("hidden_size") or 0
-    inner = config.get("moe_intermediate_size") or config.get("intermediate_size") or 0
-    if not isinstance(width, int) or not isinstance(inner, int):
-        return 0
-    return _CHUNK_TOKENS * (4 * width + 3 * inner) * element_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
@@ -16,6 +16,11 @@ _ELEMENT_BYTES: Final = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 class EstimateError(Exception):
     """Why nothing can be said of a model, in one sentence."""
+
+
+class _Tensor(NamedTuple):
+    dtype: str
+    bytes: int
 
 
 class Weights(Struct, frozen=True):
@@ -33,16 +38,15 @@ def read_weights(folder: Path) -> Weights:
     Raises:
         EstimateError: there are none, or one can't be read.
     """
-    total = 0
-    types: Counter[str] = Counter()
+    tensors: dict[str, _Tensor] = {}
     for path in sorted(folder.glob("model*.safetensors")):
-        for tensor in _header(path).values():
-            total += _size(path, tensor)
-            types[tensor["dtype"]] += 1
-    if not types:
+        # mlx-lm too keeps one of tensors with the same name, as when shards lie beside their whole.
+        tensors |= {name: _tensor(path, name, entry) for name, entry in _header(path).items()}
+    if not tensors:
         raise EstimateError(f"{folder} has no weights (model*.safetensors)")
-    floats = [(count, name) for name, count in types.items() if name in _ELEMENT_BYTES]
-    return Weights(total, _ELEMENT_BYTES[max(floats)[1]] if floats else 2)
+    floats = Counter(each.dtype for each in tensors.values() if each.dtype in _ELEMENT_BYTES)
+    element_bytes = _ELEMENT_BYTES[floats.most_common(1)[0][0]] if floats else 2
+    return Weights(sum(each.bytes for each in tensors.values()), element_bytes)
 
 
 def _header(path: Path) -> dict[str, Any]:
@@ -53,18 +57,19 @@ def _header(path: Path) -> dict[str, Any]:
             if length > _LONGEST_HEADER_BYTES:
                 raise EstimateError(f"{path} is damaged: its header would have {length} bytes")
             header = json.loads(file.read(length))
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise EstimateError(f"{path} can't be read: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise EstimateError(f"{path} is damaged: its header is no JSON: {error}") from error
     if not isinstance(header, dict):
         raise EstimateError(f"{path} is damaged: its header is no table of tensors")
     header.pop("__metadata__", None)
     return header
 
 
-def _size(path: Path, tensor: Any) -> int:
-    try:
-        begin, end = tensor["data_offsets"]
-        size: int = end - begin
-    except (KeyError, TypeError, ValueError) as error:
-        raise EstimateError(f"{path} is damaged: a tensor has no place") from error
-    return size
+def _tensor(path: Path, name: str, entry: Any) -> _Tensor:
+    match entry:
+        case {"dtype": str() as dtype, "data_offsets": [int() as begin, int() as end]}:
+            if 0 <= begin <= end:
+                return _Tensor(dtype, end - begin)
+    raise EstimateError(f"{path} is damaged: its header doesn't say where {name!r} is")
