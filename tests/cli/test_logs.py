@@ -247,6 +247,28 @@ def test_what_is_not_there(folder: Path, tmp_path: Path) -> None:
     assert nothing.stderr == f"bulkhead: There is no gateway's log in {tmp_path / 'logs'}.\n"
 
 
+def test_a_log_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "logs" / "gateway.log").mkdir(parents=True)
+    done = bulkhead("logs", "--state-dir", str(tmp_path))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.endswith("gateway.log can't be read: Is a directory.\n")
+
+
+def test_a_pipe_that_closes_early(tmp_path: Path) -> None:
+    path = tmp_path / "logs" / "gateway.log"
+    path.parent.mkdir()
+    path.write_text("one\n")
+    with started("logs", "-f", "--state-dir", str(tmp_path)) as following:
+        assert following.stdout is not None
+        assert following.stderr is not None
+        assert following.stdout.readline() == "one\n"
+        following.stdout.close()
+        with path.open("a") as log:
+            log.write("two\n")
+        assert following.wait(20) == 1
+        assert following.stderr.read() == ""
+
+
 @pytest.mark.parametrize("text", ["noon", "-1h", ""])
 def test_a_wrong_time(folder: Path, text: str) -> None:
     done = CliRunner().invoke(main, ["logs", "--since", text, "--state-dir", str(folder)])
