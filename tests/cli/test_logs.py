@@ -91,8 +91,9 @@ def test_the_log_of_a_gateway_elsewhere(talked: Gateway) -> None:
     done = bulkhead("logs", "--json", "--since", "1h", url=talked.url)
     assert (done.returncode, done.stderr) == (0, "")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    ready = next(line for line in lines if line.get("event") == "ready")
-    assert (ready["model"], ready["level"]) == (SPACED_ID, "info")
+    of_model = [line for line in lines if line.get("model") == SPACED_ID]
+    ready = next(line for line in of_model if line.get("event") == "ready")
+    assert (ready["level"], ready["logger"]) == ("info", "gateway.events")
     assert ready["load_s"] > 0
     with started("logs", "-f", "-n", "0", url=talked.url) as following:
         assert following.stdout is not None
