@@ -76,11 +76,8 @@ def command(
     if path is None:
         _print_answer(gateway, printer, model, lines, since, follow=follow)
         return
-    try:
-        for line in _lines(path, lines, since, follow=follow):
-            printer.print(line)
-    except OSError as error:
-        raise CommandError(f"The log {path} can't be read: {error.strerror}.") from error
+    for line in _lines(path, lines, since, follow=follow):
+        printer.print(line)
 
 
 def _names_gateway() -> bool:
@@ -137,13 +134,16 @@ def _model_id(model: str | None, settings: Settings) -> str | None:
 
 
 def _lines(path: Path, lines: int, since: str | None, *, follow: bool) -> Iterator[str]:
-    with LogReader(path) as reader:
-        yield from reader.last(lines, since)
-        while follow:
-            new = reader.read()
-            yield from new
-            if not new:
-                time.sleep(_POLL_S)
+    try:
+        with LogReader(path) as reader:
+            yield from reader.last(lines, since)
+            while follow:
+                new = reader.read()
+                yield from new
+                if not new:
+                    time.sleep(_POLL_S)
+    except OSError as error:
+        raise CommandError(f"The log {path} can't be read: {error.strerror}.") from error
 
 
 def _print_answer(

@@ -91,13 +91,16 @@ def test_the_log_of_a_gateway_elsewhere(talked: Gateway) -> None:
     done = bulkhead("logs", "--json", "--since", "1h", url=talked.url)
     assert (done.returncode, done.stderr) == (0, "")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    ready = next(line for line in lines if line.get("event") == "ready")
-    assert (ready["model"], ready["level"]) == (SPACED_ID, "info")
+    of_model = [line for line in lines if line.get("model") == SPACED_ID]
+    ready = next(line for line in of_model if line.get("event") == "ready")
+    assert (ready["level"], ready["logger"]) == ("info", "gateway.events")
     assert ready["load_s"] > 0
-    with started("logs", "-f", "-n", "0", url=talked.url) as following:
+    with started("logs", "-f", "-n", "1", url=talked.url) as following:
         assert following.stdout is not None
-        eventually(lambda: talked.order("restart", SPACED_ID).is_success)
-        assert re.match(rf"{TIME}INFO    event=state ", following.stdout.readline())
+        assert re.match(TIME, following.stdout.readline())
+        talked.order("restart", SPACED_ID).raise_for_status()
+        new = (following.stdout.readline() for _ in range(100))
+        assert any(re.match(rf"{TIME}INFO    event=ready ", line) for line in new)
 
 
 def test_a_wrong_time_over_http(talked: Gateway) -> None:
@@ -159,6 +162,8 @@ def test_serve_logs_for_people_on_a_terminal() -> None:
         with terminal("serve", *arguments, url=NOWHERE) as screen:
             before = screen.expect("Bulkhead serves on ")
             assert re.match(rf"{TIME}INFO    Bulkhead \S+ starts, pid {screen.pid}\r\n", before)
+            # From then on signals are handled.
+            screen.expect("INFO    Started server process ")
             screen.type("\x03")
             assert screen.exit_status() == 0
             assert re.search(rf"\n{TIME}INFO    Stopped\r\n", screen.screen)
@@ -245,6 +250,28 @@ def test_what_is_not_there(folder: Path, tmp_path: Path) -> None:
     nothing = bulkhead("logs", "--state-dir", str(tmp_path))
     assert (nothing.returncode, nothing.stdout) == (3, "")
     assert nothing.stderr == f"bulkhead: There is no gateway's log in {tmp_path / 'logs'}.\n"
+
+
+def test_a_log_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "logs" / "gateway.log").mkdir(parents=True)
+    done = bulkhead("logs", "--state-dir", str(tmp_path))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.endswith("gateway.log can't be read: Is a directory.\n")
+
+
+def test_a_pipe_that_closes_early(tmp_path: Path) -> None:
+    path = tmp_path / "logs" / "gateway.log"
+    path.parent.mkdir()
+    path.write_text("one\n")
+    with started("logs", "-f", "--state-dir", str(tmp_path)) as following:
+        assert following.stdout is not None
+        assert following.stderr is not None
+        assert following.stdout.readline() == "one\n"
+        following.stdout.close()
+        with path.open("a") as log:
+            log.write("two\n")
+        assert following.wait(20) == 1
+        assert following.stderr.read() == ""
 
 
 @pytest.mark.parametrize("text", ["noon", "-1h", ""])
