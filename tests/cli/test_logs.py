@@ -17,6 +17,7 @@ from gateway.cli import main
 from gateway.logs.rotated import RotatedFile
 from tests.cli.conftest import SPACED_ID
 from tests.cli.terminal import bulkhead, started, terminal
+from tests.support.faults import wrapped_python
 from tests.support.gateway import Gateway, eventually
 
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d "
