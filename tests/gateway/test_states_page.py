@@ -10,17 +10,19 @@ import pytest
 from gateway.events import Kind
 from gateway.supervise.lifecycle import State, printed
 
-PAGE = (Path(__file__).parents[2] / "docs" / "states.md").read_text("utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "states.md").read_text("utf-8")
+OPERATING = (DOCS / "operating.md").read_text("utf-8")
 
 
-def _rows(heading: str) -> dict[str, list[str]]:
+def _rows(heading: str, page: str = PAGE) -> dict[str, list[str]]:
     """The cells of a table below a heading, by each name in its first column."""
-    section = PAGE.partition(heading)[2].partition("\n## ")[0]
+    section = page.partition(heading)[2].partition("\n## ")[0]
     rows = {}
     for line in section.splitlines():
-        if line.startswith("| `"):
+        if line.startswith(("| `", "| **`")):
             names, *cells = (each.strip() for each in line.strip("|").split("|"))
-            for name in names.replace("`", "").split(", "):
+            for name in names.translate({ord("`"): None, ord("*"): None}).split(", "):
                 rows[name] = cells
     return rows
 
@@ -38,3 +40,11 @@ def test_every_state_is_explained(state: State) -> None:
 
 def test_every_event_is_explained() -> None:
     assert set(_rows("## Events")) == set(get_args(Kind))
+
+
+def test_the_guide_says_what_to_do() -> None:
+    states = _rows("## States, and what to do", OPERATING)
+    assert set(states) == {str(each) for each in State}
+    events = _rows("## Events, and what to do", OPERATING)
+    assert set(events) == set(get_args(Kind))
+    assert all(all(cells) for cells in (*states.values(), *events.values()))
