@@ -6,11 +6,13 @@ Each rule yields the place of a mistake and what is wrong there.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final, TypeAlias
 from urllib.parse import quote
 
 from gateway.config.locations import Place
 from gateway.config.loopback import LOOPBACK_NAMES
+from gateway.config.models import expand_home
 from gateway.config.settings import Settings
 
 Complaint: TypeAlias = tuple[Place, str]
@@ -22,6 +24,7 @@ _LONGEST_ID: Final = 200
 def complaints(settings: Settings) -> Iterator[Complaint]:
     """What is wrong in values that are right one by one."""
     yield from _host(settings)
+    yield from _state_dir(settings)
     yield from _ids(settings)
     yield from _aliases(settings)
 
@@ -33,6 +36,12 @@ def _host(settings: Settings) -> Iterator[Complaint]:
             f"{host} is not loopback: without API keys the gateway listens on 127.0.0.1, ::1 or "
             "localhost only",
         )
+
+
+def _state_dir(settings: Settings) -> Iterator[Complaint]:
+    state_dir = settings.gateway.state_dir or ""
+    if state_dir.startswith("~") and expand_home(state_dir) == Path(state_dir):
+        yield ("gateway", "state_dir"), f"there is no home of {Path(state_dir).parts[0]}"
 
 
 def _ids(settings: Settings) -> Iterator[Complaint]:
