@@ -15,6 +15,7 @@ import psutil
 
 from gateway import server
 from gateway.cli.flags import takes_flags
+from gateway.cli.printable import printable
 from gateway.config.read import read_configuration
 from gateway.config.settings import ConfigError, Flags, Settings
 from gateway.config.sizes import parse_size
@@ -29,13 +30,13 @@ _MOST_FILES: Final = 10240
 
 
 @click.command("serve")
+@takes_flags
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
     show_default=True,
 )
-@takes_flags
 def command(flags: Flags, log_level: str) -> None:
     """Serve models until SIGTERM or Ctrl-C.
 
@@ -93,5 +94,5 @@ def _budget_bytes(settings: Settings, state_dir: StateDir) -> int:
 
 def _fail(mistakes: Iterable[object], *, status: int) -> NoReturn:
     for mistake in mistakes:
-        click.echo(f"bulkhead: {mistake}", err=True)
+        click.echo(f"bulkhead: {printable(str(mistake))}", err=True)
     sys.exit(status)

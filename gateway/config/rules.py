@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 from urllib.parse import quote
 
+from gateway.config.kinds import toml_text
 from gateway.config.locations import Place
 from gateway.config.loopback import LOOPBACK_NAMES
 from gateway.config.models import expand_home
@@ -55,12 +56,12 @@ def _ids(settings: Settings) -> Iterator[Complaint]:
 
 
 def _aliases(settings: Settings) -> Iterator[Complaint]:
-    taken = {model_id: model_id for model_id in settings.models}
+    taken = dict.fromkeys(settings.models, "a model's id")
     for model_id, model in settings.models.items():
         for index, alias in enumerate(model.aliases):
             if alias in taken:
                 yield (
                     ("models", model_id, "aliases", index),
-                    f"{alias!r} already names {taken[alias]!r}",
+                    f"{toml_text(alias)} is {taken[alias]} already",
                 )
-            taken.setdefault(alias, model_id)
+            taken.setdefault(alias, f"an alias of {toml_text(model_id)}")

@@ -107,8 +107,10 @@ class TestReading:
     def test_ids_and_aliases_that_collide(self, file: Path) -> None:
         model = '[models.a]\npath = "p"\n'
         assert '"a"' in _mistakes(file, model, models=("p=a",))[0]
-        text = model + 'aliases = ["b"]\n[models.b]\npath = "p"\n'
-        assert "'b' already names 'b'" in _mistakes(file, text)[0]
+        text = model + 'aliases = ["b", "c"]\n[models.b]\npath = "p"\naliases = ["c"]\n'
+        by_id, by_alias = _mistakes(file, text)
+        assert '"b" is a model\'s id already' in by_id
+        assert '"c" is an alias of "a" already' in by_alias
 
     @pytest.mark.parametrize("budget", ["much", "12XB", "0%", "101%", ""])
     def test_budgets_that_are_none(self, file: Path, budget: str) -> None:
