@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 _BACKLOG: Final = 2048
 # For connections that are still open once every request has ended: idle clients, log followers.
 _CLOSE_CONNECTIONS_S: Final = 1
+_START_S: Final = 10.0
 
 
 class PortTakenError(Exception):
@@ -106,6 +107,24 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._signals = signals
         self._loop = asyncio.get_running_loop()
+        self._started_up = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._started_up.set()
+
+    async def until_started(self, serving: asyncio.Task[None]) -> None:
+        """From then on signals are ours: nobody who has read the address ends the process by one.
+
+        Raises what `serving` raised, if it ended instead.
+        """
+        started = asyncio.create_task(self._started_up.wait())
+        await asyncio.wait(
+            {started, serving}, timeout=_START_S, return_when=asyncio.FIRST_COMPLETED
+        )
+        started.cancel()
+        if serving.done():
+            await serving
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._loop.call_soon_threadsafe(self._signals.put_nowait, sig)
@@ -127,6 +146,7 @@ async def _serve(
         signals,
     )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
+    await server.until_started(serving)
     fleet.start()
     # The line that scripts wait for; it alone goes to stdout.
     print(f"Bulkhead serves on {address(listener)}", flush=True)

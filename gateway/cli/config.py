@@ -101,7 +101,7 @@ def show(flags: Flags, *, as_json: bool) -> None:
 
 @command.command("example")
 def print_example() -> None:
-    """Print a complete file with every key, its meaning and its default."""
+    """Print a complete file with every key explained."""
     click.echo(example(), nl=False)
 
 
@@ -192,7 +192,7 @@ def _summary(configuration: Configuration) -> str:
 def _say(text: str, *, err: bool = False) -> None:
     """A line; on a terminal it is broken between words, for others it stays one."""
     console = stderr_console() if err else stdout_console()
-    console.print(printable(text), soft_wrap=not console.is_terminal)
+    console.print(printable(text.replace("\n", " ")), soft_wrap=not console.is_terminal)
 
 
 def _print_json(content: object) -> None:

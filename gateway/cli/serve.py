@@ -15,6 +15,7 @@ import click
 
 from gateway import server
 from gateway.cli.flags import takes_flags
+from gateway.cli.printable import printable
 from gateway.config.read import read_configuration
 from gateway.config.settings import ConfigError, Flags
 from gateway.logs.setup import gateway_logs
@@ -28,6 +29,7 @@ _MOST_FILES: Final = 10240
 
 
 @click.command("serve")
+@takes_flags
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
@@ -97,5 +99,5 @@ def _raise_file_limit() -> None:
 
 def _fail(mistakes: Iterable[object], *, status: int) -> NoReturn:
     for mistake in mistakes:
-        click.echo(f"bulkhead: {mistake}", err=True)
+        click.echo(f"bulkhead: {printable(str(mistake))}", err=True)
     sys.exit(status)

@@ -6,7 +6,7 @@ A kind knows nothing of files; `read` gets what TOML, a flag or a variable gave.
 from __future__ import annotations
 
 import json
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeGuard
 
 from msgspec import Struct
 
@@ -58,7 +58,7 @@ class Text(Struct, frozen=True):
         return self.what
 
     def read(self, value: object) -> str:
-        if not isinstance(value, str):
+        if not _is_text(value):
             raise UnexpectedError(value)
         return value
 
@@ -82,7 +82,7 @@ class Texts(Struct, frozen=True):
         if not isinstance(value, list):
             raise UnexpectedError(value)
         for index, each in enumerate(value):
-            if not isinstance(each, str):
+            if not _is_text(each):
                 raise UnexpectedError(each, index)
         return tuple(value)
 
@@ -197,6 +197,11 @@ class Size(Struct, frozen=True):
 
     def write(self, value: int | str) -> str:
         return str(value) if isinstance(value, int) else toml_text(value)
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    """No path can have a NUL, and no name should."""
+    return isinstance(value, str) and "\0" not in value
 
 
 def toml_text(text: str) -> str:

@@ -15,11 +15,16 @@ _LANGUAGE: Final = Language(tree_sitter_toml.language())
 
 
 class Locations:
-    """Lines, from 1, of the places in a text that is valid TOML."""
+    """Lines, from 1, of the places in a text that is valid TOML.
+
+    What the grammar doesn't make out has the line of what it is in.
+    """
 
     def __init__(self, text: str) -> None:
         self._lines: dict[Place, int] = {}
         for node in Parser(_LANGUAGE).parse(text.encode()).root_node.named_children:
+            if node.has_error:
+                continue
             if node.type == "pair":
                 self._note_pair((), node)
             elif node.type in ("table", "table_array_element"):
@@ -43,8 +48,6 @@ class Locations:
         return table
 
     def _note_pair(self, table: Place, pair: Node) -> None:
-        if pair.type != "pair":
-            return
         name, value = _without_comments(pair)
         self._note_value(self._note_name(table, name), value)
 

@@ -32,7 +32,12 @@ def _default_id(source: str) -> str:
     if _REPOSITORY.fullmatch(source) and not _is_folder(source):
         return source.rpartition("/")[2]
     # Not resolved: a link to a folder has a name of its own.
-    return Path(os.path.abspath(Path(source).expanduser())).name  # noqa: PTH100
+    return Path(os.path.abspath(expand_home(source))).name  # noqa: PTH100
+
+
+def expand_home(path: str) -> Path:
+    """The path with its `~`; one of a user that isn't known stays as it is."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - unlike Path's this one never raises.
 
 
 def _is_folder(text: str) -> bool:
@@ -52,7 +57,7 @@ def locate(source: str) -> str:
         raise ValueError("It is empty: name a model's folder or a repository.")
     if source == DEMO_ID and not _is_folder(source):
         return str(DEMO_FOLDER)
-    folder = Path(source).expanduser()
+    folder = expand_home(source)
     if _is_folder(str(folder)):
         return str(folder.resolve())
     if os.path.exists(folder):  # noqa: PTH110 - unlike Path's this one never raises.
@@ -94,7 +99,7 @@ def check_allowed(located: str, allowed: Iterable[str]) -> None:
         ValueError: with a sentence for the operator.
     """
     for each in allowed:
-        folder = Path(each).expanduser()
+        folder = expand_home(each)
         if folder.is_absolute():
             if Path(located).is_absolute() and Path(located).is_relative_to(folder.resolve()):
                 return

@@ -29,9 +29,8 @@ from gateway.config.rules import complaints
 from gateway.config.settings import ConfigError, Flags, ModelSettings, Settings
 from gateway.config.toml_file import Document, UnreadableError, read_document
 
-_NO_DOCUMENT: Final = Document("", {}, {})
 _SHOWN_CHARACTERS: Final = 40
-# The table of each key.
+# The table of each key; no two have one of the same name.
 _HOMES: Final = {
     definition.name: "[models.ID]" if table == MODELS else f"[{table}]"
     for table, definition in definitions()
@@ -168,10 +167,10 @@ class _Draft:
         except FileNotFoundError:
             if named_by is not None:
                 self._mistakes.append(Mistake(named_by, "", f"There is no file {path}."))
-            return _NO_DOCUMENT
+            return Document("", {}, {})
         except UnreadableError as error:
             self._mistakes.append(Mistake(Source("file", str(path)), "", f"{error}."))
-            return _NO_DOCUMENT
+            return Document("", {}, {})
         self.file = path
         for line, message in document.broken.items():
             self._mistakes.append(Mistake(Source("file", str(path), line), "", f"{message}."))
@@ -210,7 +209,7 @@ class _Draft:
         if not isinstance(table, dict):
             self._complain(place, f"expected a table, as in [{label(place)}]")
             self._wrong.add((*place, "path"))
-            table = {"path": ""}
+            return ModelSettings(path="")
         return ModelSettings(**{"path": "", **self._values(place, MODEL_KEYS, table)})
 
     def _values(

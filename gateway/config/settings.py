@@ -177,7 +177,7 @@ class ModelSettings(Section, frozen=True):
         Key(
             Text("an interpreter"),
             "Interpreter of another environment, with mlx-lm, msgspec and pyzmq.",
-            example="~/other/.venv/bin/python",
+            example="/path/to/.venv/bin/python",
             unset="the gateway's own",
         ),
     ] = None

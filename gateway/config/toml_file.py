@@ -74,7 +74,7 @@ def parse(text: str) -> Document:
             if line == len(lines) or message.startswith("Unclosed"):
                 line = _begin(lines, line)
         broken[line] = f"this is not TOML: {message}"
-        if not _is_apart(lines[line - 1], given_twice=message.startswith("Cannot overwrite")):
+        if not _is_apart(lines, line, given_twice=message.startswith("Cannot overwrite")):
             break
         left_out.append(lines[line - 1])
         lines[line - 1] = ""
@@ -89,13 +89,20 @@ def _begin(lines: list[str], end: int) -> int:
     return max(1, end - _LONGEST_STATEMENT + 1)
 
 
-def _is_apart(line: str, *, given_twice: bool) -> bool:
+def _is_apart(lines: list[str], number: int, *, given_twice: bool) -> bool:
     """Whether what is wrong with a line is so without the others, and none of them belong to it."""
+    before, line, after = lines[: number - 1], lines[number - 1], lines[number:]
     if line.lstrip().startswith("[") or any(line.count(quotes) % 2 for quotes in _LONG_QUOTES):
         return False
     if line.count("[") != line.count("]") or line.count("{") != line.count("}"):
         return False
-    return given_twice or not _parses(line)
+    if _parses(line) and not given_twice:
+        return False
+    if _parses("\n".join(before)):
+        return True
+    # In the middle of a statement; quotes may end what began before it.
+    without = "\n".join([*before, "", *after])
+    return not any(quotes in line for quotes in _LONG_QUOTES) and _parses(without)
 
 
 def _parses(text: str) -> bool:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
+from typing import Final
 
-from gateway.config.times import parse_time
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 
 
 def parse_keep_alive(value: float | str) -> float:
@@ -23,10 +26,12 @@ def parse_keep_alive(value: float | str) -> float:
 def _parse_text(text: str) -> float:
     unsigned = text.strip().removeprefix("-")
     sign = -1.0 if text.strip().startswith("-") else 1.0
-    try:
-        return sign * parse_time(unsigned)
-    except ValueError:
+    if re.fullmatch(r"\d{1,12}(\.\d{1,12})?", unsigned):
+        return sign * float(unsigned)
+    parts = _PART.findall(unsigned)
+    if not parts or "".join(number + unit for number, unit in parts) != unsigned:
         raise ValueError(
             f"keep_alive is {text[:40]!r}: send seconds, or a text such as 30s, 5m or 1h30m; 0 "
             "unloads the model at once, a negative one keeps it"
-        ) from None
+        )
+    return sign * sum(float(number) * _UNITS[unit] for number, unit in parts)

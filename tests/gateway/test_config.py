@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from gateway.config.models import DEMO_FOLDER, locate, model_from_flag
-from gateway.config.read import read_settings
+from gateway.config.read import read_configuration, read_settings
 from gateway.config.settings import ConfigError, Flags, Settings
 from gateway.config.sizes import format_size, parse_size
 
@@ -81,6 +82,13 @@ class TestReading:
         settings = read_settings(Flags(state_dir=Path("/flag")), environment)
         assert (settings.gateway.state_dir, settings.gateway.port) == ("/flag", 1)
 
+    def test_what_one_reading_was_given_is_not_known_to_the_next(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+        assert read_settings(Flags(port=1, models=("demo",)), {}).models
+        assert read_settings(Flags(), {}) == Settings()
+
     def test_all_mistakes_at_once(self, file: Path) -> None:
         mistakes = _mistakes(
             file,
@@ -99,12 +107,65 @@ class TestReading:
     def test_ids_and_aliases_that_collide(self, file: Path) -> None:
         model = '[models.a]\npath = "p"\n'
         assert '"a"' in _mistakes(file, model, models=("p=a",))[0]
-        text = model + 'aliases = ["b"]\n[models.b]\npath = "p"\n'
-        assert "'b' already names 'b'" in _mistakes(file, text)[0]
+        text = model + 'aliases = ["b", "c"]\n[models.b]\npath = "p"\naliases = ["c"]\n'
+        by_id, by_alias = _mistakes(file, text)
+        assert '"b" is a model\'s id already' in by_id
+        assert '"c" is an alias of "a" already' in by_alias
 
     @pytest.mark.parametrize("budget", ["much", "12XB", "0%", "101%", ""])
     def test_budgets_that_are_none(self, file: Path, budget: str) -> None:
         assert "memory.budget" in _mistakes(file, f'[memory]\nbudget = "{budget}"')[0]
+
+    @pytest.mark.parametrize(
+        ("text", "key"),
+        [
+            ('[gateway]\nstate_dir = "~nobody-at-all/s"', "gateway.state_dir: there is no home"),
+            ('[models.a]\npath = "~nobody-at-all/m"', "There is no model folder ~nobody-at-all/m"),
+            ('[models.a]\npath = "a\\u0000b"', "expected a model's folder"),
+            ('[models.a]\npath = "demo"\npython = "\\u0000"', "expected an interpreter"),
+        ],
+    )
+    def test_paths_that_no_system_has(self, file: Path, text: str, key: str) -> None:
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=re.escape(key)):
+            read_configuration(Flags(config=file), {})
+
+    def test_models_that_are_not_there_or_not_allowed(
+        self, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "empty").mkdir()
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+        (tmp_path / "models--owner--name" / "snapshots").mkdir(parents=True)
+        file.write_text(
+            f"""
+            gateway.allow = ["{tmp_path}", "owner/*"]
+            models.nowhere.path = "/nowhere"
+            models.demo.path = "demo"
+            models.empty.path = "{tmp_path}/empty"
+            models.partial.path = "owner/name"
+            models.typed.path = 3
+            """
+        )
+        with pytest.raises(ConfigError) as caught:
+            read_configuration(Flags(config=file, models=("/none",)), {})
+        assert [str(each.source) for each in caught.value.mistakes] == [
+            "--model /none",
+            *(f"{file}:{line}" for line in range(3, 8)),
+        ]
+        messages = [each.message for each in caught.value.mistakes]
+        for message, part in zip(
+            messages,
+            (
+                "no model folder /none",
+                "no model folder /nowhere",
+                "is not allowed",
+                "holds no model",
+                "without its revision main",
+                "not 3",
+            ),
+            strict=True,
+        ):
+            assert part in message
 
 
 class TestModels:

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.config.keys import KEYS, MODEL_KEYS, MODELS, Definition, label
@@ -19,6 +19,8 @@ from tests.support.toml_files import Draw, Plan, Spelled, Written, list_of, plan
 
 Read = Callable[[str], Configuration]
 
+# A busy machine is no failure.
+some = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 _NONE_OF_ANY_KIND = ["1979-05-27", "{}", "{ a = 1 }"]
 
 
@@ -40,6 +42,7 @@ def _only_mistake(read: Read, file: Written) -> Mistake:
     return mistake
 
 
+@some
 @given(st.data())
 def test_a_valid_file_reads_as_it_was_meant(read: Read, data: st.DataObject) -> None:
     plan = data.draw(plans())
@@ -55,6 +58,7 @@ def test_a_valid_file_reads_as_it_was_meant(read: Read, data: st.DataObject) -> 
     assert len(configuration.sources) == given
 
 
+@some
 @given(plans())
 def test_what_is_shown_reads_back(plan: Plan) -> None:
     for table, keys in plan.tables.items():
@@ -64,6 +68,7 @@ def test_what_is_shown_reads_back(plan: Plan) -> None:
             assert kind.read(shown) == spelled.meaning
 
 
+@some
 @given(st.data())
 def test_a_wrong_value(read: Read, data: st.DataObject) -> None:
     plan = data.draw(plans())
@@ -76,6 +81,7 @@ def test_a_wrong_value(read: Read, data: st.DataObject) -> None:
     assert mistake.key == label((*table, name))
 
 
+@some
 @given(st.data())
 def test_a_wrong_element(read: Read, data: st.DataObject) -> None:
     plan = data.draw(plans())
@@ -96,6 +102,7 @@ def test_a_wrong_element(read: Read, data: st.DataObject) -> None:
     assert mistake.key == label((*table, name))
 
 
+@some
 @given(st.data())
 def test_an_unknown_key(read: Read, data: st.DataObject) -> None:
     plan = data.draw(plans())
@@ -112,6 +119,7 @@ def test_an_unknown_key(read: Read, data: st.DataObject) -> None:
     assert f"did you mean {meant}" in mistake.message
 
 
+@some
 @given(st.data())
 def test_an_unknown_table(read: Read, data: st.DataObject) -> None:
     plan = data.draw(plans())
@@ -122,6 +130,7 @@ def test_an_unknown_table(read: Read, data: st.DataObject) -> None:
     assert "did you mean gateway" in mistake.message
 
 
+@some
 @given(st.data())
 def test_a_missing_key(read: Read, data: st.DataObject) -> None:
     plan = data.draw(plans())
@@ -134,6 +143,7 @@ def test_a_missing_key(read: Read, data: st.DataObject) -> None:
     assert "missing" in mistake.message
 
 
+@some
 @given(st.data())
 def test_a_line_that_is_not_toml(read: Read, data: st.DataObject) -> None:
     plan = data.draw(plans())
@@ -144,10 +154,11 @@ def test_a_line_that_is_not_toml(read: Read, data: st.DataObject) -> None:
     assert "not TOML" in mistake.message
 
 
+@some
 @given(st.data())
 def test_a_key_given_twice(read: Read, data: st.DataObject) -> None:
     plan = data.draw(plans())
-    text = data.draw(written(plan)).text + '[moon]\na = 1\nb = "x"\na = 2\n'
+    text = data.draw(written(plan)).text + '[models."the last one"]\npath = "demo"\npath = "demo"\n'
     mistake = _only_mistake(read, Written(text, {}))
     assert mistake.source.line == text.count("\n")
     assert "not TOML" in mistake.message

@@ -28,6 +28,7 @@ class TestParsing:
             ("a = 1\nb = '''\nc = 3\n\n", 2),
             ("a = 1\n[b\nc = 3\nd : 4\n", 2),
             ("a = 1\nb = { c = 1\nd : 4\n", 2),
+            ('a = { b = """\nc""", d """\ne""" }\nf : 4\n', 2),
             ("[a]\nb = 1\n[a]\nb = 2\n", 3),
         ],
     )

@@ -18,10 +18,12 @@ from gateway.config.settings import ModelSettings, Settings
 
 Draw = Callable[..., Any]
 
-_TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
+_TEXT = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0~"), max_size=12)
 # Ids of others than ASCII letters count several times, and 200 are allowed.
 _IDS = st.lists(
-    st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=12),
+    st.text(
+        st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1, max_size=12
+    ),
     min_size=1,
     max_size=8,
     unique=True,
