@@ -76,6 +76,10 @@ class GatewayClient:
         with self._answer("POST", path, _PATIENT, body) as response:
             return response.read()
 
+    def reload(self) -> bytes:
+        with self._answer("POST", "/admin/v1/reload", _PATIENT) as response:
+            return response.read()
+
     def log(self, model_id: str | None, query: dict[str, str | int]) -> str:
         return self.get(_log_path(model_id), **query).decode("utf-8", "replace")
 

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 from rich.table import Table
 
+from gateway.cli import reload
 from gateway.cli.console import stderr_console, stdout_console
 from gateway.cli.flags import takes_flags
 from gateway.cli.printable import printable, printable_json
@@ -48,7 +49,10 @@ class PrintedValue(Origin):
 
 @click.group("config")
 def command() -> None:
-    """Check, show and write configuration files."""
+    """Check, show, write and reload configuration files."""
+
+
+command.add_command(reload.command)
 
 
 @command.command("check")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Callable
-from typing import Any
 
 import httpx
 
+from tests.cli.terminal import bulkhead
 from tests.support.gateway import Gateway, eventually
 from tests.support.streams import open_stream
 
@@ -28,12 +27,6 @@ def _model(name: str, more: str = "") -> str:
 def _reload(gateway: Gateway, config: str) -> httpx.Response:
     gateway.config_path.write_text(config, "utf-8")
     return gateway.client.post("/admin/v1/reload")
-
-
-def _events(gateway: Gateway, kind: str) -> list[dict[str, Any]]:
-    text = gateway.client.get("/admin/v1/events?follow=0&recent=1000").text
-    events = [json.loads(each[6:]) for each in text.splitlines() if each.startswith("data: ")]
-    return [each for each in events if each["event"] == kind]
 
 
 def test_under_load_only_what_changed_is_touched(start_gateway: Callable[..., Gateway]) -> None:
@@ -100,7 +93,7 @@ def test_mistakes_change_nothing_and_are_all_said(start_gateway: Callable[..., G
         ), message
     assert [each["id"] for each in running.status()["models"]] == ["a", "b"]
     assert running.worker_pid("a") == pid
-    (event,) = _events(running, "reload")
+    (event,) = running.events("reload")
     assert len(event["mistakes"]) == 3
 
 
@@ -125,11 +118,17 @@ def test_what_holds_at_once_and_what_waits_for_a_restart(
     assert done["needs_restart"] == ["gateway.host"]
     assert running.status()["memory"]["budget_bytes"] == budget
     eventually(lambda: running.model("b")["state"] == "ready")
-    (evicted,) = _events(running, "evict")
+    (evicted,) = running.events("evict")
     assert evicted["model"] == "a", "idle, and there is room for one"
     refused = running.chat("Hello", "first")
     assert refused.status_code == 507, "the pinned one fills the budget"
     assert "'a' needs" in refused.json()["error"]["message"], "by its new alias"
+    shown = bulkhead("config", "reload", url=running.url)
+    assert (shown.returncode, shown.stdout) == (0, "gateway.host takes a restart of the gateway\n")
+    running.config_path.write_text("[nonsense]\n", "utf-8")
+    mistaken = bulkhead("config", "reload", url=running.url)
+    assert mistaken.returncode == 1
+    assert f"{running.config_path}:1: nonsense: unknown table" in mistaken.stderr
     again = _reload(running, config).raise_for_status().json()
     assert (again["applied"], again["needs_restart"]) == ([], ["gateway.host"])
 
