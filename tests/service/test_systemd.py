@@ -1,4 +1,4 @@
-"""The service in systemd: the units, what they start, and the order that `bulkhead service` keeps."""
+"""The service in systemd: the units, what they start, and what an operator orders."""
 
 from __future__ import annotations
 
