@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import resource
@@ -64,6 +65,8 @@ def command(log_level: str, **flags: object) -> None:
         format="%(asctime)s %(levelname)s %(message)s",
         stream=sys.stderr,
     )
+    # systemd's watchdog ends a gateway whose loop is stuck by SIGABRT: the log will say where.
+    faulthandler.enable(2)
     try:
         settings = read_settings(Flags(**flags), os.environ)  # type: ignore[arg-type]
     except ConfigError as error:

@@ -140,7 +140,8 @@ def _print(reading: ServiceStatus) -> None:
         return
     _say(f"Installed: version {reading.installed_version or 'unknown'}, {reading.path}")
     if reading.pid is None:
-        _say("It doesn't run." if reading.loaded else "It is stopped.")
+        doubt = "It doesn't run, or not yet: `bulkhead service logs` tells more."
+        _say(doubt if reading.loaded else "It is stopped: `bulkhead service start` starts it.")
     else:
         version = reading.running_version or "unknown"
         _say(f"Running:   version {version}, pid {reading.pid}, {reading.url}")

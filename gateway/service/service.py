@@ -19,7 +19,7 @@ from gateway.service.files import make_private, write
 from gateway.service.manager import Manager
 from gateway.service.mark import service_pid
 from gateway.service.port import ask_health, listens, port_is_free
-from gateway.state_dir import crash_log_path
+from gateway.state_dir import crash_log_path, lock_holder
 from gateway.version import VERSION
 
 # An interpreter that starts says its version in a fraction of a second.
@@ -62,7 +62,7 @@ class Service:
         rendered = self._manager.render(definition)
         before = self._manager.read()
         pid = None if before is None else service_pid(before.state_dir)
-        self._check_port(settings, pid)
+        self._check_free(definition.state_dir, settings, pid)
         if before is not None and self._is_this(rendered, settings, pid):
             self._say(f"It is installed and runs (pid {pid}): there is nothing to do.")
             return
@@ -101,7 +101,7 @@ class Service:
         if pid is not None:
             self._say(f"It runs already (pid {pid}).")
             return
-        self._check_port(settings, pid)
+        self._check_free(installed.state_dir, settings, pid)
         self._begin(installed.state_dir, settings)
 
     def stop(self) -> None:
@@ -176,8 +176,14 @@ class Service:
         health = ask_health(settings.gateway.host, settings.gateway.port)
         return health is not None and health.version == VERSION
 
-    def _check_port(self, settings: Settings, pid: int | None) -> None:
-        """`pid` is that of the service, which may have it."""
+    def _check_free(self, state_dir: Path, settings: Settings, pid: int | None) -> None:
+        """Whether the service can have its folder and its port, or has them: `pid` is its own."""
+        holder = lock_holder(state_dir)
+        if holder not in (None, pid):
+            raise ServiceError(
+                f"A gateway that is not this service (pid {holder}) uses the state folder "
+                f"{state_dir}: end it, or choose another folder with --state-dir."
+            )
         host, port = settings.gateway.host, settings.gateway.port
         if port == 0:
             raise ServiceError("A service needs a port that stays: set gateway.port.")
@@ -205,7 +211,10 @@ class Service:
     def _begin(self, state_dir: Path, settings: Settings) -> None:
         crash_log = crash_log_path(state_dir)
         seen_bytes = crash_log.stat().st_size if crash_log.exists() else 0
-        remark = self._manager.begin()
+        try:
+            remark = self._manager.begin()
+        except ServiceError as error:
+            raise ServiceError(f"{error} `bulkhead service logs` may tell more.") from error
         pid = self._serves(state_dir, settings)
         if pid is None:
             raise ServiceError(
