@@ -14,7 +14,7 @@ from msgspec import Struct
 from gateway.config.settings import Settings
 from gateway.service.mark import LABEL, MARK
 from gateway.service.owner import Owner
-from gateway.state_dir import StateDir, crash_log_path, default_state_dir
+from gateway.state_dir import StateDir, default_state_dir
 from gateway.supervise import ladder
 
 # Beyond drain and ladder: closing connections, writing records, a busy machine.
@@ -37,7 +37,6 @@ class Definition(Struct, frozen=True):
     arguments: tuple[str, ...]
     environment: dict[str, str]
     state_dir: Path
-    crash_log: Path
     stop_s: int
 
 
@@ -81,7 +80,6 @@ def define(
             **{name: environment[name] for name in _CARRIED if environment.get(name)},
         },
         state_dir.path,
-        crash_log_path(state_dir.path),
         stop_s(settings.gateway.drain_s),
     )
 

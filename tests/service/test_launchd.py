@@ -58,7 +58,7 @@ class Case:
         self.account = account
         self.said: list[str] = []
         self.manager = Launchd(account, self.said.append, system=False)
-        self.service = Service(self.manager, self.said.append, gives_up_s=1.5)
+        self.service = Service(self.manager, self.said.append)
 
     @property
     def settings(self) -> Settings:

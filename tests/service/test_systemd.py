@@ -21,7 +21,7 @@ from gateway.cli import main
 from gateway.config.read import read_settings
 from gateway.config.settings import Flags
 from gateway.service.definition import Definition, define
-from gateway.service.files import make_private
+from gateway.service.files import make_private_file, make_private_folder
 from gateway.service.mark import service_pid
 from gateway.service.owner import Owner, owner
 from gateway.service.systemd import UNIT, Systemd
@@ -280,7 +280,8 @@ def test_sudo_installs_for_who_has_called_it(
     unit = _rendered(account, config, system=True)
     assert "User=daemon" in unit
     made = home / "deep" / "state" / "crash.log"
-    make_private(made, account)
+    make_private_folder(made.parent, account)
+    make_private_file(made, account)
     assert {each.stat().st_uid for each in (made, made.parent, made.parent.parent)} == {account.uid}
     assert made.stat().st_mode & 0o777 == 0o600
     assert made.parent.stat().st_mode & 0o777 == 0o700
