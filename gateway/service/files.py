@@ -14,16 +14,22 @@ def template(name: str) -> bytes:
     return Path(__file__).with_name(name).read_bytes()
 
 
-def write(path: Path, content: bytes) -> None:
-    """Raises: ServiceError."""
-    unfinished = path.with_name(f".{path.name}.new")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_bytes(content)
-        unfinished.chmod(0o644)
-        unfinished.replace(path)
-    except OSError as error:
-        raise ServiceError(f"{path} can't be written: {error.strerror}.") from error
+class Draft:
+    """A file that is written already, and takes its place later, whole."""
+
+    def __init__(self, path: Path, content: bytes) -> None:
+        """Raises: ServiceError if it can't be written."""
+        self._path = path
+        self._draft = path.with_name(f".{path.name}.new")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._draft.write_bytes(content)
+            self._draft.chmod(0o644)
+        except OSError as error:
+            raise ServiceError(f"{path} can't be written: {error.strerror}.") from error
+
+    def put(self) -> None:
+        self._draft.replace(self._path)
 
 
 def make_private_folder(path: Path, owner: Owner) -> None:

@@ -15,7 +15,7 @@ from gateway.config.settings import ConfigError, Flags, Settings
 from gateway.service.command import run
 from gateway.service.definition import Definition, Installed, stop_s
 from gateway.service.failure import ServiceError
-from gateway.service.files import make_private_folder, write
+from gateway.service.files import Draft, make_private_folder
 from gateway.service.manager import Manager
 from gateway.service.mark import service_pid
 from gateway.service.port import ask_health, listens, port_is_free
@@ -64,13 +64,15 @@ class Service:
         if before is not None and self._is_this(rendered, settings, pid):
             self._say(f"It is installed and runs (pid {pid}): there is nothing to do.")
             return
+        # What may fail comes before the end of what runs.
         make_private_folder(definition.state_dir, definition.owner)
+        draft = Draft(self._manager.path, rendered)
         if before is not None:
             self._say(f"Replacing the service of {self._manager.path}.")
             self._end(before)
         else:
             self._say(f"Writing {self._manager.path}.")
-        write(self._manager.path, rendered)
+        draft.put()
         self._begin(definition.state_dir, settings)
 
     def uninstall(self) -> None:

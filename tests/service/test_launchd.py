@@ -284,6 +284,18 @@ def test_a_gateway_that_was_started_by_hand(
     assert not case.manager.path.exists()
 
 
+def test_a_definition_that_cannot_be_written_ends_nothing(
+    case: Case, managers: ServiceManagers
+) -> None:
+    pid = case.install()
+    case.config.write_text(case.config.read_text().replace("drain_s = 1.0", "drain_s = 2.0"))
+    in_the_way = case.manager.path.with_name(f".{case.manager.path.name}.new")
+    in_the_way.mkdir()
+    with pytest.raises(ServiceError, match="can't be written"):
+        case.install()
+    assert case.pid == pid
+
+
 def test_a_state_folder_that_is_in_use(
     case: Case, managers: ServiceManagers, home: Path, start_gateway: Callable[..., Any]
 ) -> None:
