@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from gateway.boot import present_boot
+from gateway.cli import main
 from gateway.memory.host import host_memory, resident_bytes
 from gateway.starts import LIMIT
 from tests.support.gateway import Gateway, eventually
@@ -44,6 +46,8 @@ def test_after_a_few_unclean_starts_nothing_is_preloaded(
     events = careful.client.get("/admin/v1/events?recent=20&follow=0").text
     assert '"event":"caution"' in events
     assert "event=caution" in careful.log
+    shown = CliRunner().invoke(main, ["status", "--url", careful.url]).output
+    assert f"Careful: the last {LIMIT} starts" in shown
     assert careful.say("What is Bulkhead?")
     assert careful.model()["state"] == "ready"
     assert careful.stop() == 0
