@@ -124,6 +124,9 @@ def _run_engine(thread: EngineThread, engine: Engine) -> None:
     memory_read_at = 0.0
     while not thread.should_finish():
         _obey_commands(thread, engine)
+        if thread.should_finish():
+            # Among those commands was the one to finish: no other follows.
+            return
         if engine.active + engine.waiting == 0:
             thread.figures.active = thread.figures.waiting = 0
             thread.figures.memory = grant.read_memory()

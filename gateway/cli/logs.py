@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -76,8 +75,7 @@ def command(
     if path is None:
         _print_answer(gateway, printer, model, lines, since, follow=follow)
         return
-    for line in _lines(path, lines, since, follow=follow):
-        printer.print(line)
+    print_file(path, printer, lines, since, follow=follow)
 
 
 def _names_gateway() -> bool:
@@ -133,13 +131,18 @@ def _model_id(model: str | None, settings: Settings) -> str | None:
     return model if model is None else aliases.get(model, model)
 
 
-def _lines(path: Path, lines: int, since: str | None, *, follow: bool) -> Iterator[str]:
+def print_file(
+    path: Path, printer: LogPrinter, lines: int, since: str | None, *, follow: bool
+) -> None:
+    """The last lines of a log, and with `follow` the new ones, which may have to come yet."""
     try:
         with LogReader(path) as reader:
-            yield from reader.last(lines, since)
+            for line in reader.last(lines, since):
+                printer.print(line)
             while follow:
                 new = reader.read()
-                yield from new
+                for line in new:
+                    printer.print(line)
                 if not new:
                     time.sleep(_POLL_S)
     except OSError as error:

@@ -29,7 +29,6 @@ _MOST_FILES: Final = 10240
 
 
 @click.command("serve")
-@takes_flags
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),

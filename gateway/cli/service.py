@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,8 @@ import click
 import msgspec
 
 from gateway.cli.failure import CommandError, NoGatewayError, WrongUseError, interruptible
+from gateway.cli.log_lines import LogPrinter
+from gateway.cli.logs import print_file
 from gateway.cli.printable import printable
 from gateway.config.read import config_in_force, read_settings
 from gateway.config.settings import ConfigError, Flags
@@ -24,6 +25,7 @@ from gateway.service.owner import Owner, owner
 from gateway.service.service import Service, ServiceStatus
 
 _WIDTH: Final = 79
+_SYSTEM_LINES: Final = 20
 
 system_option = click.option(
     "--system", is_flag=True, help="The whole machine's: runs with nobody logged in; needs root."
@@ -101,13 +103,17 @@ def status(*, as_json: bool, system: bool) -> None:
 @click.option("-n", "--lines", type=click.IntRange(0), default=200, show_default=True)
 @system_option
 def logs(*, follow: bool, lines: int, system: bool) -> None:
-    """Show what the service has printed."""
+    """Show the service's log, after what the system has to say of it: crashes, starts and ends.
+
+    It is the gateway's log, as bulkhead logs prints it.
+    """
     with _failures(), interruptible():
-        shown = _service(_reader(system=system), system=system).log_command(lines, follow=follow)
-        try:
-            sys.exit(subprocess.run(shown, check=False).returncode)
-        except OSError as error:
-            raise CommandError(f"`{' '.join(shown)}` can't be run: {error}") from error
+        service = _service(_reader(system=system), system=system)
+        log = service.gateway_log()
+        for line in service.system_log(_SYSTEM_LINES).splitlines():
+            click.echo(f"| {printable(line)}")
+        if follow or log.exists():
+            print_file(log, LogPrinter(None, as_json=False), lines, None, follow=follow)
 
 
 def _service(account: Owner, *, system: bool) -> Service:
@@ -140,7 +146,8 @@ def _print(reading: ServiceStatus) -> None:
         return
     _say(f"Installed: version {reading.installed_version or 'unknown'}, {reading.path}")
     if reading.pid is None:
-        _say("It doesn't run." if reading.loaded else "It is stopped.")
+        doubt = "It doesn't run, or not yet: `bulkhead service logs` tells more."
+        _say(doubt if reading.loaded else "It is stopped: `bulkhead service start` starts it.")
     else:
         version = reading.running_version or "unknown"
         _say(f"Running:   version {version}, pid {reading.pid}, {reading.url}")

@@ -13,11 +13,12 @@ _LONGEST_S: Final = 30.0
 
 
 class Done(Struct, frozen=True):
-    """How a command ended; what it said on stderr, or else on stdout."""
+    """How a command ended; what it said on stderr, or else on stdout; and what it printed."""
 
     command: str
     status: int
     said: str
+    printed: str
 
     def failed(self) -> ServiceError:
         why = self.said or f"exit status {self.status}"
@@ -44,4 +45,4 @@ def run(*arguments: str, within_s: float = _LONGEST_S) -> Done:
     except subprocess.TimeoutExpired as error:
         raise ServiceError(f"`{command}` did not end within {within_s:g} s.") from error
     said = " ".join((done.stderr.strip() or done.stdout.strip()).split())
-    return Done(command, done.returncode, said)
+    return Done(command, done.returncode, said, done.stdout)

@@ -37,7 +37,6 @@ class Definition(Struct, frozen=True):
     arguments: tuple[str, ...]
     environment: dict[str, str]
     state_dir: Path
-    crash_log: Path
     stop_s: int
 
 
@@ -82,7 +81,6 @@ def define(
             **{name: environment[name] for name in _CARRIED if environment.get(name)},
         },
         state_dir.path,
-        state_dir.crash_log_path,
         stop_s(settings.gateway.drain_s),
     )
 

@@ -14,30 +14,45 @@ def template(name: str) -> bytes:
     return Path(__file__).with_name(name).read_bytes()
 
 
-def write(path: Path, content: bytes) -> None:
-    """Raises: ServiceError."""
-    unfinished = path.with_name(f".{path.name}.new")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_bytes(content)
-        unfinished.chmod(0o644)
-        unfinished.replace(path)
-    except OSError as error:
-        raise ServiceError(f"{path} can't be written: {error.strerror}.") from error
+class Draft:
+    """A file that is written already, and takes its place later, whole."""
+
+    def __init__(self, path: Path, content: bytes) -> None:
+        """Raises: ServiceError if it can't be written."""
+        self._path = path
+        self._draft = path.with_name(f".{path.name}.new")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._draft.write_bytes(content)
+            self._draft.chmod(0o644)
+        except OSError as error:
+            raise ServiceError(f"{path} can't be written: {error.strerror}.") from error
+
+    def put(self) -> None:
+        self._draft.replace(self._path)
 
 
-def make_private(path: Path, owner: Owner) -> None:
-    """An empty file, with the folders that are missing above it: the account's own, also if root
-    makes it.
+def make_private_folder(path: Path, owner: Owner) -> None:
+    """With what is missing above it: the account's own, also if root makes it.
 
     Raises:
         ServiceError: it can't be made.
     """
-    missing = [each for each in path.parents if not each.exists()]
     try:
-        for folder in reversed(missing):
+        for folder in reversed([each for each in (path, *path.parents) if not each.exists()]):
             folder.mkdir(mode=0o700)
             os.chown(folder, owner.uid, owner.gid)
+    except OSError as error:
+        raise ServiceError(f"The folder {path} can't be made: {error.strerror}.") from error
+
+
+def make_private_file(path: Path, owner: Owner) -> None:
+    """Empty, unless it is there; the account's own.
+
+    Raises:
+        ServiceError: it can't be made.
+    """
+    try:
         if not path.exists():
             path.touch(mode=0o600)
             os.chown(path, owner.uid, owner.gid)

@@ -16,10 +16,11 @@ from xml.parsers.expat import ExpatError
 from gateway.service.command import Done, run
 from gateway.service.definition import Definition, Installed, option
 from gateway.service.failure import ServiceError
-from gateway.service.files import template
+from gateway.service.files import make_private_file, make_private_folder, template
 from gateway.service.mark import LABEL, service_pid
 from gateway.service.owner import Owner
-from gateway.state_dir import StateDir, lock_holder
+from gateway.state_dir import StateDir
+from gateway.supervise.identity import ProcessGoneError, ProcessIdentity, alive, identify
 
 _NO_DOMAIN: Final = 125
 # bootstrap's answers while an earlier job of the label is there, or still going away.
@@ -61,7 +62,7 @@ class Launchd:
         keys["EnvironmentVariables"] = definition.environment
         keys["WorkingDirectory"] = str(definition.owner.home)
         keys["ExitTimeOut"] = definition.stop_s
-        keys["StandardErrorPath"] = str(definition.crash_log)
+        keys["StandardErrorPath"] = str(StateDir(definition.state_dir).crash_log_path)
         if self._system:
             keys["UserName"] = definition.owner.name
             del keys["LimitLoadToSessionType"]
@@ -97,15 +98,15 @@ class Launchd:
     def end(self, installed: Installed) -> None:
         if (domain := self._domain()) is None:
             return
-        pid = service_pid(installed.state_dir)
+        process = _gateway(installed.state_dir)
         # If there is no process this fails, and nothing is to be done.
         run("launchctl", "kill", "SIGTERM", f"{domain}/{LABEL}")
         deadline = time.monotonic() + installed.stop_s + _SETTLES_S
-        while pid is not None and lock_holder(installed.state_dir) == pid:
+        while process is not None and alive(process):
             if time.monotonic() >= deadline:
                 raise ServiceError(
-                    f"The gateway (pid {pid}) did not end within {installed.stop_s} s. Its log "
-                    "says what it waits for: `bulkhead service logs`."
+                    f"The gateway (pid {process.pid}) did not end within {installed.stop_s} s. "
+                    "`bulkhead service logs` says what it waits for."
                 )
             time.sleep(_LOOK_S)
         self._boot_out(domain)
@@ -113,11 +114,11 @@ class Launchd:
     def forget(self) -> None:
         """launchd keeps nothing of a job that was booted out."""
 
-    def log_command(self, lines: int, *, follow: bool) -> list[str]:
+    def log_command(self, lines: int) -> list[str]:
         if (installed := self.read()) is None:
             raise ServiceError(f"There is no service: {self._path} doesn't exist.")
         path = str(StateDir(installed.state_dir).crash_log_path)
-        return ["tail", *(("-F",) if follow else ()), "-n", str(lines), path]
+        return ["tail", "-n", str(lines), path]
 
     def _domain(self) -> str | None:
         """Where launchd knows it."""
@@ -127,6 +128,11 @@ class Launchd:
         return None
 
     def _bootstrap(self) -> str | None:
+        if (installed := self.read()) is not None:
+            # launchd would make it root's own for a LaunchDaemon.
+            state_dir = StateDir(installed.state_dir)
+            make_private_folder(state_dir.logs, self._owner)
+            make_private_file(state_dir.crash_log_path, self._owner)
         for domain in self._domains:
             # An earlier `launchctl disable` would keep it from being loaded, with error 119.
             run("launchctl", "enable", f"{domain}/{LABEL}")
@@ -148,7 +154,7 @@ class Launchd:
             if done.status not in _IN_THE_WAY:
                 return done
             if self._domain() == domain and _kickstart(domain):
-                return Done(done.command, 0, "")
+                return Done(done.command, 0, "", "")
             if time.monotonic() >= deadline:
                 return done
             time.sleep(_LOOK_S)
@@ -160,6 +166,14 @@ class Launchd:
             if time.monotonic() >= deadline:
                 raise done.failed()
             time.sleep(_LOOK_S)
+
+
+def _gateway(state_dir: Path) -> ProcessIdentity | None:
+    pid = service_pid(state_dir)
+    try:
+        return None if pid is None else identify(pid)
+    except ProcessGoneError:
+        return None
 
 
 def _kickstart(domain: str) -> bool:

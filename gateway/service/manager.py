@@ -37,8 +37,8 @@ class Manager(Protocol):
     def forget(self) -> None:
         """After its end and the removal of its file: nothing of it comes back."""
 
-    def log_command(self, lines: int, *, follow: bool) -> list[str]:
-        """Shows what the service has printed."""
+    def log_command(self, lines: int) -> list[str]:
+        """Shows what the system keeps of it: what it printed in crashes, its starts and ends."""
 
 
 def manager(owner: Owner, say: Callable[[str], None], *, system: bool) -> Manager:

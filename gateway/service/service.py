@@ -15,11 +15,11 @@ from gateway.config.settings import ConfigError, Flags, Settings
 from gateway.service.command import run
 from gateway.service.definition import Definition, Installed, stop_s
 from gateway.service.failure import ServiceError
-from gateway.service.files import make_private, write
+from gateway.service.files import Draft, make_private_folder
 from gateway.service.manager import Manager
 from gateway.service.mark import service_pid
 from gateway.service.port import ask_health, listens, port_is_free
-from gateway.state_dir import StateDir
+from gateway.state_dir import StateDir, lock_holder
 from gateway.version import VERSION
 
 # An interpreter that starts says its version in a fraction of a second.
@@ -27,6 +27,8 @@ _VERSION_S: Final = 20.0
 # launchd tries again after ThrottleInterval, so a second attempt is waited for.
 _SERVES_S: Final = 200.0
 _GIVES_UP_S: Final = 25.0
+# A gateway speaks before it has its folder only to say why it ends.
+_AFTER_LAST_WORDS_S: Final = 5.0
 _LOOK_S: Final = 0.25
 _LOG_LINES: Final = 5
 
@@ -49,12 +51,8 @@ class ServiceStatus(Struct, frozen=True):
 class Service:
     """Every method raises `ServiceError` if it can't do what it is for."""
 
-    def __init__(
-        self, manager: Manager, say: Callable[[str], None], gives_up_s: float = _GIVES_UP_S
-    ) -> None:
-        """`gives_up_s` is how long there may be no gateway after a start."""
+    def __init__(self, manager: Manager, say: Callable[[str], None]) -> None:
         self._manager = manager
-        self._gives_up_s = gives_up_s
         self._say = say
 
     def install(self, definition: Definition, settings: Settings) -> None:
@@ -62,17 +60,19 @@ class Service:
         rendered = self._manager.render(definition)
         before = self._manager.read()
         pid = None if before is None else service_pid(before.state_dir)
-        self._check_port(settings, pid)
+        self._check_free(definition.state_dir, settings, pid)
         if before is not None and self._is_this(rendered, settings, pid):
             self._say(f"It is installed and runs (pid {pid}): there is nothing to do.")
             return
-        make_private(definition.crash_log, definition.owner)
+        # What may fail comes before the end of what runs.
+        make_private_folder(definition.state_dir, definition.owner)
+        draft = Draft(self._manager.path, rendered)
         if before is not None:
             self._say(f"Replacing the service of {self._manager.path}.")
             self._end(before)
         else:
             self._say(f"Writing {self._manager.path}.")
-        write(self._manager.path, rendered)
+        draft.put()
         self._begin(definition.state_dir, settings)
 
     def uninstall(self) -> None:
@@ -101,7 +101,7 @@ class Service:
         if pid is not None:
             self._say(f"It runs already (pid {pid}).")
             return
-        self._check_port(settings, pid)
+        self._check_free(installed.state_dir, settings, pid)
         self._begin(installed.state_dir, settings)
 
     def stop(self) -> None:
@@ -154,9 +154,25 @@ class Service:
             warnings,
         )
 
-    def log_command(self, lines: int, *, follow: bool) -> list[str]:
-        """What shows the service's own output."""
-        return self._manager.log_command(lines, follow=follow)
+    def system_log(self, lines: int) -> str:
+        """What the system keeps of it: what it printed in crashes, its starts and ends.
+
+        Raises:
+            ServiceError: there is none, or it can't be read.
+        """
+        self._installed()
+        done = run(*self._manager.log_command(lines))
+        if done.status != 0:
+            raise done.failed()
+        return done.printed
+
+    def gateway_log(self) -> Path:
+        """The log that the gateway writes itself.
+
+        Raises:
+            ServiceError: there is no service.
+        """
+        return StateDir(self._installed().state_dir).gateway_log_path
 
     # Inside
 
@@ -176,8 +192,14 @@ class Service:
         health = ask_health(settings.gateway.host, settings.gateway.port)
         return health is not None and health.version == VERSION
 
-    def _check_port(self, settings: Settings, pid: int | None) -> None:
-        """`pid` is that of the service, which may have it."""
+    def _check_free(self, state_dir: Path, settings: Settings, pid: int | None) -> None:
+        """Whether the service can have its folder and its port, or has them: `pid` is its own."""
+        holder = lock_holder(state_dir)
+        if holder not in (None, pid):
+            raise ServiceError(
+                f"A gateway that is not this service (pid {holder}) uses the state folder "
+                f"{state_dir}: end it, or choose another folder with --state-dir."
+            )
         host, port = settings.gateway.host, settings.gateway.port
         if port == 0:
             raise ServiceError("A service needs a port that stays: set gateway.port.")
@@ -203,14 +225,17 @@ class Service:
             self._say(f"It ended after {time.monotonic() - began:.1f} s.")
 
     def _begin(self, state_dir: Path, settings: Settings) -> None:
-        crash_log = StateDir(state_dir).crash_log_path
-        seen_bytes = crash_log.stat().st_size if crash_log.exists() else 0
-        remark = self._manager.begin()
-        pid = self._serves(state_dir, settings)
+        words = Words(StateDir(state_dir).crash_log_path)
+        try:
+            remark = self._manager.begin()
+        except ServiceError as error:
+            raise ServiceError(f"{error} `bulkhead service logs` may tell more.") from error
+        pid = self._serves(state_dir, settings, words)
         if pid is None:
             raise ServiceError(
-                "The service was started, but doesn't serve. Its last words:\n"
-                f"{_tail(crash_log, seen_bytes) or 'none; `bulkhead service logs` may tell more'}"
+                "The service was started, but doesn't serve; `bulkhead service stop` ends further "
+                "attempts. Its last words:\n"
+                f"{words.tail() or 'none; `bulkhead service logs` may tell more'}"
             )
         host, port = settings.gateway.host, settings.gateway.port
         name = f"[{host}]" if ":" in host else host
@@ -218,19 +243,37 @@ class Service:
         if remark is not None:
             self._say(remark)
 
-    def _serves(self, state_dir: Path, settings: Settings) -> int | None:
+    def _serves(self, state_dir: Path, settings: Settings, words: Words) -> int | None:
         """Its pid once it answers."""
         began = present = time.monotonic()
         while time.monotonic() - began < _SERVES_S:
-            pid = service_pid(state_dir)
-            if pid is not None:
+            if (pid := service_pid(state_dir)) is not None:
                 present = time.monotonic()
                 if ask_health(settings.gateway.host, settings.gateway.port) is not None:
                     return pid
-            elif time.monotonic() - present > self._gives_up_s:
+            patience_s = _AFTER_LAST_WORDS_S if words.tail() else _GIVES_UP_S
+            if time.monotonic() - present > patience_s:
                 return None
             time.sleep(_LOOK_S)
         return None
+
+
+class Words:
+    """What a gateway has printed from now on, where launchd keeps it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen_bytes = path.stat().st_size if path.exists() else 0
+
+    def tail(self) -> str:
+        """The last lines; empty where there are none."""
+        try:
+            with self._path.open("rb") as log:
+                log.seek(self._seen_bytes)
+                lines = log.read(1 << 16).decode("utf-8", "replace").splitlines()
+        except OSError:
+            return ""
+        return "\n".join(f"  | {each}" for each in lines[-_LOG_LINES:])
 
 
 def _settings(installed: Installed) -> Settings:
@@ -266,14 +309,3 @@ def _too_short(installed: Installed, settings: Settings) -> list[str]:
         f"Its end gets {installed.stop_s} s and may take {needed_s} s since gateway.drain_s was "
         "raised: `bulkhead service install` grants that."
     ]
-
-
-def _tail(path: Path, seen_bytes: int) -> str:
-    """The last lines of what was written since."""
-    try:
-        with path.open("rb") as log:
-            log.seek(seen_bytes)
-            lines = log.read(1 << 16).decode("utf-8", "replace").splitlines()
-    except OSError:
-        return ""
-    return "\n".join(f"  | {each}" for each in lines[-_LOG_LINES:])

@@ -93,10 +93,9 @@ class Systemd:
         self._must("daemon-reload")
         self._systemctl("reset-failed", UNIT)
 
-    def log_command(self, lines: int, *, follow: bool) -> list[str]:
+    def log_command(self, lines: int) -> list[str]:
         scope = "--unit" if self._system else "--user-unit"
-        options = ["--follow"] if follow else ["--no-pager"]
-        return ["journalctl", f"{scope}={UNIT}", f"--lines={lines}", *options]
+        return ["journalctl", f"{scope}={UNIT}", f"--lines={lines}", "--no-pager"]
 
     def _systemctl(self, *arguments: str, within_s: float = 30.0) -> Done:
         scope = () if self._system else ("--user",)

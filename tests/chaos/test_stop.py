@@ -58,6 +58,9 @@ def test_a_stop_ends_within_the_time_that_is_granted(
         raise
     tell(seconds=f"{time.monotonic() - began:.1f}", granted_s=stop_s(DRAIN_S))
     assert status == 0
+    if state in ("idle", "16 streams"):
+        # A worker that is killed strands its memory; one that slept in its load had to be.
+        assert "outlived=SIGTERM" not in running.log
     assert _workers(running) == []
     for stream in streams:
         assert stream.join(10).error["code"] == "shutting_down"

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from gateway.boot import present_boot
+from gateway.cli import main
 from gateway.memory.host import host_memory, resident_bytes
 from gateway.starts import LIMIT
 from tests.support.gateway import Gateway, eventually
@@ -44,6 +46,8 @@ def test_after_a_few_unclean_starts_nothing_is_preloaded(
     events = careful.client.get("/admin/v1/events?recent=20&follow=0").text
     assert '"event":"caution"' in events
     assert "event=caution" in careful.log
+    shown = CliRunner().invoke(main, ["status", "--url", careful.url]).output
+    assert f"Careful: the last {LIMIT} starts" in shown
     assert careful.say("What is Bulkhead?")
     assert careful.model()["state"] == "ready"
     assert careful.stop() == 0
@@ -64,7 +68,7 @@ def test_stranded_memory_is_looked_for_before_anything_is_loaded(
     (state_dir / "stranded.json").write_text(json.dumps(record))
     (state_dir / "starts.json").write_text(json.dumps({"at": [0.0]}))
     running = start_gateway("--state-dir", str(state_dir), models=(), config=PRELOAD)
-    assert 2 * GB < running.status()["memory"]["stranded_bytes"] < 4 * GB
+    assert GB < running.status()["memory"]["stranded_bytes"] < 5 * GB
     eventually(lambda: running.model()["state"] == "ready")
     answer = running.client.get("/admin/v1/events?recent=100&follow=0").text
     events = [json.loads(each[6:]) for each in answer.splitlines() if each.startswith("data: {")]

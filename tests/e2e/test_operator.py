@@ -33,7 +33,15 @@ def test_status_has_every_field(gateway: Gateway) -> None:
     gateway.load()
     eventually(lambda: gateway.model()["worker"]["footprint_bytes"])
     status = gateway.status()
-    assert set(status) == {"version", "pid", "uptime_s", "state", "memory", "models"}
+    assert set(status) == {
+        "version",
+        "pid",
+        "uptime_s",
+        "state",
+        "reason",
+        "memory",
+        "models",
+    }
     assert status["state"] == "serving"
     assert status["pid"] == gateway.pid
     assert set(status["memory"]) == {

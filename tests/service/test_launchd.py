@@ -58,7 +58,7 @@ class Case:
         self.account = account
         self.said: list[str] = []
         self.manager = Launchd(account, self.said.append, system=False)
-        self.service = Service(self.manager, self.said.append, gives_up_s=1.5)
+        self.service = Service(self.manager, self.said.append)
 
     @property
     def settings(self) -> Settings:
@@ -282,6 +282,45 @@ def test_a_gateway_that_was_started_by_hand(
     with pytest.raises(ServiceError, match="that is not this service has port"):
         case.install()
     assert not case.manager.path.exists()
+
+
+def test_a_definition_that_cannot_be_written_ends_nothing(
+    case: Case, managers: ServiceManagers
+) -> None:
+    pid = case.install()
+    case.config.write_text(case.config.read_text().replace("drain_s = 1.0", "drain_s = 2.0"))
+    in_the_way = case.manager.path.with_name(f".{case.manager.path.name}.new")
+    in_the_way.mkdir()
+    with pytest.raises(ServiceError, match="can't be written"):
+        case.install()
+    assert case.pid == pid
+
+
+def test_a_state_folder_that_is_in_use(
+    case: Case, managers: ServiceManagers, home: Path, start_gateway: Callable[..., Any]
+) -> None:
+    by_hand = start_gateway("--state-dir", str(home / "state"))
+    with pytest.raises(ServiceError, match=rf"\(pid {by_hand.pid}\) uses the state folder"):
+        case.install()
+    assert managers.calls == []
+
+
+def test_a_daemon_in_the_systems_domain(
+    account: Owner, config: Path, managers: ServiceManagers
+) -> None:
+    said: list[str] = []
+    manager = Launchd(account, said.append, system=True, root=account.home)
+    settings = read_settings(Flags(config=config, state_dir=account.home / "state"), {})
+    service = Service(manager, said.append)
+    service.install(define(account, settings, config, {}, system=True), settings)
+    path = account.home / "Library" / "LaunchDaemons" / f"{LABEL}.plist"
+    assert ["bootstrap", "system", str(path)] in managers.calls
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert service.status().loaded
+    service.uninstall()
+    assert not path.exists()
+    assert service_pid(account.home / "state") is None
+    assert not managers.booted_out_running
 
 
 def test_an_upgrade_is_warned_of_and_installed(

@@ -1,4 +1,4 @@
-"""The service in systemd: the units, what they start, and how `bulkhead service` orders them."""
+"""The service in systemd: the units, what they start, and what an operator orders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gateway.cli import main
 from gateway.config.read import read_settings
 from gateway.config.settings import Flags
 from gateway.service.definition import Definition, define
-from gateway.service.files import make_private
+from gateway.service.files import make_private_file, make_private_folder
 from gateway.service.mark import service_pid
 from gateway.service.owner import Owner, owner
 from gateway.service.systemd import UNIT, Systemd
@@ -212,7 +212,9 @@ def test_a_life_in_systemd(order: _Order, managers: ServiceManagers, config: Pat
     assert second not in (None, first)
     assert order("restart").exit_code == 0
     assert order.pid not in (None, second)
-    assert order("logs", "-n", "5").exit_code == 0
+    logs = order("logs", "-n", "5")
+    assert logs.exit_code == 0
+    assert f"{order.pid}" in logs.output, "the gateway's own log tells of the one that runs"
 
     assert order("stop").exit_code == 0
     assert order.pid is None
@@ -280,7 +282,8 @@ def test_sudo_installs_for_who_has_called_it(
     unit = _rendered(account, config, system=True)
     assert "User=daemon" in unit
     made = home / "deep" / "state" / "crash.log"
-    make_private(made, account)
+    make_private_folder(made.parent, account)
+    make_private_file(made, account)
     assert {each.stat().st_uid for each in (made, made.parent, made.parent.parent)} == {account.uid}
     assert made.stat().st_mode & 0o777 == 0o600
     assert made.parent.stat().st_mode & 0o777 == 0o700
