@@ -13,6 +13,7 @@ from msgspec import Struct
 from gateway.config.changes import changes
 from gateway.config.read import Configuration
 from gateway.config.settings import ConfigError, Settings
+from gateway.dispatch.refusal import Refusal
 from gateway.memory.budget import budget_bytes
 from gateway.notify import Notifier
 from gateway.supervise.fleet import Fleet
@@ -59,8 +60,10 @@ class Reloader:
 
         Raises:
             ConfigError: with every mistake found.
+            Refusal: the gateway is shutting down.
         """
         async with self._lock:
+            self._fleet.check_serves()
             self._notifier.reloading()
             try:
                 reloaded = await self._apply()
@@ -82,8 +85,8 @@ class Reloader:
     async def _reload_quietly(self) -> None:
         try:
             await self.reload()
-        except ConfigError:
-            logger.error("The configuration has mistakes, and stays as it was")
+        except (ConfigError, Refusal) as error:
+            logger.error("The configuration stays as it was: %s", error)
 
     async def _apply(self) -> Reloaded:
         new = await asyncio.to_thread(self._read)

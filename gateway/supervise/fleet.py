@@ -214,14 +214,18 @@ class Fleet:
             )
         return compartment
 
+    def check_serves(self) -> None:
+        """Raises: Refusal if nothing new is taken any more."""
+        if self.phase is not Phase.SERVING:
+            raise _shutting_down()
+
     def submit(self, compartment: Compartment, request: Request) -> None:
         """Take a request in.
 
         Raises:
             Refusal: the gateway is shutting down, or the model's queue is full.
         """
-        if self.phase is not Phase.SERVING:
-            raise _shutting_down()
+        self.check_serves()
         compartment.submit(request)
 
     async def drain(self, seconds: float) -> None:
