@@ -29,7 +29,7 @@ _OPTIONS: Final = (
         metavar="PATH_OR_REPO[=ID]",
         help="A model folder, a repository in the Hugging Face cache, or demo. Repeatable.",
     ),
-    click.option("--memory-budget", metavar="SIZE", help="Bytes, 12GB or 75%."),
+    click.option("--memory-budget", metavar="SIZE", help="Bytes, 12GB, 75%, or auto."),
     click.option("--spare", type=click.IntRange(0), help="Workers kept ready for the next load."),
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -135,14 +136,17 @@ def print_file(
     path: Path, printer: LogPrinter, lines: int, since: str | None, *, follow: bool
 ) -> None:
     """The last lines of a log, and with `follow` the new ones, which may have to come yet."""
+    for line in _lines(path, lines, since, follow=follow):
+        printer.print(line)
+
+
+def _lines(path: Path, lines: int, since: str | None, *, follow: bool) -> Iterator[str]:
     try:
         with LogReader(path) as reader:
-            for line in reader.last(lines, since):
-                printer.print(line)
+            yield from reader.last(lines, since)
             while follow:
                 new = reader.read()
-                for line in new:
-                    printer.print(line)
+                yield from new
                 if not new:
                     time.sleep(_POLL_S)
     except OSError as error:

@@ -76,7 +76,7 @@ def _budget_line(memory: MemoryReading) -> str:
     pressure = "" if memory.pressure is None else f"; pressure {memory.pressure}"
     return (
         f"Budget {size(memory.budget_bytes)}: workers hold {size(memory.footprint_bytes)}, "
-        f"models are granted {size(memory.granted_bytes)}{pressure}"
+        f"granted {size(memory.granted_bytes)}{pressure}"
     )
 
 

@@ -164,9 +164,7 @@ class ModelSettings(Section, frozen=True):
     ttl_s: Annotated[
         float, Key(Time(zero="never"), "Unloaded after so long without a request; 0: never.")
     ] = 0.0
-    priority: Annotated[
-        int, Key(Whole(-1_000_000, 1_000_000), "Who has more gets memory first.")
-    ] = 0
+    priority: Annotated[int, Key(Whole(-1000, 1000), "Who has more gets memory first.")] = 0
     max_concurrency: Annotated[int, Key(Whole(1), "Sequences in the batch; more wait.")] = 32
     context_tokens: Annotated[
         int,

@@ -19,8 +19,8 @@ _UNITS: Final = {
     "GIB": 2**30,
     "TIB": 2**40,
 }
-_SIZE: Final = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]*)")
-_PERCENT: Final = re.compile(r"(\d{1,3}(?:\.\d{1,20})?)\s*%")
+_SIZE: Final = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]*)", re.ASCII)
+_PERCENT: Final = re.compile(r"(\d{1,3}(?:\.\d{1,20})?)\s*%", re.ASCII)
 # What any system counts memory in.
 LARGEST_BYTES: Final = (1 << 63) - 1
 # What `parse_size` takes, for those who can't call it.

@@ -20,9 +20,11 @@ class RequestQueue:
     is to blame and nobody else is hurt. It is one no longer once it is well past that point.
     """
 
-    def __init__(self, depth: int, max_running: int) -> None:
+    def __init__(self, depth: int, max_running: int, priority: int) -> None:
+        """`priority` is that of requests without one of their own."""
         self.depth = depth
         self.max_running = max_running
+        self.priority = priority
         self._suspects: deque[Request] = deque()
         self._parked: deque[Request] = deque()
         self._waiting: deque[Request] = deque()
@@ -52,7 +54,8 @@ class RequestQueue:
         if len(self._waiting) >= self.depth:
             raise QueueFullError
         place = len(self._waiting)
-        while place and (self._waiting[place - 1].priority or 0) < (request.priority or 0):
+        own = self._priority(request)
+        while place and self._priority(self._waiting[place - 1]) < own:
             place -= 1
         self._waiting.insert(place, request)
 
@@ -62,9 +65,8 @@ class RequestQueue:
 
     @property
     def highest_priority(self) -> int | None:
-        """Of the requests that wait or run, where they have one of their own."""
-        own = [each.priority for each in self if each.priority is not None]
-        return max(own, default=None)
+        """Of the requests that wait or run, if there are any."""
+        return max(map(self._priority, self), default=None)
 
     def next(self) -> Request | None:
         """The request that may start now; it leaves the queue, and `run` or nobody takes it in."""
@@ -125,6 +127,9 @@ class RequestQueue:
         for queue in (self._suspects, self._parked, self._waiting):
             queue.clear()
         return waiting
+
+    def _priority(self, request: Request) -> int:
+        return self.priority if request.priority is None else request.priority
 
     def take_overdue(self, now: float) -> list[Request]:
         """Remove and return what has waited until its deadline."""

@@ -43,22 +43,27 @@ class Traffic:
         model_id: str,
         depth: int,
         max_concurrency: int,
+        priority: int,
         events: EventLog,
         changed: Callable[[], None],
         retry_after_s: Callable[[], int],
+        describe: Callable[[], str],
     ) -> None:
-        """`retry_after_s` tells those that find no place when there may be one."""
+        """`retry_after_s` tells those that find no place when there may be one, `describe` what the
+        model is doing.
+        """
         self.last_used_at: float | None = None
         self.last_used = 0.0
         self.keep_alive_s: float | None = None
         self.longest_tokens = 0
         self.most_running = 0
         self._model_id = model_id
-        self._queue = RequestQueue(depth, max_concurrency)
+        self._queue = RequestQueue(depth, max_concurrency, priority)
         self._quarantine = Quarantine()
         self._events = events
         self._changed = changed
         self._retry_after_s = retry_after_s
+        self._describe = describe
         self._connection: Connection | None = None
         self._draining = False
         self._loop = asyncio.get_running_loop()
@@ -118,8 +123,9 @@ class Traffic:
                 request,
                 Refusal(
                     "deadline_exceeded",
-                    f"The request waited for {self._model_id!r} until its deadline passed; "
-                    "X-Deadline-S sets another.",
+                    f"The request waited for {self._model_id!r} until its deadline of "
+                    f"{request.deadline_s:g} s passed; X-Deadline-S sets another. The model "
+                    f"{self._describe()}.",
                     retry_after_s=self._retry_after_s(),
                 ),
             )
@@ -168,6 +174,8 @@ class Traffic:
     def connect(self, connection: Connection) -> None:
         if self._connection is None:
             self.longest_tokens = self.most_running = 0
+            # What was said to an earlier worker ended with it.
+            self.keep_alive_s = None
         self._connection = connection
         self._draining = False
         self.dispatch()
@@ -196,10 +204,13 @@ class Traffic:
             self.most_running = max(self.most_running, self._queue.running)
             request.start(self._loop.time())
 
-    def limit(self, depth: int, max_concurrency: int) -> None:
-        """So many may wait, and so many run, from now on; who does already stays."""
+    def configure(self, depth: int, max_concurrency: int, priority: int) -> None:
+        """So many may wait, and so many run, from now on; who does already stays. `priority` is
+        that of requests without one of their own.
+        """
         self._queue.depth = depth
         self._queue.max_running = max_concurrency
+        self._queue.priority = priority
         self.dispatch()
 
     def drain(self) -> None:

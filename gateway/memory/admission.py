@@ -67,8 +67,8 @@ class Refuse(Struct, frozen=True):
     possible_bytes: int
 
 
-# A busy model keeps its place for this part of the patience: two that displace each other would
-# otherwise do nothing but load.
+# A busy model keeps its place for this part of the patience, and as long as its load took: two that
+# displace each other would otherwise do nothing but load.
 _SLICE: Final = 0.25
 
 Decision: TypeAlias = Admit | Evict | Refuse
@@ -85,10 +85,11 @@ class Admission:
     """
 
     def __init__(self, budget_bytes: int, patience_s: float, spare_bytes: int = 0) -> None:
-        """`spare_bytes` is what workers without a model hold."""
+        """`spare_bytes` is what workers without a model shall hold, if there is room for them."""
         self.budget_bytes = budget_bytes
         self.stranded_bytes = 0
-        self.spare_bytes = spare_bytes
+        self.spare_bytes = 0
+        self._wanted_spare_bytes = spare_bytes
         self._patience_s = patience_s
         self._claims: dict[str, Claim] = {}
         self._holders: dict[str, Holder] = {}
@@ -181,10 +182,11 @@ class Admission:
         bytes.
         """
         decisions: list[Decision] = []
+        self._decide_on_spare()
         unclaimed_bytes = self.free_bytes
         coming_bytes = sum(e.committed_bytes for e in self._holders.values() if e.ending)
         for claim in self._in_turn(now):
-            if claim.needed_bytes > (possible := self._possible_bytes()):
+            if claim.needed_bytes > (possible := self.possible_bytes):
                 del self._claims[claim.model_id]
                 decisions.append(Refuse(claim.model_id, claim.needed_bytes, possible))
                 continue
@@ -192,6 +194,14 @@ class Admission:
                 decisions.append(self._admit(claim))
                 unclaimed_bytes -= claim.needed_bytes
                 continue
+            if self.spare_bytes:
+                # A load adopts the spare, or needs its room more.
+                unclaimed_bytes += self.spare_bytes
+                self.spare_bytes = 0
+                if claim.needed_bytes <= unclaimed_bytes:
+                    decisions.append(self._admit(claim))
+                    unclaimed_bytes -= claim.needed_bytes
+                    continue
             missing_bytes = claim.needed_bytes - max(unclaimed_bytes, 0) - max(coming_bytes, 0)
             if missing_bytes > 0:
                 victims = self._victims(claim, missing_bytes, now)
@@ -211,7 +221,7 @@ class Admission:
         """Other limits from now on; what is granted already stays so until `shrink`."""
         self.budget_bytes = budget_bytes
         self._patience_s = patience_s
-        self.spare_bytes = spare_bytes
+        self._wanted_spare_bytes = spare_bytes
 
     def shrink(self) -> list[str]:
         """Who goes because more is committed than may be: as few as it takes, idle ones first.
@@ -243,6 +253,14 @@ class Admission:
             each.ending = True
         return [each.model_id for each in going]
 
+    def _decide_on_spare(self) -> None:
+        """The spare has what nobody else needs."""
+        if self.spare_bytes > self._wanted_spare_bytes or self.free_bytes < 0:
+            self.spare_bytes = 0
+        more_bytes = self._wanted_spare_bytes - self.spare_bytes
+        if not self._claims and 0 < more_bytes <= self.free_bytes:
+            self.spare_bytes = self._wanted_spare_bytes
+
     def _admit(self, claim: Claim) -> Admit:
         del self._claims[claim.model_id]
         self._holders[claim.model_id] = Holder(
@@ -260,14 +278,15 @@ class Admission:
     def _overdue(self, claim: Claim, now: float) -> bool:
         return now - claim.since >= self._patience_s
 
-    def _possible_bytes(self) -> int:
+    @property
+    def possible_bytes(self) -> int:
         """What a model could get at best."""
         staying = sum(
             each.committed_bytes
             for each in self._holders.values()
             if each.pinned and not each.ending
         )
-        return self.usable_bytes - self.spare_bytes - staying
+        return self.usable_bytes - staying
 
     def _victims(self, claim: Claim, missing_bytes: int, now: float) -> list[Holder]:
         """Who goes for a claim; nobody if that would not be enough."""
@@ -281,7 +300,7 @@ class Admission:
             return False
         if not holder.busy:
             return True
-        if now - holder.ready_at < self._patience_s * _SLICE:
+        if now - holder.ready_at < max(self._patience_s * _SLICE, holder.reload_s):
             return False
         return claim.priority > holder.priority or self._overdue(claim, now)
 

@@ -20,12 +20,21 @@ def waiting(admission: Admission, claim: Claim) -> str:
 
 
 def no_room(admission: Admission, refused: Refuse) -> Refusal:
+    """Models that aren't pinned would go for it, so they are no reason."""
+    pinned = [each for each in admission.holders if each.pinned]
+    reasons = [
+        f"{each.model_id} holds {format_size(each.committed_bytes)} (pinned)" for each in pinned
+    ]
+    if admission.stranded_bytes:
+        reasons.append(f"{format_size(admission.stranded_bytes)} are stranded")
+    because = f", as {', '.join(reasons)}" if reasons else ""
+    remedy = "Unload what is pinned, or raise memory.budget" if pinned else "Raise memory.budget"
     return Refusal(
         "insufficient_memory",
-        f"{refused.model_id!r} needs {format_size(refused.needed_bytes)}, and at most "
-        f"{format_size(max(0, refused.possible_bytes))} of the budget of "
-        f"{format_size(admission.budget_bytes)} can be had: {_who_holds(admission)}. Unload what "
-        "is pinned, raise memory.budget, or lower the model's context_tokens.",
+        f"{refused.model_id!r} needs {format_size(refused.needed_bytes)}, even with a short "
+        f"context, and at most {format_size(max(0, refused.possible_bytes))} of the budget of "
+        f"{format_size(admission.budget_bytes)} can be had{because}. {remedy}, or take a smaller "
+        f"model: `bulkhead estimate {refused.model_id}` has the parts.",
         lasting=True,
     )
 

@@ -83,9 +83,11 @@ class Compartment:
             model.id,
             in_force.settings.queue.depth,
             model.settings.max_concurrency,
+            model.settings.priority,
             events,
             self._notify,
             self._load_s,
+            self._describe,
         )
         self.worker: Worker | None = None
         self.last_exit: LastExit | None = None
@@ -150,6 +152,16 @@ class Compartment:
     def waits_for_memory(self) -> bool:
         return self.state is State.WAITING
 
+    @property
+    def _coming(self) -> bool:
+        """It is loaded, or will be without a request's asking for it."""
+        return self._load_ordered or self.state in (
+            State.WAITING,
+            State.STARTING,
+            State.LOADING,
+            State.READY,
+        )
+
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for a state of affairs. Whoever waits brings the deadline."""
         while not condition():
@@ -175,7 +187,7 @@ class Compartment:
         Raises:
             Refusal: the queue is full, or this request has killed workers.
         """
-        if not self.model.settings.on_request and self.state in (State.UNLOADED, State.BACKOFF):
+        if not self.model.settings.on_request and not self._coming:
             raise refusals.operators_only(self.model.id, self.state)
         self.traffic.submit(request)
         self._handle(Event.DEMAND, self._unavailable())
@@ -205,6 +217,8 @@ class Compartment:
 
     def has_no_room(self, refusal: Refusal) -> None:
         """There never will be, as things are."""
+        logger.warning("%s isn't loaded: %s", self.model.id, refusal.message)
+        self.failure = refusal
         self._handle(Event.NO_ROOM, refusal)
 
     def evict(self, reason: str) -> None:
@@ -231,6 +245,8 @@ class Compartment:
 
     def unload(self, *, hold: bool, force: bool) -> None:
         self._load_ordered = False
+        # Requests that it leaves behind would load it again, which only an operator may.
+        hold = hold or not self.model.settings.on_request
         self._handle(Event.HOLD if hold else Event.UNLOAD, refusals.held(self.model.id))
         if force:
             self._cut_drain()
@@ -254,7 +270,11 @@ class Compartment:
         """
         same = self.model.same_for_workers(model)
         self.model = self._tenancy.model = model
-        self.traffic.limit(self._in_force.settings.queue.depth, model.settings.max_concurrency)
+        self.traffic.configure(
+            self._in_force.settings.queue.depth,
+            model.settings.max_concurrency,
+            model.settings.priority,
+        )
         if self._hang is not None:
             workers = self._in_force.settings.workers
             self._hang.set_timeouts(workers.heartbeat_timeout_s, workers.stall_timeout_s)
@@ -316,6 +336,7 @@ class Compartment:
                     self.traffic.failed(message)
                 case LoadProgress(loaded_bytes=done, total_bytes=total):
                     self.reason = f"loading: {format_size(done)} of {format_size(total)}"
+                    self._check_weights(worker, total)
                 case Hello() | Ready() | LoadFailed():
                     self._advance(worker, message)
                 case Heartbeat(step=step):
@@ -450,6 +471,18 @@ class Compartment:
         return refusals.unavailable(
             self.model.id, self.state, self.reason, retry_after_s=retry_after_s
         )
+
+    def _describe(self) -> str:
+        return f"is {self.state}: {self.reason}" if self.reason else f"is {self.state}"
+
+    def _check_weights(self, worker: Worker, weight_bytes: int) -> None:
+        """The files may not be those any more that the grant was estimated from."""
+        if worker.granted_bytes is not None and weight_bytes > worker.granted_bytes:
+            self.worker_misbehaved(
+                worker,
+                f"its weights are {format_size(weight_bytes)} and it was granted "
+                f"{format_size(worker.granted_bytes)}: its files have changed",
+            )
 
     def _load_s(self) -> int:
         """How long a load takes, by the last one."""

@@ -266,7 +266,14 @@ class Fleet:
                 functools.partial(each.tick, now, REMINDER_S) for each in self._everyone
             ]
             ticks.append(functools.partial(self.steward.tick, self.host.pressure))
-            ticks.append(functools.partial(self._starter.tick, now, loading=self._loading()))
+            ticks.append(
+                functools.partial(
+                    self._starter.tick,
+                    now,
+                    spare_bytes=self.steward.admission.spare_bytes,
+                    loading=self._loading(),
+                )
+            )
             for tick in ticks:
                 try:
                     tick()

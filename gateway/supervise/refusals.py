@@ -40,7 +40,7 @@ def unavailable(
     remedy = f" `bulkhead load {model_id}` tries again." if retry_after_s is None else ""
     return Refusal(
         "model_unavailable",
-        f"{model_id!r} is {state}: {reason or state}.{remedy}",
+        f"{model_id!r} is {state}: {(reason or state).rstrip('.')}.{remedy}",
         retry_after_s=retry_after_s,
         lasting=retry_after_s is None,
     )

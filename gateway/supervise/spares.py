@@ -73,11 +73,12 @@ class Spares:
                 return worker, spare.hello
         return None
 
-    def tick(self, now: float, *, loading: bool) -> None:
+    def tick(self, now: float, *, at_most: int, loading: bool) -> None:
         """Judge the spares, replace one that is missing unless a model loads just now, and end one
-        that is too many.
+        that is too many. Memory has room for `at_most`.
         """
         settings = self._in_force.settings.workers
+        wanted = min(settings.spare, at_most)
         self._policy.limits = limits(settings)
         for worker, spare in list(self._spares.items()):
             if spare.dismissed:
@@ -89,10 +90,10 @@ class Spares:
                 spare.hang = None
                 self._end(worker, reason)
         kept = [worker for worker, spare in self._spares.items() if not spare.dismissed]
-        missing = len(kept) < settings.spare
+        missing = len(kept) < wanted
         if missing and not loading and not self._closing and now >= self._not_before:
             self._add(now)
-        for worker in kept[settings.spare :]:
+        for worker in kept[wanted:]:
             self._dismiss(worker)
 
     async def close(self) -> None:

@@ -9,6 +9,7 @@ import zmq
 
 from gateway.config.in_force import InForce
 from gateway.events import EventLog, Kind
+from gateway.memory.estimate.estimate import PROCESS_BYTES
 from gateway.state_dir import StateDir
 from gateway.supervise.model import Model
 from gateway.supervise.records import WorkerRecords
@@ -60,9 +61,11 @@ class Starter:
         self._events.emit(kind, model.id, pid=worker.pid, incarnation=worker.incarnation)
         return worker
 
-    def tick(self, now: float, *, loading: bool) -> None:
-        """To be called a few times a second; `loading` says that a model needs the machine."""
-        self._spares.tick(now, loading=loading)
+    def tick(self, now: float, *, spare_bytes: int, loading: bool) -> None:
+        """To be called a few times a second. Spares may take so much memory; `loading` says that a
+        model needs the machine.
+        """
+        self._spares.tick(now, at_most=spare_bytes // PROCESS_BYTES, loading=loading)
 
     async def end_spares(self) -> None:
         await self._spares.close()

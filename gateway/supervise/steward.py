@@ -17,7 +17,7 @@ from gateway.memory import explain
 from gateway.memory.admission import Admission, Admit, Claim, Decision, Evict, Refuse
 from gateway.memory.estimate.estimate import PROCESS_BYTES, Estimate, estimate, model_key
 from gateway.memory.estimate.learned import Learned, Measured
-from gateway.memory.estimate.weights import EstimateError
+from gateway.memory.estimate.weights import EstimateError, read_weights
 from gateway.memory.reading import Pressure
 from gateway.memory.stranded import Reading, Stranded, moved
 from gateway.memory.stranded_record import StrandedRecord
@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 # What a worker may be granted beyond its estimate: the estimate is within this of the truth.
 _MARGIN: Final = 1.15
+# Weights and what comes beside them, where the rest can't be estimated.
+_GUESS: Final = 1.3
 # A worker that holds less than this part of its weights and process hasn't read them all.
 _PLAUSIBLE: Final = 0.9
 # A model whose whole context doesn't fit is loaded if so much of it does.
@@ -201,8 +203,7 @@ class Steward:
         """To be called a few times a second: time alone gives rights to those that wait, and the
         machine may be short of memory, whoever takes it.
         """
-        if list(self.admission.claims):
-            self._decide_now()
+        self._decide_now()
         now = self._loop.time()
         if pressure in ("warn", "critical") and now - self._relieved_at >= _BETWEEN_RELIEFS_S:
             self._relieved_at = now
@@ -226,15 +227,14 @@ class Steward:
         try:
             needed_bytes = await self._needed_bytes(tenant.model)
         except (EstimateError, OSError) as error:
-            # Its worker will find out more, and say it better.
             logger.warning("%s: no estimate: %s", model_id, error, extra=about(model=model_id))
-            needed_bytes = PROCESS_BYTES
+            needed_bytes = await asyncio.to_thread(_by_weights, tenant.model)
         if tenant.waits_for_memory:
             self.admission.ask(model_id, needed_bytes, tenant.priority, self._loop.time())
             self._decide_now()
 
     async def _needed_bytes(self, model: Model) -> int:
-        most_bytes = self.admission.usable_bytes - self.admission.spare_bytes
+        most_bytes = self.admission.possible_bytes
         key, result = await asyncio.to_thread(_fitting, model, self._learned, most_bytes)
         self._keys[model.id] = key
         self.estimates[model.id] = result
@@ -297,6 +297,17 @@ def _fitting(model: Model, learned: Learned, most_bytes: int) -> tuple[str, Esti
         if _with_margin(result) <= most_bytes or result.context_tokens <= _LEAST_CONTEXT_TOKENS:
             return key, result
         tokens = max(_LEAST_CONTEXT_TOKENS, result.context_tokens // 2)
+
+
+def _by_weights(model: Model) -> int:
+    """A guess where only the weights are understood. Where not even these are, the worker will find
+    out more, and say it better.
+    """
+    try:
+        weights = read_weights(find_folder(model.source))
+    except (EstimateError, OSError):
+        return PROCESS_BYTES
+    return PROCESS_BYTES + int(weights.bytes * _GUESS)
 
 
 def _with_margin(estimated: Estimate) -> int:

@@ -136,6 +136,8 @@ def test_everything_comes_to_rest(
     )
     whole = gateway.say(STORY, max_tokens=200)
     for each in IDS:
+        # Its log stays open from now on.
+        gateway.load(each)
         gateway.order("unload", each).raise_for_status()
     before = _resources(gateway, counts)
 

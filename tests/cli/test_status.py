@@ -20,9 +20,7 @@ def test_shows_gateway_memory_and_models_in_plain_text(gateway: Gateway) -> None
     lines = done.stdout.splitlines()
     assert all(len(line) <= 80 for line in lines)
     assert f"serving, pid {gateway.pid}" in lines[0]
-    budget = (
-        r"Budget [\d.]+ GB: workers hold [\d.]+ MB, models are granted [\d.]+ MB; pressure \w+$"
-    )
+    budget = r"Budget [\d.]+ GB: workers hold [\d.]+ MB, granted [\d.]+ MB; pressure \w+$"
     assert re.match(budget, lines[1])
     assert lines[4].split()[:3] == ["demo", "ready", str(pid)]
     table = lines[lines.index("") + 4 :]

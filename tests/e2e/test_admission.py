@@ -16,7 +16,7 @@ import pytest
 
 from tests.cli.terminal import bulkhead
 from tests.support import shapes
-from tests.support.faults import in_engine_step, sitecustomize
+from tests.support.faults import in_engine_step, sitecustomize, wrapped_python
 from tests.support.gateway import Gateway, eventually
 from tests.support.streams import open_stream
 
@@ -91,10 +91,49 @@ def test_pinned_models_stay_and_who_never_fits_is_told_the_numbers(
         r"'b' needs \d+ MB.*a holds \d+ MB \(pinned\).*memory.budget", error["message"]
     )
     assert running.model("a")["state"] == "ready"
+    assert running.model("b")["reason"] == error["message"]
     ordered = running.order("load", "b")
     assert (ordered.status_code, ordered.json()["error"]["code"]) == (507, "insufficient_memory")
     running.order("unload", "a").raise_for_status()
     assert _ask(running, "b").status_code == 200
+
+
+def test_the_spare_gives_way(
+    start_gateway: Callable[..., Gateway], folder: Path, needed: int
+) -> None:
+    """Its bytes are whoever needs them, and it comes back when nobody does."""
+    running = start_gateway(
+        *_budget(needed * 1.1), "--spare", "1", models=(), config=_models(folder, "a")
+    )
+    eventually(lambda: running.status()["memory"]["spare_bytes"])
+    assert _ask(running, "a").status_code == 200
+    eventually(lambda: running.status()["memory"]["spare_bytes"] == 0)
+    assert running.model("a")["state"] == "ready"
+    running.order("unload", "a").raise_for_status()
+    eventually(lambda: running.status()["memory"]["spare_bytes"], within_s=60)
+
+
+def test_files_that_change_after_the_estimate(
+    start_gateway: Callable[..., Gateway], tmp_path: Path
+) -> None:
+    """A model that has grown is estimated anew before it takes more than it was granted."""
+    model_folder, flag = tmp_path / "model", tmp_path / "flag"
+    shutil.copytree(shapes.DEMO, model_folder)
+    grown = shapes.sparse(tmp_path / "grown", 2 * EXPERTS)
+    python = wrapped_python(tmp_path / "python", f"while [ ! -e {flag} ]; do sleep 0.1; done")
+    running = start_gateway(
+        models=(), config=f'[models.m]\npath = "{model_folder}"\npython = "{python}"\n'
+    )
+    running.order("load", "m", wait=False).raise_for_status()
+    eventually(lambda: running.model("m")["state"] == "starting")
+    granted = running.status()["memory"]["granted_bytes"]
+    model_folder.rename(tmp_path / "before")
+    grown.rename(model_folder)
+    flag.touch()
+    model = eventually(lambda: (m := running.model("m"))["state"] == "ready" and m, within_s=60)
+    assert "its files have changed" in model["last_exit"]["reason"]
+    assert model["worker"]["granted_bytes"] > 2 * granted
+    assert _ask(running, "m").status_code == 200
 
 
 def test_a_busy_model_is_waited_for_and_a_priority_is_not(
@@ -250,6 +289,9 @@ class TestKeeping:
         assert _ask(running, "demo", keep_alive=0).status_code == 200
         eventually(lambda: running.model()["worker"] is None, within_s=5)
         assert running.model()["last_exit"]["reason"] == "idle for 0 s"
+        running.load()
+        time.sleep(1)
+        assert running.model()["state"] == "ready", "that was said to an earlier worker"
         assert _ask(running, "demo", keep_alive=-1).status_code == 200
         time.sleep(2)
         assert running.model()["state"] == "ready"
@@ -265,6 +307,16 @@ class TestKeeping:
         assert "only an operator loads it" in refused.json()["error"]["message"]
         running.load()
         assert _ask(running, "demo").status_code == 200
+        stream = open_stream(running, STORY, max_tokens=3000, ignore_eos=True)
+        eventually(lambda: stream.text)
+        running.order("unload", wait=False).raise_for_status()
+        assert running.model()["state"] == "draining"
+        assert _ask(running, "demo").status_code == 503
+        running.order("kill", force=True).raise_for_status()
+        error = stream.join().error
+        assert error is not None, "it would load the model again"
+        assert error["code"] == "model_unavailable"
+        eventually(lambda: running.model()["state"] == "held")
 
     def test_allowed_folders(self, tmp_path: Path) -> None:
         config = tmp_path / "config.toml"

@@ -204,7 +204,7 @@ class World(RuleBasedStateMachine):
 
     def check(self) -> None:
         real = sum(each.size for each in self.models.values() if each.process is not None)
-        assert real + SPARE <= BUDGET, "over the budget"
+        assert real + self.admission.spare_bytes <= BUDGET, "over the budget"
         known = {each.model_id for each in self.admission.holders}
         assert known == {each.name for each in self.models.values() if each.process is not None}
         for claim in self.admission.claims:
@@ -228,6 +228,7 @@ class World(RuleBasedStateMachine):
         for model in self.models.values():
             if model.process is not None:
                 self._end(model)
+        self.admission.decide(self.now)
         assert self.admission.committed_bytes == SPARE, "something leaks"
 
 
@@ -310,11 +311,17 @@ class _Deaf(dict):  # type: ignore[type-arg]
 class ForgottenRelease(Admission):
     """The bytes of a process that has ended stay counted."""
 
+    leaked_bytes = 0
+
     def gone(self, model_id: str) -> None:
         holder = self._holders.get(model_id)
         super().gone(model_id)
         if holder is not None:
-            self.spare_bytes += 1
+            self.leaked_bytes += 1
+
+    @property
+    def committed_bytes(self) -> int:
+        return super().committed_bytes + self.leaked_bytes
 
 
 class NoPatience(Admission):

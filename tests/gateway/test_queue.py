@@ -33,7 +33,7 @@ class _Life(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         # Requests make an asyncio.Event, which needs no running loop.
-        self.queue = RequestQueue(DEPTH, MOST)
+        self.queue = RequestQueue(DEPTH, MOST, priority=0)
         self.names = itertools.count()
         self.running: list[Request] = []
         self.gone: set[Request] = set()
@@ -180,13 +180,28 @@ class TestProgress:
             assert progress.note_death() == guilty
 
 
+class TestPriority:
+    def test_without_one_a_request_has_the_models(self):
+        queue = RequestQueue(DEPTH, MOST, priority=10)
+        assert queue.highest_priority is None
+        requests = {}
+        for name, priority in (("low", -1), ("plain", None), ("middle", 5), ("high", 20)):
+            request = Request(_generate(name), 0.0, 1e9, priority=priority)
+            requests[name] = request
+            queue.add(request)
+            if name == "plain":
+                assert queue.highest_priority == 10, "a low one takes nothing from the others"
+        assert [each.id for each in queue] == ["high", "plain", "middle", "low"]
+        assert queue.highest_priority == 20
+
+
 class TestDeadline:
     def test_it_stands_still_while_the_request_runs(self):
         request = _request("a", deadline_at=10.0)
         request.start(4.0)
         request.park(1000.0)
         assert request.deadline_at == 1006.0
-        queue = RequestQueue(DEPTH, MOST)
+        queue = RequestQueue(DEPTH, MOST, priority=0)
         queue.park([request])
         assert queue.take_overdue(1005.9) == []
         assert queue.take_overdue(1006.0) == [request]

@@ -17,7 +17,16 @@ def _request(request_id: str) -> Request:
 
 
 async def test_the_full_queue_and_the_deadline_say_when_to_come_back() -> None:
-    traffic = Traffic("m", 1, 1, EventLog(), changed=lambda: None, retry_after_s=lambda: 42)
+    traffic = Traffic(
+        "m",
+        depth=1,
+        max_concurrency=1,
+        priority=0,
+        events=EventLog(),
+        changed=lambda: None,
+        retry_after_s=lambda: 42,
+        describe=lambda: "is waiting: it needs 3 GB",
+    )
     first = _request("first")
     traffic.submit(first)
     with pytest.raises(Refusal) as full:
@@ -27,3 +36,5 @@ async def test_the_full_queue_and_the_deadline_say_when_to_come_back() -> None:
     with pytest.raises(Refusal) as late:
         await first.take()
     assert (late.value.code, late.value.retry_after_s) == ("deadline_exceeded", 42)
+    assert "deadline of 5 s passed" in late.value.message
+    assert "The model is waiting: it needs 3 GB." in late.value.message
