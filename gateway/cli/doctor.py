@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 import click
@@ -15,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gateway.cli.console import stderr_console, stdout_console
+from gateway.cli.console import stdout_console
 from gateway.cli.failure import interruptible
 from gateway.cli.flags import takes_flags
 from gateway.cli.printable import printable, printable_json
@@ -52,10 +51,12 @@ def command(flags: Flags, *, as_json: bool, throughput: bool) -> None:
         installation = Installation(flags, os.environ)
         found = []
         console = stdout_console()
-        for finding in _all_findings(checks, installation):
-            found.append(finding)
-            if not as_json:
-                _print(console, finding)
+        for check in checks:
+            with _shown(check, console, quiet=as_json):
+                for finding in findings(check, installation):
+                    found.append(finding)
+                    if not as_json:
+                        _print(console, finding)
     verdict = worst(found)
     if as_json:
         content = msgspec.to_builtins({"worst": verdict, "findings": found})
@@ -65,13 +66,9 @@ def command(flags: Flags, *, as_json: bool, throughput: bool) -> None:
     sys.exit(EXIT_STATUS[verdict])
 
 
-def _all_findings(checks: tuple[Check, ...], installation: Installation) -> Iterator[Finding]:
-    """On a terminal what is looked at is shown, as some of it takes seconds."""
-    console = stderr_console()
-    for check in checks:
-        shown = console.status(check.name) if console.is_terminal else contextlib.nullcontext()
-        with shown:
-            yield from findings(check, installation)
+def _shown(check: Check, console: Console, *, quiet: bool) -> AbstractContextManager[object]:
+    """On a terminal what is looked at, as some of it takes seconds."""
+    return nullcontext() if quiet or not console.is_terminal else console.status(check.name)
 
 
 def _print(console: Console, finding: Finding) -> None:

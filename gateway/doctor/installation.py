@@ -22,10 +22,13 @@ class Installation:
         self.settings: Settings = draft.settings
         self.mistakes: list[Mistake] = draft.mistakes
         self.config_file: Path | None = draft.file
-        self.environment = environment
-        self.state_dir = StateDir(Path(self.settings.gateway.state_dir or default_state_dir()))
         self._running: Running | None = None
         self._device: dict[str, Any] | None = None
+
+    @property
+    def state_dir(self) -> StateDir:
+        """Raises RuntimeError if it begins with the home of an account that isn't there."""
+        return StateDir(Path(self.settings.gateway.state_dir or default_state_dir()))
 
     def running(self) -> Running:
         """The gateway that uses the state folder, and what is found at the address."""

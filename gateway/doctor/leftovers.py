@@ -51,11 +51,8 @@ def _footprint_bytes(pid: int) -> int | None:
 
 def judge_leftovers(leftovers: Collection[Leftover], *, gateway_runs: bool) -> Iterator[Finding]:
     for each in leftovers:
-        size = (
-            ""
-            if each.footprint_bytes is None
-            else f" and holds {format_size(each.footprint_bytes)}"
-        )
+        size = each.footprint_bytes
+        held = "" if size is None else f" and holds {format_size(size)}"
         yield warning(
             "leftovers",
             f"Worker {each.pid} ({each.name}) of a gateway that is gone still runs{held}.",

@@ -33,8 +33,8 @@ def look_at_device(installation: Installation) -> Iterator[Finding]:
         yield error(
             "device",
             f"MLX can't be asked: {_last_words(failure)}.",
-            "Install Bulkhead anew in this environment (`make install`); on Linux with one of MLX's "
-            "back ends.",
+            "Install Bulkhead anew in this environment (`make install`), on Linux with one of "
+            "MLX's back ends.",
         )
         return
     yield judge_device(info)
@@ -42,10 +42,9 @@ def look_at_device(installation: Installation) -> Iterator[Finding]:
 
 def _last_words(failure: Exception) -> str:
     stderr = getattr(failure, "stderr", None)
-    lines = stderr.decode("utf-8", "replace").split("\n") if isinstance(stderr, bytes) else []
-    return next((each.strip() for each in reversed(lines) if each.strip()), str(failure)).rstrip(
-        "."
-    )
+    text = stderr.decode("utf-8", "replace") if isinstance(stderr, bytes) else ""
+    lines = [each.strip() for each in text.splitlines() if each.strip()]
+    return (lines[-1] if lines else str(failure)).rstrip(".")
 
 
 def judge_device(info: dict[str, Any]) -> Finding:
@@ -121,7 +120,8 @@ def judge_memory(host: HostMemory, budget_bytes: int, stranded_bytes: int) -> It
         sound = False
         yield error(
             "memory",
-            f"The workers' budget is {format_size(budget_bytes)} of {format_size(host.total_bytes)}.",
+            f"The workers' budget is {format_size(budget_bytes)}, and the machine has "
+            f"{format_size(host.total_bytes)}.",
             'Set memory.budget to "auto", or to what the machine can spare.',
         )
     if stranded_bytes:

@@ -17,17 +17,19 @@ from gateway.service.failure import ServiceError
 from gateway.service.manager import Manager, manager
 from gateway.service.mark import service_pid
 from gateway.service.owner import owner
+from gateway.state_dir import StateDir
 
 _CHECK = "service"
 
 
 class ServiceFacts(Struct, frozen=True):
     """An installed service. `mistake` keeps its configuration from being read; `needed_stop_s` is
-    what its end may take.
+    what its end may take. `visible`: this account may see whether it runs.
     """
 
     path: str
     installed: Installed
+    visible: bool
     loaded: bool
     pid: int | None
     mistake: str | None
@@ -63,6 +65,7 @@ def look_at_service(_installation: Installation) -> Iterator[Finding]:
 
 def _facts(keeper: Manager, installed: Installed) -> ServiceFacts:
     mistake = needed_s = None
+    lock = StateDir(installed.state_dir).lock_path
     try:
         settings = read_settings(Flags(config=installed.config, state_dir=installed.state_dir), {})
         needed_s = stop_s(settings.gateway.drain_s)
@@ -71,6 +74,7 @@ def _facts(keeper: Manager, installed: Installed) -> ServiceFacts:
     return ServiceFacts(
         path=str(keeper.path),
         installed=installed,
+        visible=not lock.exists() or os.access(lock, os.R_OK),
         loaded=keeper.loaded(),
         pid=service_pid(installed.state_dir),
         mistake=mistake,
@@ -82,7 +86,9 @@ def judge_service(facts: ServiceFacts, python: str) -> Iterator[Finding]:
     """`python` is the interpreter of this environment."""
     findings = list(_flaws(facts, python))
     yield from findings
-    if not findings:
+    if not findings and facts.pid is None:
+        yield ok(_CHECK, f"{facts.path} belongs to another account: sudo shows whether it runs.")
+    elif not findings:
         yield ok(_CHECK, f"{facts.path} runs (pid {facts.pid}).")
 
 
@@ -93,11 +99,12 @@ def _flaws(facts: ServiceFacts, python: str) -> Iterator[Finding]:
             f"{facts.path} will not start again: {facts.mistake}",
             "Correct the configuration, then `bulkhead service start`.",
         )
-    if facts.pid is None and not facts.loaded:
+    stopped = facts.pid is None and facts.visible
+    if stopped and not facts.loaded:
         yield warning(
             _CHECK, f"{facts.path} is installed and stopped.", "`bulkhead service start` starts it."
         )
-    elif facts.pid is None:
+    elif stopped:
         yield error(
             _CHECK,
             f"{facts.path} is installed, and its gateway doesn't run.",

@@ -23,7 +23,7 @@ _BACK_ENDS: Final = ("mlx-cpu", "mlx-cuda", "mlx-cuda-12", "mlx-cuda-13")
 
 def look_at_python(_installation: Installation) -> Iterator[Finding]:
     try:
-        wanted = metadata.metadata(_DISTRIBUTION).get("Requires-Python") or ""
+        wanted = str(metadata.metadata(_DISTRIBUTION)["Requires-Python"])
     except metadata.PackageNotFoundError:
         wanted = ""
     yield judge_python(platform.python_version(), wanted, sys.platform, platform.machine())
@@ -58,7 +58,7 @@ def look_at_packages(_installation: Installation) -> Iterator[Finding]:
 def judge_packages(
     requirements: Sequence[str] | None, installed: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """`requirements` None: Bulkhead itself isn't installed. `installed` is by name, in lower case."""
+    """`requirements` None: Bulkhead itself isn't installed. `installed`: lower-case names."""
     if requirements is None:
         yield error("packages", f"{_DISTRIBUTION} is not installed in this environment.", _INSTALL)
         return
