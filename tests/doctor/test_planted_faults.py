@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import getpass
 import json
 import os
 import shutil
@@ -19,6 +20,10 @@ from typing import Any
 import pytest
 
 from gateway.config.models import DEMO_FOLDER
+from gateway.config.settings import GatewaySettings, Settings
+from gateway.service.definition import define
+from gateway.service.owner import Owner
+from gateway.service.systemd import Systemd
 from gateway.state_dir import StateDir
 from gateway.supervise.identity import identify
 from gateway.supervise.records import WorkerRecord, WorkerRecords
@@ -26,6 +31,7 @@ from gateway.version import VERSION
 from tests.cli.canned import CannedGateway
 from tests.cli.terminal import BULKHEAD
 from tests.support.gateway import Gateway, eventually
+from tests.support.service_managers import ServiceManagers
 
 STATUS = {"ok": 0, "error": 1, "warning": 5}
 
@@ -37,6 +43,7 @@ class Machine:
         self.home = home
         self.state_dir = home / "state"
         self.config = home / "config.toml"
+        self.path = os.environ["PATH"]
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))
             self.port: int = unused.getsockname()[1]
@@ -60,7 +67,7 @@ class Machine:
             command,
             capture_output=True,
             text=True,
-            env={**environment, "HOME": str(self.home)},
+            env={**environment, "HOME": str(self.home), "PATH": self.path},
             timeout=150,
             check=False,
         )
@@ -199,6 +206,22 @@ class TestGateway:
             held.release()
         assert (check, severity) == ("version", "warning")
         assert evidence == f"Version 0.0.1 runs, and {VERSION} is installed."
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="writes a unit of systemd")
+    def test_a_service_that_does_not_run(self, machine: Machine) -> None:
+        managers = ServiceManagers(machine.home / "managers")
+        account = Owner(getpass.getuser(), os.geteuid(), os.getegid(), machine.home)
+        settings = Settings(gateway=GatewaySettings(state_dir=str(machine.state_dir)))
+        unit = machine.home / ".config" / "systemd" / "user" / "bulkhead.service"
+        unit.parent.mkdir(parents=True)
+        definition = define(account, settings, None, {}, system=False)
+        unit.write_bytes(Systemd(account, system=False).render(definition))
+        machine.path = managers.path
+        assert machine.fault() == ("service", "warning", f"{unit} is installed and stopped.")
+        (managers.folder / "enabled").touch()
+        check, severity, evidence = machine.fault()
+        assert (check, severity) == ("service", "error")
+        assert evidence == f"{unit} is installed, and its gateway doesn't run."
 
     def test_a_leftover(self, machine: Machine) -> None:
         workers = machine.state_dir / "workers"
