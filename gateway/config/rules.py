@@ -6,6 +6,7 @@ Each rule yields the place of a mistake and what is wrong there.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final, TypeAlias
 from urllib.parse import quote
 
@@ -22,6 +23,7 @@ _LONGEST_ID: Final = 200
 def complaints(settings: Settings) -> Iterator[Complaint]:
     """What is wrong in values that are right one by one."""
     yield from _host(settings)
+    yield from _state_dir(settings)
     yield from _ids(settings)
     yield from _aliases(settings)
 
@@ -32,6 +34,16 @@ def _host(settings: Settings) -> Iterator[Complaint]:
             ("gateway", "host"),
             f"{host} is not loopback: without API keys the gateway listens on 127.0.0.1, ::1 or "
             "localhost only",
+        )
+
+
+def _state_dir(settings: Settings) -> Iterator[Complaint]:
+    try:
+        Path(settings.gateway.state_dir or "").expanduser()
+    except RuntimeError:
+        yield (
+            ("gateway", "state_dir"),
+            f"{settings.gateway.state_dir} begins with the home of an account that isn't there",
         )
 
 

@@ -45,6 +45,6 @@ def findings(check: Check, installation: Installation) -> Iterator[Finding]:
 def _not_looked_at(check: Check, why: str) -> Finding:
     return warning(
         check.name,
-        f"It could not be looked at: {why}.",
-        "Try again when the machine is less busy; if it stays, look at the system's own log.",
+        f"It could not be looked at: {why.rstrip('.')}.",
+        "Try again, with the machine less busy if it was too slow; the reason may say more.",
     )

@@ -50,7 +50,7 @@ def judge_port(running: Running, host: str, port: int) -> Finding:
             "If it is the one that you mean, name its folder with --state-dir; else end it, or "
             "choose another port.",
         )
-    if running.port_holder is None and running.holder is not None and _is_at(running, port):
+    if running.port_holder is None and running.holder is not None and running.address[1] == port:
         return ok("port", f"{at} is the gateway's.")
     who = f" ({running.port_holder})" if running.port_holder else ""
     return error(
@@ -60,20 +60,15 @@ def judge_port(running: Running, host: str, port: int) -> Finding:
     )
 
 
-def _is_at(running: Running, port: int) -> bool:
-    return running.address[1] == port
-
-
 def look_at_version(installation: Installation) -> Iterator[Finding]:
     yield judge_version(installation.running(), VERSION)
 
 
 def judge_version(running: Running, installed: str) -> Finding:
     """After an upgrade the old gateway goes on until it is started anew."""
-    health = running.health or running.stranger
-    if health is None:
-        return ok("version", f"{installed} is installed, and nothing runs.")
-    if health.version != installed:
+    if running.health is None:
+        return ok("version", f"{installed} is installed, and no gateway answers.")
+    if running.health.version != installed:
         how = (
             "`bulkhead service restart`"
             if running.is_service
@@ -81,7 +76,7 @@ def judge_version(running: Running, installed: str) -> Finding:
         )
         return warning(
             "version",
-            f"Version {health.version} runs, and {installed} is installed.",
+            f"Version {running.health.version} runs, and {installed} is installed.",
             f"{how}: what runs doesn't change by itself.",
         )
     return ok("version", f"{installed} is installed and runs.")

@@ -22,13 +22,9 @@ class Installation:
         self.settings: Settings = draft.settings
         self.mistakes: list[Mistake] = draft.mistakes
         self.config_file: Path | None = draft.file
+        self.state_dir: StateDir = _state_dir(draft.settings)
         self._running: Running | None = None
         self._device: dict[str, Any] | None = None
-
-    @property
-    def state_dir(self) -> StateDir:
-        """Raises RuntimeError if it begins with the home of an account that isn't there."""
-        return StateDir(Path(self.settings.gateway.state_dir or default_state_dir()))
 
     def running(self) -> Running:
         """The gateway that uses the state folder, and what is found at the address."""
@@ -45,3 +41,11 @@ class Installation:
         if self._device is None:
             self._device = device_info()
         return self._device
+
+
+def _state_dir(settings: Settings) -> StateDir:
+    try:
+        return StateDir(Path(settings.gateway.state_dir or default_state_dir()))
+    except RuntimeError:
+        # It begins with the home of an account that isn't there, which is among the mistakes.
+        return StateDir(default_state_dir())

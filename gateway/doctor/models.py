@@ -16,7 +16,7 @@ from gateway.doctor.errands import Outcome, run_errand
 from gateway.doctor.finding import Finding, error, ok, warning
 from gateway.doctor.installation import Installation
 from gateway.doctor.machine import budget_bytes
-from gateway.memory.estimate.estimate import PROCESS_BYTES
+from gateway.memory.estimate.estimate import PROCESS_BYTES, estimate
 from gateway.memory.estimate.fitting import fitting, with_margin
 from gateway.memory.estimate.learned import Learned
 from gateway.memory.estimate.weights import EstimateError
@@ -129,11 +129,11 @@ def _size(source: str, model: ModelSettings, learned: Learned, possible_bytes: i
     """None: nothing can be said, which whoever reads the files says better."""
     try:
         folder: Path = find_folder(source)
-        _, whole = fitting(folder, model.context_tokens, model.python, learned, 1 << 62)
+        wanted = estimate(folder, model.context_tokens, None).context_tokens
         _, found = fitting(folder, model.context_tokens, model.python, learned, possible_bytes)
     except (EstimateError, OSError):
         return None
-    return Size(with_margin(found), found.context_tokens, whole.context_tokens, possible_bytes)
+    return Size(with_margin(found), found.context_tokens, wanted, possible_bytes)
 
 
 def judge_model(model_id: str, examined: Examined | str, size: Size | None) -> Iterator[Finding]:

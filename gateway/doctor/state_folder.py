@@ -33,7 +33,7 @@ def look_at_folder(installation: Installation) -> Iterator[Finding]:
             "choose another folder with --state-dir.",
         )
     if not obstacles:
-        there = "can be written" if state_dir.path.exists() else "will be made"
+        there = "can be written" if os.path.lexists(state_dir.path) else "will be made"
         yield ok("state folder", f"{state_dir.path} {there}.")
 
 

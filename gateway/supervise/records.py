@@ -44,8 +44,8 @@ class WorkerRecords:
 
     def recorded(self) -> Iterator[WorkerRecord]:
         """The same, but the folder stays as it is, and may be missing."""
-        if self._folder.is_dir():
-            for path in sorted(self._folder.glob("*.json")):
+        with contextlib.suppress(OSError):
+            for path in sorted(self._folder.iterdir()):
                 if (record := read_state(path, WorkerRecord)) is not None:
                     yield record
 

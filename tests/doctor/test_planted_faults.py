@@ -251,6 +251,10 @@ class TestMachine:
         assert (check, severity) == ("socket path", "error")
         assert f"{machine.state_dir}/run" in evidence
 
+    def test_a_name_that_is_too_long(self, machine: Machine) -> None:
+        machine.state_dir = machine.home / ("a" * 300)
+        assert machine.fault()[:2] == ("socket path", "error")
+
     def test_a_file_in_the_place_of_the_state_folder(self, machine: Machine) -> None:
         machine.state_dir.touch()
         check, severity, evidence = machine.fault()
@@ -299,6 +303,12 @@ class TestConfiguration:
         check, severity, evidence = machine.fault()
         assert (check, severity) == ("configuration", "error")
         assert f"{machine.config}:1: this is not TOML" in evidence
+
+    def test_a_state_folder_of_nobody(self, machine: Machine) -> None:
+        machine.state_dir = Path("~nosuchaccount/state")
+        check, severity, evidence = machine.fault()
+        assert (check, severity) == ("configuration", "error")
+        assert "begins with the home of an account that isn't there" in evidence
 
     def test_a_model_without_a_path_is_one_mistake(self, machine: Machine) -> None:
         machine.configure("[models.tiny]")
