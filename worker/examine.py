@@ -35,10 +35,8 @@ def _examined(source: str) -> Examined:
     try:
         tokenizer = read_tokenizer(folder, config.get("eos_token_id"))
         tokenizer.encode("Hello")
-    except ModelError as error:
-        return Examined(source, "tokenizer", error.reason)
     except Exception as error:
-        return Examined(source, "tokenizer", one_sentence(error))
+        return Examined(source, "tokenizer", _root(error))
     return _templated(source, tokenizer)
 
 
@@ -57,5 +55,10 @@ def _templated(source: str, tokenizer: Any) -> Examined:
             return Examined(source, "template", "it makes nothing of a message", chats=True)
     except Exception as error:
         # A template is a program, and fails in as many ways.
-        return Examined(source, "template", one_sentence(error), chats=True)
+        return Examined(source, "template", _root(error), chats=True)
     return Examined(source, chats=True)
+
+
+def _root(error: Exception) -> str:
+    """What was wrong in the first place, without what a client or an operator would be told."""
+    return one_sentence(error.__cause__ if isinstance(error.__cause__, Exception) else error)
