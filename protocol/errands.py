@@ -34,14 +34,15 @@ class Examine(Struct, frozen=True):
 
 
 class Measure(Struct, frozen=True):
-    """Load a model and generate so many tokens after a prompt, greedily, alone."""
+    """Load a model and generate so many tokens after a prompt, greedily, alone; so many times."""
 
     source: str
     prompt: str
     tokens: int
+    times: int
 
 
 class Measured(Struct, frozen=True):
-    """From the first of the tokens to the last; the load and the prompt don't count."""
+    """The quickest, from the first of the tokens to the last: load and prompt don't count."""
 
     seconds: float

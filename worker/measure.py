@@ -10,7 +10,7 @@ from worker.engines.batched import BatchedEngine
 from worker.engines.room import measure
 from worker.engines.sequence import Sequence
 from worker.errand import Errand
-from worker.loading import ModelError, load
+from worker.loading import LoadedModel, ModelError, load
 
 
 def run(errand: Errand) -> None:
@@ -21,6 +21,11 @@ def run(errand: Errand) -> None:
         loaded = load(asked.source, lambda _done, _total: None, lambda: False)
     except ModelError as error:
         sys.exit(error.reason)
+    errand.answer(Measured(min(_generate(loaded, asked) for _ in range(asked.times))))
+
+
+def _generate(loaded: LoadedModel, asked: Measure) -> float:
+    """Seconds."""
     engine = BatchedEngine(loaded.model, (), 1, measure(loaded.model, None))
     prompt_ids = list(loaded.tokenizer.encode(asked.prompt))
     engine.add(Sequence("measured", prompt_ids, asked.tokens, sampler=None, ignore_eos=True))
@@ -31,5 +36,6 @@ def run(errand: Errand) -> None:
             # The first comes with the prompt, and with what is done once.
             began = time.monotonic()
         made += new
-    errand.answer(Measured(time.monotonic() - began))
+    seconds = time.monotonic() - began
     engine.close()
+    return seconds

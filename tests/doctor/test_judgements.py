@@ -234,18 +234,23 @@ class TestErrands:
 
 class TestThroughput:
     def test_the_ratio(self) -> None:
-        healthy = judge_throughput(Speeds("demo", 80, 87, beside=0), is_service=True)
+        healthy = judge_throughput(Speeds("demo", 80, 87, beside=0, busy=0.1), is_service=True)
         assert healthy.severity is Severity.OK
         assert healthy.evidence == (
             "demo makes 80 tokens/s in the gateway and 87 in this shell, a ratio of 0.92."
         )
-        throttled = judge_throughput(Speeds("demo", 11, 87, beside=0), is_service=True)
+        throttled = judge_throughput(Speeds("demo", 11, 87, beside=0, busy=0.1), is_service=True)
         assert throttled.severity is Severity.WARNING
         assert "ProcessType Interactive" in str(throttled.remedy)
-        by_hand = judge_throughput(Speeds("demo", 11, 87, beside=0), is_service=False)
+        by_hand = judge_throughput(Speeds("demo", 11, 87, beside=0, busy=0.1), is_service=False)
         assert "ProcessType" not in str(by_hand.remedy)
 
-    def test_a_busy_gateway_is_not_judged(self) -> None:
-        found = judge_throughput(Speeds("demo", 11, 87, beside=3), is_service=True)
-        assert found.severity is Severity.WARNING
-        assert "it says little" in found.evidence
+    def test_little_is_said_of_a_busy_machine(self) -> None:
+        for beside, busy in ((3, 0.0), (0, 0.9)):
+            found = judge_throughput(Speeds("demo", 11, 87, beside, busy), is_service=True)
+            assert found.severity is Severity.WARNING
+            assert "That says little" in found.evidence
+            assert judge_throughput(Speeds("demo", 80, 87, beside, busy), is_service=True) == ok(
+                "throughput",
+                "demo makes 80 tokens/s in the gateway and 87 in this shell, a ratio of 0.92.",
+            )
