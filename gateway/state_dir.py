@@ -54,7 +54,7 @@ class StateDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser().absolute()
-        self._sockets = self.path / "run"
+        self.sockets = self.path / "run"
         self.logs = self.path / "logs"
         self.workers = self.path / "workers"
         self._lock: int | None = None
@@ -66,15 +66,15 @@ class StateDir:
             StateDirError: another gateway uses it, its path is too long, or it can't be written.
         """
         try:
-            endpoint(self._sockets / _LONGEST_SOCKET_NAME)
+            endpoint(self.longest_socket_path)
         except EndpointError as error:
             raise StateDirError(f"The state folder {self.path} can't be used: {error}.") from error
         try:
-            for folder in (self.path, self._sockets, self.logs, self.workers):
+            for folder in (self.path, self.sockets, self.logs, self.workers):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Whoever may open a worker's socket may speak for the gateway.
-            self._sockets.chmod(0o700)
-            self._lock = os.open(self.path / "gateway.lock", os.O_RDWR | os.O_CREAT, 0o600)
+            self.sockets.chmod(0o700)
+            self._lock = os.open(self.lock_path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise StateDirError(f"The state folder {self.path} can't be used: {error}.") from error
         try:
@@ -88,7 +88,7 @@ class StateDir:
         os.ftruncate(self._lock, 0)
         os.write(self._lock, str(os.getpid()).encode())
         try:
-            for stale in self._sockets.iterdir():
+            for stale in self.sockets.iterdir():
                 stale.unlink()
         except OSError as error:
             raise StateDirError(f"The state folder {self.path} can't be used: {error}.") from error
@@ -100,8 +100,16 @@ class StateDir:
 
     def socket_path(self, incarnation: int) -> Path:
         """Raises OSError if its folder was removed and can't be made again."""
-        self._sockets.mkdir(mode=0o700, exist_ok=True)
-        return self._sockets / f"{incarnation}.sock"
+        self.sockets.mkdir(mode=0o700, exist_ok=True)
+        return self.sockets / f"{incarnation}.sock"
+
+    @property
+    def longest_socket_path(self) -> Path:
+        return self.sockets / _LONGEST_SOCKET_NAME
+
+    @property
+    def lock_path(self) -> Path:
+        return self.path / "gateway.lock"
 
     def log_path(self, model_id: str) -> Path:
         """Ids may contain `/`."""

@@ -1,5 +1,7 @@
 """Start of a worker process: `python -P .../worker/__main__.py --endpoint ... --parent ...`.
 
+With the name of an errand instead, the process does that and ends.
+
 Started by path, because the search path isn't ours to trust: a folder called `worker` in the
 current directory or on PYTHONPATH must not shadow this one. `worker` and `protocol` come from
 beside this file; everything else comes from the interpreter's environment, which may be another
@@ -9,6 +11,7 @@ one than the gateway's.
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import os
 import sys
@@ -36,14 +39,36 @@ def _parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-if __name__ == "__main__":
+def _pin_packages() -> None:
+    for package in ("protocol", "worker"):
+        _pin_package(package, Path(__file__).resolve().parent.parent)
+
+
+def _serve() -> None:
     arguments = _parse_arguments()
     # Before any slow import: a gateway that died meanwhile would leave an orphan.
     if os.getppid() != arguments.parent:
         sys.exit(f"The gateway (pid {arguments.parent}) is gone.")
-    for package in ("protocol", "worker"):
-        _pin_package(package, Path(__file__).resolve().parent.parent)
+    _pin_packages()
 
     from worker.process import run
 
     run(arguments.endpoint, arguments.parent, arguments.incarnation, spare=arguments.spare)
+
+
+def _run_errand(name: str) -> None:
+    _pin_packages()
+
+    from worker.errand import Errand
+
+    # Before the errand's own imports, which may print.
+    errand = Errand()
+    importlib.import_module(f"worker.{name}").run(errand)
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["examine" | "measure" as errand]:
+            _run_errand(errand)
+        case _:
+            _serve()

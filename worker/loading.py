@@ -69,12 +69,12 @@ def load(
         ModelError: it can't be loaded.
         LoadAbandonedError: `should_stop` said so between two slices.
     """
-    folder = _locate(source)
-    _check_files(folder)
+    folder = find_folder(source)
+    check_files(folder)
     try:
         before = fingerprint(folder)
         model, config = load_model(folder, lazy=True, trust_remote_code=False)
-        tokenizer = _load_tokenizer(folder, config.get("eos_token_id"))
+        tokenizer = read_tokenizer(folder, config.get("eos_token_id"))
         weight_bytes = _read_weights(model, on_progress, should_stop)
         if fingerprint(folder) != before:
             raise ModelError(f"The files in {folder} changed during the load.", permanent=False)
@@ -82,10 +82,10 @@ def load(
         raise
     except (RuntimeError, MemoryError) as error:
         # MLX reports exhausted memory and failed reads this way: the next attempt may succeed.
-        raise ModelError(_one_sentence(error), permanent=False) from error
+        raise ModelError(one_sentence(error), permanent=False) from error
     except Exception as error:
         # Architectures parse config.json each in its own way, and fail in as many.
-        raise ModelError(_one_sentence(error)) from error
+        raise ModelError(one_sentence(error)) from error
     text_config = {**config, **_nested(config, "text_config")}
     return LoadedModel(
         model=model,
@@ -98,7 +98,7 @@ def load(
     )
 
 
-def _locate(source: str) -> Path:
+def find_folder(source: str) -> Path:
     folder = Path(source)
     if folder.is_dir():
         return folder
@@ -114,7 +114,7 @@ def _locate(source: str) -> Path:
         ) from error
 
 
-def _check_files(folder: Path) -> None:
+def check_files(folder: Path) -> None:
     """Find what is wrong with the files before MLX does: its lazy reads fail late and abruptly."""
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} has no config.json: it is not a model folder.")
@@ -136,7 +136,7 @@ def _check_files(folder: Path) -> None:
             names = json.loads(index.read_text("utf-8"))["weight_map"].values()
             shards |= {_shard_name(each) for each in names}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"{index} can't be read: {_one_sentence(error)}") from error
+            raise ModelError(f"{index} can't be read: {one_sentence(error)}") from error
     if not shards:
         raise ModelError(f"{folder} has no weights (model*.safetensors).")
     for name in sorted(shards):
@@ -149,13 +149,13 @@ def _shard_name(value: object) -> str:
     return value
 
 
-def _load_tokenizer(folder: Path, eos_token_ids: Any) -> Any:
+def read_tokenizer(folder: Path, eos_token_ids: Any) -> Any:
     try:
         return load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=eos_token_ids)
     except Exception as error:
         # transformers fails on damaged files in as many ways as it has readers.
         raise ModelError(
-            f"The tokenizer in {folder} can't be loaded: {_one_sentence(error)}"
+            f"The tokenizer in {folder} can't be loaded: {one_sentence(error)}"
         ) from error
 
 
@@ -230,7 +230,7 @@ def _sampling_defaults(folder: Path) -> SamplingDefaults:
     return SamplingDefaults(**fields)
 
 
-def _one_sentence(error: Exception) -> str:
+def one_sentence(error: Exception) -> str:
     text = " ".join(str(error).split())
     if not text or isinstance(error, KeyError | TypeError | AttributeError):
         text = f"{type(error).__name__} {text}".strip()

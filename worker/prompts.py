@@ -25,7 +25,7 @@ from worker.text import TextStream
 _MOST_CHARACTERS_PER_TOKEN: Final = 128
 
 
-class _PromptError(Exception):
+class PromptError(Exception):
     """A request that can't be run, with the code and sentence for its client."""
 
     def __init__(self, code: RequestErrorCode, message: str) -> None:
@@ -63,7 +63,7 @@ def prepare(generate: Generate, loaded: LoadedModel, context: Context) -> Prepar
     """
     try:
         return _prepare(generate, loaded, context)
-    except _PromptError as error:
+    except PromptError as error:
         return RequestFailed(request_id=generate.request_id, code=error.code, message=error.message)
 
 
@@ -72,25 +72,25 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context) -> Prepa
     prompt_ids = _tokenize(generate, loaded.tokenizer)
     delivered = _unpack(generate.delivered)
     if not prompt_ids:
-        raise _PromptError("invalid_request_error", "The prompt is empty: send at least one token.")
+        raise PromptError("invalid_request_error", "The prompt is empty: send at least one token.")
     token_ids = prompt_ids + delivered
     unknown = next((each for each in token_ids if each >= loaded.vocabulary), None)
     if unknown is not None:
-        raise _PromptError(
+        raise PromptError(
             "invalid_request_error",
             f"The prompt has token id {unknown}; this model knows 0 to {loaded.vocabulary - 1}.",
         )
     room = context.tokens - len(prompt_ids)
     wanted = generate.max_tokens if generate.max_tokens is not None else max(room, 1)
     if wanted > room:
-        raise _PromptError(
+        raise PromptError(
             "context_length_exceeded",
             f"The prompt has {len(prompt_ids)} tokens and max_tokens is {wanted}, together "
             f"{len(prompt_ids) + wanted}; this model's context holds {context.tokens}."
             f"{context.note} Shorten the messages or ask for fewer tokens.",
         )
     if len(delivered) >= wanted:
-        raise _PromptError(
+        raise PromptError(
             "invalid_request_error",
             f"{len(delivered)} tokens were delivered already, of {wanted} at most.",
         )
@@ -127,7 +127,7 @@ def _check_size(generate: Generate, context: Context) -> None:
             least_tokens, characters = len(packed) // BYTES_PER_TOKEN, 0
     least_tokens = max(least_tokens, characters // _MOST_CHARACTERS_PER_TOKEN)
     if least_tokens > context.tokens:
-        raise _PromptError(
+        raise PromptError(
             "context_length_exceeded",
             f"The prompt has at least {least_tokens} tokens; this model's context holds "
             f"{context.tokens}.{context.note} Shorten the messages.",
@@ -138,23 +138,28 @@ def _unpack(packed: bytes) -> list[int]:
     try:
         return unpack(packed)
     except ValueError as error:
-        raise _PromptError("invalid_request_error", f"Unreadable token ids: {error}.") from error
+        raise PromptError("invalid_request_error", f"Unreadable token ids: {error}.") from error
 
 
 def _tokenize(generate: Generate, tokenizer: Any) -> list[int]:
     match generate.prompt:
         case ChatPrompt(messages):
             conversation = [{"role": each.role, "content": each.content} for each in messages]
-            return _render(conversation, tokenizer)
+            return render(conversation, tokenizer)
         case TextPrompt(text):
             return list(tokenizer.encode(text))
         case TokenPrompt(packed):
             return _unpack(packed)
 
 
-def _render(conversation: list[dict[str, str]], tokenizer: Any) -> list[int]:
+def render(conversation: list[dict[str, str]], tokenizer: Any) -> list[int]:
+    """Token ids of a conversation, by the model's chat template.
+
+    Raises:
+        PromptError: there is none, or it refuses the messages.
+    """
     if not tokenizer.has_chat_template:
-        raise _PromptError(
+        raise PromptError(
             "invalid_request_error",
             "This model has no chat template: use /v1/completions with a plain prompt.",
         )
@@ -168,6 +173,6 @@ def _render(conversation: list[dict[str, str]], tokenizer: Any) -> list[int]:
             )
         )
     except TemplateError as error:
-        raise _PromptError(
+        raise PromptError(
             "invalid_request_error", f"The model's chat template refuses these messages: {error}"
         ) from error

@@ -24,6 +24,7 @@ VERBS: Final = (
     "config",
     "demo",
     "service",
+    "doctor",
 )
 
 

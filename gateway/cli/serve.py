@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import resource
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import NoReturn
 
 import click
 
@@ -18,14 +17,12 @@ from gateway.cli.flags import takes_flags
 from gateway.cli.printable import printable
 from gateway.config.read import read_configuration
 from gateway.config.settings import ConfigError, Flags
+from gateway.file_limit import raise_file_limit
 from gateway.logs.setup import gateway_logs
 from gateway.service.mark import LABEL, MARK, service_pid
 from gateway.state_dir import StateDir, StateDirError, default_state_dir
 
 logger = logging.getLogger(__name__)
-
-# macOS refuses more than OPEN_MAX (<sys/syslimits.h>).
-_MOST_FILES: Final = 10240
 
 
 @click.command("serve")
@@ -85,15 +82,10 @@ def _leave_to_another_service(state_dir: StateDir) -> None:
 
 
 def _raise_file_limit() -> None:
-    """Each client and each worker takes descriptors, and macOS begins with 256."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(_MOST_FILES, hard)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        raise_file_limit()
     except (OSError, ValueError) as error:
-        logger.warning("The limit of open files stays at %d: %s", soft, error)
+        logger.warning("The limit of open files stays as it is: %s", error)
 
 
 def _fail(mistakes: Iterable[object], *, status: int) -> NoReturn:

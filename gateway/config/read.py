@@ -67,6 +67,23 @@ def read_settings(flags: Flags, environment: Mapping[str, str]) -> Settings:
     return settings
 
 
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
+    """A configuration with its mistakes. In place of wrong values there are defaults; models whose
+    path is wrong or missing are left out. `file` is None if none was read.
+    """
+
+    settings: Settings
+    file: Path | None
+    mistakes: list[Mistake]
+
+
+def read_draft(flags: Flags, environment: Mapping[str, str]) -> Draft:
+    """What can be made of a configuration. Whether the models are there is not asked."""
+    draft = _Draft(flags, environment)
+    settings = draft.settings()
+    return Draft(settings=draft.without_lost(settings), file=draft.file, mistakes=draft.mistakes)
+
+
 def config_in_force(flags: Flags, environment: Mapping[str, str]) -> Path:
     """The file that `read_settings` reads; the default one need not exist."""
     return _file_and_source(flags, environment)[0]
@@ -153,12 +170,25 @@ class _Draft:
                 self._complain(place, str(error))
         return located
 
+    def without_lost(self, settings: Settings) -> Settings:
+        """The settings less the models of which it isn't known where they are."""
+        models = {
+            model_id: model
+            for model_id, model in settings.models.items()
+            if (MODELS, model_id, "path") not in self._wrong
+        }
+        return msgspec.structs.replace(settings, models=models)
+
     def sources(self) -> dict[Place, Source]:
         return {place: self._source(place) for place in self._given}
 
+    @property
+    def mistakes(self) -> list[Mistake]:
+        return sorted(self._mistakes, key=lambda each: each.source.line or 0)
+
     def raise_mistakes(self) -> None:
         if self._mistakes:
-            raise ConfigError(sorted(self._mistakes, key=lambda each: each.source.line or 0))
+            raise ConfigError(self.mistakes)
 
     def _read_file(self, flags: Flags, environment: Mapping[str, str]) -> Document:
         path, named_by = _file_and_source(flags, environment)

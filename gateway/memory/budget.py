@@ -12,12 +12,17 @@ from gateway.memory.device import recommended_working_set_bytes
 
 
 def budget_bytes(memory: MemorySettings, device_record: Path) -> int:
-    """An explicit budget is meant literally; the headroom is taken from the automatic one.
-
-    May take seconds: the recommended working set is asked of another process once a boot.
-    """
+    """May take seconds: the recommended working set is asked of another process once a boot."""
     total_bytes = psutil.virtual_memory().total
+    recommended_bytes = (
+        recommended_working_set_bytes(device_record) if memory.budget == "auto" else None
+    )
+    return budget_of(memory, total_bytes, recommended_bytes)
+
+
+def budget_of(memory: MemorySettings, total_bytes: int, recommended_bytes: int | None) -> int:
+    """An explicit budget is meant literally; the headroom is taken from the automatic one."""
     if memory.budget != "auto":
         return parse_size(memory.budget, total_bytes)
-    recommended_bytes = recommended_working_set_bytes(device_record) or total_bytes
-    return max(0, min(total_bytes, recommended_bytes) - parse_size(memory.headroom))
+    most_bytes = min(total_bytes, recommended_bytes or total_bytes)
+    return max(0, most_bytes - parse_size(memory.headroom))

@@ -37,17 +37,27 @@ def recommended_working_set_bytes(record: Path) -> int | None:
     if known is not None and (known.boot, known.python) == (present_boot(), sys.executable):
         return known.recommended_working_set_bytes
     try:
-        found = _probe()
+        found = device_info()
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         logger.warning("The recommended working set can't be read: %s", error)
         return None
-    size = found.get("max_recommended_working_set_size")
-    size_bytes = size if isinstance(size, int) and size > 0 else None
+    size_bytes = recommended_bytes(found)
     write_state(record, DeviceRecord(present_boot(), sys.executable, size_bytes))
     return size_bytes
 
 
-def _probe() -> dict[str, Any]:
+def recommended_bytes(info: dict[str, Any]) -> int | None:
+    """max_recommended_working_set_size of `device_info`; None where MLX names none."""
+    size = info.get("max_recommended_working_set_size")
+    return size if isinstance(size, int) and size > 0 else None
+
+
+def device_info() -> dict[str, Any]:
+    """mx.device_info(). Blocks for the time of an import of MLX.
+
+    Raises:
+        OSError, ValueError, subprocess.SubprocessError: MLX can't be asked.
+    """
     done = subprocess.run(
         [sys.executable, "-P", str(_PROBE)],
         stdin=subprocess.DEVNULL,

@@ -22,9 +22,21 @@ class HostMemory(Struct, frozen=True):
 
 
 if sys.platform == "darwin":
-    from gateway.memory.host_darwin import pressure, unlisted_free_bytes, wired_bytes
+    from gateway.memory.host_darwin import (
+        pressure,
+        unlisted_free_bytes,
+        wired_bytes,
+        wired_limit_mb,
+    )
 else:
-    from gateway.memory.host_linux import pressure, unlisted_free_bytes, wired_bytes
+    from gateway.memory.host_linux import (
+        pressure,
+        unlisted_free_bytes,
+        wired_bytes,
+        wired_limit_mb,
+    )
+
+__all__ = ["HostMemory", "host_memory", "resident_bytes", "wired_limit_mb"]
 
 
 def host_memory() -> HostMemory:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 from typing import Final
 
@@ -13,7 +14,9 @@ from gateway.memory.reading import HostError, Pressure
 # What launchd's and the kernel's memorystatus code calls them (xnu bsd/sys/event.h,
 # NOTE_MEMORYSTATUS_PRESSURE_*); readable without privilege.
 _LEVELS: Final[dict[int, Pressure]] = {1: "normal", 2: "warn", 4: "critical"}
-_NAME: Final = b"kern.memorystatus_vm_pressure_level"
+_PRESSURE: Final = b"kern.memorystatus_vm_pressure_level"
+# What the GPU may wire, in MiB; 0 is the system's own choice.
+_WIRED_LIMIT: Final = b"iogpu.wired_limit_mb"
 
 
 class Sysctl:
@@ -33,25 +36,38 @@ class Sysctl:
 
     def pressure(self) -> Pressure:
         """Raises: HostError."""
-        value = ctypes.c_int(0)
+        level = self._read(_PRESSURE, ctypes.c_int(0))
+        if level not in _LEVELS:
+            raise HostError(f"{_PRESSURE.decode()} is {level}")
+        return _LEVELS[level]
+
+    def wired_limit_mb(self) -> int:
+        """Raises: HostError where there is no such GPU."""
+        # Zeroed and wide enough for either width, as no header declares it.
+        return self._read(_WIRED_LIMIT, ctypes.c_int64(0))
+
+    def _read(self, name: bytes, value: ctypes.c_int | ctypes.c_int64) -> int:
         size = ctypes.c_size_t(ctypes.sizeof(value))
-        status = self._sysctlbyname(_NAME, ctypes.byref(value), ctypes.byref(size), None, 0)
+        status = self._sysctlbyname(name, ctypes.byref(value), ctypes.byref(size), None, 0)
         if status != 0:
-            raise HostError(f"{_NAME.decode()}: {os.strerror(ctypes.get_errno())}")
-        if value.value not in _LEVELS:
-            raise HostError(f"{_NAME.decode()} is {value.value}")
-        return _LEVELS[value.value]
+            raise HostError(f"{name.decode()}: {os.strerror(ctypes.get_errno())}")
+        return value.value
 
 
-_sysctl: Sysctl | None = None
+@functools.cache
+def _sysctl() -> Sysctl:
+    """On the system's library."""
+    return Sysctl()
 
 
 def pressure() -> Pressure:
-    """As `Sysctl.pressure`, on the system's library."""
-    global _sysctl
-    if _sysctl is None:
-        _sysctl = Sysctl()
-    return _sysctl.pressure()
+    """As `Sysctl.pressure`."""
+    return _sysctl().pressure()
+
+
+def wired_limit_mb() -> int | None:
+    """As `Sysctl.wired_limit_mb`."""
+    return _sysctl().wired_limit_mb()
 
 
 def unlisted_free_bytes() -> int:

@@ -50,6 +50,11 @@ def pressure(stalls: Path = _PRESSURE) -> Pressure:
     return "warn" if averages["some"] >= _SOME_WARN else "normal"
 
 
+def wired_limit_mb() -> int | None:
+    """There is no such limit."""
+    return None
+
+
 def _read(path: Path) -> str:
     try:
         return path.read_text("ascii")

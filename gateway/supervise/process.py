@@ -9,28 +9,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
-from typing import IO, Final
+from typing import IO
 
 from msgspec import Struct
 
-import gateway
 from gateway.supervise.identity import ProcessGoneError, identify
+from gateway.supervise.program import WORKER, worker_environment
 from gateway.supervise.records import WorkerRecord, WorkerRecords
 from gateway.supervise.worker_log import WorkerLog, lines
-
-_WORKER: Final = Path(gateway.__file__).resolve().parent.parent / "worker" / "__main__.py"
-
-# Workers never ask a model hub, and never use the fast synchronization that strands wired memory
-# when its process dies (mlx#3830).
-_SET: Final = {
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    # glibc keeps freed buffers up to the largest size that it has seen freed, which fragments, and
-    # held a third more than MLX did. Its initial threshold, once set, stays (mallopt(3)).
-    "MALLOC_MMAP_THRESHOLD_": "131072",
-}
-_REMOVED: Final = ("MLX_METAL_FAST_SYNCH",)
 
 
 class ExitStatus(Struct, frozen=True):
@@ -67,7 +53,6 @@ class WorkerProcess:
         Raises:
             OSError: the interpreter can't be started.
         """
-        environment = {k: v for k, v in os.environ.items() if k not in _REMOVED} | _SET
         # Absolute path, no cwd, close_fds off: CPython then uses posix_spawn on macOS, where a
         # forked child of a process with threads may deadlock. Python's descriptors aren't
         # inheritable anyway (PEP 446). The process group stays ours: launchd kills what is left
@@ -75,7 +60,7 @@ class WorkerProcess:
         self._popen = subprocess.Popen(
             [
                 python or sys.executable,
-                *("-P", "-u", str(_WORKER)),
+                *("-P", "-u", str(WORKER)),
                 *("--endpoint", address),
                 *("--parent", str(os.getpid())),
                 *("--incarnation", str(incarnation)),
@@ -84,7 +69,7 @@ class WorkerProcess:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=environment,
+            env=worker_environment(),
             close_fds=False,
         )
         self.log = log

@@ -42,5 +42,12 @@ class WorkerRecords:
                 with contextlib.suppress(OSError):
                     path.unlink()
 
+    def recorded(self) -> Iterator[WorkerRecord]:
+        """The same, but the folder stays as it is, and may be missing."""
+        with contextlib.suppress(OSError):
+            for path in sorted(self._folder.iterdir()):
+                if (record := read_state(path, WorkerRecord)) is not None:
+                    yield record
+
     def _path(self, pid: int) -> Path:
         return self._folder / f"{pid}.json"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Final, Protocol
 
 from gateway.config.models import find_folder
@@ -15,7 +14,8 @@ from gateway.events import EventLog
 from gateway.logs.line import about
 from gateway.memory import explain
 from gateway.memory.admission import Admission, Admit, Claim, Decision, Evict, Refuse
-from gateway.memory.estimate.estimate import PROCESS_BYTES, Estimate, estimate, model_key
+from gateway.memory.estimate.estimate import PROCESS_BYTES, Estimate
+from gateway.memory.estimate.fitting import fitting, with_margin
 from gateway.memory.estimate.learned import Learned, Measured
 from gateway.memory.estimate.weights import EstimateError, read_weights
 from gateway.memory.reading import Pressure
@@ -26,14 +26,10 @@ from gateway.supervise.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
-# What a worker may be granted beyond its estimate: the estimate is within this of the truth.
-_MARGIN: Final = 1.15
 # Weights and what comes beside them, where the rest can't be estimated.
 _GUESS: Final = 1.3
 # A worker that holds less than this part of its weights and process hasn't read them all.
 _PLAUSIBLE: Final = 0.9
-# A model whose whole context doesn't fit is loaded if so much of it does.
-_LEAST_CONTEXT_TOKENS: Final = 2048
 # Until what was given back can show in the machine's figures.
 _BETWEEN_RELIEFS_S: Final = 10.0
 
@@ -238,7 +234,7 @@ class Steward:
         key, result = await asyncio.to_thread(_fitting, model, self._learned, most_bytes)
         self._keys[model.id] = key
         self.estimates[model.id] = result
-        return _with_margin(result)
+        return with_margin(result)
 
     def _decide_now(self) -> None:
         if self._decision is not None:
@@ -288,15 +284,9 @@ class Steward:
 
 
 def _fitting(model: Model, learned: Learned, most_bytes: int) -> tuple[str, Estimate]:
-    """The estimate with the whole context if that can be had at all, else with what can be."""
-    folder: Path = find_folder(model.source)
-    tokens = model.settings.context_tokens
-    while True:
-        key = model_key(folder, tokens, model.settings.python)
-        result = estimate(folder, tokens, learned.get(key))
-        if _with_margin(result) <= most_bytes or result.context_tokens <= _LEAST_CONTEXT_TOKENS:
-            return key, result
-        tokens = max(_LEAST_CONTEXT_TOKENS, result.context_tokens // 2)
+    folder = find_folder(model.source)
+    settings = model.settings
+    return fitting(folder, settings.context_tokens, settings.python, learned, most_bytes)
 
 
 def _by_weights(model: Model) -> int:
@@ -308,7 +298,3 @@ def _by_weights(model: Model) -> int:
     except (EstimateError, OSError):
         return PROCESS_BYTES
     return PROCESS_BYTES + int(weights.bytes * _GUESS)
-
-
-def _with_margin(estimated: Estimate) -> int:
-    return int(estimated.full_bytes * _MARGIN)

@@ -23,6 +23,11 @@ _STUB = """
 /* As <sys/sysctl.h> declares it. */
 int sysctlbyname(const char *name, void *old, size_t *size, void *new, size_t new_size) {
     const char *level = getenv("LEVEL");
+    if (!strcmp(name, "iogpu.wired_limit_mb") && getenv("LIMIT") && *size >= sizeof(int) && !new) {
+        *(int *) old = atoi(getenv("LIMIT"));
+        *size = sizeof(int);
+        return 0;
+    }
     if (strcmp(name, "kern.memorystatus_vm_pressure_level") || *size != sizeof(int) || new) {
         errno = ENOENT;
         return -1;
@@ -100,3 +105,11 @@ def test_macos_errors(sysctl: Sysctl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEVEL", "3")
     with pytest.raises(HostError, match="is 3"):
         sysctl.pressure()
+
+
+def test_the_limit_of_wired_memory(sysctl: Sysctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIMIT", "49152")
+    assert sysctl.wired_limit_mb() == 49152
+    monkeypatch.delenv("LIMIT")
+    with pytest.raises(HostError, match=r"iogpu\.wired_limit_mb: No such file"):
+        sysctl.wired_limit_mb()

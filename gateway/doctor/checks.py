@@ -1,0 +1,41 @@
+"""All checks, in the order in which they are made."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.doctor import models, throughput
+from gateway.doctor.configuration import look_at_configuration
+from gateway.doctor.examination import Check
+from gateway.doctor.gateway import look_at_gateway, look_at_port, look_at_version
+from gateway.doctor.leftovers import look_at_leftovers
+from gateway.doctor.machine import (
+    look_at_device,
+    look_at_memory,
+    look_at_open_files,
+    look_at_wired_limit,
+)
+from gateway.doctor.service import look_at_service
+from gateway.doctor.software import look_at_packages, look_at_python
+from gateway.doctor.state_folder import look_at_disk, look_at_folder, look_at_socket_path
+
+CHECKS: Final = (
+    Check("configuration", look_at_configuration),
+    Check("python", look_at_python),
+    Check("packages", look_at_packages),
+    Check("device", look_at_device, deadline_s=40.0),
+    Check("wired limit", look_at_wired_limit),
+    Check("memory", look_at_memory, deadline_s=40.0),
+    Check("state folder", look_at_folder),
+    Check("disk", look_at_disk),
+    Check("socket path", look_at_socket_path),
+    Check("open files", look_at_open_files),
+    Check("gateway", look_at_gateway),
+    Check("port", look_at_port),
+    Check("version", look_at_version),
+    Check("leftovers", look_at_leftovers),
+    Check("service", look_at_service, deadline_s=60.0),
+    Check("model", models.look_at_models, models.DEADLINE_S),
+)
+# Only if it is asked for: it uses the gateway.
+THROUGHPUT: Final = Check("throughput", throughput.look_at_throughput, throughput.DEADLINE_S)

@@ -1,0 +1,159 @@
+"""The machine: its GPU, its memory, its limits."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from typing import Any, Final
+
+from gateway.config.settings import Settings
+from gateway.config.sizes import format_size
+from gateway.doctor.finding import Finding, error, ok, warning
+from gateway.doctor.installation import Installation
+from gateway.file_limit import attainable_files
+from gateway.memory.budget import budget_of
+from gateway.memory.device import recommended_bytes
+from gateway.memory.host import HostMemory, host_memory, wired_limit_mb
+from gateway.memory.reading import HostError
+from gateway.memory.stranded_record import read_stranded
+
+_MIB: Final = 1 << 20
+# What macOS and everything else need to go on; with less, machines have panicked (mlx#3186).
+_LEFT_TO_SYSTEM_BYTES: Final = 4_000_000_000
+# Logs, the listener, the event loop, Python itself.
+_FILES: Final = 100
+# Its pipe, its sockets and what ZeroMQ opens for them.
+_FILES_PER_WORKER: Final = 16
+
+
+def look_at_device(installation: Installation) -> Iterator[Finding]:
+    try:
+        info = installation.device()
+    except (OSError, ValueError, subprocess.SubprocessError) as failure:
+        yield error(
+            "device",
+            f"MLX can't be asked: {_last_words(failure)}.",
+            "Install Bulkhead anew in this environment (`make install`), on Linux with one of "
+            "MLX's back ends.",
+        )
+        return
+    yield judge_device(info)
+
+
+def _last_words(failure: Exception) -> str:
+    stderr = getattr(failure, "stderr", None)
+    text = stderr.decode("utf-8", "replace") if isinstance(stderr, bytes) else ""
+    lines = [each.strip() for each in text.splitlines() if each.strip()]
+    return (lines[-1] if lines else str(failure)).rstrip(".")
+
+
+def judge_device(info: dict[str, Any]) -> Finding:
+    size_bytes = recommended_bytes(info)
+    name = f"{info.get('device_name', 'a device without a name')}"
+    if size_bytes is None:
+        return ok("device", f"{name}; MLX recommends no working set for it.")
+    return ok("device", f"{name}; the recommended working set is {format_size(size_bytes)}.")
+
+
+def look_at_wired_limit(_installation: Installation) -> Iterator[Finding]:
+    try:
+        limit_mb = wired_limit_mb()
+    except HostError as failure:
+        yield warning(
+            "wired limit",
+            f"It can't be read ({failure}).",
+            "MLX needs the GPU of an Apple silicon Mac: see what `sysctl iogpu` prints.",
+        )
+        return
+    yield judge_wired_limit(limit_mb, host_memory().total_bytes)
+
+
+def judge_wired_limit(limit_mb: int | None, total_bytes: int) -> Finding:
+    """iogpu.wired_limit_mb; None: the system has none."""
+    if limit_mb is None:
+        return ok("wired limit", "This system has no iogpu.wired_limit_mb.")
+    if limit_mb == 0:
+        return ok("wired limit", "iogpu.wired_limit_mb is 0: the system's own choice.")
+    left_bytes = total_bytes - limit_mb * _MIB
+    if left_bytes < _LEFT_TO_SYSTEM_BYTES:
+        return warning(
+            "wired limit",
+            f"iogpu.wired_limit_mb is {limit_mb}, which leaves {format_size(max(0, left_bytes))} "
+            "to everything else: the system may panic.",
+            f"`sudo sysctl iogpu.wired_limit_mb=0`, or leave {format_size(_LEFT_TO_SYSTEM_BYTES)} "
+            "at least.",
+        )
+    return ok("wired limit", f"iogpu.wired_limit_mb is {limit_mb}.")
+
+
+def budget_bytes(installation: Installation) -> int:
+    """What the workers of a gateway with these settings may hold."""
+    memory = installation.settings.memory
+    try:
+        recommended = recommended_bytes(installation.device())
+    except (OSError, ValueError, subprocess.SubprocessError):
+        recommended = None
+    return budget_of(memory, host_memory().total_bytes, recommended)
+
+
+def look_at_memory(installation: Installation) -> Iterator[Finding]:
+    stranded_bytes = read_stranded(installation.state_dir.stranded_path).bytes
+    yield from judge_memory(host_memory(), budget_bytes(installation), stranded_bytes)
+
+
+def judge_memory(host: HostMemory, budget_bytes: int, stranded_bytes: int) -> Iterator[Finding]:
+    """Bytes. What is stranded belongs to no process any more."""
+    evidence = (
+        f"{format_size(host.total_bytes)}, {format_size(host.available_bytes)} available, pressure "
+        f"{host.pressure or 'unknown'}; the workers' budget is {format_size(budget_bytes)}."
+    )
+    sound = True
+    if host.pressure in ("warn", "critical"):
+        sound = False
+        judge = error if host.pressure == "critical" else warning
+        yield judge(
+            "memory",
+            evidence,
+            "End what isn't needed, or lower memory.budget: under pressure models are unloaded.",
+        )
+    if budget_bytes > host.total_bytes or budget_bytes == 0:
+        sound = False
+        yield error(
+            "memory",
+            f"The workers' budget is {format_size(budget_bytes)}, and the machine has "
+            f"{format_size(host.total_bytes)}.",
+            'Set memory.budget to "auto", or to what the machine can spare.',
+        )
+    if stranded_bytes:
+        sound = False
+        yield warning(
+            "memory",
+            f"{format_size(stranded_bytes)} belong to no process: a worker that was killed has "
+            "stranded them.",
+            "Only a restart of the machine gives them back.",
+        )
+    if sound:
+        yield ok("memory", evidence)
+
+
+def look_at_open_files(installation: Installation) -> Iterator[Finding]:
+    yield judge_open_files(attainable_files(), installation.settings)
+
+
+def judge_open_files(attainable: int, settings: Settings) -> Finding:
+    """Whether the gateway's own files, its workers', and as many clients as one model's queue
+    holds have room.
+    """
+    workers = len(settings.models) + settings.workers.spare
+    least = _FILES + workers * _FILES_PER_WORKER
+    wanted = least + settings.queue.depth
+    remedy = (
+        f"Raise it to {wanted} at least where the gateway is started: `ulimit -Hn` shows the most; "
+        "limits.conf(5) or launchctl(1) change that."
+    )
+    evidence = f"A gateway started from here may open {attainable} files"
+    if attainable < least:
+        return error("open files", f"{evidence}, and needs {least} for its workers.", remedy)
+    if attainable < wanted:
+        return warning("open files", f"{evidence}; a full queue needs {wanted}.", remedy)
+    return ok("open files", f"{evidence}.")

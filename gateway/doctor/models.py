@@ -1,0 +1,195 @@
+"""Every configured model: there, readable, not too large, and with a tokenizer and a template."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from gateway.config.models import check_allowed, check_holds_model, find_folder, locate
+from gateway.config.settings import ModelSettings
+from gateway.config.sizes import format_size
+from gateway.doctor.errands import Outcome, run_errand
+from gateway.doctor.finding import Finding, error, ok, warning
+from gateway.doctor.installation import Installation
+from gateway.doctor.machine import budget_bytes
+from gateway.memory.estimate.estimate import PROCESS_BYTES, estimate
+from gateway.memory.estimate.fitting import fitting, with_margin
+from gateway.memory.estimate.learned import Learned
+from gateway.memory.estimate.weights import EstimateError
+from gateway.memory.stranded_record import read_stranded
+from protocol.errands import Environment, Examine, Examined
+
+_CHECK: Final = "model"
+# The imports, on a machine that is busy; then some seconds for a large tokenizer.
+_IMPORTS_S: Final = 60.0
+_MODEL_S: Final = 15.0
+_REMEDIES: Final = {
+    "files": "Download it again, or correct the model's path.",
+    "architecture": "mlx-lm doesn't know it: take a newer Bulkhead, or another model.",
+    "tokenizer": "Download tokenizer.json and its neighbours again.",
+    "template": "Download chat_template.jinja and tokenizer_config.json again, or correct them. "
+    "/v1/completions works without them.",
+}
+DEADLINE_S: Final = 600.0
+
+
+class Size(Struct, frozen=True):
+    """Bytes that a model asks for with a context of so many tokens, of the `wanted` ones; and what
+    can be had.
+    """
+
+    needed_bytes: int
+    context_tokens: int
+    wanted_tokens: int
+    possible_bytes: int
+
+
+def look_at_models(installation: Installation) -> Iterator[Finding]:
+    models = installation.settings.models
+    if not models:
+        yield ok(_CHECK, "None is configured.")
+    located: dict[str, str] = {}
+    for model_id, model in models.items():
+        try:
+            located[model_id] = _located(model, installation.settings.gateway.allow)
+        except ValueError as failure:
+            yield error(
+                _CHECK,
+                str(failure),
+                f"Correct the path of {model_id}, or put the model there.",
+                subject=model_id,
+            )
+    if not located:
+        return
+    possible_bytes = _possible_bytes(installation)
+    learned = Learned(installation.state_dir.learned_path)
+    for python in dict.fromkeys(models[each].python for each in located):
+        sources = {each: at for each, at in located.items() if models[each].python == python}
+        examined = _examined(sources, python)
+        for model_id, source in sources.items():
+            size = _size(source, models[model_id], learned, possible_bytes)
+            yield from judge_model(model_id, examined[model_id], size)
+
+
+def _located(model: ModelSettings, allowed: tuple[str, ...]) -> str:
+    """Raises: ValueError."""
+    located = locate(model.path)
+    check_holds_model(located)
+    if allowed:
+        check_allowed(located, allowed)
+    return located
+
+
+def _possible_bytes(installation: Installation) -> int:
+    """What a model alone can be granted."""
+    stranded_bytes = read_stranded(installation.state_dir.stranded_path).bytes
+    spare_bytes = installation.settings.workers.spare * PROCESS_BYTES
+    return max(0, budget_bytes(installation) - stranded_bytes - spare_bytes)
+
+
+def _examined(sources: Mapping[str, str], python: str | None) -> dict[str, Examined | str]:
+    """What the process says of each model, or why it says nothing."""
+    outcome = run_errand(
+        "examine",
+        Examine(tuple(sources.values())),
+        python,
+        _IMPORTS_S + _MODEL_S * len(sources),
+    )
+    return read_examined(list(sources), outcome, python)
+
+
+def read_examined(
+    model_ids: list[str], outcome: Outcome, python: str | None
+) -> dict[str, Examined | str]:
+    """Answers come in the order of the questions, so the first that is missing is the one that
+    the process did not survive.
+    """
+    try:
+        if outcome.lines:
+            msgspec.json.decode(outcome.lines[0], type=Environment)
+        answers = [msgspec.json.decode(each, type=Examined) for each in outcome.lines[1:]]
+    except msgspec.MsgspecError as failure:
+        return dict.fromkeys(model_ids, f"its interpreter answers nonsense ({failure})")
+    failure_text = outcome.failure or "the process ended too early"
+    if not outcome.lines:
+        where = "this environment" if python is None else python
+        failure_text = f"no worker can run in {where}: {failure_text}"
+    else:
+        failure_text = f"nothing more is known of it: {failure_text}"
+    found: dict[str, Examined | str] = dict.fromkeys(model_ids, failure_text)
+    found.update(zip(model_ids, answers, strict=False))
+    return found
+
+
+def _size(source: str, model: ModelSettings, learned: Learned, possible_bytes: int) -> Size | None:
+    """None: nothing can be said, which whoever reads the files says better."""
+    try:
+        folder: Path = find_folder(source)
+        wanted = estimate(folder, model.context_tokens, None).context_tokens
+        _, found = fitting(folder, model.context_tokens, model.python, learned, possible_bytes)
+    except (EstimateError, OSError):
+        return None
+    return Size(with_margin(found), found.context_tokens, wanted, possible_bytes)
+
+
+def judge_model(model_id: str, examined: Examined | str, size: Size | None) -> Iterator[Finding]:
+    """`examined` is what was found, or why nothing could be."""
+    sound = True
+    if isinstance(examined, str):
+        sound = False
+        yield error(
+            _CHECK,
+            f"{examined[:1].upper()}{examined[1:]}.",
+            "Its interpreter needs mlx-lm, msgspec and pyzmq of versions that belong together.",
+            subject=model_id,
+        )
+    elif examined.problem is not None:
+        sound = False
+        yield error(
+            _CHECK,
+            f"{_PROBLEMS[examined.problem]}{examined.reason.rstrip('.')}.",
+            _REMEDIES[examined.problem],
+            subject=model_id,
+        )
+    if size is not None and size.needed_bytes > size.possible_bytes:
+        sound = False
+        yield error(
+            _CHECK,
+            f"It needs {format_size(size.needed_bytes)} with a context of {size.context_tokens:,} "
+            f"tokens, and {format_size(size.possible_bytes)} can be had.",
+            "Raise memory.budget if the machine has more, or take a smaller model.",
+            subject=model_id,
+        )
+    elif size is not None and size.context_tokens < size.wanted_tokens:
+        sound = False
+        yield warning(
+            _CHECK,
+            f"Its context of {size.wanted_tokens:,} tokens doesn't fit into "
+            f"{format_size(size.possible_bytes)}: it would get {size.context_tokens:,}.",
+            f"Lower its context_tokens to {size.context_tokens}, or raise memory.budget.",
+            subject=model_id,
+        )
+    if sound and isinstance(examined, Examined):
+        yield ok(_CHECK, _praise(examined, size), subject=model_id)
+
+
+_PROBLEMS: Final = {
+    "files": "",
+    "architecture": "It is of no kind that mlx-lm loads: ",
+    "tokenizer": "Its tokenizer fails: ",
+    "template": "Its chat template fails: ",
+}
+
+
+def _praise(examined: Examined, size: Size | None) -> str:
+    chat = "tokenizer and template work" if examined.chats else "its tokenizer works, it can't chat"
+    if size is None:
+        return f"Readable; {chat}."
+    return (
+        f"{format_size(size.needed_bytes)} with {size.context_tokens:,} tokens of context, of "
+        f"{format_size(size.possible_bytes)}; {chat}."
+    )

@@ -1,0 +1,117 @@
+"""The gateway that runs now, found by its lock, and whoever is at its address."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import psutil
+from msgspec import Struct
+
+from gateway.config.settings import GatewaySettings
+from gateway.service.mark import service_pid
+from gateway.service.port import Health, ask_health, port_is_free
+from gateway.state_dir import StateDir, lock_holder
+
+
+class Process(Struct, frozen=True):
+    """`name` is the program's, for people."""
+
+    pid: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.name}, pid {self.pid}"
+
+
+class Running(Struct, frozen=True):
+    """`holder` has the lock of the state folder, and `health` is what it answers at `address`.
+
+    `address` is the configured one unless the holder listens at another. `port_free` and
+    `port_holder` are of the configured one; `stranger` is a gateway there that isn't the holder.
+    """
+
+    holder: Process | None
+    is_service: bool
+    address: tuple[str, int]
+    health: Health | None
+    port_free: bool
+    port_holder: Process | None
+    stranger: Health | None
+
+    @property
+    def url(self) -> str:
+        return url(*self.address)
+
+
+def url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def look_for_gateway(settings: GatewaySettings, state_dir: StateDir) -> Running:
+    """Look at the lock and the address; a gateway that hangs takes some seconds."""
+    configured = (settings.host, settings.port)
+    holder = _lock_holder(state_dir)
+    addresses = [] if holder is None else _listens_at(holder.pid)
+    configured_is_its = any(port == settings.port for _, port in addresses)
+    address = configured if configured_is_its or not addresses else addresses[0]
+    free = settings.port == 0 or port_is_free(*configured)
+    port_holder = None if free or configured_is_its else _listener(settings.port)
+    return Running(
+        holder=holder,
+        is_service=holder is not None and service_pid(state_dir.path) == holder.pid,
+        address=address,
+        health=ask_health(*address) if holder is not None and addresses else None,
+        port_free=free,
+        port_holder=port_holder,
+        stranger=None if free or configured_is_its else ask_health(*configured),
+    )
+
+
+def _lock_holder(state_dir: StateDir) -> Process | None:
+    pid = lock_holder(state_dir.path)
+    if pid is not None:
+        return _process(pid)
+    # The pid in it may be that of a process which is gone. Who has the file open is found without
+    # trying the lock, which would be in the way of a gateway that starts just now.
+    if not os.path.exists(state_dir.lock_path):  # noqa: PTH110 - this one never raises.
+        return None
+    return _opener(state_dir.lock_path)
+
+
+def _opener(path: Path) -> Process | None:
+    """Who has a file open, as far as that can be seen without privileges."""
+    resolved = str(path.resolve())
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if any(each.path == resolved for each in process.open_files()):
+                return _process(process.pid)
+    return None
+
+
+def _process(pid: int) -> Process:
+    try:
+        return Process(pid, psutil.Process(pid).name())
+    except psutil.Error:
+        return Process(pid, "unknown")
+
+
+def _listens_at(pid: int) -> list[tuple[str, int]]:
+    """The loopback addresses that a process has."""
+    try:
+        connections = psutil.Process(pid).net_connections("tcp")
+    except psutil.Error:
+        return []
+    return [
+        (each.laddr.ip, each.laddr.port)
+        for each in connections
+        if each.status == psutil.CONN_LISTEN and each.laddr
+    ]
+
+
+def _listener(port: int) -> Process | None:
+    for process in psutil.process_iter():
+        if any(number == port for _, number in _listens_at(process.pid)):
+            return _process(process.pid)
+    return None

@@ -1,0 +1,125 @@
+"""The service of launchd or systemd: what is installed, and whether it does what it is for."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from gateway.config.read import read_settings
+from gateway.config.settings import ConfigError, Flags
+from gateway.doctor.finding import Finding, error, ok, warning
+from gateway.doctor.installation import Installation
+from gateway.service.definition import Installed, stop_s
+from gateway.service.failure import ServiceError
+from gateway.service.manager import Manager, manager
+from gateway.service.mark import service_pid
+from gateway.service.owner import owner
+from gateway.state_dir import StateDir
+
+_CHECK = "service"
+
+
+class ServiceFacts(Struct, frozen=True):
+    """An installed service. `mistake` keeps its configuration from being read; `needed_stop_s` is
+    what its end may take. `visible`: this account may see whether it runs.
+    """
+
+    path: str
+    installed: Installed
+    visible: bool
+    loaded: bool
+    pid: int | None
+    mistake: str | None
+    needed_stop_s: int | None
+
+
+def look_at_service(_installation: Installation) -> Iterator[Finding]:
+    """The user's and the system's."""
+    found = False
+    for system in (False, True):
+        # Looking needs no rights, and an environment of its own: sudo would change ours.
+        environment = dict(os.environ)
+        if system or os.geteuid() == 0:
+            environment.pop("SUDO_USER", None)
+        keeper = manager(owner(environment, system=False), lambda _text: None, system=system)
+        try:
+            installed = keeper.read()
+            if installed is None:
+                continue
+            found = True
+            yield from judge_service(_facts(keeper, installed), sys.executable)
+        except ServiceError as failure:
+            found = True
+            yield error(
+                _CHECK,
+                str(failure),
+                "`bulkhead service install` writes a new one.",
+                subject="system" if system else None,
+            )
+    if not found:
+        yield ok(_CHECK, "None is installed.")
+
+
+def _facts(keeper: Manager, installed: Installed) -> ServiceFacts:
+    mistake = needed_s = None
+    lock = StateDir(installed.state_dir).lock_path
+    try:
+        settings = read_settings(Flags(config=installed.config, state_dir=installed.state_dir), {})
+        needed_s = stop_s(settings.gateway.drain_s)
+    except ConfigError as failure:
+        mistake = str(failure.mistakes[0])
+    return ServiceFacts(
+        path=str(keeper.path),
+        installed=installed,
+        visible=not lock.exists() or os.access(lock, os.R_OK),
+        loaded=keeper.loaded(),
+        pid=service_pid(installed.state_dir),
+        mistake=mistake,
+        needed_stop_s=needed_s,
+    )
+
+
+def judge_service(facts: ServiceFacts, python: str) -> Iterator[Finding]:
+    """`python` is the interpreter of this environment."""
+    findings = list(_flaws(facts, python))
+    yield from findings
+    if not findings and facts.pid is None:
+        yield ok(_CHECK, f"{facts.path} belongs to another account: sudo shows whether it runs.")
+    elif not findings:
+        yield ok(_CHECK, f"{facts.path} runs (pid {facts.pid}).")
+
+
+def _flaws(facts: ServiceFacts, python: str) -> Iterator[Finding]:
+    if facts.mistake is not None:
+        yield error(
+            _CHECK,
+            f"{facts.path} will not start again: {facts.mistake}",
+            "Correct the configuration, then `bulkhead service start`.",
+        )
+    stopped = facts.pid is None and facts.visible
+    if stopped and not facts.loaded:
+        yield warning(
+            _CHECK, f"{facts.path} is installed and stopped.", "`bulkhead service start` starts it."
+        )
+    elif stopped:
+        yield error(
+            _CHECK,
+            f"{facts.path} is installed, and its gateway doesn't run.",
+            "`bulkhead service start` starts it; `bulkhead service logs` says why it ended.",
+        )
+    if facts.installed.python != python:
+        yield warning(
+            _CHECK,
+            f"{facts.path} runs the Bulkhead of another environment, {facts.installed.python}.",
+            "`bulkhead service install` makes it this one's.",
+        )
+    if facts.needed_stop_s is not None and facts.needed_stop_s > facts.installed.stop_s:
+        yield warning(
+            _CHECK,
+            f"The end of {facts.path} gets {facts.installed.stop_s} s and may take "
+            f"{facts.needed_stop_s} s: if it is cut short, memory can be stranded.",
+            "`bulkhead service install` grants what gateway.drain_s needs.",
+        )

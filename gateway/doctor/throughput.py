@@ -1,0 +1,208 @@
+"""Whether the gateway is as fast as a process of this shell: launchd may throttle what it starts.
+
+A service with another ProcessType than Interactive was seen at 11 tokens/s instead of 87
+(nix-ai#916), and some were slow for reasons that nobody found (Rapid-MLX#1363).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Final
+
+import httpx
+import msgspec
+import psutil
+from msgspec import Struct
+
+from gateway.config.models import DEMO_FOLDER, DEMO_ID, locate
+from gateway.config.settings import ModelSettings
+from gateway.doctor.errands import run_errand
+from gateway.doctor.finding import Finding, ok, warning
+from gateway.doctor.installation import Installation
+from gateway.doctor.running import Running
+from gateway.memory.host import host_memory
+from protocol.errands import Measure, Measured
+
+_CHECK: Final = "throughput"
+_PROMPT: Final = "Once upon a time"
+_TOKENS: Final = 128
+# Of each the quickest counts: whatever else the machine does only makes it slower.
+_TIMES: Final = 2
+_LEAST_RATIO: Final = 0.5
+_BUSY: Final = 0.5
+_BUSY_LOOK_S: Final = 0.5
+# Of what is available: the model is in memory a second time meanwhile.
+_SHARE: Final = 0.5
+_STATUS_S: Final = 10.0
+_GENERATION_S: Final = 240.0
+_SHELL_S: Final = 300.0
+DEADLINE_S: Final = 2 * (2 + _TIMES) * _GENERATION_S + _SHELL_S
+
+
+class Speeds(Struct, frozen=True):
+    """Tokens/s of one stream. Meanwhile `beside` requests ran in the gateway; before, `busy` of the
+    processors' time was taken, from 0 to 1.
+    """
+
+    model: str
+    gateway: float
+    shell: float
+    beside: int
+    busy: float
+
+
+class _Model(Struct, frozen=True):
+    id: str
+    state: str
+    active_requests: int
+    queue_depth: int
+    estimate_bytes: int | None = None
+
+
+class _Status(Struct, frozen=True):
+    models: tuple[_Model, ...]
+
+
+class _ImpossibleError(Exception):
+    """Nothing can be compared. A sentence, and what to do."""
+
+    def __init__(self, evidence: str, remedy: str) -> None:
+        super().__init__(evidence)
+        self.evidence = evidence
+        self.remedy = remedy
+
+
+def look_at_throughput(installation: Installation) -> Iterator[Finding]:
+    running = installation.running()
+    try:
+        speeds = _measure(installation, running)
+    except _ImpossibleError as failure:
+        yield warning(_CHECK, failure.evidence, failure.remedy)
+    except (httpx.HTTPError, msgspec.MsgspecError) as failure:
+        yield warning(
+            _CHECK,
+            f"The gateway at {running.url} didn't generate: {failure}.",
+            "See `bulkhead status` and `bulkhead logs`.",
+        )
+    else:
+        yield judge_throughput(speeds, is_service=running.is_service)
+
+
+def judge_throughput(speeds: Speeds, *, is_service: bool) -> Finding:
+    ratio = speeds.gateway / speeds.shell
+    evidence = (
+        f"{speeds.model} makes {speeds.gateway:.0f} tokens/s in the gateway and {speeds.shell:.0f} "
+        f"in this shell, a ratio of {ratio:.2f}."
+    )
+    if ratio >= _LEAST_RATIO:
+        return ok(_CHECK, evidence)
+    if speeds.beside or speeds.busy > _BUSY:
+        return warning(
+            _CHECK,
+            f"{evidence} That says little: there were {speeds.beside} other requests in the "
+            f"gateway, and the processors were {speeds.busy:.0%} busy.",
+            "Try again when gateway and machine are idle.",
+        )
+    if is_service:
+        return warning(
+            _CHECK,
+            f"{evidence} The service is throttled.",
+            "`bulkhead service install` writes a definition with ProcessType Interactive, without "
+            "which launchd throttles the GPU; then try again. If it stays, try "
+            "`sudo bulkhead service install --system`.",
+        )
+    return warning(
+        _CHECK,
+        f"{evidence} The gateway is throttled.",
+        "Start it from a shell like this one, or as a service: `bulkhead service install`.",
+    )
+
+
+def _measure(installation: Installation, running: Running) -> Speeds:
+    if running.health is None:
+        raise _ImpossibleError(
+            "No gateway answers, so there is nothing to compare with.",
+            "Start it as it is to run (`bulkhead service start`), then try again.",
+        )
+    # A proxy of the environment would look for the gateway on its own loopback.
+    with httpx.Client(base_url=running.url, timeout=_GENERATION_S, trust_env=False) as client:
+        before = _status(client)
+        model, source, python = _choose(before, installation.settings.models)
+        busy = psutil.cpu_percent(_BUSY_LOOK_S) / 100
+        earlier = _in_gateway(client, model)
+        shell = _in_shell(source, python)
+        later = _in_gateway(client, model)
+        beside = max(map(_requests, (before, _status(client))))
+    return Speeds(model, max(earlier, later), shell, beside, busy)
+
+
+def _choose(status: _Status, configured: dict[str, ModelSettings]) -> tuple[str, str, str | None]:
+    """Id, place and interpreter of a model that is loaded and may be loaded once more beside it;
+    else the demo model, which is small.
+    """
+    room_bytes = host_memory().available_bytes * _SHARE
+    ready = [
+        each
+        for each in status.models
+        if each.state == "ready"
+        and each.id in configured
+        and each.estimate_bytes is not None
+        and each.estimate_bytes < room_bytes
+    ]
+    for each in sorted(ready, key=lambda model: model.estimate_bytes or 0):
+        try:
+            return each.id, locate(configured[each.id].path), configured[each.id].python
+        except ValueError:
+            continue
+    if any(each.id == DEMO_ID for each in status.models):
+        return DEMO_ID, str(DEMO_FOLDER), None
+    raise _ImpossibleError(
+        "The gateway has neither the demo model nor a configured one that is loaded and small "
+        "enough to be loaded twice.",
+        "Load one (`bulkhead load MODEL`), or add the demo model to the configuration.",
+    )
+
+
+def _in_gateway(client: httpx.Client, model: str) -> float:
+    """Tokens/s. The first generation loads the model, if it isn't loaded."""
+    _generate(client, model, 1)
+    first_s = min(_generate(client, model, 1) for _ in range(_TIMES))
+    all_s = min(_generate(client, model, 1 + _TOKENS) for _ in range(_TIMES))
+    return _TOKENS / max(all_s - first_s, 1e-6)
+
+
+def _generate(client: httpx.Client, model: str, tokens: int) -> float:
+    """Seconds. Raises httpx.HTTPError."""
+    body = {
+        "model": model,
+        "prompt": _PROMPT,
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    began = time.monotonic()
+    client.post("/v1/completions", json=body).raise_for_status()
+    return time.monotonic() - began
+
+
+def _status(client: httpx.Client) -> _Status:
+    answer = client.get("/admin/v1/status", timeout=_STATUS_S).raise_for_status()
+    return msgspec.json.decode(answer.content, type=_Status)
+
+
+def _requests(status: _Status) -> int:
+    return sum(each.active_requests + each.queue_depth for each in status.models)
+
+
+def _in_shell(source: str, python: str | None) -> float:
+    """Tokens/s."""
+    asked = Measure(source, _PROMPT, 1 + _TOKENS, 2 * _TIMES)
+    outcome = run_errand("measure", asked, python, _SHELL_S)
+    if outcome.failure is not None or not outcome.lines:
+        raise _ImpossibleError(
+            f"The same generation failed in this shell: {outcome.failure}.",
+            "See what the check of the model says.",
+        )
+    measured = msgspec.json.decode(outcome.lines[-1], type=Measured)
+    return _TOKENS / max(measured.seconds, 1e-6)

@@ -1,0 +1,256 @@
+"""Evidence in, findings out: what can't be planted on the machine that runs the tests."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gateway.config.settings import Flags, MemorySettings
+from gateway.doctor.errands import Outcome, run_errand
+from gateway.doctor.examination import Check, findings
+from gateway.doctor.finding import Finding, Severity, error, ok, warning, worst
+from gateway.doctor.installation import Installation
+from gateway.doctor.leftovers import Leftover, judge_leftovers
+from gateway.doctor.machine import judge_device, judge_memory, judge_wired_limit
+from gateway.doctor.models import judge_model, read_examined
+from gateway.doctor.service import ServiceFacts, judge_service
+from gateway.doctor.software import judge_packages, judge_python
+from gateway.doctor.state_folder import judge_disk
+from gateway.doctor.throughput import Speeds, judge_throughput
+from gateway.memory.budget import budget_of
+from gateway.memory.host import HostMemory
+from gateway.service.definition import Installed
+from protocol.errands import Environment, Examine, Examined
+
+GB = 10**9
+ENVIRONMENT = msgspec.json.encode(Environment("3.11", "0.32", "0.32"))
+
+
+def _severities(found: Iterable[Finding]) -> list[Severity]:
+    found = list(found)
+    assert all((each.remedy is None) == (each.severity is Severity.OK) for each in found)
+    return [each.severity for each in found]
+
+
+def test_the_worst_of_all() -> None:
+    assert worst([]) is Severity.OK
+    assert worst([ok("a", ""), warning("a", "", "")]) is Severity.WARNING
+    assert worst([error("a", "", ""), warning("a", "", ""), ok("a", "")]) is Severity.ERROR
+
+
+class TestExamination:
+    @pytest.fixture
+    def installation(self, tmp_path: Path) -> Installation:
+        return Installation(Flags(state_dir=tmp_path), {})
+
+    def test_a_check_that_fails_itself_is_a_finding(self, installation: Installation) -> None:
+        def look(_: Installation) -> Iterator[Finding]:
+            yield ok("moon", "full.")
+            raise PermissionError("not\nfor you")
+
+        first, second = findings(Check("moon", look), installation)
+        assert first.severity is Severity.OK
+        assert (second.check, second.severity) == ("moon", Severity.WARNING)
+        assert second.evidence == "It could not be looked at: PermissionError: not for you."
+
+    def test_a_check_that_hangs_is_a_finding(self, installation: Installation) -> None:
+        over = threading.Event()
+
+        def look(_: Installation) -> Iterator[Finding]:
+            over.wait(60)
+            yield ok("moon", "late.")
+
+        (found,) = findings(Check("moon", look, deadline_s=0.1), installation)
+        over.set()
+        assert found.evidence == "It could not be looked at: no answer within 0.1 s."
+
+
+class TestSoftware:
+    def test_python(self) -> None:
+        judged = [
+            judge_python("3.11.9", ">=3.11,<3.15", "darwin", "arm64"),
+            judge_python("3.11.9", ">=3.11,<3.15", "linux", "x86_64"),
+            judge_python("3.14.0rc1", ">=3.11,<3.15", "linux", "x86_64"),
+            judge_python("3.10.2", ">=3.11,<3.15", "linux", "x86_64"),
+            judge_python("3.11.9", ">=3.11,<3.15", "darwin", "x86_64"),
+        ]
+        assert _severities(judged) == ["ok", "ok", "ok", "error", "error"]
+        assert "MLX needs arm64" in judged[-1].evidence
+
+    def test_packages(self) -> None:
+        wanted = ["pyzmq>=27,<28", "MLX[cpu]>=0.32; extra == 'cpu'"]
+        (found,) = judge_packages(wanted, {"mlx-bulkhead": "1", "pyzmq": "27.1"})
+        assert found == ok("packages", "bulkhead 1, pyzmq 27.1")
+        (found,) = judge_packages(wanted, {"pyzmq": "26.0"})
+        assert found.evidence == "pyzmq is 26.0, and Bulkhead needs <28,>=27."
+        (found,) = judge_packages(wanted, {})
+        assert found.evidence == "pyzmq is missing."
+        assert _severities(judge_packages(None, {})) == ["error"]
+
+    def test_two_back_ends(self) -> None:
+        (found,) = judge_packages([], {"mlx-cpu": "1", "mlx-cuda-13": "1"})
+        assert found.evidence.startswith("mlx-cpu and mlx-cuda-13 are both installed")
+
+
+class TestMachine:
+    def test_device(self) -> None:
+        info = {"device_name": "Apple M2 Ultra", "max_recommended_working_set_size": 150 * GB}
+        assert judge_device(info).evidence == (
+            "Apple M2 Ultra; the recommended working set is 150 GB."
+        )
+
+    def test_wired_limit(self) -> None:
+        judged = [judge_wired_limit(limit, 64 * GB) for limit in (None, 0, 50_000, 60_000)]
+        assert _severities(judged) == ["ok", "ok", "ok", "warning"]
+        assert "leaves 1.1 GB to everything else" in judged[-1].evidence
+
+    def test_memory(self) -> None:
+        def judge(
+            pressure: str | None, budget_bytes: int = 10 * GB, stranded_bytes: int = 0
+        ) -> list[Severity]:
+            host = HostMemory(64 * GB, 40 * GB, None, pressure)  # type: ignore[arg-type]
+            return _severities(judge_memory(host, budget_bytes, stranded_bytes))
+
+        assert judge("normal") == judge(None) == ["ok"]
+        assert judge("warn") == ["warning"]
+        assert judge("critical") == ["error"]
+        assert judge("normal", budget_bytes=65 * GB) == ["error"]
+        assert judge("normal", budget_bytes=0) == ["error"]
+        assert judge("normal", stranded_bytes=GB) == ["warning"]
+
+    def test_the_budget(self) -> None:
+        auto = MemorySettings(headroom="2GB")
+        assert budget_of(auto, 64 * GB, 48 * GB) == 46 * GB
+        assert budget_of(auto, 64 * GB, None) == 62 * GB
+        assert budget_of(auto, GB, None) == 0
+        assert budget_of(MemorySettings(budget="50%"), 64 * GB, 48 * GB) == 32 * GB
+
+    def test_disk(self) -> None:
+        judged = [judge_disk(Path("/"), size) for size in (2 * GB, GB // 2, GB // 1000)]
+        assert _severities(judged) == ["ok", "warning", "error"]
+
+
+def test_leftovers_beside_a_gateway_that_runs() -> None:
+    left = [Leftover(7, "tiny", 3 * GB), Leftover(8, "spare", None)]
+    first, second = judge_leftovers(left, gateway_runs=True)
+    assert first.evidence.startswith("Worker 7 (tiny) of a gateway that is gone")
+    assert first.evidence.endswith("still runs and holds 3.0 GB.")
+    assert "holds" not in second.evidence
+    assert "next start" not in str(first.remedy)
+    first, _ = judge_leftovers(left, gateway_runs=False)
+    assert "next start" in str(first.remedy)
+
+
+class TestService:
+    FACTS = ServiceFacts(
+        path="/x.service",
+        installed=Installed("/python", None, Path("/state"), stop_s=120),
+        visible=True,
+        loaded=True,
+        pid=7,
+        mistake=None,
+        needed_stop_s=100,
+    )
+
+    def _judge(self, **changes: object) -> list[Finding]:
+        return list(judge_service(msgspec.structs.replace(self.FACTS, **changes), "/python"))
+
+    def test_it_runs(self) -> None:
+        assert self._judge() == [ok("service", "/x.service runs (pid 7).")]
+
+    def test_it_does_not(self) -> None:
+        assert _severities(self._judge(pid=None)) == ["error"]
+        assert _severities(self._judge(pid=None, loaded=False)) == ["warning"]
+
+    def test_another_account_may_not_see_that(self) -> None:
+        (found,) = self._judge(pid=None, visible=False)
+        assert found.severity is Severity.OK
+        assert "another account" in found.evidence
+
+    def test_what_will_go_wrong_later(self) -> None:
+        (found,) = self._judge(mistake="x.toml:1: no")
+        assert found.evidence == "/x.service will not start again: x.toml:1: no"
+        (found,) = self._judge(needed_stop_s=200)
+        assert "gets 120 s and may take 200 s" in found.evidence
+        other = Installed("/other", None, Path("/state"), stop_s=120)
+        (found,) = self._judge(installed=other)
+        assert "another environment, /other" in found.evidence
+
+
+class TestModels:
+    def test_the_model_that_a_process_did_not_survive(self) -> None:
+        lines = (ENVIRONMENT, msgspec.json.encode(Examined("/a", chats=True)))
+        died = Outcome(lines, "the process died by SIGSEGV")
+        found = read_examined(["a", "b"], died, None)
+        assert found["a"] == Examined("/a", chats=True)
+        assert found["b"] == "nothing more is known of it: the process died by SIGSEGV"
+        (judged,) = judge_model("b", found["b"], None)
+        assert (judged.severity, judged.subject) == (Severity.ERROR, "b")
+
+    def test_nonsense(self) -> None:
+        assert "nonsense" in str(read_examined(["a"], Outcome((b"{",), None), None)["a"])
+
+    def test_a_model_that_cannot_chat_is_well(self) -> None:
+        (found,) = judge_model("a", Examined("/a"), None)
+        assert found.severity is Severity.OK
+        assert "can't chat" in found.evidence
+
+
+class TestErrands:
+    def _interpreter(self, folder: Path, does: str) -> str:
+        path = folder / "python"
+        path.write_text(f"#!/bin/sh\n{does}\n")
+        path.chmod(0o755)
+        return str(path)
+
+    def test_one_that_hangs_is_ended_and_what_it_said_stays(self, tmp_path: Path) -> None:
+        python = self._interpreter(tmp_path, "echo '{}'; exec sleep 100")
+        outcome = run_errand("examine", Examine(()), python, 1.0)
+        assert outcome == Outcome((b"{}",), "it took longer than 1 s")
+
+    def test_one_that_dies(self, tmp_path: Path) -> None:
+        python = self._interpreter(tmp_path, "kill -SEGV $$")
+        outcome = run_errand("examine", Examine(()), python, 30.0)
+        assert outcome == Outcome((), "the process died by SIGSEGV")
+
+    def test_one_that_explains_itself(self, tmp_path: Path) -> None:
+        python = self._interpreter(tmp_path, "echo 'Error: no.' >&2; exit 3")
+        assert run_errand("examine", Examine(()), python, 30.0).failure == "Error: no"
+
+    def test_no_interpreter(self) -> None:
+        failure = run_errand("examine", Examine(()), "/nowhere", 30.0).failure
+        assert failure == "/nowhere can't be run: No such file or directory"
+
+    def test_what_libraries_print_is_no_answer(self, tmp_path: Path) -> None:
+        python = self._interpreter(tmp_path, f'exec {sys.executable} -X importtime "$@"')
+        outcome = run_errand("examine", Examine(()), python, 60.0)
+        assert (len(outcome.lines), outcome.failure) == (1, None)
+
+
+class TestThroughput:
+    def test_the_ratio(self) -> None:
+        healthy = judge_throughput(Speeds("demo", 80, 87, beside=0, busy=0.1), is_service=True)
+        assert healthy.severity is Severity.OK
+        assert healthy.evidence == (
+            "demo makes 80 tokens/s in the gateway and 87 in this shell, a ratio of 0.92."
+        )
+        throttled = judge_throughput(Speeds("demo", 11, 87, beside=0, busy=0.1), is_service=True)
+        assert throttled.severity is Severity.WARNING
+        assert "ProcessType Interactive" in str(throttled.remedy)
+        by_hand = judge_throughput(Speeds("demo", 11, 87, beside=0, busy=0.1), is_service=False)
+        assert "ProcessType" not in str(by_hand.remedy)
+
+    def test_little_is_said_of_a_busy_machine(self) -> None:
+        for beside, busy in ((3, 0.0), (0, 0.9)):
+            found = judge_throughput(Speeds("demo", 11, 87, beside, busy), is_service=True)
+            assert found.severity is Severity.WARNING
+            assert "That says little" in found.evidence
+            assert judge_throughput(Speeds("demo", 80, 87, beside, busy), is_service=True) == ok(
+                "throughput",
+                "demo makes 80 tokens/s in the gateway and 87 in this shell, a ratio of 0.92.",
+            )

@@ -1,0 +1,407 @@
+"""A machine that is well, and then one fault at a time: real files, processes and sockets."""
+
+from __future__ import annotations
+
+import fcntl
+import getpass
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.config.models import DEMO_FOLDER
+from gateway.config.settings import GatewaySettings, Settings
+from gateway.service.definition import define
+from gateway.service.owner import Owner
+from gateway.service.systemd import Systemd
+from gateway.state_dir import StateDir
+from gateway.supervise.identity import identify
+from gateway.supervise.records import WorkerRecord, WorkerRecords
+from gateway.version import VERSION
+from tests.cli.canned import CannedGateway
+from tests.cli.terminal import BULKHEAD
+from tests.support.gateway import Gateway, eventually
+from tests.support.service_managers import ServiceManagers
+
+STATUS = {"ok": 0, "error": 1, "warning": 5}
+
+
+class Machine:
+    """A home, a state folder and a free port of its own, and the doctor on them."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.state_dir = home / "state"
+        self.config = home / "config.toml"
+        self.path = os.environ["PATH"]
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            self.port: int = unused.getsockname()[1]
+
+    def configure(self, *lines: str) -> None:
+        self.config.write_text("\n".join(lines))
+
+    def run(self, *arguments: str, limit: int | None = None) -> subprocess.CompletedProcess[str]:
+        """`limit` is of open files."""
+        config = ("--config", str(self.config)) if self.config.exists() else ()
+        where = ("--state-dir", str(self.state_dir), "--port", str(self.port))
+        command = [*BULKHEAD, "doctor", *where, *config, *arguments]
+        if limit is not None:
+            command = ["sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh", *command]
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("BULKHEAD_", "XDG_"))
+        }
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            env={**environment, "HOME": str(self.home), "PATH": self.path},
+            timeout=150,
+            check=False,
+        )
+
+    def findings(self, *arguments: str, limit: int | None = None) -> list[dict[str, Any]]:
+        """Those that aren't ok. The exit status tells the worst, and stderr is empty."""
+        done = self.run("--json", *arguments, limit=limit)
+        assert done.stderr == ""
+        answer = json.loads(done.stdout)
+        assert done.returncode == STATUS[answer["worst"]]
+        return [each for each in answer["findings"] if each["severity"] != "ok"]
+
+    def fault(self, *arguments: str, limit: int | None = None) -> tuple[str, str, str]:
+        """Check, severity and evidence of the only thing that is wrong; it has a remedy."""
+        findings = self.findings(*arguments, limit=limit)
+        assert len(findings) == 1, findings
+        (found,) = findings
+        assert found["remedy"]
+        return found["check"], found["severity"], found["evidence"]
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    """Short, since the paths of sockets are bounded; pytest's are not."""
+    with tempfile.TemporaryDirectory(prefix="bh-") as folder:
+        yield Machine(Path(folder))
+
+
+@pytest.fixture
+def model(machine: Machine) -> Path:
+    """A copy of the demo model, to be damaged."""
+    folder = machine.home / "models" / "tiny"
+    shutil.copytree(DEMO_FOLDER, folder)
+    return folder
+
+
+def _is_plain(text: str) -> bool:
+    return all(each == "\n" or unicodedata.category(each) not in ("Cc", "Cs") for each in text)
+
+
+@contextmanager
+def _mounted(folder: Path, options: str) -> Iterator[None]:
+    """A small disk of its own, where mounting is allowed."""
+    command = ["mount", "-t", "tmpfs", "-o", options, "none", str(folder)]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("nothing can be mounted here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+class TestHealthy:
+    def test_before_the_first_start(self, machine: Machine) -> None:
+        done = machine.run("--model", "demo")
+        assert (done.returncode, done.stderr) == (0, "")
+        *findings, summary = done.stdout.splitlines()
+        assert all(each.startswith("ok      ") for each in findings)
+        assert summary == f"All is well: {len(findings)} findings."
+        assert _is_plain(done.stdout)
+        assert not machine.state_dir.exists()
+
+    def test_with_a_gateway_that_has_a_worker(self, gateway: Gateway, machine: Machine) -> None:
+        gateway.load()
+        machine.state_dir, machine.port = gateway.state_dir, int(gateway.url.rpartition(":")[2])
+        done = machine.run("--json", "--model", "demo")
+        assert done.returncode == 0, done.stdout
+        found = {each["check"]: each["evidence"] for each in json.loads(done.stdout)["findings"]}
+        assert gateway.url in found["gateway"]
+        assert f"pid {gateway.pid}" in found["gateway"]
+        assert found["version"] == f"{VERSION} is installed and runs."
+
+    def test_a_lock_file_that_nobody_holds_is_none(self, machine: Machine) -> None:
+        machine.state_dir.mkdir()
+        ended = subprocess.Popen(["true"])
+        ended.wait()
+        (machine.state_dir / "gateway.lock").write_text(str(ended.pid))
+        assert machine.findings() == []
+
+
+class TestGateway:
+    def test_a_lock_whose_holder_does_not_answer(self, machine: Machine) -> None:
+        machine.state_dir.mkdir()
+        hold = (
+            "import fcntl, os, sys, time; lock = open(sys.argv[1], 'w'); "
+            "fcntl.flock(lock, fcntl.LOCK_EX); lock.write(str(os.getpid())); lock.flush(); "
+            "print(flush=True); time.sleep(100)"
+        )
+        lock = machine.state_dir / "gateway.lock"
+        with subprocess.Popen([sys.executable, "-c", hold, lock], stdout=subprocess.PIPE) as holder:
+            assert holder.stdout is not None
+            holder.stdout.readline()
+            check, severity, evidence = machine.fault()
+            holder.kill()
+        assert (check, severity) == ("gateway", "error")
+        assert f"pid {holder.pid}) holds the lock" in evidence
+        assert f"doesn't answer at http://127.0.0.1:{machine.port}" in evidence
+
+    def test_a_stale_lock_that_another_process_has_kept(self, machine: Machine) -> None:
+        machine.state_dir.mkdir()
+        ended = subprocess.Popen(["true"])
+        ended.wait()
+        with (machine.state_dir / "gateway.lock").open("w") as lock:
+            lock.write(str(ended.pid))
+            lock.flush()
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            check, severity, evidence = machine.fault()
+        assert (check, severity) == ("gateway", "error")
+        assert f"pid {os.getpid()}) holds the lock" in evidence
+
+    def test_a_taken_port(self, machine: Machine) -> None:
+        with socket.create_server(("127.0.0.1", machine.port)):
+            check, severity, evidence = machine.fault()
+        assert (check, severity) == ("port", "error")
+        assert f"Port {machine.port} on 127.0.0.1" in evidence
+        assert f"pid {os.getpid()}" in evidence
+
+    def test_a_gateway_of_another_folder_at_the_port(
+        self, gateway: Gateway, machine: Machine
+    ) -> None:
+        machine.port = int(gateway.url.rpartition(":")[2])
+        check, severity, evidence = machine.fault()
+        assert (check, severity) == ("port", "error")
+        assert "doesn't use this state folder" in evidence
+
+    def test_an_old_version_that_runs(self, machine: Machine, canned: CannedGateway) -> None:
+        canned.will_answer("/health", {"version": "0.0.1", "uptime_s": 1.0})
+        machine.port = int(canned.url.rpartition(":")[2])
+        held = StateDir(machine.state_dir)
+        held.acquire()
+        try:
+            check, severity, evidence = machine.fault()
+        finally:
+            held.release()
+        assert (check, severity) == ("version", "warning")
+        assert evidence == f"Version 0.0.1 runs, and {VERSION} is installed."
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="writes a unit of systemd")
+    def test_a_service_that_does_not_run(self, machine: Machine) -> None:
+        managers = ServiceManagers(machine.home / "managers")
+        account = Owner(getpass.getuser(), os.geteuid(), os.getegid(), machine.home)
+        settings = Settings(gateway=GatewaySettings(state_dir=str(machine.state_dir)))
+        unit = machine.home / ".config" / "systemd" / "user" / "bulkhead.service"
+        unit.parent.mkdir(parents=True)
+        definition = define(account, settings, None, {}, system=False)
+        unit.write_bytes(Systemd(account, system=False).render(definition))
+        machine.path = managers.path
+        assert machine.fault() == ("service", "warning", f"{unit} is installed and stopped.")
+        (managers.folder / "enabled").touch()
+        check, severity, evidence = machine.fault()
+        assert (check, severity) == ("service", "error")
+        assert evidence == f"{unit} is installed, and its gateway doesn't run."
+
+    def test_a_leftover(self, machine: Machine) -> None:
+        workers = machine.state_dir / "workers"
+        workers.mkdir(parents=True)
+        with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"]) as worker:
+            WorkerRecords(workers).add(WorkerRecord(identify(worker.pid), "tiny"))
+            check, severity, evidence = machine.fault()
+            assert worker.poll() is None
+            worker.kill()
+        assert (check, severity) == ("leftovers", "warning")
+        assert f"Worker {worker.pid} (tiny)" in evidence
+        assert machine.findings() == []
+
+
+class TestMachine:
+    def test_few_open_files(self, machine: Machine) -> None:
+        check, severity, evidence = machine.fault(limit=64)
+        assert (check, severity) == ("open files", "error")
+        assert "may open 64 files" in evidence
+
+    def test_files_for_the_workers_alone(self, machine: Machine) -> None:
+        assert machine.fault(limit=400)[:2] == ("open files", "warning")
+
+    def test_a_path_that_is_too_long(self, machine: Machine) -> None:
+        machine.state_dir = machine.home / ("a" * 60) / ("b" * 60)
+        check, severity, evidence = machine.fault()
+        assert (check, severity) == ("socket path", "error")
+        assert f"{machine.state_dir}/run" in evidence
+
+    def test_a_name_that_is_too_long(self, machine: Machine) -> None:
+        machine.state_dir = machine.home / ("a" * 300)
+        assert machine.fault()[:2] == ("socket path", "error")
+
+    def test_a_file_in_the_place_of_the_state_folder(self, machine: Machine) -> None:
+        machine.state_dir.touch()
+        check, severity, evidence = machine.fault()
+        assert (check, severity) == ("state folder", "error")
+        assert f"{machine.state_dir} can't be written: Not a directory." in evidence
+
+    def test_a_folder_of_a_disk_that_is_only_read(self, machine: Machine) -> None:
+        machine.state_dir.mkdir()
+        with _mounted(machine.state_dir, "ro"):
+            findings = machine.findings()
+        assert {each["check"] for each in findings} == {"state folder"}
+        assert "Read-only file system" in findings[0]["evidence"]
+
+    def test_a_full_disk(self, machine: Machine) -> None:
+        machine.state_dir.mkdir()
+        with _mounted(machine.state_dir, "size=64k"):
+            content = bytes(1 << 20)
+            with pytest.raises(OSError, match="No space left"):
+                (machine.state_dir / "filled").write_bytes(content)
+            check, severity, evidence = machine.fault()
+        assert (check, severity) == ("disk", "error")
+        assert evidence == f"0 B are free at {machine.state_dir}."
+
+    def test_an_interpreter_without_the_packages(self, machine: Machine) -> None:
+        """The doctor's own has them: those are faults of another environment."""
+        bare = machine.home / "bare"
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
+        machine.configure("[models.tiny]", 'path = "demo"', f'python = "{bare / "bin" / "python"}"')
+        check, severity, evidence = machine.fault()
+        assert (check, severity) == ("model", "error")
+        assert "ModuleNotFoundError" in evidence
+
+
+class TestConfiguration:
+    def test_every_mistake_and_the_rest_is_looked_at(self, machine: Machine) -> None:
+        machine.configure("[gateway]", "prot = 1", "[models.demo]", 'path = "demo"', "ttl = 1")
+        first, second = machine.findings()
+        assert {first["check"], second["check"]} == {"configuration"}
+        assert first["evidence"] == (
+            f"{machine.config}:2: gateway.prot: unknown key; did you mean port?"
+        )
+        assert ':5: models."demo".ttl: unknown key; did you mean ttl_s?' in second["evidence"]
+
+    def test_a_file_that_is_no_toml(self, machine: Machine) -> None:
+        machine.configure("[gateway")
+        check, severity, evidence = machine.fault()
+        assert (check, severity) == ("configuration", "error")
+        assert f"{machine.config}:1: this is not TOML" in evidence
+
+    def test_a_state_folder_of_nobody(self, machine: Machine) -> None:
+        machine.state_dir = Path("~nosuchaccount/state")
+        check, severity, evidence = machine.fault()
+        assert (check, severity) == ("configuration", "error")
+        assert "begins with the home of an account that isn't there" in evidence
+
+    def test_a_model_without_a_path_is_one_mistake(self, machine: Machine) -> None:
+        machine.configure("[models.tiny]")
+        assert machine.fault()[0] == "configuration"
+
+
+class TestModel:
+    def fault(self, machine: Machine, path: Path, *arguments: str) -> tuple[str, str]:
+        check, severity, evidence = machine.fault("--model", f"{path}=tiny", *arguments)
+        assert check == "model"
+        return severity, evidence
+
+    def test_a_missing_folder(self, machine: Machine) -> None:
+        folder = machine.home / "nowhere"
+        severity, evidence = self.fault(machine, folder)
+        assert (severity, evidence) == ("error", f"There is no model folder {folder}.")
+
+    def test_weights_that_were_cut_short(self, machine: Machine, model: Path) -> None:
+        weights = model / "model.safetensors"
+        os.truncate(weights, weights.stat().st_size - 1000)
+        severity, evidence = self.fault(machine, model)
+        assert severity == "error"
+        assert f"{weights} is damaged or incomplete" in evidence
+
+    def test_weights_that_lead_nowhere(self, machine: Machine, model: Path) -> None:
+        """As in a Hugging Face cache whose blobs were removed."""
+        weights = model / "model.safetensors"
+        weights.unlink()
+        weights.symlink_to(model / "gone")
+        severity, evidence = self.fault(machine, model)
+        assert severity == "error"
+        assert str(weights) in evidence
+
+    def test_a_model_that_cannot_fit(self, machine: Machine) -> None:
+        severity, evidence = self.fault(machine, DEMO_FOLDER, "--memory-budget", "90MB")
+        assert severity == "error"
+        assert "It needs " in evidence
+        assert "can be had" in evidence
+
+    def test_a_context_that_does_not_fit(self, machine: Machine) -> None:
+        severity, evidence = self.fault(
+            machine, DEMO_FOLDER, "--spare", "0", "--memory-budget", "95MB"
+        )
+        assert severity == "warning"
+        assert "Its context of 4,096 tokens doesn't fit" in evidence
+
+    @pytest.mark.parametrize(
+        "template", ["{% for message in messages %}", "{{ raise_exception('no') }}"]
+    )
+    def test_a_broken_template(self, machine: Machine, model: Path, template: str) -> None:
+        (model / "chat_template.jinja").write_text(template)
+        severity, evidence = self.fault(machine, model)
+        assert severity == "error"
+        assert evidence.startswith("Its chat template fails: ")
+
+    def test_a_broken_tokenizer(self, machine: Machine, model: Path) -> None:
+        (model / "tokenizer.json").write_text("{}")
+        severity, evidence = self.fault(machine, model)
+        assert severity == "error"
+        assert evidence.startswith("Its tokenizer fails: ")
+
+    def test_an_unknown_architecture(self, machine: Machine, model: Path) -> None:
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps({**config, "model_type": "abacus"}))
+        severity, evidence = self.fault(machine, model)
+        assert severity == "error"
+        assert "abacus" in evidence
+
+    def test_one_bad_model_among_good_ones(self, machine: Machine, model: Path) -> None:
+        (model / "tokenizer.json").unlink()
+        (model / "tokenizer_config.json").unlink()
+        machine.configure(
+            *("[models.first]", 'path = "demo"'),
+            *("[models.second]", f'path = "{model}"'),
+            *("[models.third]", 'path = "demo"'),
+        )
+        (found,) = machine.findings()
+        assert (found["subject"], found["severity"]) == ("second", "error")
+
+
+def test_the_speed_of_the_gateway_and_of_the_shell(gateway: Gateway, machine: Machine) -> None:
+    """No judgement here: how fast this machine is just now is nobody's fault."""
+    machine.state_dir, machine.port = gateway.state_dir, int(gateway.url.rpartition(":")[2])
+    eventually(lambda: gateway.model()["active_requests"] == 0)
+    done = machine.run("--json", "--throughput")
+    (found,) = [
+        each for each in json.loads(done.stdout)["findings"] if each["check"] == "throughput"
+    ]
+    assert "demo makes" in found["evidence"]
+    assert "tokens/s in the gateway and" in found["evidence"]
+
+
+def test_without_a_gateway_there_is_nothing_to_compare(machine: Machine) -> None:
+    check, severity, evidence = machine.fault("--throughput")
+    assert (check, severity) == ("throughput", "warning")
+    assert evidence.startswith("No gateway answers")

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import json
+import re
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.terminal import bulkhead, terminal
+
+NOBODY = "http://127.0.0.1:1"
+STEERING = "steer\x1b[31m\x9b7m"
+
+
+@pytest.fixture
+def arguments() -> Iterator[list[str]]:
+    """A taken port, and a model whose name would steer a terminal."""
+    with (
+        tempfile.TemporaryDirectory(prefix="bh-") as folder,
+        socket.create_server(("127.0.0.1", 0)) as taken,
+    ):
+        port = str(taken.getsockname()[1])
+        state_dir = str(Path(folder) / "state")
+        missing = f"{folder}/{'a long name ' * 9}={STEERING}"
+        yield ["doctor", "--state-dir", state_dir, "--port", port, "--model", missing]
+
+
+def test_a_terminal_gets_lines_that_fit(arguments: list[str]) -> None:
+    with terminal(*arguments, url=NOBODY) as screen:
+        assert screen.exit_status() == 1
+        shown = screen.screen
+    assert "\x1b[1;31merror" in shown
+    assert "\x9b" not in shown
+    # Without colours, and without the line that is drawn anew while something is looked at.
+    lines = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", shown).replace("\r\n", "\n").split("\n")
+    assert max(len(each.rpartition("\r")[2]) for each in lines) <= 80
+    assert "another program" in " ".join(" ".join(lines).split())
+
+
+def test_a_pipe_gets_a_line_for_each(arguments: list[str]) -> None:
+    done = bulkhead(*arguments)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "\x1b" not in done.stdout
+    assert "\x9b" not in done.stdout
+    *lines, summary = done.stdout.splitlines()
+    assert all(re.match(r"(ok|warning|error) +\w|        -> ", each) for each in lines)
+    assert sum(each.startswith("        -> ") for each in lines) == 2
+    assert re.fullmatch(r"2 errors, 0 warnings, \d+ ok\.", summary)
+
+
+def test_json_on_a_terminal_is_json(arguments: list[str]) -> None:
+    with terminal(*arguments, "--json", url=NOBODY) as screen:
+        assert screen.exit_status() == 1
+        shown = screen.screen
+    assert "\x1b" not in shown
+    assert "\x9b" not in shown
+    answer = json.loads(shown)
+    assert answer["worst"] == "error"
+    bad = [each for each in answer["findings"] if each["severity"] != "ok"]
+    assert [each["check"] for each in bad] == ["port", "model"]
+    assert bad[1]["subject"] == STEERING
+
+
+def test_the_help_says_what_the_exit_status_means() -> None:
+    done = bulkhead("doctor", "--help")
+    assert "5 if there are warnings" in " ".join(done.stdout.split())
+    assert bulkhead("doctor", "--no-such").returncode == 2

@@ -1,0 +1,36 @@
+"""Where an errand's answers go: stdout is for them alone, as libraries print what they like."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from importlib.metadata import version
+from typing import IO, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from protocol.errands import Environment
+
+T = TypeVar("T", bound=Struct)
+
+
+class Errand:
+    """To be made before anything is imported that may print."""
+
+    def __init__(self) -> None:
+        self._answers: IO[bytes] = os.fdopen(os.dup(1), "wb")
+        os.dup2(2, 1)
+
+    def read(self, kind: type[T]) -> T:
+        """What is to be done."""
+        return msgspec.json.decode(sys.stdin.buffer.read(), type=kind)
+
+    def begin(self) -> None:
+        """The imports are done."""
+        self.answer(Environment(platform.python_version(), version("mlx"), version("mlx-lm")))
+
+    def answer(self, content: Struct) -> None:
+        self._answers.write(msgspec.json.encode(content) + b"\n")
+        self._answers.flush()
