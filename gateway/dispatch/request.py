@@ -57,6 +57,7 @@ class Request:
         self.probe = probe
         self.priority = priority
         self.keep_alive_s = keep_alive_s
+        self.arrived_at = now
         self.deadline_at = now + deadline_s
         self.progress = Progress(generate)
         self._abandoned = False

@@ -1,0 +1,204 @@
+"""The screen of `bulkhead top`: a thin shell around its view."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from typing import ClassVar, Final
+
+from rich.text import Text
+from textual import on
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.widget import Widget
+from textual.widgets import OptionList, Static
+from textual.widgets.option_list import Option
+
+from gateway.cli.client import GatewayClient
+from gateway.cli.top.feed import Feed, Lost, Seen
+from gateway.cli.top.fitting import one_line, wrapped
+from gateway.cli.top.help import Help
+from gateway.cli.top.orders import ASKED_FIRST, Orders, Outcome, Verb, question
+from gateway.cli.top.view import View
+
+_KEYS: Final = "l load  u unload  r restart  k kill  ? help  q quit"
+_MESSAGE_LINES: Final = 3
+
+
+class News(Message):
+    """What a thread has to tell."""
+
+    def __init__(self, what: Seen | Lost | Outcome | Exception) -> None:
+        super().__init__()
+        self.what = what
+
+
+class Events(Widget):
+    """As many of the last events as there is room for."""
+
+    def __init__(self, view: View) -> None:
+        super().__init__()
+        self._view = view
+
+    def render(self) -> Text:
+        lines = self._view.events(self.size.width, self.size.height)
+        return _joined(lines, grey=self._view.lost)
+
+
+class Top(App[None]):
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    Screen { background: ansi_default; color: ansi_default; }
+    Static { height: auto; }
+    #models { height: auto; max-height: 50%; border: none; padding: 0; background: ansi_default;
+              scrollbar-size-vertical: 1; }
+    #models > .option-list--option { padding: 0; color: ansi_default; background: ansi_default; }
+    #models:focus > .option-list--option-highlighted,
+    #models > .option-list--option-highlighted { color: ansi_default; background: ansi_default;
+                                                 text-style: reverse; }
+    Events { height: 1fr; }
+    Help VerticalScroll { background: ansi_default; color: ansi_default; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("l", "order('load')"),
+        Binding("u", "order('unload')"),
+        Binding("r", "order('restart')"),
+        Binding("k", "order('kill')"),
+        Binding("y", "confirm"),
+        Binding("n,escape", "take_back"),
+        Binding("question_mark", "help"),
+        Binding("q,ctrl+c", "quit"),
+    ]
+
+    def __init__(self, gateway: GatewayClient) -> None:
+        # The terminal's own colours suit its background, which can't be asked for everywhere.
+        super().__init__(ansi_color=True)
+        self._view = View(gateway.url)
+        self._feed = Feed(gateway, self._tell)
+        self._orders = Orders(gateway, self._tell)
+        self._asked: tuple[Verb, str] | None = None
+        self._message = Text()
+
+    def compose(self) -> ComposeResult:
+        self._notice, self._head, self._foot = Static(), Static(), Static()
+        self._models = OptionList(id="models")
+        self._events = Events(self._view)
+        yield self._notice
+        yield self._head
+        yield self._models
+        yield Static(Text("Events", "bold"))
+        yield self._events
+        yield self._foot
+        yield Static(Text(_KEYS, "bold"))
+
+    def on_mount(self) -> None:
+        loop = asyncio.get_running_loop()
+        for each in (signal.SIGTERM, signal.SIGHUP):
+            # Without it the terminal would stay as it is now.
+            loop.add_signal_handler(each, self.exit)
+        self._feed.start()
+
+    def on_unmount(self) -> None:
+        self._feed.stop()
+
+    def on_resize(self) -> None:
+        self._draw()
+
+    @on(News)
+    def _take(self, news: News) -> None:
+        match news.what:
+            case Seen(reading=reading, happenings=happenings):
+                self._view.take(reading, happenings)
+            case Lost(why=why):
+                self._view.lose(why, time.monotonic())
+            case Outcome(text=text, done=done):
+                self._say(text, "green" if done else "bold red")
+            case error:
+                raise error
+        self._draw()
+
+    def action_order(self, verb: Verb) -> None:
+        model_id = self._selected()
+        if model_id is None:
+            return
+        if verb in ASKED_FIRST:
+            self._asked = (verb, model_id)
+        else:
+            self._give(verb, model_id)
+        self._draw()
+
+    def action_confirm(self) -> None:
+        if self._asked is not None:
+            self._give(*self._asked)
+            self._asked = None
+            self._draw()
+
+    def action_take_back(self) -> None:
+        self._asked = None
+        self._message = Text()
+        self._draw()
+
+    async def action_help(self) -> None:
+        await self.push_screen(Help())
+
+    def _tell(self, what: Seen | Lost | Outcome | Exception) -> None:
+        """Called on threads."""
+        self.post_message(News(what))
+
+    def _give(self, verb: Verb, model_id: str) -> None:
+        name = one_line(model_id)
+        if self._orders.give(verb, model_id):
+            self._say(f"{name}: {verb} ordered.")
+        else:
+            self._say(f"{name}: the last {verb} is not over yet.", "yellow")
+
+    def _say(self, text: str, style: str = "") -> None:
+        """It stays until the next message, so it has a time."""
+        self._message = Text(f"{time.strftime('%H:%M:%S')} {text}", style)
+
+    def _selected(self) -> str | None:
+        index = self._models.highlighted
+        return None if index is None else self._models.get_option_at_index(index).id
+
+    def _draw(self) -> None:
+        view, width = self._view, self.size.width
+        _show(self._notice, view.notice(width, time.monotonic()))
+        _show(self._head, view.head(width), grey=view.lost)
+        self._draw_models(width)
+        self._events.refresh()
+        _show(self._foot, self._foot_lines(width))
+
+    def _draw_models(self, width: int) -> None:
+        prompts = [_joined([each], grey=self._view.lost) for each in self._view.rows(width - 1)]
+        ids = [each.id for each in self._view.models]
+        if ids == [each.id for each in self._models.options]:
+            for index, prompt in enumerate(prompts):
+                self._models.replace_option_prompt_at_index(index, prompt)
+            return
+        selected = self._selected()
+        self._models.set_options(map(Option, prompts, ids))
+        if ids:
+            self._models.highlighted = ids.index(selected) if selected in ids else 0
+
+    def _foot_lines(self, width: int) -> list[Text]:
+        """The question, or else the last message."""
+        if self._asked is None:
+            return wrapped(self._message.plain, width, _MESSAGE_LINES, str(self._message.style))
+        verb, model_id = self._asked
+        model = next((each for each in self._view.models if each.id == model_id), None)
+        if model is None:
+            self._asked = None
+            return []
+        return wrapped(question(verb, model), width, _MESSAGE_LINES, "bold yellow")
+
+
+def _show(widget: Static, lines: list[Text], *, grey: bool = False) -> None:
+    widget.display = bool(lines)
+    widget.update(_joined(lines, grey=grey))
+
+
+def _joined(lines: list[Text], *, grey: bool) -> Text:
+    text = Text("\n", no_wrap=True).join(lines)
+    return Text(text.plain, "dim", no_wrap=True) if grey else text
