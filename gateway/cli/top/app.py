@@ -25,6 +25,10 @@ from gateway.cli.top.view import View
 
 _KEYS: Final = "l load  u unload  r restart  k kill  ? help  q quit"
 _MESSAGE_LINES: Final = 3
+# The events' title, and the keys.
+_FIXED_LINES: Final = 2
+# The events have a third of the room, and what the models leave.
+_EVENTS_SHARE: Final = 3
 
 
 class News(Message):
@@ -50,14 +54,15 @@ class Events(Widget):
 class Top(App[None]):
     ENABLE_COMMAND_PALETTE = False
     CSS = """
-    Screen { background: ansi_default; color: ansi_default; }
+    Screen { background: ansi_default; color: ansi_default; overflow: hidden; }
     Static { height: auto; }
-    #models { height: auto; max-height: 50%; border: none; padding: 0; background: ansi_default;
-              scrollbar-size-vertical: 1; }
-    #models > .option-list--option { padding: 0; color: ansi_default; background: ansi_default; }
-    #models:focus > .option-list--option-highlighted,
-    #models > .option-list--option-highlighted { color: ansi_default; background: ansi_default;
-                                                 text-style: reverse; }
+    #models { border: none; padding: 0; background: ansi_default;
+              scrollbar-size-vertical: 1;
+              scrollbar-color: ansi_default; scrollbar-background: ansi_default; }
+    #models > .option-list--option, #models > .option-list--option-highlighted,
+    #models:focus > .option-list--option-highlighted {
+        padding: 0; color: ansi_default; background: ansi_default; text-style: none;
+    }
     Events { height: 1fr; }
     Help VerticalScroll { background: ansi_default; color: ansi_default; }
     """
@@ -104,6 +109,10 @@ class Top(App[None]):
         self._feed.stop()
 
     def on_resize(self) -> None:
+        self._draw()
+
+    @on(OptionList.OptionHighlighted)
+    def _mark(self) -> None:
         self._draw()
 
     @on(News)
@@ -164,23 +173,30 @@ class Top(App[None]):
 
     def _draw(self) -> None:
         view, width = self._view, self.size.width
-        _show(self._notice, view.notice(width, time.monotonic()))
-        _show(self._head, view.head(width), grey=view.lost)
-        self._draw_models(width)
+        notice, head = view.notice(width, time.monotonic()), view.head(width)
+        rows, foot = view.rows(width), self._foot_lines(width)
+        _show(self._notice, notice)
+        _show(self._head, head, grey=view.lost)
+        self._draw_models(rows)
         self._events.refresh()
-        _show(self._foot, self._foot_lines(width))
+        _show(self._foot, foot)
+        room = self.size.height - len(notice) - len(head) - len(foot) - _FIXED_LINES
+        needed = sum(1 + each.plain.count("\n") for each in rows)
+        self._models.styles.height = max(1, min(needed, room - room // _EVENTS_SHARE))
 
-    def _draw_models(self, width: int) -> None:
-        prompts = [_joined([each], grey=self._view.lost) for each in self._view.rows(width - 1)]
+    def _draw_models(self, rows: list[Text]) -> None:
+        prompts = [_joined([each], grey=self._view.lost) for each in rows]
         ids = [each.id for each in self._view.models]
-        if ids == [each.id for each in self._models.options]:
-            for index, prompt in enumerate(prompts):
-                self._models.replace_option_prompt_at_index(index, prompt)
-            return
         selected = self._selected()
-        self._models.set_options(map(Option, prompts, ids))
-        if ids:
-            self._models.highlighted = ids.index(selected) if selected in ids else 0
+        if ids != [each.id for each in self._models.options]:
+            self._models.set_options(map(Option, prompts, ids))
+            if ids:
+                self._models.highlighted = ids.index(selected) if selected in ids else 0
+        for index, prompt in enumerate(prompts):
+            if index == self._models.highlighted:
+                # Textual's style of the highlighted option leaves "reverse" out.
+                prompt.stylize("reverse", 0, len(prompt.plain.partition("\n")[0]))
+            self._models.replace_option_prompt_at_index(index, prompt)
 
     def _foot_lines(self, width: int) -> list[Text]:
         """The question, or else the last message."""

@@ -16,6 +16,7 @@ from gateway.cli.top.memory import memory_lines
 
 KEPT_EVENTS: Final = 200
 _NOTICE_LINES: Final = 3
+_SCROLLBAR: Final = 1
 
 
 class View:
@@ -62,11 +63,11 @@ class View:
         lines = [title, *memory_lines(reading.memory, width), self._totals()]
         for line in lines:
             line.truncate(width, overflow="ellipsis")
-        return [*lines, models.heading(reading.models, width)]
+        return [*lines, models.heading(reading.models, width - _SCROLLBAR)]
 
     def rows(self, width: int) -> list[Text]:
-        """One for each model, in the order of `models`."""
-        return [models.row(each, self.models, width) for each in self.models]
+        """One for each model, in the order of `models`; they leave a column for a scroll bar."""
+        return [models.row(each, self.models, width - _SCROLLBAR) for each in self.models]
 
     def notice(self, width: int, now: float) -> list[Text]:
         """What goes before everything else, if there is anything."""
