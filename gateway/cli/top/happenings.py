@@ -9,9 +9,12 @@ from msgspec import Struct
 from rich.text import Text
 
 from gateway.cli.bodies import EventReading
-from gateway.cli.top.fitting import one_line
+from gateway.cli.top.fitting import one_line, tail_of
 from gateway.config.sizes import format_size
 
+# A model's id has a quarter of the line.
+_NAME_SHARE: Final = 4
+_LEAST_NAME: Final = 12
 _PLACED: Final = ("id", "at", "event", "model")
 _BAD: Final = ("breaker", "hang", "escalation", "stranded", "overgrown", "refuse")
 
@@ -27,9 +30,10 @@ class Happening(Struct, frozen=True):
         return self.event.event
 
     def line(self, width: int) -> Text:
+        model = one_line(self.event.model or "-")
         text = Text.assemble(
             (time.strftime("%H:%M:%S", time.localtime(self.event.at)), "dim"),
-            f" {one_line(self.event.model or '-')} ",
+            f" {tail_of(model, max(_LEAST_NAME, width // _NAME_SHARE))} ",
             (one_line(self._told()), "yellow" if self._bad() else ""),
         )
         text.truncate(width, overflow="ellipsis")

@@ -12,31 +12,32 @@ from textual.widgets import Static
 
 _TEXT: Final = """\
 Keys
-  up, down     select a model
-  l            load it; ends a hold, and tries again what has failed
-  u            unload it; what runs has drain_s to end
-  r            restart it: unload and load
-  k            kill it: end its process without a drain
-  y, n         answer the question that u, r and k ask first
-  escape       take back the question, or the last message
-  q, ctrl+c    quit
+  up, down  select a model
+  l         load; ends a hold, tries again what failed
+  u         unload; what runs has drain_s to end
+  r         restart: unload and load
+  k         kill: end the process without a drain
+  y, n      answer what u, r and k ask first
+  escape    take back the question, or the message
+  q         quit
 
 Bars
-  Budget       what workers hold, what they were granted beyond that
-  Machine      who holds its memory; stranded belongs to nobody
+  Budget    what workers hold, what is granted beyond it
+  Machine   who holds its memory; stranded: nobody
 
 Columns
-  holds        what the system would get back if the worker ended
-  granted      what it may hold
-  weights, caches, buffers
-               of it: the model, its sequences, what MLX keeps
-  active, age  requests that run; how long ago the oldest came
-  waiting, age requests that wait; how long ago the oldest came
-  tok/s        tokens per second, of all its requests
-  step         how long ago it last produced something
-  restarts     deaths of its workers that nobody ordered
+  holds     what comes back when the worker ends
+  granted   what it may hold
+  weights   of it: the model itself
+  caches    of it: the caches of its sequences
+  buffers   of it: what MLX keeps for later
+  active    requests that run, and the age of the oldest
+  waiting   requests that wait, and the age of the oldest
+  tok/s     tokens per second, of all its requests
+  step      how long ago it last produced something
+  restarts  deaths that nobody ordered
 
-Wider terminals show more columns. Escape, q or ? closes this.
+Wide terminals have all columns. Escape closes this.
 """
 
 
