@@ -53,8 +53,15 @@ class Screen:
         """Without its line breaks, which depend on the terminal's width."""
         return " ".join(" ".join(self.lines).split())
 
+    @property
+    def ended(self) -> bool:
+        return not self._pilot.app.is_running
+
     async def press(self, *keys: str) -> None:
         await self._pilot.press(*keys)
+
+    async def resize(self, width: int, height: int) -> None:
+        await self._pilot.resize_terminal(width, height)
 
     async def shows(self, *texts: str) -> None:
         """Wait until all of it is there."""
@@ -66,7 +73,7 @@ class Screen:
     async def _until(self, condition: Callable[[], bool], wanted: object) -> None:
         deadline = time.monotonic() + WITHIN_S
         while not condition():
-            assert self._pilot.app.is_running, "it has ended"
+            assert not self.ended, "it has ended"
             assert time.monotonic() < deadline, f"{wanted} never came; there is: {self.lines}"
             await self._pilot.pause(0.05)
 
@@ -130,6 +137,16 @@ async def test_other_screens_show_models_events_and_keys(
         await screen.shows("demo", "ready", "Events", "loading → ready", "q quit")
 
 
+async def test_stands_any_size(gateway: Gateway) -> None:
+    async with top(gateway.url) as screen:
+        await screen.shows("serving")
+        for size in ((1, 1), (5, 3), (40, 2), (3, 60), (40, 10)):
+            await screen.resize(*size)
+            await screen.press("down", "k", "pagedown", "question_mark", "end", "escape", "up", "n")
+        await screen.resize(80, 24)
+        await screen.shows("serving", "demo", "Events", "q quit")
+
+
 async def test_goes_on_when_the_gateway_comes_back() -> None:
     first = Gateway()
     port = str(urlsplit(first.url).port)
@@ -169,6 +186,8 @@ async def test_help_tells_the_keys(gateway: Gateway) -> None:
         await screen.shows("Escape closes this.")
         await screen.press("escape")
         await screen.shows("Events")
+        await screen.press("question_mark", "ctrl+c")
+    assert screen.ended
 
 
 async def test_an_error_of_its_own_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:

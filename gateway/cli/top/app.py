@@ -51,16 +51,27 @@ class Events(Widget):
         return _joined(lines, grey=self._view.lost)
 
 
+class Models(OptionList, inherit_bindings=False):
+    """Without page keys: Textual's fail where there is no room for a row."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "cursor_up"),
+        Binding("down", "cursor_down"),
+        Binding("home", "first"),
+        Binding("end", "last"),
+    ]
+
+
 class Top(App[None]):
     ENABLE_COMMAND_PALETTE = False
     CSS = """
     Screen { background: ansi_default; color: ansi_default; overflow: hidden; }
     Static { height: auto; }
-    #models { border: none; padding: 0; background: ansi_default;
+    Models { border: none; padding: 0; background: ansi_default;
               scrollbar-size-vertical: 1;
               scrollbar-color: ansi_default; scrollbar-background: ansi_default; }
-    #models > .option-list--option, #models > .option-list--option-highlighted,
-    #models:focus > .option-list--option-highlighted {
+    Models > .option-list--option, Models > .option-list--option-highlighted,
+    Models:focus > .option-list--option-highlighted {
         padding: 0; color: ansi_default; background: ansi_default; text-style: none;
     }
     Events { height: 1fr; }
@@ -74,7 +85,8 @@ class Top(App[None]):
         Binding("y", "confirm"),
         Binding("n,escape", "take_back"),
         Binding("question_mark", "help"),
-        Binding("q,ctrl+c", "quit"),
+        Binding("q", "quit"),
+        Binding("ctrl+c", "quit", priority=True),
     ]
 
     def __init__(self, gateway: GatewayClient) -> None:
@@ -88,7 +100,7 @@ class Top(App[None]):
 
     def compose(self) -> ComposeResult:
         self._notice, self._head, self._foot = Static(), Static(), Static()
-        self._models = OptionList(id="models")
+        self._models = Models()
         self._events = Events(self._view)
         yield self._notice
         yield self._head
