@@ -53,10 +53,6 @@ class Screen:
         """Without its line breaks, which depend on the terminal's width."""
         return " ".join(" ".join(self.lines).split())
 
-    @property
-    def ended(self) -> bool:
-        return not self._pilot.app.is_running
-
     async def press(self, *keys: str) -> None:
         await self._pilot.press(*keys)
 
@@ -70,10 +66,15 @@ class Screen:
     async def hides(self, text: str) -> None:
         await self._until(lambda: text not in self.text, text)
 
+    async def ends(self) -> None:
+        async with asyncio.timeout(WITHIN_S):
+            while self._pilot.app.is_running:
+                await asyncio.to_thread(time.sleep, 0.05)
+
     async def _until(self, condition: Callable[[], bool], wanted: object) -> None:
         deadline = time.monotonic() + WITHIN_S
         while not condition():
-            assert not self.ended, "it has ended"
+            assert self._pilot.app.is_running, "it has ended"
             assert time.monotonic() < deadline, f"{wanted} never came; there is: {self.lines}"
             await self._pilot.pause(0.05)
 
@@ -187,7 +188,7 @@ async def test_help_tells_the_keys(gateway: Gateway) -> None:
         await screen.press("escape")
         await screen.shows("Events")
         await screen.press("question_mark", "ctrl+c")
-    assert screen.ended
+        await screen.ends()
 
 
 async def test_an_error_of_its_own_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:

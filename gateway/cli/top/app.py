@@ -67,9 +67,10 @@ class Top(App[None]):
     CSS = """
     Screen { background: ansi_default; color: ansi_default; overflow: hidden; }
     Static { height: auto; }
-    Models { border: none; padding: 0; background: ansi_default;
-              scrollbar-size-vertical: 1;
-              scrollbar-color: ansi_default; scrollbar-background: ansi_default; }
+    Models {
+        border: none; padding: 0; background: ansi_default; scrollbar-size-vertical: 1;
+        scrollbar-color: ansi_default; scrollbar-background: ansi_default;
+    }
     Models > .option-list--option, Models > .option-list--option-highlighted,
     Models:focus > .option-list--option-highlighted {
         padding: 0; color: ansi_default; background: ansi_default; text-style: none;
@@ -95,6 +96,7 @@ class Top(App[None]):
         self._view = View(gateway.url)
         self._feed = Feed(gateway, self._tell)
         self._orders = Orders(gateway, self._tell)
+        # What the question on the screen is about.
         self._asked: tuple[Verb, str] | None = None
         self._message = Text()
 
@@ -132,6 +134,8 @@ class Top(App[None]):
         match news.what:
             case Seen(reading=reading, happenings=happenings):
                 self._view.take(reading, happenings)
+                if self._asked is not None and reading.model(self._asked[1]) is None:
+                    self._asked = None
             case Lost(why=why):
                 self._view.lose(why, time.monotonic())
             case Outcome(text=text, done=done):
@@ -212,13 +216,11 @@ class Top(App[None]):
 
     def _foot_lines(self, width: int) -> list[Text]:
         """The question, or else the last message."""
-        if self._asked is None:
+        if self._asked is None or self._view.reading is None:
             return wrapped(self._message.plain, width, _MESSAGE_LINES, str(self._message.style))
         verb, model_id = self._asked
-        model = next((each for each in self._view.models if each.id == model_id), None)
-        if model is None:
-            self._asked = None
-            return []
+        model = self._view.reading.model(model_id)
+        assert model is not None
         return wrapped(question(verb, model), width, _MESSAGE_LINES, "bold yellow")
 
 

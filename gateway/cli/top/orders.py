@@ -61,16 +61,17 @@ class Orders:
             return False
         self._under_way.add(order)
         # A daemon: the gateway carries it out, whether or not anybody waits for it.
-        threading.Thread(target=self._run, args=order, name=f"{verb}", daemon=True).start()
+        threading.Thread(target=self._run, args=order, name=verb, daemon=True).start()
         return True
 
     def _run(self, verb: Verb, model_id: str) -> None:
+        told: Outcome | Exception
         try:
-            self._tell(self._outcome(verb, model_id))
+            told = self._outcome(verb, model_id)
         except Exception as error:
-            self._tell(error)
-        finally:
-            self._under_way.discard((verb, model_id))
+            told = error
+        self._under_way.discard((verb, model_id))
+        self._tell(told)
 
     def _outcome(self, verb: Verb, model_id: str) -> Outcome:
         try:
