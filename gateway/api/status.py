@@ -53,12 +53,18 @@ class WorkerStatus(Struct):
 
 
 class ModelStatus(Struct):
+    """The oldest request's age counts from its arrival, also of one that was parked; null if there
+    is none.
+    """
+
     id: str
     state: str
     reason: str | None
     pinned: bool
     queue_depth: int
+    oldest_waiting_s: float | None
     active_requests: int
+    oldest_active_s: float | None
     estimate_bytes: int | None
     last_used_at: float | None
     worker: WorkerStatus | None
@@ -97,7 +103,9 @@ def model_status(compartment: Compartment, fleet: Fleet) -> ModelStatus:
         reason=compartment.reason,
         pinned=compartment.model.settings.pinned,
         queue_depth=compartment.traffic.waiting,
+        oldest_waiting_s=compartment.traffic.oldest_waiting_s,
         active_requests=compartment.traffic.running,
+        oldest_active_s=compartment.traffic.oldest_running_s,
         estimate_bytes=None if estimated is None else estimated.full_bytes,
         last_used_at=compartment.traffic.last_used_at,
         worker=None if worker is None else _worker_status(worker),

@@ -12,6 +12,7 @@ from gateway.version import VERSION
 VERBS: Final = (
     "serve",
     "status",
+    "top",
     "models",
     "load",
     "unload",

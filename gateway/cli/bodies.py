@@ -32,6 +32,7 @@ class WorkerReading(Struct, frozen=True):
     cache_bytes: int | None = None
     buffer_bytes: int | None = None
     last_step_age_s: float | None = None
+    tokens_per_s: float | None = None
 
 
 class LastExit(Struct, frozen=True):
@@ -48,6 +49,8 @@ class ModelReading(Struct, frozen=True):
     queue_depth: int
     active_requests: int
     restarts: int
+    oldest_waiting_s: float | None = None
+    oldest_active_s: float | None = None
     reason: str | None = None
     worker: WorkerReading | None = None
     last_exit: LastExit | None = None
@@ -64,6 +67,15 @@ class GatewayReading(Struct, frozen=True):
 
     def model(self, model_id: str) -> ModelReading | None:
         return next((each for each in self.models if each.id == model_id), None)
+
+
+class EventReading(Struct, frozen=True):
+    """What every event tells; the rest depends on its kind."""
+
+    id: int
+    at: float
+    event: str
+    model: str | None = None
 
 
 class ListedModel(Struct, frozen=True):

@@ -94,7 +94,8 @@ class GatewayClient:
     @contextlib.contextmanager
     def events(self, recent: int, *, follow: bool) -> Iterator[Iterator[ServerSentEvent]]:
         query: dict[str, str | int] = {"recent": recent, "follow": int(follow)}
-        with self._answer("GET", "/admin/v1/events", _PATIENT, query=query) as response:
+        timeout = _PATIENT if follow else _TIMEOUT
+        with self._answer("GET", "/admin/v1/events", timeout, query=query) as response:
             yield server_sent_events(response.iter_bytes())
 
     @contextlib.contextmanager

@@ -45,6 +45,16 @@ class RequestQueue:
     def running(self) -> int:
         return len(self._running)
 
+    @property
+    def oldest_waiting_at(self) -> float | None:
+        """When the one that arrived first of those that wait did; priorities change their order."""
+        queues = (self._suspects, self._parked, self._waiting)
+        return min((each.arrived_at for queue in queues for each in queue), default=None)
+
+    @property
+    def oldest_running_at(self) -> float | None:
+        return min((each.arrived_at for each in self._running.values()), default=None)
+
     def add(self, request: Request) -> None:
         """Take a new request in.
 

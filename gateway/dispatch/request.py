@@ -58,6 +58,7 @@ class Request:
         self.priority = priority
         self.keep_alive_s = keep_alive_s
         self.deadline_s = deadline_s
+        self.arrived_at = now
         self.deadline_at = now + deadline_s
         self.progress = Progress(generate)
         self._abandoned = False

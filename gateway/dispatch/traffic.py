@@ -77,6 +77,16 @@ class Traffic:
         return self._queue.running
 
     @property
+    def oldest_waiting_s(self) -> float | None:
+        """How long ago the oldest request that waits has arrived."""
+        return self._age_s(self._queue.oldest_waiting_at)
+
+    @property
+    def oldest_running_s(self) -> float | None:
+        """How long ago the oldest request that runs has arrived; waiting counts."""
+        return self._age_s(self._queue.oldest_running_at)
+
+    @property
     def highest_priority(self) -> int | None:
         return self._queue.highest_priority
 
@@ -255,6 +265,9 @@ class Traffic:
         self._quarantine.clear()
 
     # Inside
+
+    def _age_s(self, arrived_at: float | None) -> float | None:
+        return None if arrived_at is None else max(0.0, self._loop.time() - arrived_at)
 
     def _finished(self, request: Request) -> None:
         self._queue.remove(request)

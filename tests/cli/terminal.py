@@ -102,11 +102,11 @@ class Terminal:
 
 
 @contextmanager
-def terminal(*arguments: str, url: str) -> Iterator[Terminal]:
-    """Start a command on a terminal of its own."""
+def terminal(*arguments: str, url: str, kind: str = "xterm") -> Iterator[Terminal]:
+    """Start a command on a terminal of its own; `kind` is what TERM says."""
     pid, descriptor = pty.fork()
     if pid == 0:
-        os.execvpe(BULKHEAD[0], [*BULKHEAD, *arguments], {**environment(url), "TERM": "xterm"})
+        os.execvpe(BULKHEAD[0], [*BULKHEAD, *arguments], {**environment(url), "TERM": kind})
     try:
         yield Terminal(pid, descriptor)
     finally:

@@ -33,15 +33,7 @@ def test_status_has_every_field(gateway: Gateway) -> None:
     gateway.load()
     eventually(lambda: gateway.model()["worker"]["footprint_bytes"])
     status = gateway.status()
-    assert set(status) == {
-        "version",
-        "pid",
-        "uptime_s",
-        "state",
-        "reason",
-        "memory",
-        "models",
-    }
+    assert set(status) == {"version", "pid", "uptime_s", "state", "reason", "memory", "models"}
     assert status["state"] == "serving"
     assert status["pid"] == gateway.pid
     assert set(status["memory"]) == {
@@ -63,7 +55,9 @@ def test_status_has_every_field(gateway: Gateway) -> None:
         "reason",
         "pinned",
         "queue_depth",
+        "oldest_waiting_s",
         "active_requests",
+        "oldest_active_s",
         "estimate_bytes",
         "last_used_at",
         "worker",
@@ -85,6 +79,18 @@ def test_status_has_every_field(gateway: Gateway) -> None:
         "prompt_cache_bytes",
     }
     assert model["worker"]["footprint_bytes"] > 10_000_000
+    assert (model["oldest_waiting_s"], model["oldest_active_s"]) == (None, None)
+
+
+def test_the_oldest_request_has_its_age_from_its_arrival(gateway: Gateway) -> None:
+    gateway.order("unload").raise_for_status()
+    stream = open_stream(gateway, STORY, **LONG)
+    waited_s = eventually(lambda: gateway.model()["oldest_waiting_s"])
+    active_s = eventually(lambda: gateway.model()["oldest_active_s"])
+    assert 0 < waited_s < active_s
+    assert gateway.model()["oldest_waiting_s"] is None
+    stream.join()
+    assert gateway.model()["oldest_active_s"] is None
 
 
 def test_load_twice_is_one_load(gateway: Gateway) -> None:

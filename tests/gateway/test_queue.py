@@ -235,3 +235,18 @@ class TestQuarantine:
         quarantine.add(_generate("a"), now=0.0)
         quarantine.clear()
         assert quarantine.remaining_s(_generate("a"), now=1.0) is None
+
+
+def test_the_oldest_is_the_one_that_arrived_first_wherever_it_stands() -> None:
+    queue = RequestQueue(DEPTH, 1)
+    assert (queue.oldest_waiting_at, queue.oldest_running_at) == (None, None)
+    for name, arrived_at, priority in (("a", 3.0, 0), ("b", 1.0, 0), ("c", 2.0, 9)):
+        queue.add(Request(_generate(name), arrived_at, 1e9, priority=priority))
+    assert queue.oldest_waiting_at == 1.0
+    first = queue.next()
+    assert first is not None
+    first.progress.next_message("same")
+    queue.run(first)
+    assert (first.id, queue.oldest_running_at) == ("c", 2.0)
+    queue.park(queue.take_running())
+    assert (queue.oldest_waiting_at, queue.oldest_running_at) == (1.0, None)

@@ -1,0 +1,234 @@
+"""The screen of `bulkhead top`: a thin shell around its view."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from typing import ClassVar, Final
+
+from rich.text import Text
+from textual import on
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.widget import Widget
+from textual.widgets import OptionList, Static
+from textual.widgets.option_list import Option
+
+from gateway.cli.client import GatewayClient
+from gateway.cli.top.feed import Feed, Lost, Seen
+from gateway.cli.top.fitting import one_line, wrapped
+from gateway.cli.top.help import Help
+from gateway.cli.top.orders import ASKED_FIRST, Orders, Outcome, Verb, question
+from gateway.cli.top.view import View
+
+_KEYS: Final = "l load  u unload  r restart  k kill  ? help  q quit"
+_MESSAGE_LINES: Final = 3
+# The events' title, and the keys.
+_FIXED_LINES: Final = 2
+# The events have a third of the room, and what the models leave.
+_EVENTS_SHARE: Final = 3
+
+
+class News(Message):
+    """What a thread has to tell."""
+
+    def __init__(self, what: Seen | Lost | Outcome | Exception) -> None:
+        super().__init__()
+        self.what = what
+
+
+class Events(Widget):
+    """As many of the last events as there is room for."""
+
+    def __init__(self, view: View) -> None:
+        super().__init__()
+        self._view = view
+
+    def render(self) -> Text:
+        lines = self._view.events(self.size.width, self.size.height)
+        return _joined(lines, grey=self._view.lost)
+
+
+class Models(OptionList, inherit_bindings=False):
+    """Without page keys: Textual's fail where there is no room for a row."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "cursor_up"),
+        Binding("down", "cursor_down"),
+        Binding("home", "first"),
+        Binding("end", "last"),
+    ]
+
+
+class Top(App[None]):
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    Screen { background: ansi_default; color: ansi_default; overflow: hidden; }
+    Static { height: auto; }
+    Models {
+        border: none; padding: 0; background: ansi_default; scrollbar-size-vertical: 1;
+        scrollbar-color: ansi_default; scrollbar-background: ansi_default;
+    }
+    Models > .option-list--option, Models > .option-list--option-highlighted,
+    Models:focus > .option-list--option-highlighted {
+        padding: 0; color: ansi_default; background: ansi_default; text-style: none;
+    }
+    Events { height: 1fr; }
+    Help VerticalScroll { background: ansi_default; color: ansi_default; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("l", "order('load')"),
+        Binding("u", "order('unload')"),
+        Binding("r", "order('restart')"),
+        Binding("k", "order('kill')"),
+        Binding("y", "confirm"),
+        Binding("n,escape", "take_back"),
+        Binding("question_mark", "help"),
+        Binding("q", "quit"),
+        Binding("ctrl+c", "quit", priority=True),
+    ]
+
+    def __init__(self, gateway: GatewayClient) -> None:
+        # The terminal's own colours suit its background, which can't be asked for everywhere.
+        super().__init__(ansi_color=True)
+        self._view = View(gateway.url)
+        self._feed = Feed(gateway, self._tell)
+        self._orders = Orders(gateway, self._tell)
+        # What the question on the screen is about.
+        self._asked: tuple[Verb, str] | None = None
+        self._message = Text()
+
+    def compose(self) -> ComposeResult:
+        self._notice, self._head, self._foot = Static(), Static(), Static()
+        self._models = Models()
+        self._events = Events(self._view)
+        yield self._notice
+        yield self._head
+        yield self._models
+        yield Static(Text("Events", "bold"))
+        yield self._events
+        yield self._foot
+        yield Static(Text(_KEYS, "bold"))
+
+    def on_mount(self) -> None:
+        loop = asyncio.get_running_loop()
+        for each in (signal.SIGTERM, signal.SIGHUP):
+            # Without it the terminal would stay as it is now.
+            loop.add_signal_handler(each, self.exit)
+        self._feed.start()
+
+    def on_unmount(self) -> None:
+        self._feed.stop()
+
+    def on_resize(self) -> None:
+        self._draw()
+
+    @on(OptionList.OptionHighlighted)
+    def _mark(self) -> None:
+        self._draw()
+
+    @on(News)
+    def _take(self, news: News) -> None:
+        match news.what:
+            case Seen(reading=reading, happenings=happenings):
+                self._view.take(reading, happenings)
+                if self._asked is not None and reading.model(self._asked[1]) is None:
+                    self._asked = None
+            case Lost(why=why):
+                self._view.lose(why, time.monotonic())
+            case Outcome(text=text, done=done):
+                self._say(text, "green" if done else "bold red")
+            case error:
+                raise error
+        self._draw()
+
+    def action_order(self, verb: Verb) -> None:
+        model_id = self._selected()
+        if model_id is None:
+            return
+        if verb in ASKED_FIRST:
+            self._asked = (verb, model_id)
+        else:
+            self._give(verb, model_id)
+        self._draw()
+
+    def action_confirm(self) -> None:
+        if self._asked is not None:
+            self._give(*self._asked)
+            self._asked = None
+            self._draw()
+
+    def action_take_back(self) -> None:
+        self._asked = None
+        self._message = Text()
+        self._draw()
+
+    async def action_help(self) -> None:
+        await self.push_screen(Help())
+
+    def _tell(self, what: Seen | Lost | Outcome | Exception) -> None:
+        """Called on threads."""
+        self.post_message(News(what))
+
+    def _give(self, verb: Verb, model_id: str) -> None:
+        name = one_line(model_id)
+        if self._orders.give(verb, model_id):
+            self._say(f"{name}: {verb} ordered.")
+        else:
+            self._say(f"{name}: the last {verb} is not over yet.", "yellow")
+
+    def _say(self, text: str, style: str = "") -> None:
+        """It stays until the next message, so it has a time."""
+        self._message = Text(f"{time.strftime('%H:%M:%S')} {text}", style)
+
+    def _selected(self) -> str | None:
+        index = self._models.highlighted
+        return None if index is None else self._models.get_option_at_index(index).id
+
+    def _draw(self) -> None:
+        view, width = self._view, self.size.width
+        notice, head = view.notice(width, time.monotonic()), view.head(width)
+        rows, foot = view.rows(width), self._foot_lines(width)
+        _show(self._notice, notice)
+        _show(self._head, head, grey=view.lost)
+        self._draw_models(rows)
+        self._events.refresh()
+        _show(self._foot, foot)
+        room = self.size.height - len(notice) - len(head) - len(foot) - _FIXED_LINES
+        needed = sum(1 + each.plain.count("\n") for each in rows)
+        self._models.styles.height = max(1, min(needed, room - room // _EVENTS_SHARE))
+
+    def _draw_models(self, rows: list[Text]) -> None:
+        prompts = [_joined([each], grey=self._view.lost) for each in rows]
+        ids = [each.id for each in self._view.models]
+        selected = self._selected()
+        if ids != [each.id for each in self._models.options]:
+            self._models.set_options(map(Option, prompts, ids))
+            if ids:
+                self._models.highlighted = ids.index(selected) if selected in ids else 0
+        for index, prompt in enumerate(prompts):
+            if index == self._models.highlighted:
+                # Textual's style of the highlighted option leaves "reverse" out.
+                prompt.stylize("reverse", 0, len(prompt.plain.partition("\n")[0]))
+            self._models.replace_option_prompt_at_index(index, prompt)
+
+    def _foot_lines(self, width: int) -> list[Text]:
+        """The question, or else the last message."""
+        if self._asked is None or self._view.reading is None:
+            return wrapped(self._message.plain, width, _MESSAGE_LINES, str(self._message.style))
+        verb, model_id = self._asked
+        model = self._view.reading.model(model_id)
+        assert model is not None
+        return wrapped(question(verb, model), width, _MESSAGE_LINES, "bold yellow")
+
+
+def _show(widget: Static, lines: list[Text], *, grey: bool = False) -> None:
+    widget.display = bool(lines)
+    widget.update(_joined(lines, grey=grey))
+
+
+def _joined(lines: list[Text], *, grey: bool) -> Text:
+    text = Text("\n", no_wrap=True).join(lines)
+    return Text(text.plain, "dim", no_wrap=True) if grey else text

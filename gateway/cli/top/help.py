@@ -1,0 +1,51 @@
+"""What the keys and columns of `bulkhead top` mean."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+_TEXT: Final = """\
+Keys
+  up, down  select a model
+  l         load; ends a hold, tries again what failed
+  u         unload; what runs has drain_s to end
+  r         restart: unload and load
+  k         kill: end the process without a drain
+  y, n      answer what u, r and k ask first
+  escape    take back the question, or the message
+  q         quit
+
+Bars
+  Budget    what workers hold, what is granted beyond it
+  Machine   who holds its memory; stranded: nobody
+
+Columns
+  holds     what comes back when the worker ends
+  granted   what it may hold
+  weights   of it: the model itself
+  caches    of it: the caches of its sequences
+  buffers   of it: what MLX keeps for later
+  active    requests that run, and the age of the oldest
+  waiting   requests that wait, and the age of the oldest
+  tok/s     tokens per second, of all its requests
+  step      how long ago it last produced something
+  restarts  deaths that nobody ordered
+
+Wide terminals have all columns. Escape closes this.
+"""
+
+
+class Help(ModalScreen[None]):
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("escape,q,question_mark", "dismiss"),
+    ]
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll():
+            yield Static(_TEXT, markup=False)

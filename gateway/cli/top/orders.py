@@ -1,0 +1,82 @@
+"""The operator's verbs, as `bulkhead top` asks for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final, Literal, TypeAlias
+
+from msgspec import Struct
+
+from gateway.cli.bodies import ModelReading, Order
+from gateway.cli.client import GatewayClient
+from gateway.cli.failure import CommandError
+from gateway.cli.top.fitting import one_line
+
+Verb: TypeAlias = Literal["load", "unload", "restart", "kill"]
+
+# These end a process.
+ASKED_FIRST: Final[tuple[Verb, ...]] = ("unload", "restart", "kill")
+
+
+class Outcome(Struct, frozen=True):
+    """A sentence about an order that is over."""
+
+    text: str
+    done: bool
+
+
+def question(verb: Verb, model: ModelReading) -> str:
+    """What is asked before an order that ends a process."""
+    return f"{verb.capitalize()} {one_line(model.id)}? {_price(verb, model)} (y/n)"
+
+
+def _price(verb: Verb, model: ModelReading) -> str:
+    match model.active_requests:
+        case 0:
+            return "No request is running."
+        case 1:
+            running = "1 running request"
+        case count:
+            running = f"{count} running requests"
+    if verb == "kill":
+        return f"It cuts off {running}; what is cut off goes on in the next worker."
+    return f"It cuts off {running}, what ends within drain_s excepted."
+
+
+class Orders:
+    """Gives orders on threads, one of a kind for each model at a time; `tell` gets what came of
+    it, on that thread.
+    """
+
+    def __init__(self, gateway: GatewayClient, tell: Callable[[Outcome | Exception], None]) -> None:
+        self._gateway = gateway
+        self._tell = tell
+        self._under_way: set[tuple[Verb, str]] = set()
+
+    def give(self, verb: Verb, model_id: str) -> bool:
+        """False if the same is under way already."""
+        order = (verb, model_id)
+        if order in self._under_way:
+            return False
+        self._under_way.add(order)
+        # A daemon: the gateway carries it out, whether or not anybody waits for it.
+        threading.Thread(target=self._run, args=order, name=verb, daemon=True).start()
+        return True
+
+    def _run(self, verb: Verb, model_id: str) -> None:
+        told: Outcome | Exception
+        try:
+            told = self._outcome(verb, model_id)
+        except Exception as error:
+            told = error
+        self._under_way.discard((verb, model_id))
+        self._tell(told)
+
+    def _outcome(self, verb: Verb, model_id: str) -> Outcome:
+        try:
+            content = self._gateway.order(verb, model_id, Order())
+            model = self._gateway.read(content, ModelReading)
+        except CommandError as error:
+            return Outcome(one_line(error.message), done=False)
+        return Outcome(f"{one_line(model.id)} is {model.state}.", done=model.state != "stopping")
