@@ -13,6 +13,7 @@ from msgspec import Struct, field
 
 from gateway.config.kinds import Kind, Size, Switch, Text, Texts, Time, Whole
 from gateway.config.mistakes import Mistake
+from gateway.config.models import expand_home
 
 
 class Key(Struct, frozen=True):
@@ -175,10 +176,15 @@ class ModelSettings(Section, frozen=True):
         Key(
             Text("an interpreter"),
             "Interpreter of another environment, with mlx-lm, msgspec and pyzmq.",
-            example="/path/to/.venv/bin/python",
+            example="~/other/.venv/bin/python",
             unset="the gateway's own",
         ),
     ] = None
+
+    @property
+    def interpreter(self) -> str | None:
+        """`python`, with the home that a `~` stands for."""
+        return None if self.python is None else str(expand_home(self.python))
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -67,8 +67,8 @@ def look_at_models(installation: Installation) -> Iterator[Finding]:
         return
     possible_bytes = _possible_bytes(installation)
     learned = Learned(installation.state_dir.learned_path)
-    for python in dict.fromkeys(models[each].python for each in located):
-        sources = {each: at for each, at in located.items() if models[each].python == python}
+    for python in dict.fromkeys(models[each].interpreter for each in located):
+        sources = {each: at for each, at in located.items() if models[each].interpreter == python}
         examined = _examined(sources, python)
         for model_id, source in sources.items():
             size = _size(source, models[model_id], learned, possible_bytes)

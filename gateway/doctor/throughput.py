@@ -152,7 +152,7 @@ def _choose(status: _Status, configured: dict[str, ModelSettings]) -> tuple[str,
     ]
     for each in sorted(ready, key=lambda model: model.estimate_bytes or 0):
         try:
-            return each.id, locate(configured[each.id].path), configured[each.id].python
+            return each.id, locate(configured[each.id].path), configured[each.id].interpreter
         except ValueError:
             continue
     if any(each.id == DEMO_ID for each in status.models):

@@ -48,7 +48,7 @@ class Starter:
         Raises:
             OSError: its interpreter can't be started.
         """
-        python = model.settings.python
+        python = model.settings.interpreter
         adopted = self._spares.take() if python is None else None
         if adopted is None:
             worker = self._new(python, log, supervisor, name=model.id, spare=False)

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.config.models import DEMO_FOLDER, locate, model_from_flag
 from gateway.config.read import read_configuration, read_settings
-from gateway.config.settings import ConfigError, Flags, Settings
+from gateway.config.settings import ConfigError, Flags, ModelSettings, Settings
 from gateway.config.sizes import format_size, parse_size
 
 
@@ -266,3 +266,11 @@ class TestOddThings:
         monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
         empty = {"BULKHEAD_CONFIG": "", "BULKHEAD_STATE_DIR": ""}
         assert read_settings(Flags(), empty) == read_settings(Flags(), {})
+
+
+def test_an_interpreter_may_be_below_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert ModelSettings(path="demo").interpreter is None
+    assert ModelSettings(path="demo", python="~/e/bin/python").interpreter == (
+        "/home/somebody/e/bin/python"
+    )

@@ -238,7 +238,7 @@ class TestQuarantine:
 
 
 def test_the_oldest_is_the_one_that_arrived_first_wherever_it_stands() -> None:
-    queue = RequestQueue(DEPTH, 1)
+    queue = RequestQueue(DEPTH, 1, priority=0)
     assert (queue.oldest_waiting_at, queue.oldest_running_at) == (None, None)
     for name, arrived_at, priority in (("a", 3.0, 0), ("b", 1.0, 0), ("c", 2.0, 9)):
         queue.add(Request(_generate(name), arrived_at, 1e9, priority=priority))
