@@ -94,15 +94,15 @@ def model_status(compartment: Compartment, fleet: Fleet) -> ModelStatus:
     return ModelStatus(
         id=compartment.model.id,
         state=compartment.state,
-        reason=compartment.reason,
+        reason=compartment.condition.reason,
         pinned=compartment.model.settings.pinned,
         queue_depth=compartment.traffic.waiting,
         active_requests=compartment.traffic.running,
         estimate_bytes=None if estimated is None else estimated.full_bytes,
         last_used_at=compartment.traffic.last_used_at,
         worker=None if worker is None else _worker_status(worker),
-        restarts=compartment.restarts,
-        last_exit=compartment.last_exit,
+        restarts=compartment.recovery.restarts,
+        last_exit=compartment.recovery.last_exit,
     )
 
 

@@ -72,6 +72,10 @@ class Traffic:
         return self._queue.running
 
     @property
+    def busy(self) -> bool:
+        return self.waiting + self.running > 0
+
+    @property
     def highest_priority(self) -> int | None:
         return self._queue.highest_priority
 

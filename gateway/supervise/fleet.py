@@ -166,7 +166,7 @@ class Fleet:
 
     async def _see_off(self, compartment: Compartment) -> None:
         model_id = compartment.model.id
-        await compartment.until(lambda: compartment.over or not compartment.removed)
+        await compartment.condition.until(lambda: compartment.over or not compartment.removed)
         if self._leaving.get(model_id) is compartment and compartment.removed:
             del self._leaving[model_id]
             self._register()
@@ -183,7 +183,7 @@ class Fleet:
         )
 
     def _register(self) -> None:
-        self.steward.register(self._everyone)
+        self.steward.register(each.tenancy for each in self._everyone)
         self._by_name = self._names()
 
     def _names(self) -> dict[str, Compartment]:
@@ -300,7 +300,7 @@ class Fleet:
                     worker.note_footprint(reading)
             for compartment in self._everyone:
                 if compartment.worker is not None:
-                    compartment.note_footprint(compartment.worker)
+                    compartment.tenancy.measured(compartment.worker)
             self._compare()
 
     def _compare(self) -> None:
