@@ -79,7 +79,7 @@ async def reload(request: Request) -> Response:
 
 def _compartment(request: Request) -> Compartment:
     fleet: Fleet = request.app.state.fleet
-    return fleet.find(request.path_params["model_id"])
+    return fleet.roster.find(request.path_params["model_id"])
 
 
 async def _target(request: Request) -> tuple[Compartment, Options]:

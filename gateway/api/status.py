@@ -84,7 +84,7 @@ def gateway_status(fleet: Fleet) -> Status:
         state=fleet.phase,
         reason=fleet.caution,
         memory=_memory_status(fleet),
-        models=[model_status(each, fleet) for each in fleet.compartments.values()],
+        models=[model_status(each, fleet) for each in fleet.roster.configured.values()],
     )
 
 
@@ -137,9 +137,9 @@ def _buffer_bytes(worker: Worker) -> int | None:
 
 
 def _memory_status(fleet: Fleet) -> MemoryStatus:
-    host, admission = fleet.host, fleet.steward.admission
+    host, admission = fleet.readings.host, fleet.steward.admission
     footprint_bytes = _sum(each.footprint for each in fleet.workers)
-    gateway_bytes = _sum([fleet.footprint])
+    gateway_bytes = _sum([fleet.readings.footprint])
     known = [footprint_bytes, gateway_bytes, admission.stranded_bytes, host.available_bytes]
     return MemoryStatus(
         total_bytes=host.total_bytes,
