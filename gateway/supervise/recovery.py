@@ -3,8 +3,8 @@
 The end is noted, and its memory becomes free. If somebody ordered it, the life cycle knows what
 follows. If nobody did, it was a death: the restart policy judges it, unless a request is to blame
 or memory was lost, and the life cycle follows the verdict: a new worker at once, another attempt
-later, for which a timer runs here, or none. The requests that ran are the life cycle's effects:
-see `gateway.dispatch.traffic`.
+later, for which a timer runs here, or none. What becomes of the requests that ran is an effect of
+the life cycle: see `gateway.dispatch.traffic`.
 """
 
 from __future__ import annotations
@@ -69,30 +69,6 @@ class Recovery:
         self._timer: asyncio.Handle | None = None
         self._retry_at = 0.0
 
-    @property
-    def retry_after_s(self) -> int | None:
-        """Whole seconds until the next attempt, if there is one."""
-        if self._timer is None:
-            return None
-        return max(1, round(self._retry_at - self._loop.time()))
-
-    def entered(self) -> None:
-        """Another state: the next attempt is awaited in two of them only."""
-        if self._condition.state not in (State.BACKOFF, State.FAILED):
-            self.disarm()
-        if self._condition.state is State.READY:
-            self._policy.ready(self._loop.time())
-
-    def forget(self) -> None:
-        """Close the breaker."""
-        self._policy.forget()
-
-    def disarm(self) -> None:
-        """No attempt by itself any more."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
     def starting(self) -> None:
         """A worker is about to be started."""
         if self._died:
@@ -102,24 +78,6 @@ class Recovery:
     def excuse(self) -> None:
         """A request was found guilty of the present worker's end: that doesn't count."""
         self._excused = True
-
-    def not_started(self, error: OSError) -> None:
-        """No process could be started."""
-        self._tenancy.gone(0)
-        if isinstance(error, FileNotFoundError | PermissionError):
-            reason = f"no worker can be started: {error}"
-            self._condition.reason = reason
-            refusal = Refusal("model_unavailable", f"{self._model_id!r}: {reason}", lasting=True)
-            self._condition.handle(Event.NOT_STARTED, refusal)
-            return
-        # Descriptors, processes or memory may be there later.
-        logger.error(
-            "%s: no worker could be started: %s",
-            self._model_id,
-            error,
-            extra=about(model=self._model_id),
-        )
-        self._judge(Event.START_FAILED, "it could not be started", str(error), [])
 
     def ended(self, worker: Worker, status: ExitStatus) -> None:
         """The process of a worker is gone."""
@@ -145,6 +103,48 @@ class Recovery:
             self._condition.handle(Event.EXIT)
         else:
             self._judge(Event.EXIT, reason, str(status), self.last_exit.log_tail)
+
+    def not_started(self, error: OSError) -> None:
+        """No process could be started."""
+        self._tenancy.gone(0)
+        if isinstance(error, FileNotFoundError | PermissionError):
+            reason = f"no worker can be started: {error}"
+            self._condition.reason = reason
+            refusal = Refusal("model_unavailable", f"{self._model_id!r}: {reason}", lasting=True)
+            self._condition.handle(Event.NOT_STARTED, refusal)
+            return
+        # Descriptors, processes or memory may be there later.
+        logger.error(
+            "%s: no worker could be started: %s",
+            self._model_id,
+            error,
+            extra=about(model=self._model_id),
+        )
+        self._judge(Event.START_FAILED, "it could not be started", str(error), [])
+
+    @property
+    def retry_after_s(self) -> int | None:
+        """Whole seconds until the next attempt, if there is one."""
+        if self._timer is None:
+            return None
+        return max(1, round(self._retry_at - self._loop.time()))
+
+    def entered(self) -> None:
+        """Another state: the next attempt is awaited in two of them only."""
+        if self._condition.state not in (State.BACKOFF, State.FAILED):
+            self.disarm()
+        if self._condition.state is State.READY:
+            self._policy.ready(self._loop.time())
+
+    def forget(self) -> None:
+        """Close the breaker."""
+        self._policy.forget()
+
+    def disarm(self) -> None:
+        """No attempt by itself any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _judge(self, event: Event, reason: str, status: str, tail: list[str]) -> None:
         """A death that nobody ordered."""

@@ -138,7 +138,7 @@ class WorkerSupervisor:
 
     async def _load(self) -> None:
         await self._measure()
-        if self._is(State.LOADING):
+        if self._still(State.LOADING):
             self.worker.send(
                 Load(
                     path=self._model.source,
@@ -153,7 +153,7 @@ class WorkerSupervisor:
     async def _drain(self) -> None:
         # Its end follows at once if nothing runs.
         await self.worker.look_for_descendants()
-        if self._is(State.DRAINING):
+        if self._still(State.DRAINING):
             self.worker.send(Drain())
 
     async def _measure(self) -> None:
@@ -172,7 +172,7 @@ class WorkerSupervisor:
                 )
         self._condition.notify()
 
-    def _is(self, state: State) -> bool:
+    def _still(self, state: State) -> bool:
         """Whether the worker is still there, and the model in this state."""
         return not self.worker.ended.is_set() and self._condition.state is state
 
