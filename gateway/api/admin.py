@@ -79,7 +79,7 @@ async def reload(request: Request) -> Response:
 
 def _compartment(request: Request) -> Compartment:
     fleet: Fleet = request.app.state.fleet
-    return fleet.find(request.path_params["model_id"])
+    return fleet.roster.find(request.path_params["model_id"])
 
 
 async def _target(request: Request) -> tuple[Compartment, Options]:
@@ -89,9 +89,9 @@ async def _target(request: Request) -> tuple[Compartment, Options]:
 
 async def _after_load(request: Request, compartment: Compartment, options: Options) -> Response:
     if options.wait:
-        await compartment.until(lambda: compartment.state in _SETTLED)
+        await compartment.condition.until(lambda: compartment.state in _SETTLED)
         if compartment.state is not State.READY:
-            raise compartment.failure or Refusal(
+            raise compartment.condition.failure or Refusal(
                 "model_unavailable",
                 f"{compartment.model.id!r} is {compartment.state}: another command came between.",
             )
@@ -110,7 +110,9 @@ async def _end(compartment: Compartment, options: Options, order: _Order) -> Non
     worker = compartment.worker
     order(force=options.force)
     if options.wait and worker is not None:
-        await compartment.until(lambda: compartment.worker is not worker or worker.given_up)
+        await compartment.condition.until(
+            lambda: compartment.worker is not worker or worker.given_up
+        )
 
 
 def _json(body: Struct) -> Response:

@@ -88,7 +88,7 @@ async def create_chat_completion(request: HttpRequest) -> Response:
     fleet: Fleet = request.app.state.fleet
     body = await read_json(request, ChatBody)
     check_supported(body)
-    compartment = fleet.find(body.model)
+    compartment = fleet.roster.find(body.model)
     prompt = ChatPrompt(tuple(_message(index, each) for index, each in enumerate(body.messages)))
     max_tokens = body.max_completion_tokens or body.max_tokens
     generation = new_request(request, fleet, body, prompt, max_tokens)

@@ -53,7 +53,7 @@ async def create_completion(request: HttpRequest) -> Response:
     fleet: Fleet = request.app.state.fleet
     body = await read_json(request, CompletionBody)
     check_supported(body)
-    compartment = fleet.find(body.model)
+    compartment = fleet.roster.find(body.model)
     max_tokens = body.max_tokens or _DEFAULT_MAX_TOKENS
     generation = new_request(request, fleet, body, _prompt(body.prompt), max_tokens)
     fleet.submit(compartment, generation)

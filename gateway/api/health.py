@@ -62,11 +62,11 @@ async def readyz(request: HttpRequest) -> Response:
 
 async def health(request: HttpRequest) -> Response:
     fleet: Fleet = request.app.state.fleet
-    compartments = fleet.compartments.values()
+    compartments = fleet.roster.configured.values()
     deep: DeepHealth | UnsetType = UNSET
     if (name := request.query_params.get("deep")) is not None:
         limit_s = min(deadline_s(request, _DEEP_DEADLINE_S), _DEEP_DEADLINE_S)
-        deep = await _generate_token(fleet, fleet.find(name), limit_s)
+        deep = await _generate_token(fleet, fleet.roster.find(name), limit_s)
     failed = deep is not UNSET and not deep.ok
     body = Health(
         status="degraded"

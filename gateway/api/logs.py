@@ -40,7 +40,7 @@ async def gateway_log(request: Request) -> Response:
 async def model_log(request: Request) -> Response:
     """What its workers print, each line after its time."""
     fleet: Fleet = request.app.state.fleet
-    return await _answer(request, fleet.find(request.path_params["model_id"]).log.path)
+    return await _answer(request, fleet.roster.find(request.path_params["model_id"]).log.path)
 
 
 async def _answer(request: Request, path: Path) -> Response:

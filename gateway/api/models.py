@@ -29,13 +29,13 @@ class ModelList(Struct):
 
 async def list_models(request: Request) -> Response:
     fleet: Fleet = request.app.state.fleet
-    data = [_body(fleet, each) for each in fleet.compartments.values()]
+    data = [_body(fleet, each) for each in fleet.roster.configured.values()]
     return _json(ModelList("list", data))
 
 
 async def show_model(request: Request) -> Response:
     fleet: Fleet = request.app.state.fleet
-    return _json(_body(fleet, fleet.find(request.path_params["model_id"])))
+    return _json(_body(fleet, fleet.roster.find(request.path_params["model_id"])))
 
 
 def _body(fleet: Fleet, compartment: Compartment) -> ModelBody:

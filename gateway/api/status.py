@@ -90,7 +90,7 @@ def gateway_status(fleet: Fleet) -> Status:
         state=fleet.phase,
         reason=fleet.caution,
         memory=_memory_status(fleet),
-        models=[model_status(each, fleet) for each in fleet.compartments.values()],
+        models=[model_status(each, fleet) for each in fleet.roster.configured.values()],
     )
 
 
@@ -100,7 +100,7 @@ def model_status(compartment: Compartment, fleet: Fleet) -> ModelStatus:
     return ModelStatus(
         id=compartment.model.id,
         state=compartment.state,
-        reason=compartment.reason,
+        reason=compartment.condition.reason,
         pinned=compartment.model.settings.pinned,
         queue_depth=compartment.traffic.waiting,
         oldest_waiting_s=compartment.traffic.oldest_waiting_s,
@@ -109,8 +109,8 @@ def model_status(compartment: Compartment, fleet: Fleet) -> ModelStatus:
         estimate_bytes=None if estimated is None else estimated.full_bytes,
         last_used_at=compartment.traffic.last_used_at,
         worker=None if worker is None else _worker_status(worker),
-        restarts=compartment.restarts,
-        last_exit=compartment.last_exit,
+        restarts=compartment.recovery.restarts,
+        last_exit=compartment.recovery.last_exit,
     )
 
 
@@ -145,9 +145,9 @@ def _buffer_bytes(worker: Worker) -> int | None:
 
 
 def _memory_status(fleet: Fleet) -> MemoryStatus:
-    host, admission = fleet.host, fleet.steward.admission
+    host, admission = fleet.readings.host, fleet.steward.admission
     footprint_bytes = _sum(each.footprint for each in fleet.workers)
-    gateway_bytes = _sum([fleet.footprint])
+    gateway_bytes = _sum([fleet.readings.footprint])
     known = [footprint_bytes, gateway_bytes, admission.stranded_bytes, host.available_bytes]
     return MemoryStatus(
         total_bytes=host.total_bytes,

@@ -87,6 +87,10 @@ class Traffic:
         return self._age_s(self._queue.oldest_running_at)
 
     @property
+    def busy(self) -> bool:
+        return self.waiting + self.running > 0
+
+    @property
     def highest_priority(self) -> int | None:
         return self._queue.highest_priority
 

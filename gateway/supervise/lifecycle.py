@@ -1,7 +1,7 @@
 """The life cycle of a model as a table: events in, a state and effects out.
 
 No I/O and no clock here. Whoever feeds it performs the effects in their order; see
-`gateway.supervise.compartment`. `python -m gateway.supervise.lifecycle` prints the table.
+`gateway.supervise.condition`. `python -m gateway.supervise.lifecycle` prints the table.
 """
 
 from __future__ import annotations

@@ -38,7 +38,6 @@ class Tenant(Protocol):
     """A model as its memory sees it."""
 
     model: Model
-    reason: str | None
 
     @property
     def priority(self) -> int: ...
@@ -57,6 +56,9 @@ class Tenant(Protocol):
 
     @property
     def waits_for_memory(self) -> bool: ...
+
+    def note_wait(self, reason: str) -> None:
+        """Why there is no room for it yet."""
 
     def admitted(self, granted_bytes: int) -> None: ...
 
@@ -113,7 +115,7 @@ class Steward:
             self._decision.cancel()
         await self._tasks.cancel_all()
 
-    # From compartments
+    # From the tenants
 
     def ask(self, tenant: Tenant) -> None:
         """It wants to be loaded; the answer comes by `admitted` or `has_no_room`."""
@@ -245,7 +247,7 @@ class Steward:
         for decision in self.admission.decide(self._loop.time()):
             self._perform(decision, claims)
         for claim in self.admission.claims:
-            self._tenants[claim.model_id].reason = explain.waiting(self.admission, claim)
+            self._tenants[claim.model_id].note_wait(explain.waiting(self.admission, claim))
 
     def _note_all(self) -> None:
         for model_id, tenant in self._tenants.items():

@@ -124,6 +124,11 @@ class Worker:
         return self._process.pid
 
     @property
+    def held_bytes(self) -> int | None:
+        """By the last reading; None: there was none yet."""
+        return None if self.footprint is None else self.footprint.current_bytes
+
+    @property
     def last_step_age_s(self) -> float | None:
         return None if self._last_step_at is None else self._loop.time() - self._last_step_at
 
