@@ -23,8 +23,8 @@ def test_shows_gateway_memory_and_models_in_plain_text(gateway: Gateway) -> None
     budget = r"Budget [\d.]+ GB: workers hold [\d.]+ MB, granted [\d.]+ MB; pressure \w+$"
     assert re.match(budget, lines[1])
     assert lines[4].split()[:3] == ["demo", "ready", str(pid)]
-    table = lines[lines.index("") + 4 :]
-    assert table[0].split()[0] == "memory"
+    headings = [line.split()[0] for line in lines if line]
+    assert {"model", "memory", "(gateway)", "total"} < set(headings)
 
 
 def test_the_rows_of_memory_add_up_to_the_total(gateway: Gateway) -> None:

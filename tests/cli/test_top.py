@@ -152,6 +152,7 @@ async def test_goes_on_when_the_gateway_comes_back() -> None:
     first = Gateway()
     port = str(urlsplit(first.url).port)
     async with top(first.url, (80, 40)) as screen:
+        await screen.shows("unloaded")
         await screen.press("l")
         await screen.shows("demo is ready.", "loading → ready")
         await asyncio.to_thread(first.stop)

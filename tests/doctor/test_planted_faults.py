@@ -308,7 +308,7 @@ class TestConfiguration:
         machine.state_dir = Path("~nosuchaccount/state")
         check, severity, evidence = machine.fault()
         assert (check, severity) == ("configuration", "error")
-        assert "begins with the home of an account that isn't there" in evidence
+        assert "there is no home of ~" in evidence
 
     def test_a_model_without_a_path_is_one_mistake(self, machine: Machine) -> None:
         machine.configure("[models.tiny]")
