@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import pytest
 from _pytest.terminal import TerminalReporter
 
-_ROWS = pytest.StashKey[list[tuple[str, str]]]()
+_SHOWN: Final = "shown"
 
 
 @pytest.fixture
@@ -16,17 +17,24 @@ def tell(request: pytest.FixtureRequest) -> Callable[..., None]:
 
     def add(**figures: object) -> None:
         text = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in figures.items())
-        name = request.node.nodeid.removeprefix("tests/chaos/")
-        request.config.stash.setdefault(_ROWS, []).append((name, text))
+        # Properties come along with the report, whichever process ran the test.
+        request.node.user_properties.append((_SHOWN, text))
 
     return add
 
 
-def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
-    rows = config.stash.get(_ROWS, [])
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    rows = [
+        (report.nodeid.removeprefix("tests/chaos/"), text)
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if getattr(report, "when", None) == "call"
+        for name, text in report.user_properties
+        if name == _SHOWN
+    ]
     if not rows:
         return
     terminalreporter.section("what chaos has shown")
     width = max(len(name) for name, _ in rows)
-    for name, text in rows:
+    for name, text in sorted(rows):
         terminalreporter.write_line(f"{name:<{width}}  {text}")
