@@ -104,7 +104,11 @@ class Reloader:
         return Reloaded(
             added=found.added,
             removed=found.removed,
-            changed=moved | found.changed,
+            changed=found.changed
+            | {
+                model_id: tuple(dict.fromkeys((*keys, *found.changed.get(model_id, ()))))
+                for model_id, keys in moved.items()
+            },
             applied=found.live,
             needs_restart=found.restart,
         )

@@ -76,7 +76,9 @@ class StateDir:
             self.sockets.chmod(0o700)
             self._lock = os.open(self.lock_path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise StateDirError(f"The state folder {self.path} can't be used: {error}.") from error
+            raise StateDirError(
+                f"The state folder {self.path} can't be used: {error.strerror}."
+            ) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -91,7 +93,9 @@ class StateDir:
             for stale in self.sockets.iterdir():
                 stale.unlink()
         except OSError as error:
-            raise StateDirError(f"The state folder {self.path} can't be used: {error}.") from error
+            raise StateDirError(
+                f"The state folder {self.path} can't be used: {error.strerror}."
+            ) from error
 
     def release(self) -> None:
         if self._lock is not None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
-from typing import Final
+import os
+import sys
+from typing import Any, Final
 
 import click
 
@@ -40,6 +43,17 @@ class _Verbs(click.Group):
             return None
         command: click.Command = importlib.import_module(f"gateway.cli.{cmd_name}").command
         return command
+
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return super().main(*arguments, **options)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            click.echo(f"bulkhead: This can't be written: {error.strerror}.", err=True)
+            # Python would try once more at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            sys.exit(1)
 
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})

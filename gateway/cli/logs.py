@@ -94,7 +94,7 @@ def _log_path(model: str | None, state_dir: Path | None, gateway: GatewayClient)
     settings, folder = _settings(state_dir)
     model_id = _model_id(model, settings)
     path = folder.gateway_log_path if model_id is None else folder.log_path(model_id)
-    if path.exists():
+    if _exists(path):
         return path
     unanswered = ""
     if state_dir is None:
@@ -111,6 +111,13 @@ def _log_path(model: str | None, state_dir: Path | None, gateway: GatewayClient)
         f"There is no log of a model {model!r} in {folder.logs}, and the configuration doesn't "
         "know it."
     )
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return False  # Too long for a name: no model is called so.
 
 
 def _settings(state_dir: Path | None) -> tuple[Settings, StateDir]:

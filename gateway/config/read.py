@@ -221,6 +221,8 @@ class _Draft:
         if not isinstance(models, dict):
             return
         flag = Source("flag", f"--model {text}")
+        if _path_of(models.get(model_id)) == path:
+            return
         if model_id in models:
             self._mistakes.append(
                 Mistake(
@@ -281,6 +283,10 @@ class _Draft:
     @functools.cached_property
     def _locations(self) -> Locations:
         return Locations(self._document.text)
+
+
+def _path_of(model: object) -> object:
+    return model.get("path") if isinstance(model, dict) else None
 
 
 def _sentence(message: str) -> str:

@@ -53,6 +53,11 @@ def _ids(settings: Settings) -> Iterator[Complaint]:
                 f"an id has 1 to {_LONGEST_ID} characters, as log files are named after it "
                 "(others than ASCII count several times)",
             )
+        elif {".", ".."} & set(model_id.split("/")):
+            yield (
+                ("models", model_id),
+                "no part of an id is . or .., which addresses take for something else",
+            )
 
 
 def _aliases(settings: Settings) -> Iterator[Complaint]:

@@ -41,7 +41,8 @@ def read_document(path: Path) -> Document:
             content = file.read(_LARGEST_BYTES + 1)
         if len(content) > _LARGEST_BYTES:
             raise UnreadableError("it is larger than 1 MiB, which no configuration is")
-        return parse(content.decode("utf-8"))
+        # Some editors begin with a byte order mark.
+        return parse(content.decode("utf-8-sig"))
     except FileNotFoundError:
         raise
     except UnicodeDecodeError as error:
@@ -75,6 +76,7 @@ def parse(text: str) -> Document:
                 line = _begin(lines, line)
         broken[line] = f"this is not TOML: {message}"
         if not _is_apart(lines, line, given_twice=message.startswith("Cannot overwrite")):
+            broken[line] += "; what else the file holds was not checked"
             break
         left_out.append(lines[line - 1])
         lines[line - 1] = ""

@@ -51,6 +51,15 @@ class RotatedFile(RotatingFileHandler):
                 f"{sys.exc_info()[1]}"
             )
 
+    def close(self) -> None:
+        """What is still in its buffer may be lost as well."""
+        try:
+            super().close()
+        except OSError as error:
+            if not self._failed:
+                self._failed = True
+                self._on_failure(f"The log {self.baseFilename} can't be closed: {error}")
+
     def _open(self) -> io.TextIOWrapper:
         path = Path(self.baseFilename)
         path.parent.mkdir(mode=0o700, exist_ok=True)

@@ -218,10 +218,11 @@ class Admission:
         return decisions
 
     def configure(self, budget_bytes: int, patience_s: float, spare_bytes: int) -> None:
-        """Other limits from now on; what is granted already stays so until `shrink`."""
+        """Other limits from now on; what models were granted stays so until `shrink`."""
         self.budget_bytes = budget_bytes
         self._patience_s = patience_s
         self._wanted_spare_bytes = spare_bytes
+        self._decide_on_spare()
 
     def shrink(self) -> list[str]:
         """Who goes because more is committed than may be: as few as it takes, idle ones first.

@@ -201,8 +201,11 @@ class Compartment:
             self.restart(force=False)
         elif not same:
             self._take_another_worker()
-        if self._kept and self.state is State.UNLOADED:
-            self.preload()
+        if self.state is State.UNLOADED:
+            # What could not be had may be there now.
+            self.condition.reason = self.condition.failure = None
+            if self._kept:
+                self.preload()
 
     def _take_another_worker(self) -> None:
         self._forget_deaths()

@@ -127,7 +127,8 @@ class Fleet:
         self._in_force.settings = settings
         self.roster.configure(
             models,
-            everywhere=before.queue != settings.queue or before.workers != settings.workers,
+            everywhere=(before.queue, before.workers, before.memory)
+            != (settings.queue, settings.workers, settings.memory),
         )
         self.steward.configure(
             budget_bytes, settings.queue.max_wait_s, settings.workers.spare * PROCESS_BYTES

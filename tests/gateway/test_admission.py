@@ -293,6 +293,24 @@ class NoReservation(Admission):
         return admitted
 
 
+def test_a_smaller_budget_takes_the_spare_first_and_then_as_few_as_it_takes() -> None:
+    admission = Admission(BUDGET, PATIENCE_S, SPARE)
+    admission.decide(0.0)
+    for name, needed, busy in (("large", 60, True), ("small", 30, False)):
+        admission.ask(name, needed, 0, 0.0)
+        admission.decide(0.0)
+        admission.ready(name, 0.0)
+        admission.note(name, priority=0, busy=busy, last_used=0.0)
+    assert admission.spare_bytes == SPARE
+    admission.configure(92, PATIENCE_S, SPARE)
+    assert (admission.shrink(), admission.spare_bytes) == ([], 0)
+    admission.configure(70, PATIENCE_S, SPARE)
+    assert admission.shrink() == ["small"]
+    admission.gone("small")
+    admission.configure(50, PATIENCE_S, SPARE)
+    assert admission.shrink() == ["large"], "a busy one if nothing else is left"
+
+
 class LostWakeUp(Admission):
     """The end of a process wakes nobody who waits."""
 

@@ -106,7 +106,10 @@ class TestReading:
 
     def test_ids_and_aliases_that_collide(self, file: Path) -> None:
         model = '[models.a]\npath = "p"\n'
-        assert '"a"' in _mistakes(file, model, models=("p=a",))[0]
+        assert '"a"' in _mistakes(file, model, models=("q=a",))[0]
+        assert set(_read(file, model, models=("p=a",)).models) == {"a"}, "it is the same one"
+        for name in (".", "a/.."):
+            assert "no part of an id" in _mistakes(file, model.replace("a]", f'"{name}"]'))[0]
         text = model + 'aliases = ["b", "c"]\n[models.b]\npath = "p"\naliases = ["c"]\n'
         by_id, by_alias = _mistakes(file, text)
         assert '"b" is a model\'s id already' in by_id

@@ -67,3 +67,11 @@ def test_what_cannot_be_encoded_is_written_out(tmp_path: Path) -> None:
     _write(file, "a\udc80b ü")
     file.close()
     assert (tmp_path / "a.log").read_text("utf-8") == "a\\udc80b ü\n"
+
+
+def test_a_disk_that_is_full_at_the_end_is_said_and_no_error() -> None:
+    said: list[str] = []
+    file = RotatedFile(Path("/dev/full"), said.append)
+    _write(file, "x")
+    file.close()
+    assert len(said) == 1

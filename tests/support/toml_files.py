@@ -23,7 +23,7 @@ _TEXT = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0
 _IDS = st.lists(
     st.text(
         st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1, max_size=12
-    ),
+    ).filter(lambda name: not {".", ".."} & set(name.split("/"))),
     min_size=1,
     max_size=8,
     unique=True,
