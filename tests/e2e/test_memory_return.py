@@ -41,6 +41,7 @@ def _settled_available() -> int:
     return readings[-1]
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the kernel's free lists of Linux")
 def test_an_unload_returns_what_the_load_took(
     start_gateway: Callable[..., Gateway],
