@@ -29,6 +29,7 @@ from gateway.supervise.model import models_of
 from gateway.supervise.records import WorkerRecords
 from gateway.supervise.sweep import sweep
 from gateway.supervise.tasks import Tasks
+from gateway.url import url
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 def address(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return url(host, port)
 
 
 def run(

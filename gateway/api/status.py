@@ -124,24 +124,12 @@ def _worker_status(worker: Worker) -> WorkerStatus:
         peak_footprint_bytes=None if footprint is None else worker.peak_footprint_bytes,
         granted_bytes=worker.granted_bytes,
         weight_bytes=worker.weight_bytes,
-        cache_bytes=_cache_bytes(worker),
-        buffer_bytes=_buffer_bytes(worker),
+        cache_bytes=worker.cache_bytes,
+        buffer_bytes=worker.buffer_bytes,
         last_step_age_s=worker.last_step_age_s,
         tokens_per_s=worker.tokens_per_s,
         prompt_cache_bytes=None,
     )
-
-
-def _cache_bytes(worker: Worker) -> int | None:
-    if worker.mlx is None or worker.weight_bytes is None:
-        return None
-    return max(0, worker.mlx.active_bytes - worker.weight_bytes)
-
-
-def _buffer_bytes(worker: Worker) -> int | None:
-    if worker.mlx is None or worker.weight_bytes is None:
-        return None
-    return worker.mlx.cache_bytes
 
 
 def _memory_status(fleet: Fleet) -> MemoryStatus:

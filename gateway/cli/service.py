@@ -22,7 +22,8 @@ from gateway.service.definition import define
 from gateway.service.failure import ServiceError, ServiceMisuseError
 from gateway.service.manager import manager
 from gateway.service.owner import Owner, owner
-from gateway.service.service import Service, ServiceStatus
+from gateway.service.service import Service
+from gateway.service.status import ServiceStatus
 
 _WIDTH: Final = 79
 _SYSTEM_LINES: Final = 20

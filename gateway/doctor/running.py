@@ -13,6 +13,7 @@ from gateway.config.settings import GatewaySettings
 from gateway.service.mark import service_pid
 from gateway.service.port import Health, ask_health, port_is_free
 from gateway.state_dir import StateDir, lock_holder
+from gateway.url import url
 
 
 class Process(Struct, frozen=True):
@@ -43,10 +44,6 @@ class Running(Struct, frozen=True):
     @property
     def url(self) -> str:
         return url(*self.address)
-
-
-def url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def look_for_gateway(settings: GatewaySettings, state_dir: StateDir) -> Running:

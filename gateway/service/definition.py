@@ -11,7 +11,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from gateway.config.settings import Settings
+from gateway.config.read import read_settings
+from gateway.config.settings import ConfigError, Flags, Settings
+from gateway.service.failure import ServiceError
 from gateway.service.mark import LABEL, MARK
 from gateway.service.owner import Owner
 from gateway.state_dir import StateDir, default_state_dir
@@ -83,6 +85,19 @@ def define(
         state_dir.path,
         stop_s(settings.gateway.drain_s),
     )
+
+
+def settings_of(installed: Installed) -> Settings:
+    """As the service will read them.
+
+    Raises:
+        ServiceError: they have mistakes.
+    """
+    flags = Flags(config=installed.config, state_dir=installed.state_dir)
+    try:
+        return read_settings(flags, {})
+    except ConfigError as error:
+        raise ServiceError(str(error)) from error
 
 
 def option(arguments: list[str], name: str) -> Path | None:

@@ -10,6 +10,8 @@ import msgspec
 import psutil
 from msgspec import Struct
 
+from gateway.url import url
+
 _ANSWER_S: Final = 3.0
 
 
@@ -43,10 +45,9 @@ def port_is_free(host: str, port: int) -> bool:
 
 def ask_health(host: str, port: int) -> Health | None:
     """None if no gateway answers there."""
-    name = f"[{host}]" if ":" in host else host
     try:
         with httpx.Client(timeout=_ANSWER_S, trust_env=False) as client:
-            answer = client.get(f"http://{name}:{port}/health").raise_for_status()
+            answer = client.get(f"{url(host, port)}/health").raise_for_status()
             return msgspec.json.decode(answer.content, type=Health)
     except (httpx.HTTPError, msgspec.MsgspecError):
         return None

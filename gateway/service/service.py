@@ -2,50 +2,31 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from msgspec import Struct
-
-from gateway.config.read import read_settings
-from gateway.config.settings import ConfigError, Flags, Settings
+from gateway.config.settings import Settings
 from gateway.service.command import run
-from gateway.service.definition import Definition, Installed, stop_s
+from gateway.service.definition import Definition, Installed, settings_of
 from gateway.service.failure import ServiceError
 from gateway.service.files import Draft, make_private_folder
 from gateway.service.manager import Manager
 from gateway.service.mark import service_pid
 from gateway.service.port import ask_health, listens, port_is_free
+from gateway.service.status import ServiceStatus, look
+from gateway.service.words import Words
 from gateway.state_dir import StateDir, lock_holder
+from gateway.url import url
 from gateway.version import VERSION
 
-# An interpreter that starts says its version in a fraction of a second.
-_VERSION_S: Final = 20.0
 # launchd tries again after ThrottleInterval, so a second attempt is waited for.
 _SERVES_S: Final = 200.0
 _GIVES_UP_S: Final = 25.0
 # A gateway speaks before it has its folder only to say why it ends.
 _AFTER_LAST_WORDS_S: Final = 5.0
 _LOOK_S: Final = 0.25
-_LOG_LINES: Final = 5
-
-
-class ServiceStatus(Struct, frozen=True):
-    """None is not known, or none. `warnings` are sentences that say what to do."""
-
-    installed: bool
-    path: str
-    loaded: bool
-    pid: int | None
-    installed_version: str | None
-    running_version: str | None
-    uptime_s: float | None
-    url: str | None
-    stop_s: int | None
-    warnings: list[str]
 
 
 class Service:
@@ -96,7 +77,7 @@ class Service:
 
     def start(self) -> None:
         installed = self._installed()
-        settings = _settings(installed)
+        settings = settings_of(installed)
         pid = service_pid(installed.state_dir)
         if pid is not None:
             self._say(f"It runs already (pid {pid}).")
@@ -111,48 +92,12 @@ class Service:
     def restart(self) -> None:
         installed = self._installed()
         # Looked at first: a service that can't start again had better go on.
-        settings = _settings(installed)
+        settings = settings_of(installed)
         self._end(installed)
         self._begin(installed.state_dir, settings)
 
     def status(self) -> ServiceStatus:
-        installed = self._manager.read()
-        if installed is None:
-            path = str(self._manager.path)
-            return ServiceStatus(False, path, False, None, None, None, None, None, None, [])
-        warnings = []
-        settings = None
-        try:
-            settings = _settings(installed)
-        except ServiceError as error:
-            warnings.append(f"It will not start again: {error}")
-        pid = service_pid(installed.state_dir)
-        version = _installed_version(installed, warnings)
-        url = health = None
-        if settings is not None:
-            host, port = settings.gateway.host, settings.gateway.port
-            url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-            health = ask_health(host, port) if pid is not None else None
-            warnings += _too_short(installed, settings)
-            if pid is not None and health is None:
-                warnings.append(f"Its gateway doesn't answer at {url}.")
-        if health is not None and version is not None and health.version != version:
-            warnings.append(
-                f"Version {health.version} runs and {version} is installed: "
-                "`bulkhead service restart` changes that."
-            )
-        return ServiceStatus(
-            True,
-            str(self._manager.path),
-            self._manager.loaded(),
-            pid,
-            version,
-            None if health is None else health.version,
-            None if health is None else health.uptime_s,
-            url,
-            installed.stop_s,
-            warnings,
-        )
+        return look(self._manager)
 
     def system_log(self, lines: int) -> str:
         """What the system keeps of it: what it printed in crashes, its starts and ends.
@@ -237,9 +182,8 @@ class Service:
                 "attempts. Its last words:\n"
                 f"{words.tail() or 'none; `bulkhead service logs` may tell more'}"
             )
-        host, port = settings.gateway.host, settings.gateway.port
-        name = f"[{host}]" if ":" in host else host
-        self._say(f"Bulkhead {VERSION} serves on http://{name}:{port} (pid {pid}).")
+        address = url(settings.gateway.host, settings.gateway.port)
+        self._say(f"Bulkhead {VERSION} serves on {address} (pid {pid}).")
         if remark is not None:
             self._say(remark)
 
@@ -256,56 +200,3 @@ class Service:
                 return None
             time.sleep(_LOOK_S)
         return None
-
-
-class Words:
-    """What a gateway has printed from now on, where launchd keeps it."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._seen_bytes = path.stat().st_size if path.exists() else 0
-
-    def tail(self) -> str:
-        """The last lines; empty where there are none."""
-        try:
-            with self._path.open("rb") as log:
-                log.seek(self._seen_bytes)
-                lines = log.read(1 << 16).decode("utf-8", "replace").splitlines()
-        except OSError:
-            return ""
-        return "\n".join(f"  | {each}" for each in lines[-_LOG_LINES:])
-
-
-def _settings(installed: Installed) -> Settings:
-    """As the service will read them."""
-    flags = Flags(config=installed.config, state_dir=installed.state_dir)
-    try:
-        return read_settings(flags, {})
-    except ConfigError as error:
-        raise ServiceError(str(error)) from error
-
-
-def _installed_version(installed: Installed, warnings: list[str]) -> str | None:
-    """Of the environment that the service runs, which may be another one than this."""
-    if installed.python == sys.executable:
-        return VERSION
-    warnings.append(
-        f"It runs another environment's Bulkhead ({installed.python}): "
-        "`bulkhead service install` makes it this one's."
-    )
-    try:
-        done = run(installed.python, "-P", "-m", "gateway", "--version", within_s=_VERSION_S)
-    except ServiceError as error:
-        warnings.append(f"It will not start again: {error}")
-        return None
-    return done.said.rpartition(" ")[2] if done.status == 0 else None
-
-
-def _too_short(installed: Installed, settings: Settings) -> list[str]:
-    needed_s = stop_s(settings.gateway.drain_s)
-    if needed_s <= installed.stop_s:
-        return []
-    return [
-        f"Its end gets {installed.stop_s} s and may take {needed_s} s since gateway.drain_s was "
-        "raised: `bulkhead service install` grants that."
-    ]

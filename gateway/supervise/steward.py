@@ -15,9 +15,9 @@ from gateway.logs.line import about
 from gateway.memory import explain
 from gateway.memory.admission import Admission, Admit, Claim, Decision, Evict, Refuse
 from gateway.memory.estimate.estimate import PROCESS_BYTES, Estimate
-from gateway.memory.estimate.fitting import fitting, with_margin
+from gateway.memory.estimate.fitting import fitting, guess, with_margin
 from gateway.memory.estimate.learned import Learned, Measured
-from gateway.memory.estimate.weights import EstimateError, read_weights
+from gateway.memory.estimate.weights import EstimateError
 from gateway.memory.reading import Pressure
 from gateway.memory.stranded import Reading, Stranded, moved
 from gateway.memory.stranded_record import StrandedRecord
@@ -26,8 +26,6 @@ from gateway.supervise.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
-# Weights and what comes beside them, where the rest can't be estimated.
-_GUESS: Final = 1.3
 # A worker that holds less than this part of its weights and process hasn't read them all.
 _PLAUSIBLE: Final = 0.9
 # Until what was given back can show in the machine's figures.
@@ -226,7 +224,7 @@ class Steward:
             needed_bytes = await self._needed_bytes(tenant.model)
         except (EstimateError, OSError) as error:
             logger.warning("%s: no estimate: %s", model_id, error, extra=about(model=model_id))
-            needed_bytes = await asyncio.to_thread(_by_weights, tenant.model)
+            needed_bytes = await asyncio.to_thread(_guess, tenant.model)
         if tenant.waits_for_memory:
             self.admission.ask(model_id, needed_bytes, tenant.priority, self._loop.time())
             self._decide_now()
@@ -291,12 +289,9 @@ def _fitting(model: Model, learned: Learned, most_bytes: int) -> tuple[str, Esti
     return fitting(folder, settings.context_tokens, settings.python, learned, most_bytes)
 
 
-def _by_weights(model: Model) -> int:
-    """A guess where only the weights are understood. Where not even these are, the worker will find
-    out more, and say it better.
-    """
+def _guess(model: Model) -> int:
     try:
-        weights = read_weights(find_folder(model.source))
+        return guess(find_folder(model.source))
     except (EstimateError, OSError):
+        # The worker will find out more, and say it better.
         return PROCESS_BYTES
-    return PROCESS_BYTES + int(weights.bytes * _GUESS)

@@ -81,7 +81,7 @@ class Worker:
         self.granted_bytes: int | None = None
         # What its model takes of it, and MLX's own account; known once it is loaded.
         self.weight_bytes: int | None = None
-        self.mlx: MlxMemory | None = None
+        self._mlx: MlxMemory | None = None
         # Right after its load; and what was last remembered of it.
         self.idle_bytes: int | None = None
         self.learned: tuple[int, int | None] | None = None
@@ -127,6 +127,20 @@ class Worker:
     def held_bytes(self) -> int | None:
         """By the last reading; None: there was none yet."""
         return None if self.footprint is None else self.footprint.current_bytes
+
+    @property
+    def cache_bytes(self) -> int | None:
+        """Of its sequences, with what a step computes on."""
+        if self._mlx is None or self.weight_bytes is None:
+            return None
+        return max(0, self._mlx.active_bytes - self.weight_bytes)
+
+    @property
+    def buffer_bytes(self) -> int | None:
+        """What MLX keeps for later, once the model is loaded."""
+        if self._mlx is None or self.weight_bytes is None:
+            return None
+        return self._mlx.cache_bytes
 
     @property
     def last_step_age_s(self) -> float | None:
@@ -216,12 +230,12 @@ class Worker:
                 self._last_step_at = self._loop.time()
                 self._tokens += sum(len(delta.token_ids) for delta in deltas)
             case Heartbeat(step_age_s=age_s, memory=memory):
-                self.mlx = memory
+                self._mlx = memory
                 if age_s is not None:
                     self._last_step_at = self._loop.time() - age_s
             case Ready(weight_bytes=weight_bytes, memory=memory):
                 self.weight_bytes = weight_bytes
-                self.mlx = memory
+                self._mlx = memory
             case _:
                 pass
         self._supervisor.worker_said(self, message)

@@ -18,6 +18,7 @@ import pytest
 from gateway.config.read import read_settings
 from gateway.config.settings import Flags, Settings
 from gateway.service import service as service_module
+from gateway.service import status as status_module
 from gateway.service.definition import Definition, define, stop_s
 from gateway.service.failure import ServiceError
 from gateway.service.launchd import Launchd
@@ -327,7 +328,8 @@ def test_an_upgrade_is_warned_of_and_installed(
     case: Case, managers: ServiceManagers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pid = case.install()
-    monkeypatch.setattr(service_module, "VERSION", "9.9.9")
+    for module in (service_module, status_module):
+        monkeypatch.setattr(module, "VERSION", "9.9.9")
     warning = case.service.status().warnings[0]
     assert "9.9.9 is installed" in warning
     assert "bulkhead service restart" in warning

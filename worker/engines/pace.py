@@ -9,11 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-# The gateway's estimate of a model counts on these two (gateway.memory.estimate.working).
-LARGEST: Final = 2048
-# A CPU gains nothing from longer ones, and its attention writes out a score for every pair of a
-# chunk's token and an earlier one.
-LARGEST_ON_CPU: Final = 256
+from protocol.chunks import LARGEST_TOKENS
 
 _SMALLEST: Final = 16
 _FIRST: Final = 64
@@ -26,7 +22,7 @@ class PrefillPace:
     """Chooses chunk lengths from the measured speed. Powers of two keep MLX's shapes few."""
 
     def __init__(
-        self, largest: int = LARGEST, alone_s: float = 1.0, beside_decoding_s: float = 0.2
+        self, largest: int = LARGEST_TOKENS, alone_s: float = 1.0, beside_decoding_s: float = 0.2
     ) -> None:
         """`largest` is a power of two."""
         self._largest = largest

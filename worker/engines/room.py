@@ -13,7 +13,7 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
-from worker.engines.pace import LARGEST, LARGEST_ON_CPU
+from protocol.chunks import LARGEST_TOKENS, LARGEST_TOKENS_ON_CPU
 
 # mlx-lm's caches grow by so many tokens at once.
 _STEP_TOKENS = 256
@@ -58,7 +58,7 @@ class CacheRoom(NamedTuple):
 
 def largest_chunk() -> int:
     """Tokens of a prompt that may be worked on at once on the device that MLX computes on."""
-    return LARGEST_ON_CPU if mx.default_device() == mx.cpu else LARGEST
+    return LARGEST_TOKENS_ON_CPU if mx.default_device() == mx.cpu else LARGEST_TOKENS
 
 
 def measure(model: Any, room_bytes: int | None) -> CacheRoom:

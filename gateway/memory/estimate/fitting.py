@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from gateway.memory.estimate.estimate import Estimate, estimate, model_key
+from gateway.memory.estimate.estimate import PROCESS_BYTES, Estimate, estimate, model_key
 from gateway.memory.estimate.learned import Learned
+from gateway.memory.estimate.weights import read_weights
 
 # What a worker may be granted beyond its estimate: the estimate is within this of the truth.
 _MARGIN: Final = 1.15
+# Weights and what comes beside them, where the rest can't be estimated.
+_GUESS: Final = 1.3
 # A model whose whole context doesn't fit is loaded if so much of it does.
 _LEAST_CONTEXT_TOKENS: Final = 2048
 
@@ -35,3 +38,12 @@ def fitting(
 def with_margin(estimated: Estimate) -> int:
     """What is asked for: bytes."""
     return int(estimated.full_bytes * _MARGIN)
+
+
+def guess(folder: Path) -> int:
+    """What is asked for where only the weights are understood: bytes.
+
+    Raises:
+        EstimateError, OSError: not even these are.
+    """
+    return PROCESS_BYTES + int(read_weights(folder).bytes * _GUESS)

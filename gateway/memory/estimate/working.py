@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gateway.memory.estimate.cache import Layer, first, layers_of, recurrence_of, window_of
+from protocol.chunks import LARGEST_TOKENS, LARGEST_TOKENS_ON_CPU
 
 # What MLX and the allocator keep of what was freed, whatever the model.
 _BUFFERS_BYTES: Final = 4_000_000
 # MLX's CPU back end writes the scores of attention out; the others compute them in place.
 _WRITES_SCORES: Final = sys.platform == "linux"
-# As in worker.engines.pace.
-_CHUNK_TOKENS: Final = 256 if sys.platform == "linux" else 2048
+_CHUNK_TOKENS: Final = LARGEST_TOKENS_ON_CPU if sys.platform == "linux" else LARGEST_TOKENS
 # Scores, and scans within a step, are computed in single precision.
 _SINGLE_BYTES: Final = 4
 # mlx-lm's scan (ssm_attn) goes by steps. It holds so many matrices of a step's tokens by its tokens
