@@ -7,7 +7,7 @@ EXTRA ?= $(if $(filter Linux,$(UNAME)),cpu,)
 INSTALLED := $(VENV)/.installed-$(or $(EXTRA),default)
 TARGET := .$(if $(EXTRA),[$(EXTRA)],)
 
-.PHONY: install demo serve test test-all chaos check format bench bench-swap bench-beside clean
+.PHONY: install demo serve test test-all chaos check format mutants bench bench-swap bench-beside bench-crowd clean
 
 install: $(INSTALLED)
 
@@ -54,6 +54,10 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Whether the tests of the policies notice when these are wrong; some minutes.
+mutants: $(VENV)/.dev
+	$(BIN)/python -m tests.mutants
+
 bench: $(VENV)/.dev
 	$(BIN)/python -m bench
 
@@ -62,6 +66,9 @@ bench-swap: $(VENV)/.dev
 
 bench-beside: $(VENV)/.dev
 	$(BIN)/python -m bench.beside
+
+bench-crowd: $(VENV)/.dev
+	$(BIN)/python -m bench.crowd
 
 clean:
 	rm -rf $(VENV) build dist

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from bench.load import Prompt, temperature_of
 from bench.results import RAW, FailedError, Generation
 
 
@@ -27,14 +29,14 @@ class Raw:
         assert self._process.pid is not None
         return {RAW: self._process.pid}
 
-    def generate(self, prompts: list[str], tokens: int) -> Generation:
+    def generate(self, prompts: Sequence[Prompt], tokens: int) -> Generation:
         """Generate for all prompts at once.
 
         Raises:
             FailedError: the process is gone, or a stream didn't make `tokens` tokens.
         """
         try:
-            self._connection.send((prompts, tokens))
+            self._connection.send((list(prompts), tokens, temperature_of(prompts)))
             generation: Generation = self._connection.recv()
         except (EOFError, OSError) as error:
             raise FailedError("The mlx-lm process ended; its traceback is above.") from error
@@ -51,18 +53,24 @@ def _serve(model: str, connection: Connection) -> None:
     # Here, not above: only this process is to hold MLX.
     from mlx_lm import load
     from mlx_lm.generate import BatchGenerator
+    from mlx_lm.sample_utils import make_sampler
 
     loaded, tokenizer = load(model)[:2]
     while True:
         try:
-            prompts, tokens = connection.recv()
+            prompts, tokens, temperature = connection.recv()
         except EOFError:
             return
-        token_ids = [tokenizer.encode(prompt) for prompt in prompts]
+        token_ids = [each if isinstance(each, list) else tokenizer.encode(each) for each in prompts]
         # Default batch sizes, 32 rows that decode and 8 in prefill, are those of both servers.
         generator = BatchGenerator(loaded)
         began = time.perf_counter()
-        generator.insert(token_ids, max_tokens=[tokens] * len(prompts))
+        generator.insert(
+            token_ids,
+            max_tokens=[tokens] * len(prompts),
+            # As requests with seeds of their own have: a sampler each.
+            samplers=[make_sampler(temp=temperature) if temperature else None for _ in prompts],
+        )
         first_token_s: dict[int, float] = {}
         made = finished = 0
         while finished < len(prompts):

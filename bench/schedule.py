@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
+from bench.load import Prompt
 from bench.processes import cpu_s
 from bench.prompts import Prompts
 from bench.results import Generation, Round
@@ -22,7 +23,7 @@ class Subject(Protocol):
 
     def processes(self) -> dict[str, int]: ...
 
-    def generate(self, prompts: list[str], tokens: int) -> Generation: ...
+    def generate(self, prompts: Sequence[Prompt], tokens: int) -> Generation: ...
 
 
 class Schedule:

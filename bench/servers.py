@@ -10,14 +10,14 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import uvloop
 
 from bench.health import HealthProbe
-from bench.load import Address, Load, completion_request
+from bench.load import Address, Load, Prompt, completion_request, temperature_of
 from bench.results import BULKHEAD, GATEWAY, SERVER, WORKER, FailedError, Generation
 
 _HOST: Final = "127.0.0.1"
@@ -47,7 +47,7 @@ class Server:
         """Process ids by what each process is, once the model is loaded."""
         return {self.name: self._process.pid}
 
-    def generate(self, prompts: list[str], tokens: int) -> Generation:
+    def generate(self, prompts: Sequence[Prompt], tokens: int) -> Generation:
         """Stream the answers to all prompts at once.
 
         Raises:
@@ -94,12 +94,15 @@ class Server:
         probe.close()
         return probe.latencies_s
 
-    async def _generate(self, prompts: list[str], tokens: int) -> Generation:
+    async def _generate(self, prompts: Sequence[Prompt], tokens: int) -> Generation:
         load = await self._open(prompts, tokens)
         return await load.run()
 
-    async def _open(self, prompts: list[str], tokens: int) -> Load:
-        requests = [completion_request(self._model, prompt, tokens) for prompt in prompts]
+    async def _open(self, prompts: Sequence[Prompt], tokens: int) -> Load:
+        temperature = temperature_of(prompts)
+        requests = [
+            completion_request(self._model, prompt, tokens, temperature) for prompt in prompts
+        ]
         return await Load.open(self.address, requests, tokens)
 
     def _failed(self, why: str) -> FailedError:

@@ -1,6 +1,8 @@
-"""A model so small that what stands in front of the engine decides.
+"""Models of random weights, of two sizes.
 
-On a CPU even the demo model's arithmetic takes most of the time, and every server looks alike.
+The tiny one is so small that what stands in front of the engine decides: on a CPU even the demo
+model's arithmetic takes most of the time, and every server looks alike. The half-billion one is for
+a GPU: 0.9 GB of bfloat16.
 """
 
 from __future__ import annotations
@@ -10,29 +12,48 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-_LAYERS: Final = 2
-_WIDTH: Final = 64
+_TINY: Final = {
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+}
+_HALF_BILLION: Final = {
+    "num_hidden_layers": 28,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 32768,
+}
 
 
 def build_tiny_model(tokenizer_from: Path, folder: Path) -> None:
-    """Write a model of random weights, with the tokenizer of another, for mlx-lm to load."""
+    """Write it, with the tokenizer of another, for mlx-lm to load."""
+    _build(tokenizer_from, folder, _TINY, half=False)
+
+
+def build_half_billion_model(tokenizer_from: Path, folder: Path) -> None:
+    """Write it, with the tokenizer of another, for mlx-lm to load."""
+    _build(tokenizer_from, folder, _HALF_BILLION, half=True)
+
+
+def _build(tokenizer_from: Path, folder: Path, sizes: dict[str, int], *, half: bool) -> None:
     # MLX only where a model is built: the process that measures stays without it otherwise.
     import mlx.core as mx
-    from mlx.utils import tree_flatten
+    from mlx.utils import tree_flatten, tree_map
     from mlx_lm.models import qwen3
 
     shutil.copytree(tokenizer_from, folder)
-    config = json.loads((folder / "config.json").read_text("utf-8"))
-    config |= {
-        "num_hidden_layers": _LAYERS,
-        "hidden_size": _WIDTH,
-        "intermediate_size": 2 * _WIDTH,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": _WIDTH // 2,
-    }
+    config = json.loads((folder / "config.json").read_text("utf-8")) | sizes
     (folder / "config.json").write_text(json.dumps(config), "utf-8")
     mx.random.seed(1)
     model = qwen3.Model(qwen3.ModelArgs.from_dict(config))
-    weights = dict(tree_flatten(model.parameters()))
+    parameters = model.parameters()
+    if half:
+        parameters = tree_map(lambda array: array.astype(mx.bfloat16), parameters)
+    weights = dict(tree_flatten(parameters))
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})

@@ -20,8 +20,9 @@ logger = logging.getLogger(__name__)
 Kind: TypeAlias = Literal[
     "state",
     "admit",
+    "lend",
+    "recall",
     "evict",
-    "trim",
     "overgrown",
     "relieve",
     "return",
@@ -43,11 +44,12 @@ Kind: TypeAlias = Literal[
 ]
 
 _KEPT: Final = 1000
+# Milliseconds, where a field has seconds.
+_DECIMALS: Final = 3
 _IDS_PER_S: Final = 1_000_000
 # Events that a slow follower may be behind before it misses some.
 _BEHIND: Final = 1000
 _WARNINGS: Final = (
-    "trim",
     "overgrown",
     "stranded",
     "refuse",
@@ -92,6 +94,7 @@ class EventLog:
 
     def emit(self, kind: Kind, model: str | None, **fields: Any) -> None:
         self._last_id += 1
+        fields = {name: _rounded(value) for name, value in fields.items()}
         event = Event(self._last_id, time.time(), kind, model, fields)
         self._events.append(event)
         extra = about(event=kind, model=model, id=event.id, **fields)
@@ -149,6 +152,11 @@ class Follower:
         events = list(self._events)
         self._events.clear()
         return events
+
+
+def _rounded(value: Any) -> Any:
+    """Differences of clocks have digits that nobody has measured."""
+    return round(value, _DECIMALS) if isinstance(value, float) else value
 
 
 def _level(event: Event) -> int:

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from protocol.tokens import LARGEST_TOKEN_ID
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 # Half a megabyte: well within a worker's frame.
 TOKENS_PER_RENDERED = 1 << 17
 
@@ -23,6 +23,7 @@ FinishReason: TypeAlias = Literal["stop", "length"]
 RequestErrorCode: TypeAlias = Literal[
     "invalid_request_error", "context_length_exceeded", "internal_error"
 ]
+RequestField: TypeAlias = Literal["prompt", "max_tokens"]
 
 
 class Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
@@ -33,7 +34,9 @@ class Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag
 
 
 class Device(Struct, frozen=True, kw_only=True):
-    """What MLX computes on. Linux's CPU back end reports no memory figures."""
+    """What MLX computes on. Linux's CPU back end reports no memory figures, and CUDA no working
+    set: there `memory_bytes` is the card's.
+    """
 
     name: str
     architecture: str
@@ -74,13 +77,19 @@ Prompt: TypeAlias = ChatPrompt | TextPrompt | TokenPrompt
 
 
 class Sampling(Struct, frozen=True, kw_only=True):
-    """How the next token is chosen. None: as the model's generation_config.json says."""
+    """How the next token is chosen. None: as the model's generation_config.json says; no penalty.
+
+    What is among the last `repetition_context_tokens` has its logit divided by
+    `repetition_penalty`, or multiplied if it is negative (Keskar et al., 2019).
+    """
 
     seed: int
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
+    repetition_context_tokens: int = 20
 
 
 class Usage(Struct, frozen=True):
@@ -108,18 +117,24 @@ class Delta(Struct, frozen=True, array_like=True):
 
 
 class Load(Message, frozen=True, tag="load"):
-    """Load a model. `grant_bytes` bounds the process; None leaves MLX's own limits in place.
+    """Load a model. `limit_bytes` bounds the process until a `Limit` changes that; None leaves the
+    limits of MLX in place.
 
-    `baseline_bytes` is the footprint of the worker before the load: MLX may have the rest. Of that
-    `working_bytes` are kept free for activations, and what the weights leave is for caches.
+    `beside_bytes` is what the process holds beside MLX's account: its footprint before the load. A
+    step takes `working_bytes`, and `working_token_bytes` more for each token of its longest
+    sequence. No sequence may be longer than `admitted_tokens`, which may be fewer than were
+    configured. With `wire` the weights are kept from being paged out, where the system can.
     """
 
     path: str
     max_concurrency: int
     context_tokens: int
-    grant_bytes: int | None = None
-    baseline_bytes: int = 0
+    limit_bytes: int | None = None
+    beside_bytes: int = 0
     working_bytes: int = 0
+    working_token_bytes: int = 0
+    wire: bool = True
+    admitted_tokens: int | None = None
 
 
 class Generate(Message, frozen=True, tag="generate"):
@@ -133,6 +148,7 @@ class Generate(Message, frozen=True, tag="generate"):
     prompt: Prompt
     sampling: Sampling
     max_tokens: int | None = None
+    priority: int = 0
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     delivered: bytes = b""
@@ -144,8 +160,14 @@ class Cancel(Message, frozen=True, tag="cancel"):
     request_id: str
 
 
-class Trim(Message, frozen=True, tag="trim"):
-    """Give back what can be spared: the footprint is over the grant."""
+class Limit(Message, frozen=True, tag="limit"):
+    """The process may hold so much from now on: more was lent, or some of it is called back.
+
+    It is obeyed between two steps, and answered by a `Need` with this limit.
+    """
+
+    limit_bytes: int
+    beside_bytes: int
 
 
 class Drain(Message, frozen=True, tag="drain"):
@@ -175,7 +197,8 @@ class LoadProgress(Message, frozen=True, tag="load-progress"):
 
 
 class Ready(Message, frozen=True, tag="ready"):
-    """The model answers. `context_tokens` is the lesser of the configured and the model's own.
+    """The model answers. `context_tokens` is the least of what was configured, what the model can
+    and what its memory holds.
 
     `fingerprint` changes when weights, tokenizer or template do: a request that has begun may go
     on only where it is the same.
@@ -217,11 +240,12 @@ class Output(Message, frozen=True, tag="output"):
 
 
 class RequestFailed(Message, frozen=True, tag="request-failed"):
-    """A request that can't be run; the others are untouched."""
+    """A request that can't be run; the others are untouched. `field` of `Generate` is to blame."""
 
     request_id: str
     code: RequestErrorCode
     message: str
+    field: RequestField | None = None
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
@@ -238,7 +262,22 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     memory: MlxMemory
 
 
-GatewayMessage: TypeAlias = Load | Generate | Cancel | Trim | Drain | Stop
+class Need(Message, frozen=True, tag="need"):
+    """What the worker could use, as limits of its process in bytes; 0 while it has nothing to do.
+
+    It keeps to `limit_bytes`. `used_bytes` holds what runs now; with `wanted_bytes` everything that
+    waits could run too; with less than `least_bytes` not even its first sequence can. `held` are
+    the sequences that wait for memory alone.
+    """
+
+    limit_bytes: int
+    used_bytes: int
+    wanted_bytes: int
+    least_bytes: int
+    held: int
+
+
+GatewayMessage: TypeAlias = Load | Generate | Cancel | Limit | Drain | Stop
 WorkerMessage: TypeAlias = (
-    Hello | LoadProgress | Ready | LoadFailed | Rendered | Output | RequestFailed | Heartbeat
+    Hello | LoadProgress | Ready | LoadFailed | Rendered | Output | RequestFailed | Heartbeat | Need
 )

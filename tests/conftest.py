@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import settings
 
 from tests.support.gateway import Gateway
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As a shell has it for what a script leaves in the background. Programs that the tests start
+    # would inherit that, but not a handler.
+    signal.signal(signal.SIGINT, lambda _signal, _frame: None)
 
 # How long an example takes depends on what else the machine does.
 settings.register_profile("untimed", deadline=None)

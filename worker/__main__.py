@@ -51,9 +51,13 @@ def _serve() -> None:
         sys.exit(f"The gateway (pid {arguments.parent}) is gone.")
     _pin_packages()
 
+    from protocol.channel import KEY_BYTES
     from worker.process import run
 
-    run(arguments.endpoint, arguments.parent, arguments.incarnation, spare=arguments.spare)
+    key = sys.stdin.buffer.read(KEY_BYTES)
+    if len(key) != KEY_BYTES:
+        sys.exit("No key came on standard input: only a gateway can start a worker.")
+    run(arguments.endpoint, key, arguments.parent, arguments.incarnation, spare=arguments.spare)
 
 
 def _run_errand(name: str) -> None:
@@ -68,7 +72,7 @@ def _run_errand(name: str) -> None:
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["examine" | "measure" as errand]:
+        case ["examine" | "measure" | "probe" as errand]:
             _run_errand(errand)
         case _:
             _serve()

@@ -11,11 +11,19 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from protocol.messages import Generate, Load, Message, MlxMemory, Ready, RequestFailed
+from protocol.messages import (
+    Generate,
+    Limit,
+    Load,
+    Message,
+    MlxMemory,
+    Ready,
+    RequestFailed,
+)
 from worker.priority import import_at_low_priority
 
 if TYPE_CHECKING:
@@ -57,17 +65,12 @@ class Remove:
 
 
 @dataclass(frozen=True)
-class GiveBack:
-    """Trim what MLX keeps for reuse."""
-
-
-@dataclass(frozen=True)
 class Finish:
     """Release the model and end the thread."""
 
 
 EngineEvent: TypeAlias = "Message | Loaded | Stepped | Prepared | Ended"
-EngineCommand: TypeAlias = "Load | Sequence | Remove | GiveBack | Finish"
+EngineCommand: TypeAlias = "Load | Sequence | Remove | Limit | Finish"
 
 
 @dataclass
@@ -131,6 +134,17 @@ class EngineThread:
             return self._commands.get(wait, at_most_s)
         except queue.Empty:
             return None
+
+    def commands(self) -> Iterator[EngineCommand]:
+        """Those that have come by now."""
+        for _ in range(self._commands.qsize()):
+            command = self.next_command(wait=False)
+            if command is not None:
+                yield command
+
+    def post_again(self, command: EngineCommand) -> None:
+        """It can't be obeyed yet."""
+        self._commands.put(command)
 
     def should_finish(self) -> bool:
         return self._finishing.is_set()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections.abc import Iterator
 from importlib.metadata import version
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -26,6 +27,12 @@ class Errand:
     def read(self, kind: type[T]) -> T:
         """What is to be done."""
         return msgspec.json.decode(sys.stdin.buffer.read(), type=kind)
+
+    def orders(self, kind: Any) -> Iterator[Any]:
+        """What is to be done, line by line, until there is no more."""
+        decoder = msgspec.json.Decoder(kind)
+        for line in sys.stdin.buffer:
+            yield decoder.decode(line)
 
     def begin(self) -> None:
         """The imports are done."""

@@ -7,7 +7,7 @@ import time
 
 from protocol.errands import Measure, Measured
 from worker.engines.batched import BatchedEngine
-from worker.engines.room import measure
+from worker.engines.room import Room, measure
 from worker.engines.sequence import Sequence
 from worker.errand import Errand
 from worker.loading import LoadedModel, ModelError, load
@@ -26,7 +26,7 @@ def run(errand: Errand) -> None:
 
 def _generate(loaded: LoadedModel, asked: Measure) -> float:
     """Seconds."""
-    engine = BatchedEngine(loaded.model, (), 1, measure(loaded.model, None))
+    engine = BatchedEngine(loaded.model, (), 1, Room(measure(loaded.model)))
     prompt_ids = list(loaded.tokenizer.encode(asked.prompt))
     engine.add(Sequence("measured", prompt_ids, asked.tokens, sampler=None, ignore_eos=True))
     made, began = 0, time.monotonic()

@@ -24,6 +24,7 @@ from protocol.messages import (
     Drain,
     Generate,
     Heartbeat,
+    Limit,
     Load,
     LoadFailed,
     Message,
@@ -31,7 +32,6 @@ from protocol.messages import (
     Rendered,
     RequestFailed,
     Stop,
-    Trim,
     Usage,
 )
 from protocol.signals import DUMP_STACKS
@@ -40,7 +40,6 @@ from worker.engine_thread import (
     Ended,
     EngineEvent,
     EngineThread,
-    GiveBack,
     Loaded,
     Remove,
     Stepped,
@@ -66,8 +65,8 @@ _UNSENT_FRAMES: Final = 256
 _TOKENIZER_THREADS: Final = 2
 
 
-def run(address: str, parent_pid: int, incarnation: int, *, spare: bool) -> NoReturn:
-    """Serve one gateway until it says stop, or is gone; ends the process.
+def run(address: str, key: bytes, parent_pid: int, incarnation: int, *, spare: bool) -> NoReturn:
+    """Serve one gateway until it says stop, or is gone; ends the process. `key` opens the channel.
 
     A spare gets ready at low priority, as others compute meanwhile.
     """
@@ -77,7 +76,7 @@ def run(address: str, parent_pid: int, incarnation: int, *, spare: bool) -> NoRe
     # In C, so that it works although a thread holds the interpreter's lock.
     faulthandler.register(DUMP_STACKS, all_threads=True, chain=False)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    conversation = Conversation(address, incarnation, spare=spare)
+    conversation = Conversation(address, key, incarnation, spare=spare)
 
     def on_sigterm(_signal: int, _frame: FrameType | None) -> None:
         conversation.request_stop()
@@ -113,9 +112,9 @@ def _rendered(request_id: str, prompt_ids: list[int]) -> Iterator[Rendered]:
 class Conversation:
     """Reads the gateway's messages, starts tokenization, turns tokens into text, and answers."""
 
-    def __init__(self, address: str, incarnation: int, *, spare: bool) -> None:
+    def __init__(self, address: str, key: bytes, incarnation: int, *, spare: bool) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = connect_worker_side(self._context, address)
+        self._socket = connect_worker_side(self._context, address, key)
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
@@ -182,10 +181,8 @@ class Conversation:
                 case Cancel(request_id=request_id):
                     if self._requests.pop(request_id, None) is not None:
                         self._engine.post(Remove((request_id,)))
-                case Load() as load:
-                    self._engine.post(load)
-                case Trim():
-                    self._engine.post(GiveBack())
+                case Load() | Limit() as command:
+                    self._engine.post(command)
                 case Drain():
                     self._draining = True
                 case Stop():

@@ -12,13 +12,15 @@ from protocol.messages import (
     Generate,
     RequestErrorCode,
     RequestFailed,
+    RequestField,
     TextPrompt,
     TokenPrompt,
 )
 from protocol.tokens import BYTES_PER_TOKEN, unpack
+from worker.detokenizer import detokenizer_after
 from worker.engines.sequence import Sequence
 from worker.loading import LoadedModel
-from worker.sampling import make_sampler
+from worker.sampling import make_processors, make_sampler
 from worker.text import TextStream
 
 # Vocabularies have runs of spaces as single tokens, the longest known of 128.
@@ -28,10 +30,13 @@ _MOST_CHARACTERS_PER_TOKEN: Final = 128
 class PromptError(Exception):
     """A request that can't be run, with the code and sentence for its client."""
 
-    def __init__(self, code: RequestErrorCode, message: str) -> None:
+    def __init__(
+        self, code: RequestErrorCode, message: str, field: RequestField | None = None
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
+        self.field = field
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,12 @@ def prepare(generate: Generate, loaded: LoadedModel, context: Context) -> Prepar
     try:
         return _prepare(generate, loaded, context)
     except PromptError as error:
-        return RequestFailed(request_id=generate.request_id, code=error.code, message=error.message)
+        return RequestFailed(
+            request_id=generate.request_id,
+            code=error.code,
+            message=error.message,
+            field=error.field,
+        )
 
 
 def _prepare(generate: Generate, loaded: LoadedModel, context: Context) -> Prepared:
@@ -72,22 +82,33 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context) -> Prepa
     prompt_ids = _tokenize(generate, loaded.tokenizer)
     delivered = _unpack(generate.delivered)
     if not prompt_ids:
-        raise PromptError("invalid_request_error", "The prompt is empty: send at least one token.")
+        raise PromptError(
+            "invalid_request_error", "The prompt is empty: send at least one token.", "prompt"
+        )
     token_ids = prompt_ids + delivered
     unknown = next((each for each in token_ids if each >= loaded.vocabulary), None)
     if unknown is not None:
         raise PromptError(
             "invalid_request_error",
             f"The prompt has token id {unknown}; this model knows 0 to {loaded.vocabulary - 1}.",
+            "prompt",
         )
     room = context.tokens - len(prompt_ids)
-    wanted = generate.max_tokens if generate.max_tokens is not None else max(room, 1)
+    if room < 1:
+        raise _too_long(
+            context,
+            f": it has {len(prompt_ids)}, which leaves no room for an answer",
+            "Shorten the prompt.",
+            "prompt",
+        )
+    wanted = generate.max_tokens if generate.max_tokens is not None else room
     if wanted > room:
-        raise PromptError(
-            "context_length_exceeded",
-            f"The prompt has {len(prompt_ids)} tokens and max_tokens is {wanted}, together "
-            f"{len(prompt_ids) + wanted}; this model's context holds {context.tokens}."
-            f"{context.note} Shorten the messages or ask for fewer tokens.",
+        raise _too_long(
+            context,
+            f" for an answer of up to {wanted}: it has {len(prompt_ids)}, together "
+            f"{len(prompt_ids) + wanted}",
+            "Shorten the prompt or ask for fewer tokens.",
+            "max_tokens",
         )
     if len(delivered) >= wanted:
         raise PromptError(
@@ -97,7 +118,7 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context) -> Prepa
     sampler = make_sampler(
         generate.sampling, loaded.sampling_defaults, loaded.vocabulary, position=len(delivered)
     )
-    text = TextStream(loaded.tokenizer.detokenizer, generate.stop)
+    text = TextStream(detokenizer_after(prompt_ids, loaded.tokenizer), generate.stop)
     for token_id in delivered:
         text.add(token_id)
     return Prepared(
@@ -107,6 +128,8 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context) -> Prepa
             max_tokens=wanted - len(delivered),
             sampler=sampler,
             ignore_eos=generate.ignore_eos,
+            priority=generate.priority,
+            processors=make_processors(generate.sampling),
         ),
         prompt_ids,
         len(delivered),
@@ -127,11 +150,20 @@ def _check_size(generate: Generate, context: Context) -> None:
             least_tokens, characters = len(packed) // BYTES_PER_TOKEN, 0
     least_tokens = max(least_tokens, characters // _MOST_CHARACTERS_PER_TOKEN)
     if least_tokens > context.tokens:
-        raise PromptError(
-            "context_length_exceeded",
-            f"The prompt has at least {least_tokens} tokens; this model's context holds "
-            f"{context.tokens}.{context.note} Shorten the messages.",
+        raise _too_long(
+            context, f": it has at least {least_tokens}", "Shorten the prompt.", "prompt"
         )
+
+
+def _too_long(context: Context, why: str, advice: str, field: RequestField) -> PromptError:
+    # Clients tell this error from others by its words: LiteLLM by the first, which are OpenAI's,
+    # LangChain by "prompt is too long".
+    return PromptError(
+        "context_length_exceeded",
+        f"This model's maximum context length is {context.tokens} tokens. However, the prompt is "
+        f"too long{why}.{context.note} {advice}",
+        field,
+    )
 
 
 def _unpack(packed: bytes) -> list[int]:
@@ -174,5 +206,7 @@ def render(conversation: list[dict[str, str]], tokenizer: Any) -> list[int]:
         )
     except TemplateError as error:
         raise PromptError(
-            "invalid_request_error", f"The model's chat template refuses these messages: {error}"
+            "invalid_request_error",
+            f"The model's chat template refuses these messages: {error}",
+            "prompt",
         ) from error

@@ -11,23 +11,34 @@ from importlib.metadata import version
 
 from mlx_lm.models.cache import make_prompt_cache
 
-from protocol.messages import PROTOCOL_VERSION, Device, Hello, Load, LoadFailed, LoadProgress, Ready
-from worker import grant
-from worker.engine_thread import EngineThread, Finish, GiveBack, Loaded, Remove, Stepped
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    Device,
+    Hello,
+    Limit,
+    Load,
+    LoadFailed,
+    LoadProgress,
+    Need,
+    Ready,
+)
+from worker.engine_thread import EngineCommand, EngineThread, Loaded, Remove, Stepped
 from worker.engines.batched import BatchedEngine
-from worker.engines.room import CacheRoom, measure
+from worker.engines.room import Room, measure
 from worker.engines.sequence import Engine, Sequence
 from worker.engines.sequential import SequentialEngine
+from worker.limits import Limits, read_device, read_memory, release_memory, trim
 from worker.loading import LoadAbandonedError, LoadedModel, ModelError, load
 from worker.prompts import Context, prepare
 
 _MEMORY_READING_S = 1.0
 _GATHER_S = 0.01
+_ANSWER_S = 0.02
 
 
 def serve(thread: EngineThread, incarnation: int) -> None:
     """Run one worker's life on the calling thread; returns once the memory is released."""
-    device = grant.read_device()
+    device = read_device()
     thread.emit(
         Hello(
             protocol_version=PROTOCOL_VERSION,
@@ -44,7 +55,7 @@ def serve(thread: EngineThread, incarnation: int) -> None:
         _serve_model(thread, command, device)
         # The model's modules refer to each other in cycles.
         gc.collect()
-        grant.release_memory()
+        release_memory()
 
 
 def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
@@ -60,18 +71,23 @@ def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
         return
     except LoadAbandonedError:
         return
-    room = measure(loaded.model, grant.room_bytes(command))
-    engine = _build_engine(thread, loaded, command, room)
-    if command.grant_bytes is not None:
-        grant.apply_grant(command.grant_bytes, command.baseline_bytes, device)
-    context = _context(command, loaded, room)
+    room = Room(
+        measure(loaded.model),
+        working_bytes=command.working_bytes,
+        working_token_bytes=command.working_token_bytes,
+    )
+    limits = Limits(room, device, loaded.weight_bytes, wire=command.wire)
+    if command.limit_bytes is not None:
+        limits.take(command.limit_bytes, command.beside_bytes)
+    engine = _build_engine(thread, loaded, command, limits)
+    context = _context(command, loaded)
     ready = Ready(
         load_s=time.monotonic() - started_at,
         weight_bytes=loaded.weight_bytes,
         context_tokens=context.tokens,
         batching=engine.batching,
         fingerprint=loaded.fingerprint,
-        memory=grant.read_memory(),
+        memory=read_memory(),
     )
     thread.figures.memory = ready.memory
     thread.emit(
@@ -81,87 +97,152 @@ def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
         )
     )
     try:
-        _run_engine(thread, engine)
+        Turns(thread, engine, limits).run()
     finally:
         engine.close()
 
 
-def _context(command: Load, loaded: LoadedModel, room: CacheRoom) -> Context:
-    """The least of what was configured, what the model can, and what its memory holds."""
+def _context(command: Load, loaded: LoadedModel) -> Context:
+    """The least of what was configured, what the model can, and what memory there can be."""
     own_tokens = loaded.context_tokens or command.context_tokens
     tokens = min(command.context_tokens, own_tokens)
-    most_tokens = room.most_tokens
-    if most_tokens is None or most_tokens >= tokens:
+    if command.admitted_tokens is None or command.admitted_tokens >= tokens:
         return Context(tokens)
     return Context(
-        most_tokens,
-        f" That is what fits into the {command.grant_bytes or 0:,} bytes that it was granted, at "
-        f"{room.token_bytes:,} bytes a token; the model itself could hold {tokens}.",
+        command.admitted_tokens,
+        f" That is what fitted into the memory budget when it was loaded; the model itself could "
+        f"hold {tokens}.",
     )
 
 
 def _build_engine(
-    thread: EngineThread, loaded: LoadedModel, command: Load, room: CacheRoom
+    thread: EngineThread, loaded: LoadedModel, command: Load, limits: Limits
 ) -> Engine:
     if all(hasattr(cache, "merge") for cache in make_prompt_cache(loaded.model)):
-        return BatchedEngine(loaded.model, loaded.eos_token_ids, command.max_concurrency, room)
+        return BatchedEngine(
+            loaded.model,
+            loaded.eos_token_ids,
+            command.max_concurrency,
+            limits.room,
+            loaded.weight_bytes,
+            limits.apply,
+        )
     engine = SequentialEngine(
         loaded.model,
         loaded.eos_token_ids,
+        limits.room,
         between_chunks=lambda: _between_chunks(thread, engine),
     )
     return engine
 
 
 def _between_chunks(thread: EngineThread, engine: SequentialEngine) -> None:
+    """A recall waits for the end of the prompt: it can't leave its place in mid-prefill."""
     thread.note_step(engine.active, engine.waiting)
-    _obey_commands(thread, engine)
+    for command in thread.commands():
+        match command:
+            case Sequence():
+                engine.add(command)
+            case Remove(request_ids):
+                engine.remove(request_ids)
+            case _:
+                thread.post_again(command)
     if thread.should_finish():
         engine.close()
 
 
-def _run_engine(thread: EngineThread, engine: Engine) -> None:
-    memory_read_at = 0.0
-    while not thread.should_finish():
-        _obey_commands(thread, engine)
-        if thread.should_finish():
-            # Among those commands was the one to finish: no other follows.
-            return
-        if engine.active + engine.waiting == 0:
-            thread.figures.active = thread.figures.waiting = 0
-            thread.figures.memory = grant.read_memory()
-            _obey(engine, thread.next_command(wait=True))
-            _gather(thread, engine)
-            continue
+class Turns:
+    """Steps of an engine, and between them what it is told and what it says of its needs."""
+
+    def __init__(self, thread: EngineThread, engine: Engine, limits: Limits) -> None:
+        self._thread = thread
+        self._engine = engine
+        self._limits = limits
+        self._told: Need | None = None
+        self._memory_read_at = 0.0
+
+    def run(self) -> None:
+        thread, engine = self._thread, self._engine
+        while not thread.should_finish():
+            self._obey_all()
+            if thread.should_finish():
+                # Among those commands was the one to finish: no other follows.
+                return
+            asked = self._tell_need()
+            if engine.active + engine.waiting == 0:
+                self._rest()
+            elif engine.short and (asked or not engine.active):
+                # The answer takes a millisecond; alone, without it, there is nothing to compute.
+                wait_s = _ANSWER_S if engine.active else _MEMORY_READING_S
+                self._obey(thread.next_command(wait=True, at_most_s=wait_s))
+                self._step()
+            else:
+                self._step()
+
+    def _step(self) -> None:
+        thread, engine = self._thread, self._engine
+        self._obey_all()
         tokens = engine.step()
-        thread.note_step(engine.active, engine.waiting)
+        if tokens or engine.active:
+            thread.note_step(engine.active, engine.waiting)
+        else:
+            # All of them wait for memory: that is no step.
+            thread.figures.active, thread.figures.waiting = 0, engine.waiting
         if tokens:
             thread.emit(Stepped(thread.figures.step, tokens))
-        if time.monotonic() - memory_read_at >= _MEMORY_READING_S:
-            memory_read_at = time.monotonic()
-            thread.figures.memory = grant.read_memory()
+        if time.monotonic() - self._memory_read_at >= _MEMORY_READING_S:
+            self._memory_read_at = time.monotonic()
+            thread.figures.memory = read_memory()
 
+    def _rest(self) -> None:
+        self._thread.figures.active = self._thread.figures.waiting = 0
+        self._thread.figures.memory = read_memory()
+        self._obey(self._thread.next_command(wait=True))
+        self._gather()
 
-def _gather(thread: EngineThread, engine: Engine) -> None:
-    """Let requests that arrive together begin together: one prefill costs less than several."""
-    deadline = time.monotonic() + _GATHER_S
-    while thread.arriving and (left_s := deadline - time.monotonic()) > 0:
-        _obey(engine, thread.next_command(wait=True, at_most_s=left_s))
+    def _gather(self) -> None:
+        """Let requests that arrive together begin together: one prefill costs less than several."""
+        deadline = time.monotonic() + _GATHER_S
+        while self._thread.arriving and (left_s := deadline - time.monotonic()) > 0:
+            self._obey(self._thread.next_command(wait=True, at_most_s=left_s))
 
+    def _obey_all(self) -> None:
+        for command in self._thread.commands():
+            self._obey(command)
 
-def _obey_commands(thread: EngineThread, engine: Engine) -> None:
-    while (command := thread.next_command(wait=False)) is not None:
-        _obey(engine, command)
+    def _obey(self, command: EngineCommand | None) -> None:
+        match command:
+            case Sequence():
+                self._engine.add(command)
+            case Remove(request_ids):
+                self._engine.remove(request_ids)
+            case Limit(limit_bytes=limit_bytes, beside_bytes=beside_bytes):
+                self._take_limit(limit_bytes, beside_bytes)
+            case _:
+                # A second load can't be, and finishing is asked for by a flag.
+                return
 
+    def _take_limit(self, limit_bytes: int, beside_bytes: int) -> None:
+        before_bytes = self._limits.mlx_bytes
+        self._limits.take(limit_bytes, beside_bytes)
+        # What drivers keep beside MLX's account, as pools on CUDA, leaves it less under any limit.
+        if self._limits.mlx_bytes < before_bytes:
+            self._engine.make_room()
+            trim()
+        self._tell_need(anyway=True)
 
-def _obey(engine: Engine, command: Load | Sequence | Remove | GiveBack | Finish | None) -> None:
-    match command:
-        case Sequence():
-            engine.add(command)
-        case Remove(request_ids):
-            engine.remove(request_ids)
-        case GiveBack():
-            grant.trim()
-        case _:
-            # A second load can't be, and finishing is asked for by a flag.
-            return
+    def _tell_need(self, *, anyway: bool = False) -> bool:
+        """Say what has changed; True if anything has."""
+        limit_bytes = self._limits.room.limit_bytes
+        if limit_bytes is None:
+            return False
+        need = Need(
+            limit_bytes=limit_bytes,
+            **self._engine.need._asdict(),
+            held=self._engine.waiting if self._engine.short else 0,
+        )
+        if need == self._told and not anyway:
+            return False
+        self._told = need
+        self._thread.emit(need)
+        return True

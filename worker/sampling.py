@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import mlx.core as mx
-from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
+from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_logits_processors
 
 from protocol.messages import Sampling
+
+LogitsProcessor: TypeAlias = Callable[[mx.array, mx.array], mx.array]
 
 _MASK64: Final = (1 << 64) - 1
 # Less is greedy for any two logits that differ; far less makes them infinite.
@@ -88,6 +91,20 @@ def make_sampler(
         top_k if top_k < vocabulary else 0,
         defaults.min_p if sampling.min_p is None else sampling.min_p,
         position,
+    )
+
+
+def make_processors(sampling: Sampling) -> tuple[LogitsProcessor, ...]:
+    """What changes the logits before one is chosen, in order. They see all tokens before it, so a
+    sequence that goes on elsewhere has what it had.
+    """
+    if sampling.repetition_penalty is None:
+        return ()
+    return tuple(
+        make_logits_processors(
+            repetition_penalty=sampling.repetition_penalty,
+            repetition_context_size=sampling.repetition_context_tokens,
+        )
     )
 
 

@@ -6,11 +6,13 @@ from typing import Any
 
 from mlx_lm.generate import TextStateMachine
 
+from worker.detokenizer import Detokenizer
+
 
 class TextStream:
     """Detokenizes one request and ends it at a stop sequence, even one that straddles tokens."""
 
-    def __init__(self, detokenizer: Any, stop: tuple[str, ...]) -> None:
+    def __init__(self, detokenizer: Detokenizer, stop: tuple[str, ...]) -> None:
         self._detokenizer = detokenizer
         self._stops: Any = None
         if stop:

@@ -9,21 +9,19 @@ from typing import Final, Protocol
 
 import msgspec
 from msgspec import Struct
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from gateway.api import events, logs
 from gateway.api.bodies import read_json
-from gateway.api.local_only import LocalOnly
 from gateway.api.status import gateway_status, model_status
 from gateway.config.settings import ConfigError
 from gateway.dispatch.refusal import Refusal
-from gateway.reload import Reloader
-from gateway.supervise.compartment import Compartment
-from gateway.supervise.fleet import Fleet
-from gateway.supervise.lifecycle import State
+from gateway.fleet.fleet import Fleet
+from gateway.model.compartment import Compartment
+from gateway.model.lifecycle import State
+from gateway.serve.reload import Reloader
 
 _SETTLED: Final = (State.READY, State.UNLOADED, State.HELD, State.BACKOFF, State.FAILED)
 _FIRST_READING_S: Final = 2.0
@@ -38,11 +36,13 @@ class Options(Struct, forbid_unknown_fields=True):
 
 
 async def status(request: Request) -> Response:
-    return _json(gateway_status(request.app.state.fleet))
+    reloader: Reloader = request.app.state.reloader
+    return _json(gateway_status(request.app.state.fleet, reloader.present))
 
 
 async def load(request: Request) -> Response:
     compartment, options = await _target(request)
+    request.app.state.fleet.check_serves()
     compartment.load()
     return await _after_load(request, compartment, options)
 
@@ -55,6 +55,7 @@ async def unload(request: Request) -> Response:
 
 async def restart(request: Request) -> Response:
     compartment, options = await _target(request)
+    request.app.state.fleet.check_serves()
     await _end(compartment, options, compartment.restart)
     return await _after_load(request, compartment, options)
 
@@ -132,6 +133,5 @@ routes = [
             *logs.routes,
             *events.routes,
         ],
-        middleware=[Middleware(LocalOnly)],
     )
 ]

@@ -9,9 +9,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.errors import envelope, error_response
+from gateway.api.record import note_usage
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import ClientGoneError, Piece, Request
-from gateway.supervise.compartment import Compartment
+from gateway.model.compartment import Compartment
 from protocol.messages import FinishReason, Usage
 
 _COMMENT: Final = b": waiting\n\n"
@@ -89,6 +90,7 @@ class Answer(Response):
         except Refusal as refusal:
             await error_response(refusal)(scope, receive, send)
             return
+        note_usage(scope, piece.usage)
         body = self._form.whole("".join(parts), piece.finish_reason, piece.usage)
         await Response(body, media_type="application/json")(scope, receive, send)
 
@@ -109,6 +111,7 @@ class Answer(Response):
                         events = self._form.opening() + events
                         opened = True
                 if piece.finish_reason is not None and piece.usage is not None:
+                    note_usage(scope, piece.usage)
                     events += self._form.closing(piece.usage)
                     break
                 await send({"type": "http.response.body", "body": events, "more_body": True})

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from typing import Final, TypeVar
+from collections.abc import Callable
+from typing import Final, TypeVar, TypeVarTuple, Unpack
 
 import msgspec
+from msgspec import Struct
 from starlette.requests import ClientDisconnect, Request
 
 from gateway.dispatch.refusal import Refusal
+from gateway.system.lane import Lane
 
 MAX_BODY_BYTES: Final = 32 << 20
 
@@ -17,7 +21,26 @@ _MISSING: Final = re.compile(r"missing required field `(?P<name>[^`]*)`")
 
 _MOST_DIGITS: Final = 9
 
+# Decoded within a few milliseconds.
+_LARGE_BYTES: Final = 256 << 10
+# One at a time: what waits is within the bound on all bodies, which takes seconds to decode.
+_decoder: Final = Lane("decoder")
+_DECODED_S: Final = 60.0
+_RETRY_AFTER_S: Final = 10
+
 T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
+
+
+class Part(Struct):
+    """A part of a body that may have a million of them.
+
+    msgspec decodes in one long call, and only between steps of Python can the event loop's thread
+    have its turn: so there is one for each part.
+    """
+
+    def __post_init__(self) -> None:
+        pass
 
 
 async def read_json(request: Request, kind: type[T], *, optional: bool = False) -> T:
@@ -27,8 +50,32 @@ async def read_json(request: Request, kind: type[T], *, optional: bool = False) 
         Refusal: too large, not JSON, or not of that type; `param` names the field.
     """
     body = await _read(request)
+    request.state.body_bytes = len(body)
+    return await beside_the_loop(len(body), _decode, body, kind, optional)
+
+
+async def beside_the_loop(
+    size_bytes: int, function: Callable[[Unpack[Arguments]], T], *arguments: *Arguments
+) -> T:
+    """Call it, in a thread of its own if it has much to do.
+
+    Raises:
+        Refusal: there is no thread for it, or too much before it.
+    """
+    if size_bytes < _LARGE_BYTES:
+        return function(*arguments)
+    call = functools.partial(function, *arguments)
+    try:
+        return await _decoder.run(call, _DECODED_S, "the decoding of large bodies")
+    except OSError as error:
+        raise Refusal(
+            "overloaded", f"The body can't be read now: {error}.", retry_after_s=_RETRY_AFTER_S
+        ) from error
+
+
+def _decode(body: bytearray, kind: type[T], optional: bool) -> T:
     if optional and not body.strip():
-        body = b"{}"
+        body = bytearray(b"{}")
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
@@ -44,7 +91,7 @@ async def read_json(request: Request, kind: type[T], *, optional: bool = False) 
         raise Refusal("invalid_request_error", f"The body is not valid JSON: {error}.") from error
 
 
-async def _read(request: Request) -> bytes:
+async def _read(request: Request) -> bytearray:
     body = bytearray()
     try:
         async for chunk in request.stream():
@@ -56,7 +103,7 @@ async def _read(request: Request) -> bytes:
                 )
     except ClientDisconnect:
         raise Refusal("invalid_request_error", "The client left before its body ended.") from None
-    return bytes(body)
+    return body
 
 
 def read_count(request: Request, name: str, default: int) -> int:

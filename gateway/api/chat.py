@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -12,34 +12,34 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.api.answer import Answer, server_sent_event
-from gateway.api.bodies import read_json
-from gateway.api.sampling import (
-    GenerationBody,
-    Tokens,
-    check_supported,
-    new_request,
-)
+from gateway.api.bodies import Part, beside_the_loop, read_json
+from gateway.api.sampling import GenerationBody, check_generation, new_request
+from gateway.api.supported import check_supported, refusing
 from gateway.api.usage import UsageBody
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Piece
-from gateway.supervise.fleet import Fleet
+from gateway.fleet.fleet import Fleet
 from protocol.messages import ChatMessage, ChatPrompt, FinishReason, Usage
 
+# Each takes some tokens in every template.
+_MOST_MESSAGES: Final = 200_000
 
-class ContentPart(Struct):
+
+@refusing("part")
+class ContentPart(Part):
     type: str
     text: str | None = None
 
 
-class MessageBody(Struct):
+@refusing("message")
+class MessageBody(Part):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
-    tool_calls: Any = None
+    content: str | Annotated[list[ContentPart], Meta(min_length=1)] | None = None
 
 
+@refusing("chat")
 class ChatBody(GenerationBody, kw_only=True):
     messages: Annotated[list[MessageBody], Meta(min_length=1)]
-    max_completion_tokens: Tokens | None = None
 
 
 class AnswerMessage(Struct):
@@ -87,28 +87,41 @@ class Chunk(Struct):
 async def create_chat_completion(request: HttpRequest) -> Response:
     fleet: Fleet = request.app.state.fleet
     body = await read_json(request, ChatBody)
-    check_supported(body)
+    check_generation(body, "chat")
     compartment = fleet.roster.find(body.model)
-    prompt = ChatPrompt(tuple(_message(index, each) for index, each in enumerate(body.messages)))
-    max_tokens = body.max_completion_tokens or body.max_tokens
-    generation = new_request(request, fleet, body, prompt, max_tokens)
+    prompt = await beside_the_loop(request.state.body_bytes, _prompt, body.messages)
+    generation = new_request(request, fleet, body, prompt, body.limit)
     fleet.submit(compartment, generation)
     form = ChatFormat(generation.id, compartment.model.id, include_usage=body.include_usage)
     return Answer(compartment, generation, form, stream=bool(body.stream))
 
 
+def _prompt(messages: list[MessageBody]) -> ChatPrompt:
+    if len(messages) > _MOST_MESSAGES:
+        raise Refusal(
+            "context_length_exceeded",
+            f"messages: there are {len(messages):,}, more than any model here takes.",
+            param="messages",
+        )
+    return ChatPrompt(tuple(_message(index, each) for index, each in enumerate(messages)))
+
+
 def _message(index: int, body: MessageBody) -> ChatMessage:
-    if body.tool_calls:
+    path = f"messages[{index}]."
+    check_supported(body, "message", path)
+    if body.content is None and body.role != "assistant":
         raise Refusal(
             "invalid_request_error",
-            "tool_calls are not supported: leave them out.",
-            param=f"messages[{index}].tool_calls",
+            f"{path}content is missing or null: only an assistant's message may have none. Send a "
+            "text, which may be empty.",
+            param=f"{path}content",
         )
     # Templates know the role by its older name.
     role = "system" if body.role == "developer" else body.role
     if not isinstance(body.content, list):
         return ChatMessage(role, body.content or "")
     for place, part in enumerate(body.content):
+        check_supported(part, "part", f"{path}content[{place}].")
         if part.type != "text" or part.text is None:
             raise Refusal(
                 "invalid_request_error",

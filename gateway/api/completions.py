@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Final
+from typing import Final
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.api.answer import Answer, server_sent_event
-from gateway.api.bodies import read_json
-from gateway.api.sampling import GenerationBody, check_supported, new_request
+from gateway.api.bodies import beside_the_loop, read_json
+from gateway.api.prompt import parse_prompt
+from gateway.api.sampling import GenerationBody, check_generation, new_request
+from gateway.api.supported import refusing
 from gateway.api.usage import UsageBody
-from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Piece
-from gateway.supervise.fleet import Fleet
-from protocol.messages import FinishReason, Prompt, TextPrompt, TokenPrompt, Usage
-from protocol.tokens import LARGEST_TOKEN_ID, pack
+from gateway.fleet.fleet import Fleet
+from protocol.messages import FinishReason, Usage
 
 # OpenAI's default for this path, which clients of completions know and rely on.
 _DEFAULT_MAX_TOKENS: Final = 16
-# Checked one by one, so their number is checked first.
-_MOST_TOKENS: Final = 2_000_000
 
 
+@refusing("completions")
 class CompletionBody(GenerationBody, kw_only=True):
-    prompt: Any
+    prompt: Raw
 
 
 class Choice(Struct):
@@ -52,41 +51,14 @@ class Completion(Struct):
 async def create_completion(request: HttpRequest) -> Response:
     fleet: Fleet = request.app.state.fleet
     body = await read_json(request, CompletionBody)
-    check_supported(body)
+    check_generation(body, "completions")
     compartment = fleet.roster.find(body.model)
-    max_tokens = body.max_tokens or _DEFAULT_MAX_TOKENS
-    generation = new_request(request, fleet, body, _prompt(body.prompt), max_tokens)
+    max_tokens = body.limit or _DEFAULT_MAX_TOKENS
+    prompt = await beside_the_loop(len(body.prompt), parse_prompt, body.prompt)
+    generation = new_request(request, fleet, body, prompt, max_tokens)
     fleet.submit(compartment, generation)
     form = CompletionFormat(generation.id, compartment.model.id, include_usage=body.include_usage)
     return Answer(compartment, generation, form, stream=bool(body.stream))
-
-
-def _prompt(value: object) -> Prompt:
-    """A text, a list of token ids, or a list of one of either."""
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
-        value = value[0]
-    if isinstance(value, str):
-        return TextPrompt(value)
-    if isinstance(value, list) and len(value) > _MOST_TOKENS:
-        raise Refusal(
-            "context_length_exceeded",
-            f"prompt: it has {len(value):,} tokens, more than any model here takes.",
-            param="prompt",
-        )
-    if isinstance(value, list) and value and all(type(each) is int for each in value):
-        if max(value) > LARGEST_TOKEN_ID or min(value) < 0:
-            raise Refusal(
-                "invalid_request_error",
-                f"prompt: token ids are from 0 to {LARGEST_TOKEN_ID}.",
-                param="prompt",
-            )
-        return TokenPrompt(pack(value))
-    raise Refusal(
-        "invalid_request_error",
-        "prompt: send one text or one list of token ids; for several prompts send several "
-        "requests.",
-        param="prompt",
-    )
 
 
 class CompletionFormat:

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from gateway.api.bodies import read_count
 from gateway.events import Event, EventLog
-from gateway.supervise.fleet import Fleet
+from gateway.fleet.fleet import Fleet
 
 _DEFAULT_RECENT: Final = 100
 # Proxies and clients take a silent connection for a dead one.

@@ -16,9 +16,10 @@ from starlette.routing import Route
 from gateway.api.sampling import deadline_s
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
-from gateway.supervise.compartment import Compartment
-from gateway.supervise.fleet import Fleet, Phase
-from gateway.supervise.lifecycle import State
+from gateway.fleet.fleet import Fleet, Phase
+from gateway.model.compartment import Compartment
+from gateway.model.lifecycle import State
+from gateway.serve.faults import Fault
 from gateway.version import VERSION
 from protocol.messages import Generate, Sampling, TextPrompt
 
@@ -46,6 +47,7 @@ class Health(Struct):
     version: str
     uptime_s: float
     models: list[ModelHealth]
+    faults: list[Fault]
     deep: DeepHealth | UnsetType = UNSET
 
 
@@ -68,9 +70,10 @@ async def health(request: HttpRequest) -> Response:
         limit_s = min(deadline_s(request, _DEEP_DEADLINE_S), _DEEP_DEADLINE_S)
         deep = await _generate_token(fleet, fleet.roster.find(name), limit_s)
     failed = deep is not UNSET and not deep.ok
+    faults = fleet.faults.recent(time.time())
     body = Health(
         status="degraded"
-        if failed or any(each.state in _DEGRADED for each in compartments)
+        if failed or faults or any(each.state in _DEGRADED for each in compartments)
         else "ok",
         version=VERSION,
         uptime_s=time.time() - fleet.started_at,
@@ -82,6 +85,7 @@ async def health(request: HttpRequest) -> Response:
             )
             for each in compartments
         ],
+        faults=faults,
         deep=deep,
     )
     return Response(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
@@ -15,9 +15,10 @@ from starlette.routing import Route
 
 from gateway.api.bodies import read_count
 from gateway.dispatch.refusal import Refusal
+from gateway.fleet.fleet import Fleet, Phase
 from gateway.logs.reader import LogReader
 from gateway.logs.since import since_stamp
-from gateway.supervise.fleet import Fleet, Phase
+from gateway.system.lane import Lane
 
 _DEFAULT_LINES: Final = 200
 # An answer is made in memory.
@@ -26,9 +27,12 @@ _POLL_S: Final = 0.2
 # Proxies and clients take a silent connection for a dead one.
 _COMMENT_S: Final = 10.0
 _COMMENT: Final = b": nothing new\n\n"
+T = TypeVar("T")
 
-# A slow disk must not take the threads that others wait for.
-_reader: Final = ThreadPoolExecutor(1, "log-reader")
+# For a reading of up to 10,000 lines, behind those of others.
+_ANSWER_S: Final = 20.0
+
+_lane: Final = Lane("log reader")
 
 
 async def gateway_log(request: Request) -> Response:
@@ -56,20 +60,20 @@ async def _answer(request: Request, path: Path) -> Response:
         with LogReader(path) as reader:
             return "".join(f"{line}\n" for line in reader.last(count, since))
 
-    return PlainTextResponse(await asyncio.get_running_loop().run_in_executor(_reader, text))
+    return PlainTextResponse(await _beside(text, path))
 
 
 async def _follow(fleet: Fleet, path: Path, count: int, since: str | None) -> AsyncIterator[bytes]:
     loop = asyncio.get_running_loop()
-    reader = await loop.run_in_executor(_reader, LogReader, path)
+    reader = await _beside(partial(LogReader, path), path)
     try:
-        lines = await loop.run_in_executor(_reader, reader.last, count, since)
+        lines = await _beside(partial(reader.last, count, since), path)
         yield b"".join(map(_message, lines)) or _COMMENT
         said_at = loop.time()
         while True:
             # Asked first: what comes before the end is read after it.
             stopped = fleet.phase is Phase.STOPPED
-            while lines := await loop.run_in_executor(_reader, reader.read):
+            while lines := await _beside(reader.read, path):
                 yield b"".join(map(_message, lines))
                 said_at = loop.time()
             if stopped:
@@ -80,7 +84,15 @@ async def _follow(fleet: Fleet, path: Path, count: int, since: str | None) -> As
             await asyncio.sleep(_POLL_S)
     finally:
         # After a read that may still run.
-        _reader.submit(reader.close)
+        _lane.soon(reader.close)
+
+
+async def _beside(call: Callable[[], T], path: Path) -> T:
+    """Raises: Refusal if the disk doesn't answer."""
+    try:
+        return await _lane.run(call, _ANSWER_S, str(path))
+    except OSError as error:
+        raise Refusal("internal_error", f"The log can't be read: {error}.") from error
 
 
 def _since(request: Request) -> str | None:

@@ -8,18 +8,27 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.supervise.compartment import Compartment
-from gateway.supervise.fleet import Fleet
+from gateway.api.status import model_status
+from gateway.fleet.fleet import Fleet
+from gateway.model.compartment import Compartment
 
 
 class ModelBody(Struct):
-    """OpenAI's model object, and the state."""
+    """OpenAI's model object, the state with its reason, vLLM's name for the context in force, and
+    what the model holds of the memory: its floor, what was lent to it, and what it wants in all
+    (null until the model is loaded).
+    """
 
     id: str
     object: str
     created: int
     owned_by: str
     state: str
+    reason: str | None
+    max_model_len: int | None
+    floor_bytes: int | None
+    lent_bytes: int | None
+    wanted_bytes: int | None
 
 
 class ModelList(Struct):
@@ -39,8 +48,18 @@ async def show_model(request: Request) -> Response:
 
 
 def _body(fleet: Fleet, compartment: Compartment) -> ModelBody:
+    status = model_status(compartment, fleet)
     return ModelBody(
-        compartment.model.id, "model", int(fleet.started_at), "bulkhead", compartment.state
+        id=status.id,
+        object="model",
+        created=int(fleet.started_at),
+        owned_by="bulkhead",
+        state=status.state,
+        reason=status.reason,
+        max_model_len=status.context_tokens,
+        floor_bytes=status.floor_bytes,
+        lent_bytes=status.lent_bytes,
+        wanted_bytes=status.wanted_bytes,
     )
 
 
@@ -50,5 +69,6 @@ def _json(body: Struct) -> Response:
 
 routes = [
     Route("/v1/models", list_models),
+    Route("/v1/models/", list_models),
     Route("/v1/models/{model_id:path}", show_model),
 ]

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import re
 import secrets
-import uuid
 from typing import Annotated, Final
 
-import msgspec
-from msgspec import Meta, Raw, Struct
+from msgspec import Meta, Struct
 from starlette.requests import Request as HttpRequest
 
+from gateway.api.parameters import Place
+from gateway.api.record import record_of
+from gateway.api.supported import check_supported, refusing
 from gateway.dispatch.keep_alive import parse_keep_alive
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
-from gateway.supervise.fleet import Fleet
-from protocol.messages import Generate, Prompt, Sampling
+from gateway.edge.origins import from_page
+from gateway.edge.request_id import unique
+from gateway.fleet.fleet import Fleet
+from protocol.messages import ChatPrompt, Generate, Prompt, RequestField, Sampling
 
 _MOST_STOPS: Final = 16
 # A machine is built from them before the answer begins, and its size grows with theirs.
 _LONGEST_STOP: Final = 1000
 _MOST_PRIORITY: Final = 1000
+_LARGEST_PENALTY: Final = 10.0
+# As mlx_lm.server has it.
+_REPETITION_CONTEXT: Final = 20
+# mlx_lm.server's clients send 0 for "none", all others 1.
+_NO_PENALTY: Final = (None, 0, 1)
 _LARGEST_COUNT: Final = (1 << 31) - 1
 
 Probability = Annotated[float, Meta(ge=0, le=1)]
@@ -29,90 +37,46 @@ StopSequence = Annotated[str, Meta(min_length=1, max_length=_LONGEST_STOP)]
 Stop = StopSequence | Annotated[list[StopSequence], Meta(max_length=_MOST_STOPS)] | None
 
 
+@refusing("stream_options")
 class StreamOptions(Struct):
     include_usage: bool | None = None
 
 
-# Not built: what is refused anyway may be tens of megabytes of lists.
-_NOT_GIVEN: Final = Raw(b"null")
-_LONGEST_NEUTRAL: Final = 100
-
-
 class GenerationBody(Struct, kw_only=True):
-    """Fields of both bodies. Those typed Raw are known and not supported; see `_NEUTRAL`."""
+    """What is done on both paths; the table of parameters has the rest."""
 
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Tokens | None = None
+    max_completion_tokens: Tokens | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=_LARGEST_COUNT)] | None = None
     min_p: Probability | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0, le=_LARGEST_PENALTY)] | None = None
+    repetition_context_size: Annotated[int, Meta(ge=1, le=_LARGEST_COUNT)] | None = None
     stop: Stop = None
     seed: int | None = None
     ignore_eos: bool | None = None
-    n: int | None = None
     priority: Annotated[int, Meta(ge=-_MOST_PRIORITY, le=_MOST_PRIORITY)] | None = None
     keep_alive: float | str | None = None
-    logprobs: Raw = _NOT_GIVEN
-    top_logprobs: Raw = _NOT_GIVEN
-    logit_bias: Raw = _NOT_GIVEN
-    presence_penalty: Raw = _NOT_GIVEN
-    frequency_penalty: Raw = _NOT_GIVEN
-    repetition_penalty: Raw = _NOT_GIVEN
-    response_format: Raw = _NOT_GIVEN
-    tools: Raw = _NOT_GIVEN
-    tool_choice: Raw = _NOT_GIVEN
-    functions: Raw = _NOT_GIVEN
-    function_call: Raw = _NOT_GIVEN
-    best_of: Raw = _NOT_GIVEN
-    echo: Raw = _NOT_GIVEN
-    suffix: Raw = _NOT_GIVEN
+
+    @property
+    def limit(self) -> int | None:
+        """How long the answer may be, in tokens, if that was said."""
+        return self.max_completion_tokens or self.max_tokens
 
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
-# Values with which a parameter that isn't supported changes nothing.
-_NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "best_of": (1,),
-    "echo": (False,),
-    "suffix": ("",),
-}
-
-
-def check_supported(body: GenerationBody) -> None:
-    """Refuse what would otherwise be ignored in silence.
-
-    Raises:
-        Refusal: a parameter asks for something that this server doesn't do.
-    """
-    if body.n not in (None, 1):
-        raise Refusal(
-            "invalid_request_error",
-            f"n is {body.n}: one answer a request is supported; for more send more requests.",
-            param="n",
-        )
-    for name, neutral in _NEUTRAL.items():
-        text: Raw = getattr(body, name)
-        value = msgspec.json.decode(text) if len(text) <= _LONGEST_NEUTRAL else text
-        if value is not None and value not in neutral:
-            raise Refusal(
-                "invalid_request_error", f"{name} is not supported: leave it out.", param=name
-            )
+def check_generation(body: GenerationBody, place: Place) -> None:
+    """Raises: Refusal: it asks for something that this server doesn't do."""
+    check_supported(body, place)
+    if body.stream_options is not None:
+        check_supported(body.stream_options, "stream_options", "stream_options.")
 
 
 def new_request(
@@ -127,13 +91,31 @@ def new_request(
     Raises:
         Refusal: a header, or keep_alive, can't be read.
     """
+    model = fleet.roster.find(body.model).model
+    record = record_of(http_request)
+    record.model = model.id
+    priority = _priority(http_request, body)
+    if priority is not None and from_page(http_request.headers):
+        # A page may wait longer than others, but not push itself before them.
+        priority = min(priority, model.settings.priority)
     return Request(
-        generate_message(body, prompt, max_tokens),
+        generate_message(unique(record.id), body, prompt, max_tokens),
         fleet.now(),
         deadline_s(http_request, fleet.settings.queue.deadline_s),
-        priority=_priority(http_request, body),
+        request_id=record.id,
+        priority=priority,
         keep_alive_s=_keep_alive_s(body),
+        params=_params(body, prompt),
     )
+
+
+def _params(body: GenerationBody, prompt: Prompt) -> dict[RequestField, str]:
+    """What this client calls the fields of `Generate`. Not its limit is to blame if it set none."""
+    name = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
+    limit = name
+    if body.limit is not None:
+        limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    return {"prompt": name, "max_tokens": limit}
 
 
 def _priority(request: HttpRequest, body: GenerationBody) -> int | None:
@@ -159,12 +141,14 @@ def _keep_alive_s(body: GenerationBody) -> float | None:
         raise Refusal("invalid_request_error", f"{error}.", param="keep_alive") from error
 
 
-def generate_message(body: GenerationBody, prompt: Prompt, max_tokens: int | None) -> Generate:
+def generate_message(
+    request_id: str, body: GenerationBody, prompt: Prompt, max_tokens: int | None
+) -> Generate:
     """What the worker is told. A seed is always assigned: a request stays the same request."""
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     seed = secrets.randbits(64) if body.seed is None else body.seed & (1 << 64) - 1
     return Generate(
-        request_id=uuid.uuid4().hex,
+        request_id=request_id,
         prompt=prompt,
         sampling=Sampling(
             seed=seed,
@@ -173,6 +157,10 @@ def generate_message(body: GenerationBody, prompt: Prompt, max_tokens: int | Non
             # -1 is what vLLM's clients send for "no limit".
             top_k=0 if body.top_k == -1 else body.top_k,
             min_p=body.min_p,
+            repetition_penalty=(
+                None if body.repetition_penalty in _NO_PENALTY else body.repetition_penalty
+            ),
+            repetition_context_tokens=body.repetition_context_size or _REPETITION_CONTEXT,
         ),
         max_tokens=max_tokens,
         stop=stop,

@@ -8,17 +8,23 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from gateway.config.read import Configuration
+from gateway.fleet.fleet import Fleet
 from gateway.memory.reading import Footprint
-from gateway.supervise.compartment import Compartment
-from gateway.supervise.fleet import Fleet
-from gateway.supervise.last_exit import LastExit
-from gateway.supervise.worker import Worker
+from gateway.model.compartment import Compartment
+from gateway.model.lifecycle import State
+from gateway.process.last_exit import LastExit
+from gateway.process.worker import Worker
 from gateway.version import VERSION
 
 
 class MemoryStatus(Struct):
     """The machine's memory. Workers', spares', the gateway's, others', stranded and available bytes
     add up to the total, but for what moves between two readings.
+
+    Workers that compute on a card with memory of its own are counted there, as its budget and
+    their grants are: it has a total of its own, and of the machine's memory they are among the
+    others. Null: no worker uses one.
     """
 
     total_bytes: int
@@ -31,6 +37,8 @@ class MemoryStatus(Struct):
     available_bytes: int
     stranded_bytes: int | None
     pressure: str | None
+    card_total_bytes: int | None
+    card_available_bytes: int | None
 
 
 class WorkerStatus(Struct):
@@ -54,7 +62,9 @@ class WorkerStatus(Struct):
 
 class ModelStatus(Struct):
     """The oldest request's age counts from its arrival, also of one that was parked; null if there
-    is none.
+    is none. `context_tokens` is the longest prompt with its answer, once the model is loaded.
+    `floor_bytes` are its own as long as it is loaded, `lent_bytes` may be called back, and with
+    `wanted_bytes` in all nothing in it would wait.
     """
 
     id: str
@@ -66,10 +76,21 @@ class ModelStatus(Struct):
     active_requests: int
     oldest_active_s: float | None
     estimate_bytes: int | None
+    floor_bytes: int | None
+    lent_bytes: int | None
+    wanted_bytes: int | None
+    context_tokens: int | None
     last_used_at: float | None
     worker: WorkerStatus | None
     restarts: int
     last_exit: LastExit | None
+
+
+class ConfigStatus(Struct):
+    """The file in force, if there is one, and what tells its content from another (SHA-256)."""
+
+    file: str | None
+    digest: str | None
 
 
 class Status(Struct):
@@ -78,17 +99,20 @@ class Status(Struct):
     uptime_s: float
     state: str
     reason: str | None
+    config: ConfigStatus
     memory: MemoryStatus
     models: list[ModelStatus]
 
 
-def gateway_status(fleet: Fleet) -> Status:
+def gateway_status(fleet: Fleet, configuration: Configuration) -> Status:
+    file = configuration.file
     return Status(
         version=VERSION,
         pid=os.getpid(),
         uptime_s=time.time() - fleet.started_at,
         state=fleet.phase,
         reason=fleet.caution,
+        config=ConfigStatus(None if file is None else str(file.absolute()), configuration.digest),
         memory=_memory_status(fleet),
         models=[model_status(each, fleet) for each in fleet.roster.configured.values()],
     )
@@ -97,21 +121,34 @@ def gateway_status(fleet: Fleet) -> Status:
 def model_status(compartment: Compartment, fleet: Fleet) -> ModelStatus:
     worker = compartment.worker
     estimated = fleet.steward.estimates.get(compartment.model.id)
+    holder = fleet.steward.admission.ledger.holder(compartment.model.id)
     return ModelStatus(
         id=compartment.model.id,
         state=compartment.state,
-        reason=compartment.condition.reason,
+        reason=compartment.condition.reason or _shortage(compartment, fleet),
         pinned=compartment.model.settings.pinned,
         queue_depth=compartment.traffic.waiting,
         oldest_waiting_s=compartment.traffic.oldest_waiting_s,
         active_requests=compartment.traffic.running,
         oldest_active_s=compartment.traffic.oldest_running_s,
-        estimate_bytes=None if estimated is None else estimated.full_bytes,
+        estimate_bytes=None if estimated is None else estimated.whole_bytes,
+        floor_bytes=None if holder is None else holder.floor_bytes,
+        lent_bytes=None if holder is None else holder.lent_bytes,
+        wanted_bytes=None if holder is None else holder.need.wanted_bytes,
+        context_tokens=None if worker is None else worker.context_tokens,
         last_used_at=compartment.traffic.last_used_at,
         worker=None if worker is None else _worker_status(worker),
         restarts=compartment.recovery.restarts,
         last_exit=compartment.recovery.last_exit,
     )
+
+
+def _shortage(compartment: Compartment, fleet: Fleet) -> str | None:
+    """Why requests wait inside a model that is well."""
+    worker = compartment.worker
+    if worker is None or compartment.state is not State.READY:
+        return None
+    return fleet.steward.shortage(compartment.model.id, worker.short_of_memory)
 
 
 def _worker_status(worker: Worker) -> WorkerStatus:
@@ -133,22 +170,30 @@ def _worker_status(worker: Worker) -> WorkerStatus:
 
 
 def _memory_status(fleet: Fleet) -> MemoryStatus:
-    host, admission = fleet.readings.host, fleet.steward.admission
+    host, card = fleet.readings.host, fleet.readings.card
+    ledger = fleet.steward.admission.ledger
     footprint_bytes = _sum(each.footprint for each in fleet.workers)
     gateway_bytes = _sum([fleet.readings.footprint])
-    known = [footprint_bytes, gateway_bytes, admission.stranded_bytes, host.available_bytes]
+    in_machine = (each.footprint for each in fleet.workers if not _on_card(each))
+    known = [_sum(in_machine), gateway_bytes, ledger.stranded_bytes, host.available_bytes]
     return MemoryStatus(
         total_bytes=host.total_bytes,
-        budget_bytes=admission.budget_bytes,
-        granted_bytes=sum(each.granted_bytes for each in admission.holders),
+        budget_bytes=ledger.budget_bytes,
+        granted_bytes=sum(each.limit_bytes for each in ledger.holders),
         footprint_bytes=footprint_bytes,
         spare_bytes=_sum(each.footprint for each in fleet.spares),
         gateway_bytes=gateway_bytes,
         other_bytes=_rest(host.total_bytes, known),
         available_bytes=host.available_bytes,
-        stranded_bytes=admission.stranded_bytes,
+        stranded_bytes=ledger.stranded_bytes,
         pressure=host.pressure,
+        card_total_bytes=None if card is None else card.total_bytes,
+        card_available_bytes=None if card is None else card.available_bytes,
     )
+
+
+def _on_card(worker: Worker) -> bool:
+    return worker.footprint is not None and worker.footprint.card_bytes > 0
 
 
 def _sum(footprints: Iterable[Footprint | None]) -> int | None:

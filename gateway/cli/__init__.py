@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import click
 
+from gateway.cli.uncut import UncutGroup
 from gateway.version import VERSION
 
 VERBS: Final = (
@@ -32,7 +33,7 @@ VERBS: Final = (
 )
 
 
-class _Verbs(click.Group):
+class _Verbs(UncutGroup):
     """Finds each verb in the module of its name, so that `serve` doesn't carry the others."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

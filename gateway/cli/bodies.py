@@ -42,6 +42,10 @@ class LastExit(Struct, frozen=True):
     signal: str | None = None
     log_tail: tuple[str, ...] = ()
 
+    @property
+    def how(self) -> str:
+        return f"by {self.signal}" if self.signal else f"with code {self.code}"
+
 
 class ModelReading(Struct, frozen=True):
     id: str
@@ -52,6 +56,10 @@ class ModelReading(Struct, frozen=True):
     oldest_waiting_s: float | None = None
     oldest_active_s: float | None = None
     reason: str | None = None
+    context_tokens: int | None = None
+    floor_bytes: int | None = None
+    lent_bytes: int | None = None
+    wanted_bytes: int | None = None
     worker: WorkerReading | None = None
     last_exit: LastExit | None = None
 

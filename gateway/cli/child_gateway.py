@@ -15,10 +15,16 @@ from typing import Final
 import gateway
 from gateway.cli.failure import CommandError
 from gateway.logs.line import readable
+from gateway.state.state_dir import StateDir
+from protocol.channel import EndpointError, endpoint
 
 _START_S: Final = 60.0
 _STOP_S: Final = 20.0
 _LOG_LINES: Final = 20
+_PREFIX: Final = "bh-"
+_STATE: Final = "state"
+# Every Unix has it (hier(7)).
+_SHORT_FOLDER: Final = "/tmp"  # noqa: S108
 # Where `python -m gateway` finds this package and not one of the current folder.
 _IMPORT_ROOT: Final = Path(gateway.__file__).resolve().parent.parent
 
@@ -64,10 +70,23 @@ class ChildGateway:
         return self._process.wait()
 
 
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """Where TMPDIR is, unless sockets would have paths that are too long there."""
+    made = tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True)
+    try:
+        endpoint(StateDir(Path(made.name) / _STATE).longest_socket_path)
+    except EndpointError:
+        made.cleanup()
+        return tempfile.TemporaryDirectory(
+            prefix=_PREFIX, dir=_SHORT_FOLDER, ignore_cleanup_errors=True
+        )
+    return made
+
+
 @contextlib.contextmanager
 def child_gateway(*arguments: str) -> Iterator[ChildGateway]:
     """A gateway on a free port that is gone, with its folder, when the context ends."""
-    with tempfile.TemporaryDirectory(prefix="bh-", ignore_cleanup_errors=True) as folder:
+    with _folder() as folder:
         config_path, log_path = Path(folder) / "config.toml", Path(folder) / "gateway.log"
         # Instead of the user's configuration.
         config_path.touch()
@@ -77,7 +96,7 @@ def child_gateway(*arguments: str) -> Iterator[ChildGateway]:
                     *(sys.executable, "-m", "gateway", "serve", *arguments),
                     *("--config", str(config_path)),
                     *("--port", "0"),
-                    *("--state-dir", str(Path(folder) / "state")),
+                    *("--state-dir", str(Path(folder) / _STATE)),
                 ],
                 cwd=_IMPORT_ROOT,
                 stdin=subprocess.DEVNULL,

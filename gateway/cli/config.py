@@ -16,6 +16,7 @@ from gateway.cli import reload
 from gateway.cli.console import stderr_console, stdout_console
 from gateway.cli.flags import takes_flags
 from gateway.cli.printable import printable, printable_json
+from gateway.cli.uncut import UncutGroup
 from gateway.config.example import example
 from gateway.config.keys import KEYS, MODEL_KEYS, MODELS, Definition, label
 from gateway.config.locations import Place
@@ -23,7 +24,7 @@ from gateway.config.mistakes import Mistake, Source
 from gateway.config.read import Configuration, read_configuration
 from gateway.config.schema import schema
 from gateway.config.settings import ConfigError, Flags
-from gateway.state_dir import default_state_dir
+from gateway.state.state_dir import default_state_dir
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -47,7 +48,7 @@ class PrintedValue(Origin):
     value: Any
 
 
-@click.group("config")
+@click.group("config", cls=UncutGroup)
 def command() -> None:
     """Check, show, write and reload configuration files."""
 

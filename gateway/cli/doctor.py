@@ -19,10 +19,11 @@ from gateway.cli.failure import interruptible
 from gateway.cli.flags import takes_flags
 from gateway.cli.printable import printable, printable_json
 from gateway.config.settings import Flags
-from gateway.doctor.checks import CHECKS, THROUGHPUT
+from gateway.doctor.checks import CHECKS, THROUGHPUT, memory_check
 from gateway.doctor.examination import Check, findings
 from gateway.doctor.finding import Finding, Severity, worst
 from gateway.doctor.installation import Installation
+from gateway.doctor.memory_check.check import MemoryCheck
 
 # 2 to 4 have meanings of their own in every verb.
 EXIT_STATUS: Final = {Severity.OK: 0, Severity.WARNING: 5, Severity.ERROR: 1}
@@ -35,8 +36,13 @@ _MARK_WIDTH: Final = 8
 @click.option(
     "--throughput", is_flag=True, help="Also compare the gateway's speed with this shell's."
 )
+@click.option(
+    "--memory",
+    is_flag=True,
+    help="Also measure what Bulkhead assumes of memory, and print a report to send.",
+)
 @takes_flags
-def command(flags: Flags, *, as_json: bool, throughput: bool) -> None:
+def command(flags: Flags, *, as_json: bool, throughput: bool, memory: bool) -> None:
     """Look for what is wrong, and say what to do about it.
 
     Looks at the configuration, the environment, the machine, the state folder, the gateway, the
@@ -47,6 +53,9 @@ def command(flags: Flags, *, as_json: bool, throughput: bool) -> None:
     # What is found is said by the findings.
     logging.getLogger().addHandler(logging.NullHandler())
     checks = (*CHECKS, THROUGHPUT) if throughput else CHECKS
+    measured = MemoryCheck() if memory else None
+    if measured is not None:
+        checks = (*checks, memory_check(measured))
     with interruptible():
         installation = Installation(flags, os.environ)
         found = []
@@ -60,9 +69,14 @@ def command(flags: Flags, *, as_json: bool, throughput: bool) -> None:
     verdict = worst(found)
     if as_json:
         content = msgspec.to_builtins({"worst": verdict, "findings": found})
+        if measured is not None:
+            content["memory_report"] = measured.report().splitlines()
         click.echo(printable_json(content))
     else:
-        _print_summary(console, found)
+        if measured is not None:
+            # As it is, so that it can be copied.
+            click.echo(f"\n{printable(measured.report())}\n")
+        _print_summary(console, found, gateway_runs=installation.running().holder is not None)
     sys.exit(EXIT_STATUS[verdict])
 
 
@@ -95,13 +109,14 @@ def _print_row(console: Console, mark: Text, text: str) -> None:
     console.print(row)
 
 
-def _print_summary(console: Console, found: list[Finding]) -> None:
+def _print_summary(console: Console, found: list[Finding], *, gateway_runs: bool) -> None:
     count = {each: sum(one.severity is each for one in found) for each in Severity}
+    runs = "" if gateway_runs else " No gateway runs."
     if count[Severity.OK] == len(found):
-        console.print(f"All is well: {len(found)} findings.")
+        console.print(f"All is well: {len(found)} findings.{runs}")
         return
     errors, warnings = _plural(count[Severity.ERROR], "error"), count[Severity.WARNING]
-    console.print(f"{errors}, {_plural(warnings, 'warning')}, {count[Severity.OK]} ok.")
+    console.print(f"{errors}, {_plural(warnings, 'warning')}, {count[Severity.OK]} ok.{runs}")
 
 
 def _plural(count: int, noun: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import click
 import msgspec
@@ -15,24 +15,56 @@ from gateway.config.models import find_folder, locate
 from gateway.config.read import read_settings
 from gateway.config.settings import ConfigError, Flags, ModelSettings, Settings
 from gateway.config.sizes import format_size
-from gateway.memory.estimate.estimate import Estimate, estimate, model_key
+from gateway.memory.budget import budget_bytes
+from gateway.memory.estimate.estimate import Estimate
+from gateway.memory.estimate.fitting import Fit, fit, whole
 from gateway.memory.estimate.learned import Learned
 from gateway.memory.estimate.weights import EstimateError
-from gateway.state_dir import StateDir, default_state_dir
+from gateway.memory.stranded.record import read_stranded
+from gateway.state.state_dir import StateDir, default_state_dir
 
 _WIDTH: Final = 14
+_LENGTHS: Final = (2_000, 8_000, 32_000)
+
+Verdict: TypeAlias = Literal["fits", "fits with a shorter context", "doesn't fit"]
 
 
 class Printed(Struct):
-    """The JSON form; sizes in bytes."""
+    """The JSON form; sizes in bytes. `floor_bytes`, the sum of the parts, must be had for a load;
+    `possible_bytes` can be had beside what is pinned. `rows` are sequences by their tokens.
+    """
 
     model: str
     context_tokens: int
     parts: dict[str, int]
+    floor_bytes: int
     idle_bytes: int
-    full_bytes: int
     measured_idle_bytes: int | None
-    measured_full_bytes: int | None
+    token_bytes: int
+    rows: dict[int, int]
+    verdict: Verdict
+    needed_bytes: int
+    possible_bytes: int
+    granted_context_tokens: int
+
+
+class _Answer(NamedTuple):
+    estimate: Estimate
+    fit: Fit
+    pinned_bytes: int
+
+    @property
+    def verdict(self) -> Verdict:
+        if not self.fit.fits:
+            return "doesn't fit"
+        return "fits with a shorter context" if self.fit.is_cut else "fits"
+
+    @property
+    def rows(self) -> dict[int, int]:
+        """How many sequences of so many tokens have room."""
+        possible_bytes = self.fit.possible_bytes
+        lengths = [each for each in _LENGTHS if each <= self.fit.context_tokens]
+        return {each: self.estimate.rows(possible_bytes, each) for each in lengths}
 
 
 @click.command("estimate")
@@ -51,68 +83,120 @@ def command(
 ) -> None:
     """Say what a model will take, line by line, without loading it.
 
-    MODEL is an id of the configuration, a folder, or a repository in the Hugging Face cache. If it
-    has run before on this state folder, what it really took is shown beside the sum.
+    MODEL is an id or alias of the configuration, a folder, or a repository in the Hugging Face
+    cache. If it has run before on this state folder, what it really took is shown beside the sum.
+    Then come whether it fits into the budget, beside what is pinned, and how many sequences have
+    room at once.
     """
     try:
         settings = read_settings(Flags(config=config, state_dir=state_dir), os.environ)
     except ConfigError as error:
         raise CommandError(str(error)) from error
-    configured = settings.models.get(model) or ModelSettings(path=model)
+    configured = _configured(model, settings)
     tokens = context_tokens or configured.context_tokens
     try:
         folder = find_folder(locate(configured.path))
     except (ValueError, OSError) as error:
         raise NoSuchModelError(f"Nothing can be said of {model}: {error}") from error
     try:
-        learned = Learned(_state_dir(settings).learned_path)
-        result = estimate(folder, tokens, learned.get(model_key(folder, tokens, configured.python)))
+        answer = _answer(folder, tokens, configured, settings)
     except (OSError, EstimateError) as error:
         raise CommandError(f"Nothing can be said of {model}: {error}") from error
-    if result.cache_bytes == 0:
+    if not answer.estimate.shape.sequence_bytes(tokens):
         raise CommandError(
             f"Nothing can be said of {model}: {folder / 'config.json'} doesn't tell the number and "
             "sizes of its layers, from which the cache follows."
         )
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(_printed(model, result)), indent=2))
+        click.echo(msgspec.json.format(msgspec.json.encode(_printed(model, answer)), indent=2))
     else:
-        _print(model, result)
+        _print(model, answer)
 
 
-def _state_dir(settings: Settings) -> StateDir:
-    return StateDir(Path(settings.gateway.state_dir or default_state_dir()))
+def _configured(model: str, settings: Settings) -> ModelSettings:
+    for model_id, each in settings.models.items():
+        if model == model_id or model in each.aliases:
+            return each
+    return ModelSettings(path=model)
 
 
-def _printed(model: str, result: Estimate) -> Printed:
-    measured = result.measured
+def _answer(folder: Path, tokens: int, configured: ModelSettings, settings: Settings) -> _Answer:
+    state_dir = StateDir(Path(settings.gateway.state_dir or default_state_dir()))
+    learned = Learned(state_dir.learned_path)
+    ordinary_tokens = settings.memory.ordinary_tokens
+    _, found = whole(folder, tokens, ordinary_tokens, configured.python, learned)
+    pinned_bytes = sum(
+        _floor_bytes(each, ordinary_tokens, learned)
+        for each in settings.models.values()
+        if each.pinned and each is not configured
+    )
+    stranded_bytes = read_stranded(state_dir.stranded_path).bytes
+    possible_bytes = budget_bytes(settings.memory) - stranded_bytes - pinned_bytes
+    return _Answer(found, fit(found, max(0, possible_bytes)), pinned_bytes)
+
+
+def _floor_bytes(model: ModelSettings, ordinary_tokens: int, learned: Learned) -> int:
+    """Of a pinned model; 0 if nothing can be said of it, which `doctor` says better."""
+    try:
+        folder = find_folder(locate(model.path))
+        return whole(folder, model.context_tokens, ordinary_tokens, model.python, learned)[
+            1
+        ].floor_bytes
+    except (ValueError, OSError, EstimateError):
+        return 0
+
+
+def _printed(model: str, answer: _Answer) -> Printed:
+    result = answer.estimate
     return Printed(
         model=model,
         context_tokens=result.context_tokens,
         parts={each.name: each.bytes for each in result.lines},
-        idle_bytes=result.calculated_idle_bytes,
-        full_bytes=result.calculated_full_bytes,
-        measured_idle_bytes=None if measured is None else measured.idle_bytes,
-        measured_full_bytes=None if measured is None else measured.full_bytes,
+        floor_bytes=result.floor_bytes,
+        idle_bytes=result.calculated_fixed_bytes,
+        measured_idle_bytes=result.measured_fixed_bytes,
+        token_bytes=result.shape.full_token_bytes,
+        rows=answer.rows,
+        verdict=answer.verdict,
+        needed_bytes=answer.fit.needed_bytes,
+        possible_bytes=answer.fit.possible_bytes,
+        granted_context_tokens=answer.fit.context_tokens,
     )
 
 
-def _print(model: str, result: Estimate) -> None:
+def _print(model: str, answer: _Answer) -> None:
+    result = answer.estimate
     click.echo(f"{model}, {result.context_tokens:,} tokens of context\n")
     for line in result.lines:
         click.echo(f"  {line.name:<{_WIDTH}} {format_size(line.bytes):>8}  {line.detail}")
-    click.echo(f"  {'sum':<{_WIDTH}} {format_size(result.calculated_full_bytes):>8}")
-    if result.measured is None:
-        click.echo("\nIt has not been measured yet on this state folder.")
-        return
-    _compare("after its load", result.calculated_idle_bytes, result.measured.idle_bytes)
-    if result.measured.full_bytes is not None:
-        _compare("with a full context", result.calculated_full_bytes, result.measured.full_bytes)
-
-
-def _compare(when: str, calculated_bytes: int, measured_bytes: int) -> None:
-    off = calculated_bytes / measured_bytes - 1
     click.echo(
-        f"\nMeasured {when}: {format_size(measured_bytes)}; the sum, "
-        f"{format_size(calculated_bytes)}, is off by {off:+.0%}."
+        f"  {'floor':<{_WIDTH}} {format_size(result.floor_bytes):>8}  to be had for a load\n"
     )
+    if (measured := result.measured_fixed_bytes) is None:
+        click.echo("It has not been measured yet on this state folder.")
+    else:
+        calculated = result.calculated_fixed_bytes
+        click.echo(
+            f"Measured after a load: {format_size(measured)}; process with weights, "
+            f"{format_size(calculated)}, is off by {calculated / measured - 1:+.0%}."
+        )
+    click.echo(_sentence(answer))
+    if answer.fit.fits and answer.rows:
+        rows = ", ".join(f"{rows:,} of {tokens:,}" for tokens, rows in answer.rows.items())
+        click.echo(f"Sequences that have room at once, by their tokens: {rows}.")
+
+
+def _sentence(answer: _Answer) -> str:
+    found = answer.fit
+    needed, possible = format_size(found.needed_bytes), format_size(found.possible_bytes)
+    beside = ""
+    if answer.pinned_bytes:
+        beside = f" beside the {format_size(answer.pinned_bytes)} of what is pinned"
+    asks = f"its floor is {needed}, and {possible} can be had{beside}."
+    match answer.verdict:
+        case "fits":
+            return f"It fits: {asks}"
+        case "doesn't fit":
+            return f"It doesn't fit: {asks}"
+        case _:
+            return f"It fits with a shorter context of {found.context_tokens:,} tokens: {asks}"

@@ -7,7 +7,7 @@ import click
 from gateway.cli.bodies import Order
 from gateway.cli.client import GatewayClient
 from gateway.cli.options import model_argument, reaches_gateway
-from gateway.cli.orders import give_order
+from gateway.cli.orders import give_order_to_kill
 
 
 @click.command("kill")
@@ -20,4 +20,4 @@ def command(gateway: GatewayClient, *, model: str, force: bool) -> None:
     The process is asked to stop, then gets SIGTERM, then SIGKILL; --force begins with the last. On
     macOS a process that is killed with much memory may strand it until the next boot.
     """
-    give_order(gateway, "kill", model, Order(force=force))
+    give_order_to_kill(gateway, model, Order(force=force))

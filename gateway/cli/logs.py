@@ -19,7 +19,7 @@ from gateway.config.read import read_settings
 from gateway.config.settings import ConfigError, Flags, Settings
 from gateway.logs.reader import LogReader
 from gateway.logs.since import since_stamp
-from gateway.state_dir import StateDir, default_state_dir
+from gateway.state.state_dir import StateDir, default_state_dir
 
 _DEFAULT_LINES: Final = 200
 _ALL_LINES: Final = 999_999_999

@@ -14,6 +14,22 @@ from gateway.config.sizes import format_size
 
 def give_order(gateway: GatewayClient, verb: str, model_id: str, order: Order) -> None:
     """Send the order, show what happens until it is carried out, and print the outcome."""
+    click.echo(_outcome(_carried_out(gateway, verb, model_id, order)))
+
+
+def give_order_to_kill(gateway: GatewayClient, model_id: str, order: Order) -> None:
+    """Print what became of the process: the model may be loaded again by now."""
+    before = gateway.status().model(gateway.model(model_id).id)
+    model = _carried_out(gateway, "kill", model_id, order)
+    if before is None or before.worker is None:
+        click.echo(f"{_outcome(model)}: there was no worker")
+        return
+    last = model.last_exit
+    how = "" if last is None else f" {last.how}"
+    click.echo(f"worker {before.worker.pid} ended{how}; {_outcome(model)}")
+
+
+def _carried_out(gateway: GatewayClient, verb: str, model_id: str, order: Order) -> ModelReading:
     try:
         with Progress(gateway, model_id):
             content = gateway.order(verb, model_id, order)
@@ -23,7 +39,7 @@ def give_order(gateway: GatewayClient, verb: str, model_id: str, order: Order) -
     model = gateway.read(content, ModelReading)
     if model.state == "stopping":
         raise CommandError(f"{_outcome(model)}: its process has not ended yet.")
-    click.echo(_outcome(model))
+    return model
 
 
 def _outcome(model: ModelReading) -> str:

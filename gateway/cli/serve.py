@@ -12,15 +12,16 @@ from typing import NoReturn
 
 import click
 
-from gateway import server
 from gateway.cli.flags import takes_flags
 from gateway.cli.printable import printable
+from gateway.config.places import Places
 from gateway.config.read import read_configuration
 from gateway.config.settings import ConfigError, Flags
-from gateway.file_limit import raise_file_limit
 from gateway.logs.setup import gateway_logs
-from gateway.service.mark import LABEL, MARK, service_pid
-from gateway.state_dir import StateDir, StateDirError, default_state_dir
+from gateway.serve import server
+from gateway.service.mark import LABEL, MARK, MISTAKE_STATUS, service_pid
+from gateway.state.state_dir import StateDir, StateDirError, default_state_dir
+from gateway.system.file_limit import raise_file_limit
 
 logger = logging.getLogger(__name__)
 
@@ -40,24 +41,32 @@ logger = logging.getLogger(__name__)
     hidden=True,
     help="file: stderr is kept for crashes, as the log of a service is.",
 )
+@click.option(
+    "--mistake-status",
+    type=click.IntRange(0, 255),
+    default=2,
+    envvar=MISTAKE_STATUS,
+    hidden=True,
+    help="Exit status for a mistake in the configuration, which no further start heals.",
+)
 @takes_flags
-def command(flags: Flags, log_level: str, log_to: str) -> None:
+def command(flags: Flags, log_level: str, log_to: str, mistake_status: int) -> None:
     """Serve models until SIGTERM or Ctrl-C.
 
     Prints one line with the address once requests are taken. Logs go to stderr, and to the state
     folder: bulkhead logs.
     """
     # As they are now: the gateway takes some of its environment's variables out.
-    read = functools.partial(read_configuration, flags, dict(os.environ))
+    read = functools.partial(read_configuration, flags, dict(os.environ), Places())
     try:
         configuration = read()
     except ConfigError as error:
-        _fail(error.mistakes, status=2)
+        _fail_for_good(error.mistakes, status=mistake_status)
     settings = configuration.settings
     if not settings.models:
-        _fail(
+        _fail_for_good(
             ["No model was given. Try the one that comes along: bulkhead serve --model demo"],
-            status=2,
+            status=mistake_status,
         )
     state_dir = StateDir(Path(settings.gateway.state_dir or default_state_dir()))
     _leave_to_another_service(state_dir)
@@ -86,6 +95,12 @@ def _raise_file_limit() -> None:
         raise_file_limit()
     except (OSError, ValueError) as error:
         logger.warning("The limit of open files stays as it is: %s", error)
+
+
+def _fail_for_good(mistakes: Iterable[object], *, status: int) -> NoReturn:
+    """A service manager doesn't start it again, as no further start heals this."""
+    stays = ["The service stays down until `bulkhead service start`."]
+    _fail([*mistakes, *(stays if os.environ.get(MARK) == LABEL else [])], status=status)
 
 
 def _fail(mistakes: Iterable[object], *, status: int) -> NoReturn:

@@ -16,11 +16,12 @@ from gateway.cli.failure import CommandError, NoGatewayError, WrongUseError, int
 from gateway.cli.log_lines import LogPrinter
 from gateway.cli.logs import print_file
 from gateway.cli.printable import printable
+from gateway.cli.uncut import UncutGroup
 from gateway.config.read import config_in_force, read_settings
 from gateway.config.settings import ConfigError, Flags
-from gateway.service.definition import define
+from gateway.service.definition import Definition, define
 from gateway.service.failure import ServiceError, ServiceMisuseError
-from gateway.service.manager import manager
+from gateway.service.manager import Manager, manager
 from gateway.service.owner import Owner, owner
 from gateway.service.service import Service
 from gateway.service.status import ServiceStatus
@@ -33,7 +34,7 @@ system_option = click.option(
 )
 
 
-@click.group("service")
+@click.group("service", cls=UncutGroup)
 def command() -> None:
     """Have the system run Bulkhead: launchd on macOS, systemd on Linux."""
 
@@ -45,14 +46,16 @@ def command() -> None:
     type=click.Path(path_type=Path),
     help="Folder for lock, sockets and logs [BULKHEAD_STATE_DIR].",
 )
+@click.option("--dry-run", is_flag=True, help="Print the definition and the commands instead.")
 @system_option
-def install(*, config: Path | None, state_dir: Path | None, system: bool) -> None:
+def install(*, config: Path | None, state_dir: Path | None, dry_run: bool, system: bool) -> None:
     """Write the service's definition and start it.
 
-    An older one is ended in order and replaced, so this also follows an upgrade.
+    An older one is ended in order and replaced, so this also follows an upgrade. If a step fails,
+    what was there before is there again.
     """
     with _failures():
-        account = owner(os.environ, system=system)
+        account = _reader(system=system) if dry_run else owner(os.environ, system=system)
         flags = Flags(config=config, state_dir=state_dir)
         try:
             settings = read_settings(flags, os.environ)
@@ -67,7 +70,10 @@ def install(*, config: Path | None, state_dir: Path | None, system: bool) -> Non
         definition = define(
             account, settings, path if path.exists() else None, os.environ, system=system
         )
-        _service(account, system=system).install(definition, settings)
+        if dry_run:
+            _rehearse(manager(account, _say, system=system), definition)
+        else:
+            _service(account, system=system).install(definition, settings)
 
 
 def _verb(name: str, act: Callable[[Service], None], text: str) -> None:
@@ -115,6 +121,14 @@ def logs(*, follow: bool, lines: int, system: bool) -> None:
             click.echo(f"| {printable(line)}")
         if follow or log.exists():
             print_file(log, LogPrinter(None, as_json=False), lines, None, follow=follow)
+
+
+def _rehearse(keeper: Manager, definition: Definition) -> None:
+    click.echo(f"# {keeper.path}")
+    click.echo(keeper.render(definition).decode().rstrip("\n"))
+    click.echo("\n# Then:")
+    for line in keeper.beginning():
+        click.echo(line)
 
 
 def _service(account: Owner, *, system: bool) -> Service:

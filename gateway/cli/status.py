@@ -84,7 +84,7 @@ def _table(models: tuple[ModelReading, ...]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("model", overflow="fold")
     table.add_column("state", no_wrap=True)
-    for heading in ("pid", "active", "queued", "restarts", "last step"):
+    for heading in ("pid", "context", "active", "queued", "restarts", "last step"):
         table.add_column(heading, justify="right", no_wrap=True)
     for model in models:
         worker = model.worker
@@ -93,6 +93,7 @@ def _table(models: tuple[ModelReading, ...]) -> Table:
             printable(model.id),
             model.state,
             UNKNOWN if worker is None else str(worker.pid),
+            UNKNOWN if model.context_tokens is None else f"{model.context_tokens:,}",
             str(model.active_requests),
             str(model.queue_depth),
             str(model.restarts),
@@ -120,9 +121,8 @@ def _died(last_exit: LastExit | None) -> TypeGuard[LastExit]:
 
 
 def _exit(last_exit: LastExit) -> str:
-    how = f"by {last_exit.signal}" if last_exit.signal else f"with code {last_exit.code}"
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last_exit.at))
-    return f"the last worker ended {how} at {at}: {last_exit.reason}"
+    return f"the last worker ended {last_exit.how} at {at}: {last_exit.reason}"
 
 
 def _duration(seconds: float) -> str:

@@ -55,6 +55,10 @@ def locate(source: str) -> str:
     """
     if not source.strip():
         raise ValueError("It is empty: name a model's folder or a repository.")
+    try:
+        os.fsencode(source).decode()
+    except UnicodeDecodeError:
+        raise ValueError(f"The name of {source} is not UTF-8: rename the folder.") from None
     if source == DEMO_ID and not _is_folder(source):
         return str(DEMO_FOLDER)
     folder = expand_home(source)

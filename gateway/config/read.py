@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +26,7 @@ from gateway.config.kinds import UnexpectedError, toml_text
 from gateway.config.locations import Locations, Place
 from gateway.config.mistakes import Mistake, Source
 from gateway.config.models import check_allowed, check_holds_model, locate, model_from_flag
+from gateway.config.places import Places
 from gateway.config.rules import complaints
 from gateway.config.settings import ConfigError, Flags, ModelSettings, Settings
 from gateway.config.toml_file import Document, UnreadableError, read_document
@@ -40,12 +42,14 @@ _HOMES: Final = {
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     """What is in force, and why.
 
-    `file` is the one that was read. `located` has what a worker is to load, by the model's id.
+    `file` is the one that was read, and `digest` tells its content from another. `located` has what
+    a worker is to load, by the model's id.
     `sources` has the keys that were given: the others have their defaults.
     """
 
     settings: Settings
     file: Path | None
+    digest: str | None
     located: dict[str, str]
     sources: dict[Place, Source]
 
@@ -74,6 +78,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
 
     settings: Settings
     file: Path | None
+    digest: str | None
     mistakes: list[Mistake]
 
 
@@ -81,7 +86,12 @@ def read_draft(flags: Flags, environment: Mapping[str, str]) -> Draft:
     """What can be made of a configuration. Whether the models are there is not asked."""
     draft = _Draft(flags, environment)
     settings = draft.settings()
-    return Draft(settings=draft.without_lost(settings), file=draft.file, mistakes=draft.mistakes)
+    return Draft(
+        settings=draft.without_lost(settings),
+        file=draft.file,
+        digest=draft.digest,
+        mistakes=draft.mistakes,
+    )
 
 
 def config_in_force(flags: Flags, environment: Mapping[str, str]) -> Path:
@@ -98,18 +108,25 @@ def _file_and_source(flags: Flags, environment: Mapping[str, str]) -> tuple[Path
     return platformdirs.user_config_path("bulkhead") / "config.toml", None
 
 
-def read_configuration(flags: Flags, environment: Mapping[str, str]) -> Configuration:
-    """The same with the places of the models, which must be there, and each value's source.
+def read_configuration(
+    flags: Flags, environment: Mapping[str, str], places: Places | None = None
+) -> Configuration:
+    """The same with the places of the models, which must be there, and each value's source. Whoever
+    reads it again brings `places` along.
 
     Raises:
         ConfigError: with every mistake found.
     """
     draft = _Draft(flags, environment)
     settings = draft.settings()
-    located = draft.locate_models(settings)
+    located = draft.locate_models(settings, places or Places())
     draft.raise_mistakes()
     return Configuration(
-        settings=settings, file=draft.file, located=located, sources=draft.sources()
+        settings=settings,
+        file=draft.file,
+        digest=draft.digest,
+        located=located,
+        sources=draft.sources(),
     )
 
 
@@ -122,6 +139,7 @@ class _Draft:
         self._given: list[Place] = []
         self._wrong: set[Place] = set()
         self.file: Path | None = None
+        self.digest: str | None = None
         self._document = self._read_file(flags, environment)
         self._tables = self._document.tables
         # A variable that is set to nothing is one that isn't set.
@@ -154,20 +172,23 @@ class _Draft:
             self._complain(place, message)
         return settings
 
-    def locate_models(self, settings: Settings) -> dict[str, str]:
+    def locate_models(self, settings: Settings, places: Places) -> dict[str, str]:
         """What the workers are to load; not for models whose path is known to be wrong."""
+        paths = {
+            model_id: model.path
+            for model_id, model in settings.models.items()
+            if (MODELS, model_id, "path") not in self._wrong
+        }
+        found = places.locate(
+            {each: functools.partial(_look, each, settings) for each in paths.values()}
+        )
         located = {}
-        for model_id, model in settings.models.items():
-            place = (MODELS, model_id, "path")
-            if place in self._wrong:
-                continue
-            try:
-                located[model_id] = locate(model.path)
-                check_holds_model(located[model_id])
-                if settings.gateway.allow:
-                    check_allowed(located[model_id], settings.gateway.allow)
-            except ValueError as error:
-                self._complain(place, str(error))
+        for model_id, path in paths.items():
+            answer = found[path]
+            if isinstance(answer, ValueError):
+                self._complain((MODELS, model_id, "path"), str(answer))
+            else:
+                located[model_id] = answer
         return located
 
     def without_lost(self, settings: Settings) -> Settings:
@@ -202,6 +223,7 @@ class _Draft:
             self._mistakes.append(Mistake(Source("file", str(path)), "", f"{error}."))
             return Document("", {}, {})
         self.file = path
+        self.digest = hashlib.sha256(document.text.encode()).hexdigest()
         for line, message in document.broken.items():
             self._mistakes.append(Mistake(Source("file", str(path), line), "", f"{message}."))
         return document
@@ -319,3 +341,12 @@ def _shown(value: object) -> str:
         case _:
             shown = str(value)
     return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}..."
+
+
+def _look(path: str, settings: Settings) -> str:
+    """Raises: ValueError with a sentence for the operator."""
+    located = locate(path)
+    check_holds_model(located)
+    if settings.gateway.allow:
+        check_allowed(located, settings.gateway.allow)
+    return located

@@ -5,6 +5,8 @@ Each rule yields the place of a mistake and what is wrong there.
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -18,14 +20,21 @@ from gateway.config.settings import Settings
 
 Complaint: TypeAlias = tuple[Place, str]
 
+_HOST_NAME: Final = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")
+_PAGE_ORIGIN: Final = re.compile(
+    r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?"
+)
 # File names have 255 bytes on either system, and a suffix follows.
 _LONGEST_ID: Final = 200
+# Control characters, halves of characters, ends of lines and paragraphs.
+_STEERING: Final = ("Cc", "Cs", "Zl", "Zp")
 
 
 def complaints(settings: Settings) -> Iterator[Complaint]:
     """What is wrong in values that are right one by one."""
     yield from _host(settings)
     yield from _state_dir(settings)
+    yield from _visitors(settings)
     yield from _ids(settings)
     yield from _aliases(settings)
 
@@ -45,6 +54,24 @@ def _state_dir(settings: Settings) -> Iterator[Complaint]:
         yield ("gateway", "state_dir"), f"there is no home of {Path(state_dir).parts[0]}"
 
 
+def _visitors(settings: Settings) -> Iterator[Complaint]:
+    """Compared with what browsers send, which is in lower case and has nothing more."""
+    for index, host in enumerate(settings.gateway.allowed_hosts):
+        if not _HOST_NAME.fullmatch(host):
+            yield (
+                ("gateway", "allowed_hosts", index),
+                f"{toml_text(host)} is not a name or an address alone, in lower case: neither "
+                "https:// nor a port belong to it",
+            )
+    for index, origin in enumerate(settings.gateway.allowed_origins):
+        if not _PAGE_ORIGIN.fullmatch(origin):
+            yield (
+                ("gateway", "allowed_origins", index),
+                f'{toml_text(origin)} is not an origin in lower case, as "https://chat.example" '
+                'or "http://localhost:3000" without anything behind it',
+            )
+
+
 def _ids(settings: Settings) -> Iterator[Complaint]:
     for model_id in settings.models:
         if not 0 < len(quote(model_id, safe="", errors="replace")) <= _LONGEST_ID:
@@ -52,6 +79,12 @@ def _ids(settings: Settings) -> Iterator[Complaint]:
                 ("models", model_id),
                 f"an id has 1 to {_LONGEST_ID} characters, as log files are named after it "
                 "(others than ASCII count several times)",
+            )
+        elif not _is_one_line(model_id):
+            yield (
+                ("models", model_id),
+                "an id is one line without control characters; --model FOLDER=ID gives another "
+                "one than the folder's name",
             )
         elif {".", ".."} & set(model_id.split("/")):
             yield (
@@ -69,4 +102,14 @@ def _aliases(settings: Settings) -> Iterator[Complaint]:
                     ("models", model_id, "aliases", index),
                     f"{toml_text(alias)} is {taken[alias]} already",
                 )
+            elif not _is_one_line(alias):
+                yield (
+                    ("models", model_id, "aliases", index),
+                    "an alias is one line without control characters",
+                )
             taken.setdefault(alias, f"an alias of {toml_text(model_id)}")
+
+
+def _is_one_line(text: str) -> bool:
+    """And can be encoded, unlike a folder's name that isn't UTF-8."""
+    return not any(unicodedata.category(each) in _STEERING for each in text)

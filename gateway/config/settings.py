@@ -71,9 +71,33 @@ class GatewaySettings(Section, frozen=True):
         ),
     ] = ()
 
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Key(
+            Texts("names"),
+            "Names that requests may have as their Host beside this machine's, for proxies.",
+        ),
+    ] = ()
+    allowed_origins: Annotated[
+        tuple[str, ...],
+        Key(
+            Texts('origins such as "https://chat.example"'),
+            "Web pages that may use everything here from a browser; no other may.",
+        ),
+    ] = ()
+    max_connections: Annotated[
+        int,
+        Key(
+            Whole(8),
+            "Connections at a time; the limit of open files may allow fewer.",
+        ),
+    ] = 2048
+
 
 class MemorySettings(Section, frozen=True):
-    """Sizes are as they were written; a percentage is of the machine's memory."""
+    """Sizes are as they were written; a percentage is of the memory that models are in:
+    the machine's, or a card's.
+    """
 
     about: ClassVar[str] = "What the workers may hold together."
 
@@ -81,12 +105,28 @@ class MemorySettings(Section, frozen=True):
         int | str,
         Key(
             Size(automatic=True),
-            "What all workers may hold; auto is what MLX recommends, less the headroom.",
+            "What all workers may hold; auto is what MLX may use, less the headroom.",
         ),
     ] = "auto"
     headroom: Annotated[
         int | str, Key(Size(), "What an automatic budget leaves to everything else.")
     ] = "2GB"
+    ordinary_tokens: Annotated[
+        int,
+        Key(
+            Whole(1),
+            "A model is loaded once there is room for one sequence of so many tokens; what longer "
+            "and more of them take is lent.",
+        ),
+    ] = 4096
+    wire_weights: Annotated[
+        bool,
+        Key(
+            Switch(),
+            "Keep weights from being paged out, on macOS: an idle model answers at once, and the "
+            "rest of the machine has less to spare.",
+        ),
+    ] = True
 
 
 class WorkersSettings(Section, frozen=True):

@@ -50,6 +50,11 @@ def parse_size(value: int | str, total_bytes: int | None = None) -> int:
     return size_bytes
 
 
+def is_share(value: int | str) -> bool:
+    """Whether it is a percentage of something."""
+    return _PERCENT.fullmatch(str(value).strip()) is not None
+
+
 def format_size(size_bytes: int) -> str:
     """`1.2 GB`, `418 MB`: three digits at most."""
     value, units = float(size_bytes), ["B", "kB", "MB", "GB", "TB"]

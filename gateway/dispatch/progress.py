@@ -54,7 +54,7 @@ class Progress:
         """A worker died under it, and it has not come far enough since to be innocent."""
         return self._death_at is not None and len(self.delivered) - self._death_at < SUSPECT_TOKENS
 
-    def next_message(self, fingerprint: str) -> Generate:
+    def next_message(self, fingerprint: str, priority: int = 0) -> Generate:
         """What to send to a worker whose model has this fingerprint.
 
         Raises:
@@ -72,6 +72,7 @@ class Progress:
             request_id=self.wire_id,
             prompt=self._rendered or self._generate.prompt,
             delivered=pack(self.delivered),
+            priority=priority,
         )
 
     def render(self, token_ids: bytes, *, last: bool) -> int:

@@ -64,8 +64,8 @@ class RequestQueue:
         if len(self._waiting) >= self.depth:
             raise QueueFullError
         place = len(self._waiting)
-        own = self._priority(request)
-        while place and self._priority(self._waiting[place - 1]) < own:
+        own = self.priority_of(request)
+        while place and self.priority_of(self._waiting[place - 1]) < own:
             place -= 1
         self._waiting.insert(place, request)
 
@@ -76,7 +76,7 @@ class RequestQueue:
     @property
     def highest_priority(self) -> int | None:
         """Of the requests that wait or run, if there are any."""
-        return max(map(self._priority, self), default=None)
+        return max(map(self.priority_of, self), default=None)
 
     def next(self) -> Request | None:
         """The request that may start now; it leaves the queue, and `run` or nobody takes it in."""
@@ -138,8 +138,20 @@ class RequestQueue:
             queue.clear()
         return waiting
 
-    def _priority(self, request: Request) -> int:
+    def priority_of(self, request: Request) -> int:
+        """Its own, or that of requests without one."""
         return self.priority if request.priority is None else request.priority
+
+    def put_off(self, seconds: float) -> None:
+        """Whoever waits has so much more time. The deadline of what runs stands still."""
+        for queue in (self._suspects, self._parked, self._waiting):
+            for request in queue:
+                request.deadline_at += seconds
+
+    def overdue_unbegun(self, now: float) -> list[Request]:
+        """Those that a worker has, without a token until their deadline."""
+        running = self._running.values()
+        return [e for e in running if e.deadline_at <= now and not e.progress.delivered]
 
     def take_overdue(self, now: float) -> list[Request]:
         """Remove and return what has waited until its deadline."""

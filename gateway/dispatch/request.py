@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Final
 
 from msgspec import Struct
 
 from gateway.dispatch.progress import Progress
 from gateway.dispatch.refusal import Refusal
-from protocol.messages import Delta, FinishReason, Generate, Usage
+from protocol.messages import Delta, FinishReason, Generate, RequestField, Usage
 
 # At most sixty writes a second for each stream: no screen shows more, and every write costs a
 # system call here and a wake-up at the client. Slower engines than that don't notice.
@@ -46,17 +47,23 @@ class Request:
         now: float,
         deadline_s: float,
         *,
+        request_id: str | None = None,
         probe: bool = False,
         priority: int | None = None,
         keep_alive_s: float | None = None,
+        params: Mapping[RequestField, str] | None = None,
     ) -> None:
-        """With `probe` it asks whether the model works, not for its answer. Without a `priority`
-        it has the model's. `keep_alive_s` is how long the model shall stay loaded after it.
+        """`request_id` is what others call it; workers know it by its message's, which no two have
+        in common. With `probe` it asks whether the model works, not for its answer. Without a
+        `priority` it has the model's. `keep_alive_s` is how long the model shall stay loaded after
+        it. `params` are the client's names for fields of `generate`.
         """
         self.generate = generate
+        self.id = request_id or generate.request_id
         self.probe = probe
         self.priority = priority
         self.keep_alive_s = keep_alive_s
+        self.params = params or {}
         self.deadline_s = deadline_s
         self.arrived_at = now
         self.deadline_at = now + deadline_s
@@ -72,10 +79,6 @@ class Request:
         self._idle = False
         self._arrived = asyncio.Event()
         self._started_at: float | None = None
-
-    @property
-    def id(self) -> str:
-        return self.generate.request_id
 
     @property
     def over(self) -> bool:

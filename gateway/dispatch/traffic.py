@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from msgspec import Struct
 
+from gateway.clock.countdown import Presence
 from gateway.dispatch.progress import SUSPECT_TOKENS, ModelChangedError
 from gateway.dispatch.quarantine import Quarantine
 from gateway.dispatch.queue import QueueFullError, RequestQueue
@@ -29,44 +31,52 @@ class ProtocolBreachError(Exception):
     """What the worker said about a request can't be; the text says why."""
 
 
+class Bounds(Struct, frozen=True):
+    """So many may wait, and so many run; `priority` is that of requests without their own."""
+
+    depth: int
+    concurrency: int
+    priority: int
+
+
+class Host(Protocol):
+    """The model whose requests these are."""
+
+    @property
+    def load_s(self) -> int:
+        """How long a load takes, for those who are to come again after it."""
+
+    @property
+    def short_of_memory(self) -> bool:
+        """Requests wait in its worker, for memory."""
+
+    def notify(self) -> None:
+        """The numbers of requests have changed."""
+
+    def describe(self) -> str:
+        """What the model is, for a sentence about it."""
+
+
 class Traffic:
     """Sends requests while there is a connection and keeps them while there is none.
 
     `last_used_at` is a Unix time, `last_used` the same on the event loop's clock, both in seconds.
-    `keep_alive_s` is what the last request asked for. `longest_tokens` and `most_running` tell what
-    the present worker has been through.
-    `changed` is called after every change of the numbers. Everything runs on the event loop.
+    `keep_alive_s` is what the last request asked for. Everything runs on the event loop.
     """
 
-    def __init__(
-        self,
-        model_id: str,
-        depth: int,
-        max_concurrency: int,
-        priority: int,
-        events: EventLog,
-        changed: Callable[[], None],
-        retry_after_s: Callable[[], int],
-        describe: Callable[[], str],
-    ) -> None:
-        """`retry_after_s` tells those that find no place when there may be one, `describe` what the
-        model is doing.
-        """
+    def __init__(self, model_id: str, bounds: Bounds, host: Host, events: EventLog) -> None:
         self.last_used_at: float | None = None
         self.last_used = 0.0
         self.keep_alive_s: float | None = None
-        self.longest_tokens = 0
-        self.most_running = 0
         self._model_id = model_id
-        self._queue = RequestQueue(depth, max_concurrency, priority)
+        self._queue = RequestQueue(bounds.depth, bounds.concurrency, bounds.priority)
+        self._host = host
         self._quarantine = Quarantine()
         self._events = events
-        self._changed = changed
-        self._retry_after_s = retry_after_s
-        self._describe = describe
         self._connection: Connection | None = None
         self._draining = False
         self._loop = asyncio.get_running_loop()
+        self._presence = Presence(self._loop.time())
 
     @property
     def waiting(self) -> int:
@@ -118,7 +128,7 @@ class Traffic:
                 "queue_full",
                 f"{self._queue.depth} requests wait for {self._model_id!r} already, as many as its "
                 "queue holds: try again later.",
-                retry_after_s=self._retry_after_s(),
+                retry_after_s=self._host.load_s,
             )
             raise self._turned_away(request, refusal) from None
         self._note_use(request)
@@ -128,21 +138,20 @@ class Traffic:
         if self._queue.remove(request):
             self._send(Cancel(request_id=request.progress.wire_id))
             self.dispatch()
-        self._changed()
+        self._host.notify()
 
     def tick(self, now: float, remind_after_s: float) -> None:
-        """Refuse what is overdue; remind the readers of the others that time passes."""
+        """Refuse what is overdue; remind the readers of the others that time passes. Nobody is late
+        for a sleep of the machine.
+        """
+        self._queue.put_off(self._presence.absent_s(now))
         for request in self._queue.take_overdue(now):
-            self._refuse(
-                request,
-                Refusal(
-                    "deadline_exceeded",
-                    f"The request waited for {self._model_id!r} until its deadline of "
-                    f"{request.deadline_s:g} s passed; X-Deadline-S sets another. The model "
-                    f"{self._describe()}.",
-                    retry_after_s=self._retry_after_s(),
-                ),
-            )
+            self._refuse(request, self._too_late(request))
+        # To wait for memory inside a worker is to wait.
+        if self._host.short_of_memory:
+            for request in self._queue.overdue_unbegun(now):
+                self._refuse(request, self._too_late(request))
+                self.cancel(request)
         for request in self._queue:
             request.remind(now, remind_after_s)
 
@@ -161,9 +170,6 @@ class Traffic:
                 raise ProtocolBreachError("it sent output before the prompt's tokens")
             request.deliver(delta)
             self._check_length(len(progress.delivered))
-            if delta.usage is not None:
-                tokens = delta.usage.prompt_tokens + delta.usage.completion_tokens
-                self.longest_tokens = max(self.longest_tokens, tokens)
             if request.over:
                 self._finished(request)
             elif self._queue.acquit(request):
@@ -180,14 +186,14 @@ class Traffic:
 
     def failed(self, message: RequestFailed) -> None:
         if (request := self._queue.find_running(message.request_id)) is not None:
-            self._refuse(request, Refusal(message.code, message.message))
+            param = None if message.field is None else request.params.get(message.field)
+            self._refuse(request, Refusal(message.code, message.message, param=param))
             self._finished(request)
 
     # From the supervisor
 
     def connect(self, connection: Connection) -> None:
         if self._connection is None:
-            self.longest_tokens = self.most_running = 0
             # What was said to an earlier worker ended with it.
             self.keep_alive_s = None
         self._connection = connection
@@ -199,7 +205,9 @@ class Traffic:
         connection = None if self._draining else self._connection
         while connection is not None and (request := self._queue.next()) is not None:
             try:
-                message = request.progress.next_message(connection.fingerprint)
+                message = request.progress.next_message(
+                    connection.fingerprint, self._queue.priority_of(request)
+                )
             except ModelChangedError:
                 self._refuse(
                     request,
@@ -215,16 +223,13 @@ class Traffic:
                 self._emit("resume", request)
             connection.send(message)
             self._queue.run(request)
-            self.most_running = max(self.most_running, self._queue.running)
             request.start(self._loop.time())
 
-    def configure(self, depth: int, max_concurrency: int, priority: int) -> None:
-        """So many may wait, and so many run, from now on; who does already stays. `priority` is
-        that of requests without one of their own.
-        """
-        self._queue.depth = depth
-        self._queue.max_running = max_concurrency
-        self._queue.priority = priority
+    def configure(self, bounds: Bounds) -> None:
+        """Other bounds from now on; who waits or runs already stays."""
+        self._queue.depth = bounds.depth
+        self._queue.max_running = bounds.concurrency
+        self._queue.priority = bounds.priority
         self.dispatch()
 
     def drain(self) -> None:
@@ -249,26 +254,36 @@ class Traffic:
                 self._emit("park", request)
         convicted = any(each.over for each in running)
         self._queue.park(parked)
-        self._changed()
+        self._host.notify()
         return convicted
 
     def refuse_waiting(self, refusal: Refusal) -> None:
         for request in self._queue.take_waiting():
             self._refuse(request, refusal)
-        self._changed()
+        self._host.notify()
 
     def refuse_all(self, refusal: Refusal) -> None:
         self.refuse_waiting(refusal)
         for request in self._queue.take_running():
             self._send(Cancel(request_id=request.progress.wire_id))
             self._refuse(request, refusal)
-        self._changed()
+        self._host.notify()
 
     def forget_deaths(self) -> None:
         """The operator has changed something: everybody may try again."""
         self._quarantine.clear()
 
     # Inside
+
+    def _too_late(self, request: Request) -> Refusal:
+        return Refusal(
+            "deadline_exceeded",
+            f"The request waited for {self._model_id!r} until its deadline of "
+            f"{request.deadline_s:g} s passed; X-Deadline-S sets another. The model "
+            f"{self._host.describe()}.",
+            # Its client's patience is at an end, and another try would have as much again.
+            lasting=True,
+        )
 
     def _age_s(self, arrived_at: float | None) -> float | None:
         return None if arrived_at is None else max(0.0, self._loop.time() - arrived_at)
@@ -277,7 +292,7 @@ class Traffic:
         self._queue.remove(request)
         self._note_use(request)
         self.dispatch()
-        self._changed()
+        self._host.notify()
 
     def _note_use(self, request: Request) -> None:
         if not request.probe:

@@ -7,7 +7,12 @@ from typing import Final
 from gateway.doctor import models, throughput
 from gateway.doctor.configuration import look_at_configuration
 from gateway.doctor.examination import Check
-from gateway.doctor.gateway import look_at_gateway, look_at_port, look_at_version
+from gateway.doctor.gateway import (
+    look_at_configuration_in_force,
+    look_at_gateway,
+    look_at_port,
+    look_at_version,
+)
 from gateway.doctor.leftovers import look_at_leftovers
 from gateway.doctor.machine import (
     look_at_device,
@@ -15,9 +20,11 @@ from gateway.doctor.machine import (
     look_at_open_files,
     look_at_wired_limit,
 )
+from gateway.doctor.memory_check.check import NAME, MemoryCheck
 from gateway.doctor.service import look_at_service
 from gateway.doctor.software import look_at_packages, look_at_python
 from gateway.doctor.state_folder import look_at_disk, look_at_folder, look_at_socket_path
+from gateway.doctor.workers import look_at_workers
 
 CHECKS: Final = (
     Check("configuration", look_at_configuration),
@@ -33,9 +40,15 @@ CHECKS: Final = (
     Check("gateway", look_at_gateway),
     Check("port", look_at_port),
     Check("version", look_at_version),
+    Check("in force", look_at_configuration_in_force),
+    Check("workers", look_at_workers),
     Check("leftovers", look_at_leftovers),
     Check("service", look_at_service, deadline_s=60.0),
     Check("model", models.look_at_models, models.DEADLINE_S),
 )
-# Only if it is asked for: it uses the gateway.
+# Only if they are asked for: the first uses the gateway, the other memory and time.
 THROUGHPUT: Final = Check("throughput", throughput.look_at_throughput, throughput.DEADLINE_S)
+
+
+def memory_check(memory: MemoryCheck) -> Check:
+    return Check(NAME, memory.look, deadline_s=60.0)

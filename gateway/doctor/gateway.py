@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gateway.doctor.finding import Finding, error, ok, warning
 from gateway.doctor.installation import Installation
-from gateway.doctor.running import Running
+from gateway.doctor.running import InForce, Running
 from gateway.version import VERSION
 
 
@@ -18,6 +18,13 @@ def look_at_gateway(installation: Installation) -> Iterator[Finding]:
 def judge_gateway(running: Running, state_dir: Path) -> Finding:
     if running.holder is None:
         return ok("gateway", f"None runs on {state_dir}.")
+    if running.health is None and running.holder.stopped:
+        return error(
+            "gateway",
+            f"The gateway of {state_dir} ({running.holder}) was stopped, so it doesn't answer at "
+            f"{running.url}.",
+            f"Let it go on: `kill -CONT {running.holder.pid}`.",
+        )
     if running.health is None:
         return error(
             "gateway",
@@ -58,6 +65,33 @@ def judge_port(running: Running, host: str, port: int) -> Finding:
         f"{at} can't be used: another program{who} has it.",
         "End that, or choose another with --port or gateway.port.",
     )
+
+
+def look_at_configuration_in_force(installation: Installation) -> Iterator[Finding]:
+    file = installation.config_file
+    here = InForce(None if file is None else str(file.absolute()), installation.config_digest)
+    yield judge_configuration_in_force(installation.running().in_force, here)
+
+
+def judge_configuration_in_force(running: InForce | None, here: InForce) -> Finding:
+    """`here` is the file that was looked at."""
+    if running is None:
+        return ok("in force", "No gateway tells which configuration it has read.")
+    if running.file != here.file:
+        return warning(
+            "in force",
+            f"The gateway runs with {running.file or 'no configuration file'}, and "
+            f"{here.file or 'none'} was looked at.",
+            "Give the doctor what `bulkhead serve` was given (--config), or start the gateway "
+            "with the other file.",
+        )
+    if running.digest != here.digest:
+        return warning(
+            "in force",
+            f"{here.file} isn't any more what the gateway has read.",
+            "`bulkhead config reload` applies it, or says what takes a restart.",
+        )
+    return ok("in force", "The gateway has read what was looked at.")
 
 
 def look_at_version(installation: Installation) -> Iterator[Finding]:

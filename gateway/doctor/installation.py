@@ -11,7 +11,7 @@ from gateway.config.read import read_draft
 from gateway.config.settings import Flags, Settings
 from gateway.doctor.running import Running, look_for_gateway
 from gateway.memory.device import device_info
-from gateway.state_dir import StateDir, default_state_dir
+from gateway.state.state_dir import StateDir, default_state_dir
 
 
 class Installation:
@@ -22,6 +22,7 @@ class Installation:
         self.settings: Settings = draft.settings
         self.mistakes: list[Mistake] = draft.mistakes
         self.config_file: Path | None = draft.file
+        self.config_digest: str | None = draft.digest
         self.state_dir: StateDir = _state_dir(draft.settings)
         self._running: Running | None = None
         self._device: dict[str, Any] | None = None

@@ -11,10 +11,11 @@ from msgspec import Struct
 from gateway.config.sizes import format_size
 from gateway.doctor.finding import Finding, ok, warning
 from gateway.doctor.installation import Installation
+from gateway.doctor.running import is_stopped
 from gateway.memory.footprint import FootprintError, footprint
-from gateway.state_dir import StateDir
-from gateway.supervise.identity import alive
-from gateway.supervise.records import WorkerRecords
+from gateway.process.identity import alive
+from gateway.process.records import WorkerRecords
+from gateway.state.state_dir import StateDir
 
 
 class Leftover(Struct, frozen=True):
@@ -23,6 +24,7 @@ class Leftover(Struct, frozen=True):
     pid: int
     name: str
     footprint_bytes: int | None
+    stopped: bool = False
 
 
 def look_at_leftovers(installation: Installation) -> Iterator[Finding]:
@@ -38,7 +40,7 @@ def _leftovers(state_dir: StateDir, gateway_pid: int | None) -> list[Leftover]:
         pid = record.process.pid
         with contextlib.suppress(psutil.Error):
             if alive(record.process) and psutil.Process(pid).ppid() != gateway_pid:
-                found.append(Leftover(pid, record.name, _footprint_bytes(pid)))
+                found.append(Leftover(pid, record.name, _footprint_bytes(pid), is_stopped(pid)))
     return found
 
 
@@ -53,13 +55,21 @@ def judge_leftovers(leftovers: Collection[Leftover], *, gateway_runs: bool) -> I
     for each in leftovers:
         size = each.footprint_bytes
         held = "" if size is None else f" and holds {format_size(size)}"
+        state = "was stopped" if each.stopped else "still runs"
         yield warning(
             "leftovers",
-            f"Worker {each.pid} ({each.name}) of a gateway that is gone still runs{held}.",
-            f"End it: `kill {each.pid}`. If it stays, a restart of the machine ends it."
-            if gateway_runs
-            else "The next start of a gateway on this state folder ends it, as does "
-            f"`kill {each.pid}`.",
+            f"Worker {each.pid} ({each.name}) of a gateway that is gone {state}{held}.",
+            _remedy(each, gateway_runs=gateway_runs),
         )
     if not leftovers:
         yield ok("leftovers", "No worker of an earlier gateway is left.")
+
+
+def _remedy(leftover: Leftover, *, gateway_runs: bool) -> str:
+    if leftover.stopped:
+        return f"Let it go on, so that it ends by itself: `kill -CONT {leftover.pid}`."
+    if gateway_runs:
+        return f"End it: `kill {leftover.pid}`. If it stays, a restart of the machine ends it."
+    return (
+        f"The next start of a gateway on this state folder ends it, as does `kill {leftover.pid}`."
+    )

@@ -10,18 +10,22 @@ from gateway.config.settings import Settings
 from gateway.config.sizes import format_size
 from gateway.doctor.finding import Finding, error, ok, warning
 from gateway.doctor.installation import Installation
-from gateway.file_limit import attainable_files
-from gateway.memory.budget import budget_of
-from gateway.memory.device import recommended_bytes
+from gateway.memory.budget import budget_of, unknown_device
+from gateway.memory.device import DeviceMemory, device_memory
 from gateway.memory.host import HostMemory, host_memory, wired_limit_mb
 from gateway.memory.reading import HostError
-from gateway.memory.stranded_record import read_stranded
+from gateway.memory.stranded.record import read_stranded
+from gateway.system.file_limit import LEAST_FILES, attainable_files
 
 _MIB: Final = 1 << 20
 # What macOS and everything else need to go on; with less, machines have panicked (mlx#3186).
 _LEFT_TO_SYSTEM_BYTES: Final = 4_000_000_000
 # Logs, the listener, the event loop, Python itself.
 _FILES: Final = 100
+_RAISE_LIMIT: Final = "Raise the hard limit"
+_WHERE: Final = (
+    "where the gateway is started: `ulimit -Hn` shows it; limits.conf(5) or launchctl(1) change it."
+)
 # Its pipe, its sockets and what ZeroMQ opens for them.
 _FILES_PER_WORKER: Final = 16
 
@@ -48,11 +52,13 @@ def _last_words(failure: Exception) -> str:
 
 
 def judge_device(info: dict[str, Any]) -> Finding:
-    size_bytes = recommended_bytes(info)
+    memory = device_memory(info)
     name = f"{info.get('device_name', 'a device without a name')}"
-    if size_bytes is None:
-        return ok("device", f"{name}; MLX recommends no working set for it.")
-    return ok("device", f"{name}; the recommended working set is {format_size(size_bytes)}.")
+    if memory is None:
+        return ok("device", f"{name}; MLX computes in the machine's memory.")
+    if memory.is_card:
+        return ok("device", f"{name}; it has {format_size(memory.most_bytes)} of its own.")
+    return ok("device", f"{name}; the recommended working set is {format_size(memory.most_bytes)}.")
 
 
 def look_at_wired_limit(_installation: Installation) -> Iterator[Finding]:
@@ -89,20 +95,30 @@ def judge_wired_limit(limit_mb: int | None, total_bytes: int) -> Finding:
 def budget_bytes(installation: Installation) -> int:
     """What the workers of a gateway with these settings may hold."""
     memory = installation.settings.memory
+    return budget_of(memory, host_memory().total_bytes, _device_memory(installation))
+
+
+def _device_memory(installation: Installation) -> DeviceMemory | None:
     try:
-        recommended = recommended_bytes(installation.device())
+        return device_memory(installation.device())
     except (OSError, ValueError, subprocess.SubprocessError):
-        recommended = None
-    return budget_of(memory, host_memory().total_bytes, recommended)
+        return unknown_device(host_memory().total_bytes)
 
 
 def look_at_memory(installation: Installation) -> Iterator[Finding]:
     stranded_bytes = read_stranded(installation.state_dir.stranded_path).bytes
-    yield from judge_memory(host_memory(), budget_bytes(installation), stranded_bytes)
+    device = _device_memory(installation)
+    yield from judge_memory(host_memory(), budget_bytes(installation), stranded_bytes, device)
 
 
-def judge_memory(host: HostMemory, budget_bytes: int, stranded_bytes: int) -> Iterator[Finding]:
+def judge_memory(
+    host: HostMemory, budget_bytes: int, stranded_bytes: int, device: DeviceMemory | None = None
+) -> Iterator[Finding]:
     """Bytes. What is stranded belongs to no process any more."""
+    most_bytes = host.total_bytes
+    holder = "machine"
+    if device is not None and device.is_card:
+        most_bytes, holder = device.most_bytes, "card"
     evidence = (
         f"{format_size(host.total_bytes)}, {format_size(host.available_bytes)} available, pressure "
         f"{host.pressure or 'unknown'}; the workers' budget is {format_size(budget_bytes)}."
@@ -116,20 +132,20 @@ def judge_memory(host: HostMemory, budget_bytes: int, stranded_bytes: int) -> It
             evidence,
             "End what isn't needed, or lower memory.budget: under pressure models are unloaded.",
         )
-    if budget_bytes > host.total_bytes or budget_bytes == 0:
+    if budget_bytes > most_bytes or budget_bytes == 0:
         sound = False
         yield error(
             "memory",
-            f"The workers' budget is {format_size(budget_bytes)}, and the machine has "
-            f"{format_size(host.total_bytes)}.",
-            'Set memory.budget to "auto", or to what the machine can spare.',
+            f"The workers' budget is {format_size(budget_bytes)}, and the {holder} has "
+            f"{format_size(most_bytes)}.",
+            f'Set memory.budget to "auto", or to what the {holder} can spare.',
         )
     if stranded_bytes:
         sound = False
         yield warning(
             "memory",
-            f"{format_size(stranded_bytes)} belong to no process: a worker that was killed has "
-            "stranded them.",
+            f"{format_size(stranded_bytes)} are wired and belong to no process: a worker that was "
+            "killed has stranded them.",
             "Only a restart of the machine gives them back.",
         )
     if sound:
@@ -145,12 +161,16 @@ def judge_open_files(attainable: int, settings: Settings) -> Finding:
     holds have room.
     """
     workers = len(settings.models) + settings.workers.spare
+    if attainable < LEAST_FILES:
+        return error(
+            "open files",
+            f"The hard limit of open files is {attainable}, and mlx-lm sets it to {LEAST_FILES:,} "
+            "as it is imported: no worker can start.",
+            f"{_RAISE_LIMIT} to {LEAST_FILES} at least {_WHERE}",
+        )
     least = _FILES + workers * _FILES_PER_WORKER
     wanted = least + settings.queue.depth
-    remedy = (
-        f"Raise it to {wanted} at least where the gateway is started: `ulimit -Hn` shows the most; "
-        "limits.conf(5) or launchctl(1) change that."
-    )
+    remedy = f"{_RAISE_LIMIT} to {wanted} at least {_WHERE}"
     evidence = f"A gateway started from here may open {attainable} files"
     if attainable < least:
         return error("open files", f"{evidence}, and needs {least} for its workers.", remedy)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Final
 
 import msgspec
-from msgspec import Struct
 
 from gateway.config.models import check_allowed, check_holds_model, find_folder, locate
 from gateway.config.settings import ModelSettings
@@ -16,11 +14,10 @@ from gateway.doctor.errands import Outcome, run_errand
 from gateway.doctor.finding import Finding, error, ok, warning
 from gateway.doctor.installation import Installation
 from gateway.doctor.machine import budget_bytes
-from gateway.memory.estimate.estimate import PROCESS_BYTES, estimate
-from gateway.memory.estimate.fitting import fitting, with_margin
+from gateway.memory.estimate.fitting import Fit, fit, whole
 from gateway.memory.estimate.learned import Learned
 from gateway.memory.estimate.weights import EstimateError
-from gateway.memory.stranded_record import read_stranded
+from gateway.memory.stranded.record import read_stranded
 from protocol.errands import Environment, Examine, Examined
 
 _CHECK: Final = "model"
@@ -34,18 +31,15 @@ _REMEDIES: Final = {
     "template": "Download chat_template.jinja and tokenizer_config.json again, or correct them. "
     "/v1/completions works without them.",
 }
+_REMEDY_OF_PACKAGES: Final = (
+    "Its interpreter needs mlx-lm, msgspec and pyzmq of versions that belong together."
+)
+# Python's words for setrlimit() over the hard limit, and for EMFILE.
+_LIMIT: Final = ("not allowed to raise maximum limit", "Too many open files")
+_REMEDY_OF_LIMIT: Final = (
+    "The limit of open files is too low (`ulimit -Hn`): see what the check of open files says."
+)
 DEADLINE_S: Final = 600.0
-
-
-class Size(Struct, frozen=True):
-    """Bytes that a model asks for with a context of so many tokens, of the `wanted` ones; and what
-    can be had.
-    """
-
-    needed_bytes: int
-    context_tokens: int
-    wanted_tokens: int
-    possible_bytes: int
 
 
 def look_at_models(installation: Installation) -> Iterator[Finding]:
@@ -71,7 +65,8 @@ def look_at_models(installation: Installation) -> Iterator[Finding]:
         sources = {each: at for each, at in located.items() if models[each].interpreter == python}
         examined = _examined(sources, python)
         for model_id, source in sources.items():
-            size = _size(source, models[model_id], learned, possible_bytes)
+            ordinary = installation.settings.memory.ordinary_tokens
+            size = _size(source, models[model_id], ordinary, learned, possible_bytes)
             yield from judge_model(model_id, examined[model_id], size)
 
 
@@ -85,10 +80,9 @@ def _located(model: ModelSettings, allowed: tuple[str, ...]) -> str:
 
 
 def _possible_bytes(installation: Installation) -> int:
-    """What a model alone can be granted."""
+    """What a model alone can be granted; the spare worker's room is a load's."""
     stranded_bytes = read_stranded(installation.state_dir.stranded_path).bytes
-    spare_bytes = installation.settings.workers.spare * PROCESS_BYTES
-    return max(0, budget_bytes(installation) - stranded_bytes - spare_bytes)
+    return max(0, budget_bytes(installation) - stranded_bytes)
 
 
 def _examined(sources: Mapping[str, str], python: str | None) -> dict[str, Examined | str]:
@@ -125,18 +119,20 @@ def read_examined(
     return found
 
 
-def _size(source: str, model: ModelSettings, learned: Learned, possible_bytes: int) -> Size | None:
+def _size(
+    source: str, model: ModelSettings, ordinary_tokens: int, learned: Learned, possible_bytes: int
+) -> Fit | None:
     """None: nothing can be said, which whoever reads the files says better."""
     try:
-        folder: Path = find_folder(source)
-        wanted = estimate(folder, model.context_tokens, None).context_tokens
-        _, found = fitting(folder, model.context_tokens, model.python, learned, possible_bytes)
+        _, found = whole(
+            find_folder(source), model.context_tokens, ordinary_tokens, model.python, learned
+        )
+        return fit(found, possible_bytes)
     except (EstimateError, OSError):
         return None
-    return Size(with_margin(found), found.context_tokens, wanted, possible_bytes)
 
 
-def judge_model(model_id: str, examined: Examined | str, size: Size | None) -> Iterator[Finding]:
+def judge_model(model_id: str, examined: Examined | str, size: Fit | None) -> Iterator[Finding]:
     """`examined` is what was found, or why nothing could be."""
     sound = True
     if isinstance(examined, str):
@@ -144,7 +140,7 @@ def judge_model(model_id: str, examined: Examined | str, size: Size | None) -> I
         yield error(
             _CHECK,
             f"{examined[:1].upper()}{examined[1:]}.",
-            "Its interpreter needs mlx-lm, msgspec and pyzmq of versions that belong together.",
+            _REMEDY_OF_LIMIT if any(each in examined for each in _LIMIT) else _REMEDY_OF_PACKAGES,
             subject=model_id,
         )
     elif examined.problem is not None:
@@ -155,16 +151,16 @@ def judge_model(model_id: str, examined: Examined | str, size: Size | None) -> I
             _REMEDIES[examined.problem],
             subject=model_id,
         )
-    if size is not None and size.needed_bytes > size.possible_bytes:
+    if size is not None and not size.fits:
         sound = False
         yield error(
             _CHECK,
-            f"It needs {format_size(size.needed_bytes)} with a context of {size.context_tokens:,} "
-            f"tokens, and {format_size(size.possible_bytes)} can be had.",
+            f"Its floor is {format_size(size.needed_bytes)} with a context of "
+            f"{size.context_tokens:,} tokens, and {format_size(size.possible_bytes)} can be had.",
             "Raise memory.budget if the machine has more, or take a smaller model.",
             subject=model_id,
         )
-    elif size is not None and size.context_tokens < size.wanted_tokens:
+    elif size is not None and size.is_cut:
         sound = False
         yield warning(
             _CHECK,
@@ -185,11 +181,11 @@ _PROBLEMS: Final = {
 }
 
 
-def _praise(examined: Examined, size: Size | None) -> str:
+def _praise(examined: Examined, size: Fit | None) -> str:
     chat = "tokenizer and template work" if examined.chats else "its tokenizer works, it can't chat"
     if size is None:
         return f"Readable; {chat}."
     return (
-        f"{format_size(size.needed_bytes)} with {size.context_tokens:,} tokens of context, of "
-        f"{format_size(size.possible_bytes)}; {chat}."
+        f"A floor of {format_size(size.needed_bytes)} with {size.context_tokens:,} tokens of "
+        f"context, of {format_size(size.possible_bytes)}; {chat}."
     )

@@ -5,29 +5,44 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
+from typing import Final
 
+import httpx
+import msgspec
 import psutil
 from msgspec import Struct
 
 from gateway.config.settings import GatewaySettings
 from gateway.service.mark import service_pid
 from gateway.service.port import Health, ask_health, port_is_free
-from gateway.state_dir import StateDir, lock_holder
+from gateway.state.state_dir import StateDir, lock_holder
 from gateway.url import url
 
 
 class Process(Struct, frozen=True):
-    """`name` is the program's, for people."""
+    """`name` is the program's, for people. `stopped`: by SIGSTOP, or Ctrl-Z."""
 
     pid: int
     name: str
+    stopped: bool = False
 
     def __str__(self) -> str:
         return f"{self.name}, pid {self.pid}"
 
 
+_ANSWER_S: Final = 3.0
+
+
+class InForce(Struct, frozen=True):
+    """The configuration file that a gateway has read, absolute, and its digest; None: none."""
+
+    file: str | None
+    digest: str | None
+
+
 class Running(Struct, frozen=True):
     """`holder` has the lock of the state folder, and `health` is what it answers at `address`.
+    `in_force` is None for one of an older version. `models` are loaded, by their worker's pid.
 
     `address` is the configured one unless the holder listens at another. `port_free` and
     `port_holder` are of the configured one; `stranger` is a gateway there that isn't the holder.
@@ -40,10 +55,28 @@ class Running(Struct, frozen=True):
     port_free: bool
     port_holder: Process | None
     stranger: Health | None
+    in_force: InForce | None = None
+    models: dict[int, str] = {}
 
     @property
     def url(self) -> str:
         return url(*self.address)
+
+
+class _Worker(Struct, frozen=True):
+    pid: int
+
+
+class _Model(Struct, frozen=True):
+    id: str
+    worker: _Worker | None = None
+
+
+class _Status(Struct, frozen=True):
+    """Of GET /admin/v1/status."""
+
+    config: InForce | None = None
+    models: tuple[_Model, ...] = ()
 
 
 def look_for_gateway(settings: GatewaySettings, state_dir: StateDir) -> Running:
@@ -55,14 +88,18 @@ def look_for_gateway(settings: GatewaySettings, state_dir: StateDir) -> Running:
     address = configured if configured_is_its or not addresses else addresses[0]
     free = settings.port == 0 or port_is_free(*configured)
     port_holder = None if free or configured_is_its else _listener(settings.port)
+    health = ask_health(*address) if holder is not None and addresses else None
+    status = _Status() if health is None else _ask_status(*address)
     return Running(
         holder=holder,
         is_service=holder is not None and service_pid(state_dir.path) == holder.pid,
         address=address,
-        health=ask_health(*address) if holder is not None and addresses else None,
+        health=health,
         port_free=free,
         port_holder=port_holder,
         stranger=None if free or configured_is_its else ask_health(*configured),
+        in_force=status.config,
+        models={each.worker.pid: each.id for each in status.models if each.worker is not None},
     )
 
 
@@ -89,9 +126,24 @@ def _opener(path: Path) -> Process | None:
 
 def _process(pid: int) -> Process:
     try:
-        return Process(pid, psutil.Process(pid).name())
+        return Process(pid, psutil.Process(pid).name(), is_stopped(pid))
     except psutil.Error:
         return Process(pid, "unknown")
+
+
+def is_stopped(pid: int) -> bool:
+    """Raises: psutil.Error if there is no such process, or it can't be seen."""
+    return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+
+
+def _ask_status(host: str, port: int) -> _Status:
+    """Empty if it can't be had."""
+    try:
+        with httpx.Client(timeout=_ANSWER_S, trust_env=False) as client:
+            answer = client.get(f"{url(host, port)}/admin/v1/status").raise_for_status()
+            return msgspec.json.decode(answer.content, type=_Status)
+    except (httpx.HTTPError, msgspec.MsgspecError):
+        return _Status()
 
 
 def _listens_at(pid: int) -> list[tuple[str, int]]:

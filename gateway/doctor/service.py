@@ -17,7 +17,7 @@ from gateway.service.failure import ServiceError
 from gateway.service.manager import Manager, manager
 from gateway.service.mark import service_pid
 from gateway.service.owner import owner
-from gateway.state_dir import StateDir
+from gateway.state.state_dir import StateDir
 
 _CHECK = "service"
 
@@ -56,7 +56,7 @@ def look_at_service(_installation: Installation) -> Iterator[Finding]:
             yield error(
                 _CHECK,
                 str(failure),
-                "`bulkhead service install` writes a new one.",
+                "`bulkhead service uninstall` removes it, and `install` writes a new one.",
                 subject="system" if system else None,
             )
     if not found:

@@ -10,6 +10,7 @@ from typing import Final
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 from gateway.doctor.finding import Finding, error, ok
 from gateway.doctor.installation import Installation
@@ -23,21 +24,24 @@ _BACK_ENDS: Final = ("mlx-cpu", "mlx-cuda", "mlx-cuda-12", "mlx-cuda-13")
 
 def look_at_python(_installation: Installation) -> Iterator[Finding]:
     try:
-        wanted = str(metadata.metadata(_DISTRIBUTION)["Requires-Python"])
+        found = metadata.metadata(_DISTRIBUTION).get_all("Requires-Python")
+        wanted = found[0] if found else None
     except metadata.PackageNotFoundError:
-        wanted = ""
+        wanted = None
     yield judge_python(platform.python_version(), wanted, sys.platform, platform.machine())
 
 
-def judge_python(version: str, wanted: str, system: str, machine: str) -> Finding:
-    """`wanted` is a version specifier; `system` and `machine` as Python names them."""
+def judge_python(version: str, wanted: str | None, system: str, machine: str) -> Finding:
+    """`wanted` is a version specifier, if the package's metadata have one; `system` and `machine`
+    as Python names them.
+    """
     if system == "darwin" and machine != "arm64":
         return error(
             "python",
             f"Python {version} at {sys.executable} is built for {machine}, and MLX needs arm64.",
             "Install an arm64 Python, and Bulkhead in it.",
         )
-    if not SpecifierSet(wanted).contains(version, prereleases=True):
+    if not SpecifierSet(wanted or "").contains(version, prereleases=True):
         return error(
             "python",
             f"Python {version} runs this, and Bulkhead needs {wanted}.",
@@ -47,7 +51,12 @@ def judge_python(version: str, wanted: str, system: str, machine: str) -> Findin
 
 
 def look_at_packages(_installation: Installation) -> Iterator[Finding]:
-    installed = {each.name.lower(): each.version for each in metadata.distributions()}
+    # The metadata of some are damaged.
+    installed: dict[str, str] = {
+        canonicalize_name(each.metadata["Name"]): each.version
+        for each in metadata.distributions()
+        if "Name" in each.metadata
+    }
     try:
         requirements = metadata.requires(_DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
@@ -58,7 +67,7 @@ def look_at_packages(_installation: Installation) -> Iterator[Finding]:
 def judge_packages(
     requirements: Sequence[str] | None, installed: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """`requirements` None: Bulkhead itself isn't installed. `installed`: lower-case names."""
+    """`requirements` None: Bulkhead itself isn't installed. `installed`: canonical names."""
     if requirements is None:
         yield error("packages", f"{_DISTRIBUTION} is not installed in this environment.", _INSTALL)
         return
@@ -82,7 +91,7 @@ def _unmet(requirements: Sequence[str], installed: Mapping[str, str]) -> Iterato
         requirement = Requirement(text)
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
-        version = installed.get(requirement.name.lower())
+        version = installed.get(canonicalize_name(requirement.name))
         if version is None:
             yield f"{requirement.name} is missing."
         elif not requirement.specifier.contains(version, prereleases=True):

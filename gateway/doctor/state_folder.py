@@ -13,7 +13,7 @@ from typing import Final
 from gateway.config.sizes import format_size
 from gateway.doctor.finding import Finding, error, ok, warning
 from gateway.doctor.installation import Installation
-from gateway.state_dir import StateDir
+from gateway.state.state_dir import StateDir
 from protocol.channel import MAX_SOCKET_PATH_BYTES, EndpointError, endpoint
 
 # A model's log has 30 MB at most, and a gateway has several.
@@ -45,6 +45,10 @@ def _obstacles(state_dir: StateDir) -> Iterator[str]:
         above = _nearest(state_dir.path)
         if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
             yield f"{state_dir.path} can't be made in {above}."
+        return
+    unusual = list(state_dir.obstacles())
+    yield from (f"{each}." for each in unusual)
+    if unusual:
         return
     folders = [state_dir.path, state_dir.sockets, state_dir.logs, state_dir.workers]
     for folder in folders:

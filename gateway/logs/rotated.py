@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -10,6 +11,8 @@ from logging import LogRecord
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Final
+
+from gateway.state.state_file import make_folder
 
 FILE_BYTES: Final = 10_000_000
 # Beside the one that is written.
@@ -43,6 +46,14 @@ class RotatedFile(RotatingFileHandler):
         self._on_failure = on_failure
         self._failed = False
 
+    def emit(self, record: LogRecord) -> None:
+        # Somebody may have removed it, or its folder.
+        if self.stream is not None and not os.path.exists(self.baseFilename):  # noqa: PTH110
+            with contextlib.suppress(OSError):
+                self.stream.close()
+            self.stream = None
+        super().emit(record)
+
     def handleError(self, record: LogRecord) -> None:  # noqa: N802
         if not self._failed:
             self._failed = True
@@ -62,7 +73,7 @@ class RotatedFile(RotatingFileHandler):
 
     def _open(self) -> io.TextIOWrapper:
         path = Path(self.baseFilename)
-        path.parent.mkdir(mode=0o700, exist_ok=True)
+        make_folder(path.parent)
         stream = super()._open()
         if _ends_in_mid_line(path):
             stream.write(self.terminator)

@@ -20,7 +20,7 @@ from typing import Any, Final
 from gateway.logs.leftovers import remove_leftovers, shorten_crashes
 from gateway.logs.line import about, as_json, human, structured
 from gateway.logs.rotated import RotatedFile
-from gateway.state_dir import StateDir
+from gateway.state.state_dir import StateDir
 from gateway.version import VERSION
 
 logger = logging.getLogger(__name__)
@@ -67,10 +67,10 @@ def gateway_logs(
         threading.excepthook = threading.__excepthook__
         root.removeHandler(entrance)
         writer.stop()
-        if writer.hangs:
-            # It would wait for the handlers' locks.
-            atexit.unregister(logging.shutdown)
-        else:
+        # It would wait for the locks of all handlers: those of workers' logs are among them, and
+        # may hang. Every line was flushed when it was written.
+        atexit.unregister(logging.shutdown)
+        if not writer.hangs:
             file.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 from typing import Final
 
@@ -76,22 +77,41 @@ class LibProc:
             FootprintError: no such process (ESRCH), another user's (EPERM), or one that exits: for
                 a zombie the call succeeds and says 0 before the memory is torn down.
         """
-        info = RusageInfoV4()
-        if self._proc_pid_rusage(pid, RUSAGE_INFO_V4, ctypes.byref(info)) != 0:
-            raise FootprintError(f"pid {pid}: {os.strerror(ctypes.get_errno())}")
+        info = self._usage(pid)
         if info.ri_proc_exit_abstime != 0:
             raise FootprintError(f"pid {pid}: it is exiting")
         return Footprint(
-            current_bytes=info.ri_phys_footprint, peak_bytes=info.ri_lifetime_max_phys_footprint
+            host_bytes=info.ri_phys_footprint,
+            host_peak_bytes=info.ri_lifetime_max_phys_footprint,
         )
 
+    def started(self, pid: int) -> int:
+        """When a process has started, in ticks of mach_absolute_time, which no change of the clock
+        touches; psutil's create_time moves with it.
 
-_libproc: LibProc | None = None
+        Raises:
+            FootprintError: no such process (ESRCH), or another user's (EPERM).
+        """
+        return int(self._usage(pid).ri_proc_start_abstime)
+
+    def _usage(self, pid: int) -> RusageInfoV4:
+        info = RusageInfoV4()
+        if self._proc_pid_rusage(pid, RUSAGE_INFO_V4, ctypes.byref(info)) != 0:
+            raise FootprintError(f"pid {pid}: {os.strerror(ctypes.get_errno())}")
+        return info
+
+
+@functools.cache
+def _libproc() -> LibProc:
+    """On the system's library."""
+    return LibProc()
 
 
 def footprint(pid: int) -> Footprint:
-    """As `LibProc.footprint`, on the system's library."""
-    global _libproc
-    if _libproc is None:
-        _libproc = LibProc()
-    return _libproc.footprint(pid)
+    """As `LibProc.footprint`."""
+    return _libproc().footprint(pid)
+
+
+def started(pid: int) -> int:
+    """As `LibProc.started`."""
+    return _libproc().started(pid)

@@ -1,5 +1,6 @@
-"""The Linux twin of macOS's phys_footprint: anonymous and shared memory, what is swapped, and what
-NVIDIA devices hold of the process.
+"""The Linux twin of macOS's phys_footprint: anonymous and shared memory, and what is swapped.
+
+Beside it, what NVIDIA cards hold of the process.
 """
 
 from __future__ import annotations
@@ -23,9 +24,13 @@ def footprint(pid: int) -> Footprint:
             memory on NVIDIA devices isn't known although there is a driver.
     """
     host_bytes = _host_bytes(pid)
-    device_bytes = _device_bytes(pid)
-    peak_bytes = max(host_bytes, _host_peak_bytes(pid)) + device_bytes
-    return Footprint(current_bytes=host_bytes + device_bytes, peak_bytes=peak_bytes)
+    peak_bytes = max(host_bytes, _host_peak_bytes(pid))
+    return Footprint(host_bytes, peak_bytes, card_bytes=_card_bytes(pid))
+
+
+def has_driver() -> bool:
+    """Whether processes may use NVIDIA cards here."""
+    return any(each.exists() for each in _DRIVERS)
 
 
 def _host_bytes(pid: int) -> int:
@@ -57,10 +62,10 @@ def _fields(pid: int, name: str, wanted: tuple[str, ...]) -> dict[str, int]:
     return found
 
 
-def _device_bytes(pid: int) -> int:
-    if not any(each.exists() for each in _DRIVERS):
+def _card_bytes(pid: int) -> int:
+    if not has_driver():
         return 0
     # Only where there is a driver is this worth its import.
-    from gateway.memory.footprint_nvidia import device_bytes
+    from gateway.memory.footprint_nvidia import card_bytes
 
-    return device_bytes(pid)
+    return card_bytes(pid)

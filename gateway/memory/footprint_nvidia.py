@@ -1,4 +1,6 @@
-"""NVIDIA memory of a process, from NVML: libnvidia-ml.so.1, which comes with the driver.
+"""NVIDIA memory of processes and of their cards, from NVML.
+
+Its library, libnvidia-ml.so.1, comes with the driver.
 
 Signatures, layouts and numbers are those of nvml.h (docs.nvidia.com/deploy/nvml-api).
 """
@@ -8,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.memory.reading import FootprintError
+from gateway.memory.reading import CardMemory, FootprintError
 
 LIBRARY: Final = "libnvidia-ml.so.1"
 _SUCCESS: Final = 0
@@ -37,6 +39,16 @@ class ProcessInfo(ctypes.Structure):
         ("usedGpuMemory", ctypes.c_ulonglong),
         ("gpuInstanceId", ctypes.c_uint),
         ("computeInstanceId", ctypes.c_uint),
+    )
+
+
+class MemoryInfo(ctypes.Structure):
+    """nvmlMemory_t, which nvmlDeviceGetMemoryInfo fills in; bytes."""
+
+    _fields_ = (
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
     )
 
 
@@ -82,6 +94,28 @@ class Nvml:
                 "needs the host's process ids (docker run --pid=host)"
             )
         return sum(used_bytes)
+
+    def memory(self, pids: Collection[int]) -> CardMemory | None:
+        """Of all cards on which one of these processes computes; None if none does.
+
+        Raises:
+            FootprintError: NVML doesn't say.
+        """
+        if not self._start():
+            return None
+        found = [
+            self._memory(device)
+            for device in self._devices_found()
+            if any(each.pid in pids for each in self._processes(device))
+        ]
+        if not found:
+            return None
+        return CardMemory(sum(each.total for each in found), sum(each.free for each in found))
+
+    def _memory(self, device: ctypes.c_void_p) -> MemoryInfo:
+        info = MemoryInfo()
+        self._call("nvmlDeviceGetMemoryInfo", device, ctypes.byref(info))
+        return info
 
     def _start(self) -> bool:
         """Whether there is a driver. One that failed to start is asked again the next time."""
@@ -130,7 +164,7 @@ class Nvml:
             raise FootprintError(f"{name}: {reason or f'error {status}'}")
 
 
-def device_bytes(pid: int) -> int:
+def card_bytes(pid: int) -> int:
     """As `Nvml.used_bytes`, on the system's library. Containers may lack it although they have the
     devices (NVIDIA_DRIVER_CAPABILITIES without "utility").
     """
@@ -141,6 +175,15 @@ def device_bytes(pid: int) -> int:
             raise FootprintError(f"pid {pid}: it uses an NVIDIA device, but {error}") from error
         return 0
     return nvml.used_bytes(pid)
+
+
+def card_memory(pids: Collection[int]) -> CardMemory | None:
+    """As `Nvml.memory`, on the system's library, if there is one."""
+    try:
+        nvml = _nvml()
+    except OSError:
+        return None
+    return nvml.memory(pids)
 
 
 def has_open(pid: int, devices: tuple[str, ...]) -> bool:

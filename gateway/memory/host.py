@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Collection
 
 import psutil
 from msgspec import Struct
@@ -36,7 +34,7 @@ else:
         wired_limit_mb,
     )
 
-__all__ = ["HostMemory", "host_memory", "resident_bytes", "wired_limit_mb"]
+__all__ = ["HostMemory", "host_memory", "wired_limit_mb"]
 
 
 def host_memory() -> HostMemory:
@@ -55,15 +53,3 @@ def host_memory() -> HostMemory:
     except HostError:
         unlisted = 0
     return HostMemory(memory.total, memory.available + unlisted, wired, level)
-
-
-def resident_bytes(without: Collection[int]) -> int:
-    """What all processes but these hold in memory. What they share counts several times, so only
-    differences tell something. Takes some ten milliseconds.
-    """
-    total = 0
-    for process in psutil.process_iter():
-        if process.pid not in without:
-            with contextlib.suppress(psutil.Error):
-                total += process.memory_info().rss
-    return total

@@ -4,41 +4,32 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 from typing import Final
 
 import psutil
 
 from gateway.memory.reading import HostError, Pressure
+from gateway.system.sysctl_darwin import SysctlByName
 
 # What launchd's and the kernel's memorystatus code calls them (xnu bsd/sys/event.h,
 # NOTE_MEMORYSTATUS_PRESSURE_*); readable without privilege.
 _LEVELS: Final[dict[int, Pressure]] = {1: "normal", 2: "warn", 4: "critical"}
-_PRESSURE: Final = b"kern.memorystatus_vm_pressure_level"
+_PRESSURE: Final = "kern.memorystatus_vm_pressure_level"
 # What the GPU may wire, in MiB; 0 is the system's own choice.
-_WIRED_LIMIT: Final = b"iogpu.wired_limit_mb"
+_WIRED_LIMIT: Final = "iogpu.wired_limit_mb"
 
 
 class Sysctl:
-    """The one call, on a library that tests can replace by a compiled stub."""
+    """What it tells of memory, on a library that tests can replace by a compiled stub."""
 
     def __init__(self, path: str | None = None) -> None:
-        library = ctypes.CDLL(path, use_errno=True)
-        self._sysctlbyname = library.sysctlbyname
-        self._sysctlbyname.argtypes = (
-            ctypes.c_char_p,
-            ctypes.c_void_p,
-            ctypes.POINTER(ctypes.c_size_t),
-            ctypes.c_void_p,
-            ctypes.c_size_t,
-        )
-        self._sysctlbyname.restype = ctypes.c_int
+        self._sysctl = SysctlByName(path)
 
     def pressure(self) -> Pressure:
         """Raises: HostError."""
         level = self._read(_PRESSURE, ctypes.c_int(0))
         if level not in _LEVELS:
-            raise HostError(f"{_PRESSURE.decode()} is {level}")
+            raise HostError(f"{_PRESSURE} is {level}")
         return _LEVELS[level]
 
     def wired_limit_mb(self) -> int:
@@ -46,12 +37,11 @@ class Sysctl:
         # Zeroed and wide enough for either width, as no header declares it.
         return self._read(_WIRED_LIMIT, ctypes.c_int64(0))
 
-    def _read(self, name: bytes, value: ctypes.c_int | ctypes.c_int64) -> int:
-        size = ctypes.c_size_t(ctypes.sizeof(value))
-        status = self._sysctlbyname(name, ctypes.byref(value), ctypes.byref(size), None, 0)
-        if status != 0:
-            raise HostError(f"{name.decode()}: {os.strerror(ctypes.get_errno())}")
-        return value.value
+    def _read(self, name: str, value: ctypes.c_int | ctypes.c_int64) -> int:
+        try:
+            return self._sysctl.number(name, value)
+        except OSError as error:
+            raise HostError(str(error.strerror)) from error
 
 
 @functools.cache

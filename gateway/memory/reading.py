@@ -10,10 +10,33 @@ Pressure: TypeAlias = Literal["normal", "warn", "critical"]
 
 
 class Footprint(Struct, frozen=True):
-    """Bytes now, and the highest they have been; None where the system doesn't keep it."""
+    """What a process holds of the machine's memory, and of cards with memory of their own, in
+    bytes. The peak is the highest so far; None where the system doesn't keep it.
+    """
 
-    current_bytes: int
-    peak_bytes: int | None
+    host_bytes: int
+    host_peak_bytes: int | None
+    card_bytes: int = 0
+
+    @property
+    def current_bytes(self) -> int:
+        """What the budget counts. A process that computes on a card has its model there, so the
+        card's memory is the scarce one, and its own in the machine is left to the watch on
+        pressure. A sum of the two would be a figure of neither.
+        """
+        return self.card_bytes or self.host_bytes
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The highest of that. Drivers keep none for a card."""
+        return None if self.card_bytes else self.host_peak_bytes
+
+
+class CardMemory(Struct, frozen=True):
+    """Bytes of the cards that workers compute on, whoever holds them."""
+
+    total_bytes: int
+    available_bytes: int
 
 
 class FootprintError(Exception):

@@ -12,12 +12,12 @@ from typing import Final
 from msgspec import Struct
 
 from gateway.config.read import read_settings
-from gateway.config.settings import ConfigError, Flags, Settings
+from gateway.config.settings import ConfigError, Flags, GatewaySettings, Settings
+from gateway.process import ladder
 from gateway.service.failure import ServiceError
 from gateway.service.mark import LABEL, MARK
 from gateway.service.owner import Owner
-from gateway.state_dir import StateDir, default_state_dir
-from gateway.supervise import ladder
+from gateway.state.state_dir import StateDir, default_state_dir
 
 # Beyond drain and ladder: closing connections, writing records, a busy machine.
 _MARGIN_S: Final = 15.0
@@ -49,6 +49,11 @@ class Installed(Struct, frozen=True):
     config: Path | None
     state_dir: Path
     stop_s: int
+
+
+def assumed() -> Installed:
+    """What a definition says that can't be read, if it was written without options."""
+    return Installed(sys.executable, None, default_state_dir(), stop_s(GatewaySettings().drain_s))
 
 
 def stop_s(drain_s: float) -> int:

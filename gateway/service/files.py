@@ -29,7 +29,15 @@ class Draft:
             raise ServiceError(f"{path} can't be written: {error.strerror}.") from error
 
     def put(self) -> None:
-        self._draft.replace(self._path)
+        """Raises: ServiceError if it can't take its place."""
+        try:
+            self._draft.replace(self._path)
+        except OSError as error:
+            raise ServiceError(f"{self._path} can't be written: {error.strerror}.") from error
+
+    def discard(self) -> None:
+        """Unless it has taken its place."""
+        self._draft.unlink(missing_ok=True)
 
 
 def make_private_folder(path: Path, owner: Owner) -> None:

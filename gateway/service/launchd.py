@@ -6,21 +6,23 @@ launchd's own: 113 is an unknown service, 125 a domain that isn't there.
 
 from __future__ import annotations
 
+import os
 import plistlib
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 from xml.parsers.expat import ExpatError
 
+from gateway.process.identity import ProcessGoneError, ProcessIdentity, alive, identify
 from gateway.service.command import Done, run
 from gateway.service.definition import Definition, Installed, option
 from gateway.service.failure import ServiceError
 from gateway.service.files import make_private_file, make_private_folder, template
-from gateway.service.mark import LABEL, service_pid
+from gateway.service.mark import LABEL, MISTAKE_STATUS, service_pid
 from gateway.service.owner import Owner
-from gateway.state_dir import StateDir
-from gateway.supervise.identity import ProcessGoneError, ProcessIdentity, alive, identify
+from gateway.state.state_dir import StateDir
 
 _NO_DOMAIN: Final = 125
 # bootstrap's answers while an earlier job of the label is there, or still going away.
@@ -56,10 +58,15 @@ class Launchd:
     def path(self) -> Path:
         return self._path
 
+    @property
+    def files(self) -> list[Path]:
+        return [self._path] if os.path.lexists(self._path) else []
+
     def render(self, definition: Definition) -> bytes:
         keys: dict[str, Any] = plistlib.loads(template(f"{LABEL}.plist"))
         keys["ProgramArguments"] = list(definition.arguments)
-        keys["EnvironmentVariables"] = definition.environment
+        # Only an exit with 0 keeps launchd from starting it again, every ThrottleInterval.
+        keys["EnvironmentVariables"] = definition.environment | {MISTAKE_STATUS: "0"}
         keys["WorkingDirectory"] = str(definition.owner.home)
         keys["ExitTimeOut"] = definition.stop_s
         keys["StandardErrorPath"] = str(StateDir(definition.state_dir).crash_log_path)
@@ -82,11 +89,23 @@ class Launchd:
             return None
         except (OSError, ExpatError, ValueError, KeyError, IndexError, TypeError) as error:
             raise ServiceError(
-                f"{self._path} can't be read ({error!r}): remove it, then install again."
+                f"{self._path} can't be read ({error!r}): `bulkhead service uninstall` removes it, "
+                "then install again."
             ) from error
+
+    def probe(self) -> None:
+        if not any(run("launchctl", "print", each).status == 0 for each in self._domains):
+            raise self._no_domain()
 
     def loaded(self) -> bool:
         return self._domain() is not None
+
+    def beginning(self) -> list[str]:
+        domain = self._domains[0]
+        return [
+            shlex.join(["launchctl", "enable", f"{domain}/{LABEL}"]),
+            shlex.join(["launchctl", "bootstrap", domain, str(self._path)]),
+        ]
 
     def begin(self) -> str | None:
         domain = self._domain()
@@ -141,7 +160,12 @@ class Launchd:
                 return None if domain == self._domains[0] else _HEADLESS
             if done.status != _NO_DOMAIN:
                 raise done.failed()
-        raise ServiceError(
+        raise self._no_domain()
+
+    def _no_domain(self) -> ServiceError:
+        if self._system:
+            return ServiceError("launchd can't be asked: its domain system doesn't answer.")
+        return ServiceError(
             f"launchd has neither of the domains {' and '.join(self._domains)} for you: install "
             "the service with `sudo bulkhead service install --system`."
         )

@@ -22,11 +22,21 @@ class Manager(Protocol):
 
     def render(self, definition: Definition) -> bytes: ...
 
+    @property
+    def files(self) -> list[Path]:
+        """The definition and what links to it, as far as they are there."""
+
     def read(self) -> Installed | None:
         """What is installed; None if nothing is."""
 
+    def probe(self) -> None:
+        """Raises: ServiceError if it can't be asked for anything."""
+
     def loaded(self) -> bool:
         """Whether it knows the service, running or not."""
+
+    def beginning(self) -> list[str]:
+        """The command lines of `begin`, for who wants to see them first."""
 
     def begin(self) -> str | None:
         """Have it run from now on; returns what the operator should know."""

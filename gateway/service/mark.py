@@ -9,10 +9,12 @@ from typing import Final
 
 import psutil
 
-from gateway.state_dir import lock_holder
+from gateway.state.state_dir import lock_holder
 
 LABEL: Final = "io.bulkhead.gateway"
 MARK: Final = "BULKHEAD_SERVICE"
+# With what exit status a gateway ends that has a mistake in its configuration.
+MISTAKE_STATUS: Final = "BULKHEAD_MISTAKE_STATUS"
 
 
 def service_pid(state_dir: Path) -> int | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Final
 
 from gateway.config.settings import Settings
 from gateway.service.command import run
-from gateway.service.definition import Definition, Installed, settings_of
+from gateway.service.definition import Definition, Installed, assumed, settings_of
 from gateway.service.failure import ServiceError
 from gateway.service.files import Draft, make_private_folder
 from gateway.service.manager import Manager
@@ -17,7 +19,7 @@ from gateway.service.mark import service_pid
 from gateway.service.port import ask_health, listens, port_is_free
 from gateway.service.status import ServiceStatus, look
 from gateway.service.words import Words
-from gateway.state_dir import StateDir, lock_holder
+from gateway.state.state_dir import StateDir, lock_holder
 from gateway.url import url
 from gateway.version import VERSION
 
@@ -27,6 +29,7 @@ _GIVES_UP_S: Final = 25.0
 # A gateway speaks before it has its folder only to say why it ends.
 _AFTER_LAST_WORDS_S: Final = 5.0
 _LOOK_S: Final = 0.25
+_LOG_LINES: Final = 20
 
 
 class Service:
@@ -46,33 +49,37 @@ class Service:
             self._say(f"It is installed and runs (pid {pid}): there is nothing to do.")
             return
         # What may fail comes before the end of what runs.
+        self._manager.probe()
         make_private_folder(definition.state_dir, definition.owner)
         draft = Draft(self._manager.path, rendered)
-        if before is not None:
-            self._say(f"Replacing the service of {self._manager.path}.")
-            self._end(before)
-        else:
+        if before is None:
             self._say(f"Writing {self._manager.path}.")
-        draft.put()
-        self._begin(definition.state_dir, settings)
+            self._install_first(draft, definition, settings)
+        else:
+            self._say(f"Replacing the service of {self._manager.path}.")
+            self._replace(draft, definition, settings, before)
 
     def uninstall(self) -> None:
-        """End it and remove its definition. The state folder stays."""
-        try:
-            installed = self._manager.read()
-        except ServiceError as error:
-            raise ServiceError(f"{error} Nothing was changed.") from error
-        if installed is None:
+        """End it and remove its definition, whatever state it is in. The state folder stays."""
+        if not self._manager.files:
             self._say(f"There is no service: {self._manager.path} doesn't exist.")
             return
-        self._end(installed)
         try:
-            self._manager.path.unlink(missing_ok=True)
-        except OSError as error:
-            raise ServiceError(
-                f"{self._manager.path} can't be removed: {error.strerror}."
-            ) from error
-        self._manager.forget()
+            installed = self._manager.read() or assumed()
+        except ServiceError as error:
+            self._say(str(error))
+            installed = assumed()
+        try:
+            self._manager.probe()
+        except ServiceError as error:
+            self._say(f"Its end can't be ordered. {error}")
+            self._remove()
+            if (pid := service_pid(installed.state_dir)) is not None:
+                self._say(f"Its gateway still runs: `kill {pid}` ends it in order.")
+        else:
+            self._end(installed)
+            self._remove()
+            self._manager.forget()
         self._say(f"Removed {self._manager.path}. Models and {installed.state_dir} stay.")
 
     def start(self) -> None:
@@ -83,7 +90,7 @@ class Service:
             self._say(f"It runs already (pid {pid}).")
             return
         self._check_free(installed.state_dir, settings, pid)
-        self._begin(installed.state_dir, settings)
+        self._begin_installed(installed.state_dir, settings)
 
     def stop(self) -> None:
         self._end(self._installed())
@@ -94,7 +101,7 @@ class Service:
         # Looked at first: a service that can't start again had better go on.
         settings = settings_of(installed)
         self._end(installed)
-        self._begin(installed.state_dir, settings)
+        self._begin_installed(installed.state_dir, settings)
 
     def status(self) -> ServiceStatus:
         return look(self._manager)
@@ -120,6 +127,58 @@ class Service:
         return StateDir(self._installed().state_dir).gateway_log_path
 
     # Inside
+
+    def _install_first(self, draft: Draft, definition: Definition, settings: Settings) -> None:
+        try:
+            draft.put()
+            self._begin(definition.state_dir, settings)
+        except ServiceError as error:
+            more = self._where_more_is()
+            with contextlib.suppress(ServiceError):
+                self._manager.end(_installed_by(definition))
+            self._remove()
+            with contextlib.suppress(ServiceError):
+                self._manager.forget()
+            raise ServiceError(f"{error}\nNo service is installed.{more}") from error
+
+    def _replace(
+        self, draft: Draft, definition: Definition, settings: Settings, before: Installed
+    ) -> None:
+        earlier = self._manager.path.read_bytes()
+        try:
+            self._end(before)
+            draft.put()
+            self._begin(definition.state_dir, settings)
+        except ServiceError as error:
+            draft.discard()
+            if self._manager.path.read_bytes() == earlier:
+                raise
+            with contextlib.suppress(ServiceError):
+                self._manager.end(_installed_by(definition))
+            Draft(self._manager.path, earlier).put()
+            raise ServiceError(f"{error}\n{self._resume(before)}") from error
+
+    def _resume(self, before: Installed) -> str:
+        """Have the service run that was to be replaced; returns a sentence about it."""
+        try:
+            self._begin(before.state_dir, settings_of(before))
+        except ServiceError as error:
+            return f"The earlier service is installed again, and doesn't run: {error}"
+        return "The earlier service runs again."
+
+    def _where_more_is(self) -> str:
+        """A sentence that stays true without the definition."""
+        try:
+            return f" `{shlex.join(self._manager.log_command(_LOG_LINES))}` may tell more."
+        except ServiceError:
+            return ""
+
+    def _remove(self) -> None:
+        for path in self._manager.files:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise ServiceError(f"{path} can't be removed: {error.strerror}.") from error
 
     def _installed(self) -> Installed:
         installed = self._manager.read()
@@ -169,18 +228,23 @@ class Service:
         if pid is not None:
             self._say(f"It ended after {time.monotonic() - began:.1f} s.")
 
+    def _begin_installed(self, state_dir: Path, settings: Settings) -> None:
+        try:
+            self._begin(state_dir, settings)
+        except ServiceError as error:
+            raise ServiceError(
+                f"{error}\n`bulkhead service logs` may tell more, and `bulkhead service stop` ends "
+                "further attempts."
+            ) from error
+
     def _begin(self, state_dir: Path, settings: Settings) -> None:
         words = Words(StateDir(state_dir).crash_log_path)
-        try:
-            remark = self._manager.begin()
-        except ServiceError as error:
-            raise ServiceError(f"{error} `bulkhead service logs` may tell more.") from error
+        remark = self._manager.begin()
         pid = self._serves(state_dir, settings, words)
         if pid is None:
             raise ServiceError(
-                "The service was started, but doesn't serve; `bulkhead service stop` ends further "
-                "attempts. Its last words:\n"
-                f"{words.tail() or 'none; `bulkhead service logs` may tell more'}"
+                "The service was started, but doesn't serve. Its last words:\n"
+                f"{words.tail() or 'none'}"
             )
         address = url(settings.gateway.host, settings.gateway.port)
         self._say(f"Bulkhead {VERSION} serves on {address} (pid {pid}).")
@@ -200,3 +264,7 @@ class Service:
                 return None
             time.sleep(_LOOK_S)
         return None
+
+
+def _installed_by(definition: Definition) -> Installed:
+    return Installed(definition.arguments[0], None, definition.state_dir, definition.stop_s)

@@ -18,6 +18,14 @@ UNIT: Final = "bulkhead.service"
 # Beyond TimeoutStartSec or TimeoutStopSec, after which systemctl answers at last.
 _SLACK_S: Final = 15.0
 _START_S: Final = 180.0
+_ANSWER_S: Final = 30.0
+# A unit that has failed before begins anew.
+_BEGINNING: Final = (
+    ("daemon-reload",),
+    ("enable", UNIT),
+    ("reset-failed", UNIT),
+    ("start", UNIT),
+)
 
 
 class Systemd:
@@ -37,6 +45,11 @@ class Systemd:
     @property
     def path(self) -> Path:
         return self._path
+
+    @property
+    def files(self) -> list[Path]:
+        links = self._path.parent.glob(f"*.wants/{UNIT}")
+        return [each for each in (self._path, *links) if os.path.lexists(each)]
 
     def render(self, definition: Definition) -> bytes:
         name = "bulkhead-system.service" if self._system else UNIT
@@ -76,20 +89,34 @@ class Systemd:
     def loaded(self) -> bool:
         return self._path.exists() and self._systemctl("is-enabled", UNIT).status == 0
 
+    def probe(self) -> None:
+        done = self._systemctl("show", "--property=Version")
+        if done.status != 0:
+            advice = (
+                "was this system started by it?"
+                if self._system
+                else "log in as this user itself, not by su or sudo, or install the service with "
+                "`sudo bulkhead service install --system`."
+            )
+            raise ServiceError(f"systemd can't be asked ({done.said or done.status}): {advice}")
+
+    def beginning(self) -> list[str]:
+        return [" ".join(("systemctl", *self._scope, *each)) for each in _BEGINNING]
+
     def begin(self) -> str | None:
-        self._must("daemon-reload")
-        self._must("enable", UNIT)
-        # A unit that has failed before begins anew.
-        self._systemctl("reset-failed", UNIT)
-        self._must("start", UNIT, within_s=_START_S + _SLACK_S)
+        for verb, *unit in _BEGINNING:
+            within_s = _START_S + _SLACK_S if verb == "start" else _ANSWER_S
+            done = self._systemctl(verb, *unit, within_s=within_s)
+            if done.status != 0 and verb != "reset-failed":
+                raise done.failed()
         return self._lingers()
 
     def end(self, installed: Installed) -> None:
         self._must("stop", UNIT, within_s=installed.stop_s + _SLACK_S)
 
     def forget(self) -> None:
-        # Its links are found by name, so the file may be gone already.
-        self._must("disable", UNIT)
+        # It fails if the links are gone as well.
+        self._systemctl("disable", UNIT)
         self._must("daemon-reload")
         self._systemctl("reset-failed", UNIT)
 
@@ -97,11 +124,14 @@ class Systemd:
         scope = "--unit" if self._system else "--user-unit"
         return ["journalctl", f"{scope}={UNIT}", f"--lines={lines}", "--no-pager"]
 
-    def _systemctl(self, *arguments: str, within_s: float = 30.0) -> Done:
-        scope = () if self._system else ("--user",)
-        return run("systemctl", *scope, *arguments, within_s=within_s)
+    @property
+    def _scope(self) -> tuple[str, ...]:
+        return () if self._system else ("--user",)
 
-    def _must(self, *arguments: str, within_s: float = 30.0) -> None:
+    def _systemctl(self, *arguments: str, within_s: float = _ANSWER_S) -> Done:
+        return run("systemctl", *self._scope, *arguments, within_s=within_s)
+
+    def _must(self, *arguments: str, within_s: float = _ANSWER_S) -> None:
         done = self._systemctl(*arguments, within_s=within_s)
         if done.status != 0:
             raise done.failed()
@@ -115,7 +145,10 @@ class Systemd:
         )
 
     def _unreadable(self, why: str) -> ServiceError:
-        return ServiceError(f"{self._path} can't be read ({why}): remove it, then install again.")
+        return ServiceError(
+            f"{self._path} can't be read ({why}): `bulkhead service uninstall` removes it, then "
+            "install again."
+        )
 
 
 def _filled(text: str, values: Mapping[str, str]) -> bytes:

@@ -34,7 +34,7 @@ SLOW = {
         """,
     ),
     "stopping": after_import(
-        "worker.grant",
+        "worker.limits",
         """
         import time
         module.release_memory = lambda: time.sleep(60)

@@ -106,10 +106,11 @@ class TestCheck:
     def test_it_fits_a_terminal(self, mistaken: Path, file: Path) -> None:
         mistakes = _on_screen("config", "check", "--config", str(mistaken), status=1)
         assert max(map(len, mistakes)) <= 80
-        assert "did you mean port?" in " ".join(mistakes)
+        # A path of the temporary folder may be broken anywhere, and what follows it.
+        assert "didyoumeanport?" in "".join("".join(mistakes).split())
         good = _on_screen("config", "check", "--config", str(file), status=0)
         assert max(map(len, good)) <= 80
-        assert "is good" in " ".join(good)
+        assert "isgood" in "".join("".join(good).split())
 
     def test_a_wrong_option_is_wrong_use(self) -> None:
         assert bulkhead("config", "check", "--prot", "1").returncode == 2
@@ -135,7 +136,8 @@ class TestShow:
         assert ("gateway.drain_s", '"5m"', "config.toml:3") in shown
 
     def test_json(self, file: Path) -> None:
-        done = bulkhead("config", "show", "--json", "--config", str(file), "--model", "demo=x\x9b")
+        flags = ("--model", "demo=x", "--state-dir", "/x\x9b")
+        done = bulkhead("config", "show", "--json", "--config", str(file), *flags)
         assert done.returncode == 0
         assert _is_plain(done.stdout)
         values = {each["key"]: each for each in json.loads(done.stdout)}
@@ -147,9 +149,9 @@ class TestShow:
             "key": "gateway.drain_s",
             "value": 300.0,
         }
-        assert values['models."x\x9b".path']["source"] == "flag"
-        assert values['models."x\x9b".priority']["source"] == "default"
-        assert Path(values["gateway.state_dir"]["value"]).is_absolute()
+        assert values['models."x".path']["source"] == "flag"
+        assert values['models."x".priority']["source"] == "default"
+        assert values["gateway.state_dir"]["value"] == "/x\x9b"
 
     def test_it_fits_a_terminal(self, file: Path) -> None:
         lines = _on_screen("config", "show", "--config", str(file), status=0)

@@ -4,7 +4,6 @@ import json
 import logging
 import re
 import signal
-import tempfile
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from gateway.logs.rotated import RotatedFile
 from tests.cli.conftest import SPACED_ID
 from tests.cli.terminal import bulkhead, started, terminal
 from tests.support.faults import wrapped_python
+from tests.support.folders import short_folder
 from tests.support.gateway import Gateway, eventually
 
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d "
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     place = tmp_path_factory.mktemp("interpreters")
     talker = wrapped_python(place / "talker", r"printf 'a\tb\033[31mred\033[0m\007 ü%090d\n' 7")
     config = f'[models.talker]\npath = "demo"\naliases = ["other"]\npython = "{talker}"\n'
-    with tempfile.TemporaryDirectory(prefix="bh-") as short:
+    with short_folder() as short:
         state_dir = Path(short) / "state"
         (Path(short) / "config.toml").write_text(config)
         service: Any = {"models": (), "config": config, "environment": {"BULKHEAD_LOG": "file"}}
@@ -158,7 +158,7 @@ def test_a_terminal_gets_lines_for_people_within_its_width(
 
 
 def test_serve_logs_for_people_on_a_terminal() -> None:
-    with tempfile.TemporaryDirectory(prefix="bh-") as folder:
+    with short_folder() as folder:
         arguments = ("--model", "demo", "--port", "0", "--spare", "0", "--state-dir", folder)
         with terminal("serve", *arguments, url=NOWHERE) as screen:
             before = screen.expect("Bulkhead serves on ")

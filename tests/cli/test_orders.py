@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Callable
 
 import pytest
 from click.testing import CliRunner
@@ -11,6 +12,14 @@ from tests.cli.canned import CannedGateway
 from tests.cli.conftest import SPACED_ID
 from tests.cli.terminal import bulkhead, started, terminal
 from tests.support.gateway import Gateway
+
+GATEWAY = {
+    "version": "9",
+    "pid": 1,
+    "uptime_s": 1.0,
+    "state": "serving",
+    "memory": {"total_bytes": 1, "available_bytes": 1, "granted_bytes": 0},
+}
 
 
 def test_load_tells_states_on_stderr_and_the_outcome_on_stdout(gateway: Gateway) -> None:
@@ -56,31 +65,55 @@ def test_unload_and_hold(gateway: Gateway) -> None:
 @pytest.mark.parametrize(("options", "sign"), [((), None), (("--force",), "SIGKILL")])
 def test_kill(gateway: Gateway, options: tuple[str, ...], sign: str | None) -> None:
     gateway.load()
+    pid = gateway.worker_pid()
     done = bulkhead("kill", *options, "demo", url=gateway.url)
-    assert (done.returncode, done.stdout) == (0, "demo is unloaded\n")
+    how = "with code 0" if sign is None else f"by {sign}"
+    told = f"worker {pid} ended {how}; demo is unloaded\n"
+    assert (done.returncode, done.stdout) == (0, told)
     assert gateway.model()["last_exit"]["signal"] == sign
+
+
+def test_kill_of_a_model_that_is_to_stay_loaded(start_gateway: Callable[..., Gateway]) -> None:
+    """It waits for its next worker at once, which says nothing of the one that was killed."""
+    running = start_gateway(
+        models=(), config='[models.demo]\npath = "demo"\npinned = true\naliases = ["d"]\n'
+    )
+    running.load()
+    pid = running.worker_pid()
+    done = bulkhead("kill", "--force", "d", url=running.url)
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"worker {pid} ended by SIGKILL; demo is ")
+    assert bulkhead("kill", "nobody", url=running.url).returncode == 4
+
+
+def test_kill_of_what_does_not_run(gateway: Gateway) -> None:
+    gateway.order("unload").raise_for_status()
+    done = bulkhead("kill", "--force", "demo", url=gateway.url)
+    assert (done.returncode, done.stdout) == (0, "demo is unloaded: there was no worker\n")
 
 
 @pytest.mark.parametrize("verb", ["unload", "restart", "kill"])
 def test_force_is_sent(canned: CannedGateway, verb: str) -> None:
     model = {"queue_depth": 0, "active_requests": 0, "restarts": 0, "id": "m", "state": "unloaded"}
     canned.will_answer(f"/admin/v1/models/m/{verb}", model)
+    canned.will_answer("/v1/models/m", model)
+    canned.will_answer("/admin/v1/status", {**GATEWAY, "models": [model]})
     assert CliRunner().invoke(main, [verb, "--force", "m", "--url", canned.url]).exit_code == 0
     assert canned.bodies == [{"wait": True, "force": True, "hold": False}]
 
 
 def test_a_process_that_does_not_end_is_a_failure(canned: CannedGateway) -> None:
-    canned.will_answer(
-        "/admin/v1/models/m/kill",
-        {
-            "id": "m",
-            "state": "stopping",
-            "queue_depth": 0,
-            "active_requests": 0,
-            "restarts": 0,
-            "worker": {"pid": 7, "footprint_bytes": 3_000_000_000},
-        },
-    )
+    model = {
+        "id": "m",
+        "state": "stopping",
+        "queue_depth": 0,
+        "active_requests": 0,
+        "restarts": 0,
+        "worker": {"pid": 7, "footprint_bytes": 3_000_000_000},
+    }
+    canned.will_answer("/v1/models/m", model)
+    canned.will_answer("/admin/v1/status", {**GATEWAY, "models": [model]})
+    canned.will_answer("/admin/v1/models/m/kill", model)
     done = bulkhead("kill", "m", url=canned.url)
     assert done.returncode == 1
     assert "m is stopping (pid 7, 3.0 GB): its process has not ended yet." in done.stderr

@@ -45,8 +45,9 @@ def test_the_rows_of_memory_add_up_to_the_total(gateway: Gateway) -> None:
 
 
 def _complete(memory: dict[str, Any]) -> dict[str, Any] | None:
-    """Once everything has been read."""
-    return None if None in memory.values() else memory
+    """Once everything has been read; there need not be a card."""
+    read = (size for name, size in memory.items() if not name.startswith("card_"))
+    return None if None in read else memory
 
 
 def test_takes_the_address_as_an_option(gateway: Gateway) -> None:

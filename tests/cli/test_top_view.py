@@ -147,6 +147,7 @@ def test_a_model_has_its_numbers_under_the_headings() -> None:
         queue_depth=100,
         oldest_waiting_s=300.0,
         restarts=3,
+        lent_bytes=99_900_000,
         worker=WORKER,
     )
     view = _view(_reading(model))
@@ -155,7 +156,7 @@ def test_a_model_has_its_numbers_under_the_headings() -> None:
         "model",
         "state",
         "holds",
-        "granted",
+        "lent",
         "active",
         "age",
         "waiting",
@@ -172,9 +173,22 @@ def test_a_model_has_its_numbers_under_the_headings() -> None:
 def test_wide_screens_have_more_columns_and_narrow_ones_fewer() -> None:
     view = _view(_reading(_model(worker=WORKER)))
     wide, narrow = view.head(200)[-1].plain.split(), view.head(60)[-1].plain.split()
-    assert {"pid", "weights", "caches", "buffers", "step"} <= set(wide)
+    assert {"pid", "floor", "wants", "weights", "caches", "buffers", "step"} <= set(wide)
     assert {"state", "holds", "active", "waiting", "tok/s"} <= set(narrow)
-    assert "granted" not in narrow
+    assert "lent" not in narrow
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "told"),
+    [
+        ("lend", {"change_bytes": 2 * GB}, "2.0 GB lent: it may hold 6.0 GB; 1.0 GB free"),
+        ("recall", {"change_bytes": -GB}, "1.0 GB called back: it may hold 6.0 GB; 1.0 GB free"),
+    ],
+)
+def test_loans_are_told_in_words(kind: str, fields: dict[str, Any], told: str) -> None:
+    fields = {**fields, "lent_bytes": GB, "limit_bytes": 6 * GB, "free_bytes": GB}
+    happening = Happening(EventReading(1, 0.0, kind, "m"), fields)
+    assert happening.line(80).plain.endswith(f" m {told}")
 
 
 def test_totals_of_requests_and_tokens() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import email
 import sys
 import threading
 from collections.abc import Iterable, Iterator
+from importlib import metadata
 from pathlib import Path
 
 import msgspec
@@ -19,10 +21,16 @@ from gateway.doctor.leftovers import Leftover, judge_leftovers
 from gateway.doctor.machine import judge_device, judge_memory, judge_wired_limit
 from gateway.doctor.models import judge_model, read_examined
 from gateway.doctor.service import ServiceFacts, judge_service
-from gateway.doctor.software import judge_packages, judge_python
+from gateway.doctor.software import (
+    judge_packages,
+    judge_python,
+    look_at_packages,
+    look_at_python,
+)
 from gateway.doctor.state_folder import judge_disk
 from gateway.doctor.throughput import Speeds, judge_throughput
 from gateway.memory.budget import budget_of
+from gateway.memory.device import DeviceMemory
 from gateway.memory.host import HostMemory
 from gateway.service.definition import Installed
 from protocol.errands import Environment, Examine, Examined
@@ -82,6 +90,20 @@ class TestSoftware:
         assert _severities(judged) == ["ok", "ok", "ok", "error", "error"]
         assert "MLX needs arm64" in judged[-1].evidence
 
+    def test_metadata_that_want_no_python(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        damaged = email.message_from_string("Metadata-Version: 2.4\nName: mlx-bulkhead\n")
+        monkeypatch.setattr(metadata, "metadata", lambda _name: damaged)
+        (found,) = look_at_python(None)  # type: ignore[arg-type]
+        assert found.severity is Severity.OK
+
+    def test_a_package_whose_metadata_are_damaged(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "broken-1.0.dist-info").mkdir()
+        (tmp_path / "broken-1.0.dist-info" / "METADATA").write_text("")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        assert _severities(look_at_packages(None)) == ["ok"]  # type: ignore[arg-type]
+
     def test_packages(self) -> None:
         wanted = ["pyzmq>=27,<28", "MLX[cpu]>=0.32; extra == 'cpu'"]
         (found,) = judge_packages(wanted, {"mlx-bulkhead": "1", "pyzmq": "27.1"})
@@ -90,6 +112,8 @@ class TestSoftware:
         assert found.evidence == "pyzmq is 26.0, and Bulkhead needs <28,>=27."
         (found,) = judge_packages(wanted, {})
         assert found.evidence == "pyzmq is missing."
+        spelled = judge_packages(["tree_sitter.toml"], {"tree-sitter-toml": "1"})
+        assert _severities(spelled) == ["ok"]
         assert _severities(judge_packages(None, {})) == ["error"]
 
     def test_two_back_ends(self) -> None:
@@ -103,6 +127,9 @@ class TestMachine:
         assert judge_device(info).evidence == (
             "Apple M2 Ultra; the recommended working set is 150 GB."
         )
+        card = {"device_name": "NVIDIA H100", "total_memory": 85 * GB}
+        assert judge_device(card).evidence == "NVIDIA H100; it has 85.0 GB of its own."
+        assert "computes in the machine's memory" in judge_device({"device_name": "x"}).evidence
 
     def test_wired_limit(self) -> None:
         judged = [judge_wired_limit(limit, 64 * GB) for limit in (None, 0, 50_000, 60_000)]
@@ -111,24 +138,31 @@ class TestMachine:
 
     def test_memory(self) -> None:
         def judge(
-            pressure: str | None, budget_bytes: int = 10 * GB, stranded_bytes: int = 0
+            pressure: str | None,
+            budget_bytes: int = 10 * GB,
+            stranded_bytes: int = 0,
+            device: DeviceMemory | None = None,
         ) -> list[Severity]:
             host = HostMemory(64 * GB, 40 * GB, None, pressure)  # type: ignore[arg-type]
-            return _severities(judge_memory(host, budget_bytes, stranded_bytes))
+            return _severities(judge_memory(host, budget_bytes, stranded_bytes, device))
 
         assert judge("normal") == judge(None) == ["ok"]
         assert judge("warn") == ["warning"]
         assert judge("critical") == ["error"]
         assert judge("normal", budget_bytes=65 * GB) == ["error"]
+        card = DeviceMemory(80 * GB, is_card=True)
+        assert judge("normal", budget_bytes=65 * GB, device=card) == ["ok"]
+        assert judge("normal", budget_bytes=81 * GB, device=card) == ["error"]
         assert judge("normal", budget_bytes=0) == ["error"]
         assert judge("normal", stranded_bytes=GB) == ["warning"]
 
     def test_the_budget(self) -> None:
         auto = MemorySettings(headroom="2GB")
-        assert budget_of(auto, 64 * GB, 48 * GB) == 46 * GB
+        assert budget_of(auto, 64 * GB, DeviceMemory(48 * GB)) == 46 * GB
         assert budget_of(auto, 64 * GB, None) == 62 * GB
         assert budget_of(auto, GB, None) == 0
-        assert budget_of(MemorySettings(budget="50%"), 64 * GB, 48 * GB) == 32 * GB
+        half = MemorySettings(budget="50%")
+        assert budget_of(half, 64 * GB, DeviceMemory(48 * GB)) == 32 * GB
 
     def test_disk(self) -> None:
         judged = [judge_disk(Path("/"), size) for size in (2 * GB, GB // 2, GB // 1000)]
@@ -144,6 +178,9 @@ def test_leftovers_beside_a_gateway_that_runs() -> None:
     assert "next start" not in str(first.remedy)
     first, _ = judge_leftovers(left, gateway_runs=False)
     assert "next start" in str(first.remedy)
+    # SIGTERM waits until a stopped process goes on.
+    (found,) = judge_leftovers([Leftover(9, "tiny", None, stopped=True)], gateway_runs=False)
+    assert "`kill -CONT 9`" in str(found.remedy)
 
 
 class TestService:

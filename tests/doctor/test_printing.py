@@ -3,13 +3,13 @@ from __future__ import annotations
 import json
 import re
 import socket
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cli.terminal import bulkhead, terminal
+from tests.support.folders import short_folder
 
 NOBODY = "http://127.0.0.1:1"
 STEERING = "steer\x1b[31m\x9b7m"
@@ -17,14 +17,16 @@ STEERING = "steer\x1b[31m\x9b7m"
 
 @pytest.fixture
 def arguments() -> Iterator[list[str]]:
-    """A taken port, and a model whose name would steer a terminal."""
+    """A taken port, and a model whose path would steer a terminal."""
     with (
-        tempfile.TemporaryDirectory(prefix="bh-") as folder,
-        socket.create_server(("127.0.0.1", 0)) as taken,
+        short_folder() as folder,
+        socket.socket() as taken,
     ):
+        # Nobody listens, so that nobody's answer is waited for.
+        taken.bind(("127.0.0.1", 0))
         port = str(taken.getsockname()[1])
         state_dir = str(Path(folder) / "state")
-        missing = f"{folder}/{'a long name ' * 9}={STEERING}"
+        missing = f"{folder}/{'a long name ' * 9}{STEERING}=m"
         yield ["doctor", "--state-dir", state_dir, "--port", port, "--model", missing]
 
 
@@ -48,7 +50,7 @@ def test_a_pipe_gets_a_line_for_each(arguments: list[str]) -> None:
     *lines, summary = done.stdout.splitlines()
     assert all(re.match(r"(ok|warning|error) +\w|        -> ", each) for each in lines)
     assert sum(each.startswith("        -> ") for each in lines) == 2
-    assert re.fullmatch(r"2 errors, 0 warnings, \d+ ok\.", summary)
+    assert re.fullmatch(r"2 errors, 0 warnings, \d+ ok\. No gateway runs\.", summary)
 
 
 def test_json_on_a_terminal_is_json(arguments: list[str]) -> None:
@@ -61,7 +63,8 @@ def test_json_on_a_terminal_is_json(arguments: list[str]) -> None:
     assert answer["worst"] == "error"
     bad = [each for each in answer["findings"] if each["severity"] != "ok"]
     assert [each["check"] for each in bad] == ["port", "model"]
-    assert bad[1]["subject"] == STEERING
+    assert bad[1]["subject"] == "m"
+    assert STEERING in bad[1]["evidence"]
 
 
 def test_the_help_says_what_the_exit_status_means() -> None:

@@ -17,7 +17,7 @@ BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str]] = {
     "a token id that 32 bits don't hold": ({"prompt": [1 << 32]}, "prompt"),
     "a negative token id": ({"prompt": [-1]}, "prompt"),
     "a long stop sequence": ({"stop": "x" * 1001}, "stop"),
-    "a penalty": ({"repetition_penalty": 1.5}, "repetition_penalty"),
+    "a penalty": ({"repetition_penalty": -1.5}, "repetition_penalty"),
     "an unsupported parameter of megabytes": (
         {"logit_bias": [[]] * 2_000_000},
         "logit_bias",

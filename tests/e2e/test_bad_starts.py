@@ -6,12 +6,13 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support import shapes
+from tests.support.folders import short_folder
 from tests.support.gateway import BULKHEAD, Gateway
 
 
@@ -30,8 +31,9 @@ def serve(*arguments: str, environment: dict[str, str] | None = None) -> tuple[i
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> tuple[str, ...]:
-    return ("--port", "0", "--state-dir", str(tmp_path / "s"))
+def state() -> Iterator[tuple[str, ...]]:
+    with short_folder() as folder:
+        yield ("--port", "0", "--state-dir", str(Path(folder) / "s"))
 
 
 def test_no_model(state: tuple[str, ...], tmp_path: Path) -> None:
@@ -96,6 +98,36 @@ def test_state_path_too_long(tmp_path: Path) -> None:
     status, text = serve("--port", "0", "--state-dir", str(folder), "--model", "demo")
     assert status == 1
     assert "shorter state folder" in text
+
+
+def test_state_folder_that_others_may_write_to(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    status, text = serve("--port", "0", "--state-dir", str(tmp_path), "--model", "demo")
+    assert (status, "chmod go-w" in text) == (1, True)
+
+
+def test_a_pipe_where_a_worker_is_recorded(tmp_path: Path) -> None:
+    (tmp_path / "workers").mkdir()
+    os.mkfifo(tmp_path / "workers" / "1.json")
+    status, text = serve("--port", "0", "--state-dir", str(tmp_path), "--model", "demo")
+    assert (status, "workers/1.json is a named pipe" in text) == (1, True)
+
+
+def test_names_that_are_not_utf_8(state: tuple[str, ...], tmp_path: Path) -> None:
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
+    status, text = serve("--port", "0", "--state-dir", folder, "--model", "demo")
+    assert (status, "not UTF-8" in text) == (1, True)
+    shutil.copytree(shapes.DEMO, folder)
+    for model in (folder, f"{folder}=fine"):
+        status, text = serve(*state, "--model", model)
+        assert (status, "not UTF-8" in text) == (2, True)
+
+
+def test_an_id_of_two_lines(state: tuple[str, ...], tmp_path: Path) -> None:
+    folder = shutil.copytree(shapes.DEMO, tmp_path / "two\nlines")
+    for model in (str(folder), "demo=two\nlines", "demo=\x1b[2J"):
+        status, text = serve(*state, "--model", model)
+        assert (status, "one line without control characters" in text) == (2, True)
 
 
 def test_second_gateway_on_a_state_folder(start_gateway: Callable[..., Gateway]) -> None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import signal
-import tempfile
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from gateway.boot import present_boot
 from gateway.cli import main
-from gateway.memory.host import host_memory, resident_bytes
-from gateway.starts import LIMIT
+from gateway.memory.stranded.record import StrandedRecord, write_stranded
+from gateway.serve.starts import LIMIT
+from tests.support.folders import short_folder
 from tests.support.gateway import Gateway, eventually
 
 PRELOAD = '[models.demo]\npath = "demo"\npreload = true\n'
@@ -23,7 +23,7 @@ GB = 1_000_000_000
 
 @pytest.fixture
 def state_dir() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="bh-", ignore_cleanup_errors=True) as folder:
+    with short_folder(ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 
@@ -57,33 +57,21 @@ def test_after_a_few_unclean_starts_nothing_is_preloaded(
     eventually(lambda: healed.model()["state"] == "ready")
 
 
-def test_stranded_memory_is_looked_for_before_anything_is_loaded(
+def test_what_a_mac_has_stranded_means_nothing_elsewhere(
     start_gateway: Callable[..., Gateway], state_dir: Path
 ) -> None:
-    """The machine of the gateway before had 3 GB less that belong to nobody."""
-    host = host_memory()
-    unowned_bytes = host.total_bytes - host.available_bytes - resident_bytes(())
-    stranded = {"bytes": 0, "base_bytes": unowned_bytes - 3 * GB}
-    record = {"boot": present_boot(), "stranded": stranded}
-    (state_dir / "stranded.json").write_text(json.dumps(record))
-    (state_dir / "starts.json").write_text(json.dumps({"at": [0.0]}))
-    running = start_gateway("--state-dir", str(state_dir), models=(), config=PRELOAD)
-    assert GB < running.status()["memory"]["stranded_bytes"] < 5 * GB
-    eventually(lambda: running.model()["state"] == "ready")
-    answer = running.client.get("/admin/v1/events?recent=100&follow=0").text
-    events = [json.loads(each[6:]) for each in answer.splitlines() if each.startswith("data: {")]
-    assert events[0]["event"] == "stranded"
-    admitted = next(each for each in events if each["event"] == "admit")
-    assert admitted["id"] > events[0]["id"]
+    if sys.platform == "darwin":
+        pytest.skip("wired pages are judged here")
+    write_stranded(state_dir / "stranded.json", StrandedRecord(bytes=3 * GB, floor_bytes=0))
+    running = start_gateway("--state-dir", str(state_dir))
+    assert running.status()["memory"]["stranded_bytes"] == 0
+    assert running.stop() == 0
 
 
-def test_an_orderly_end_leaves_a_base_to_compare_with(
+def test_an_orderly_end_forgets_the_start(
     start_gateway: Callable[..., Gateway], state_dir: Path
 ) -> None:
     running = start_gateway("--state-dir", str(state_dir))
-    record = json.loads((state_dir / "stranded.json").read_text())
-    assert record["stranded"]["bytes"] == 0
-    assert isinstance(record["stranded"]["base_bytes"], int)
     assert len(json.loads((state_dir / "starts.json").read_text())["at"]) == 1
     assert running.stop() == 0
     assert json.loads((state_dir / "starts.json").read_text())["at"] == []

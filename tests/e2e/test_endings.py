@@ -7,9 +7,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 
+from tests.support.faults import sitecustomize
 from tests.support.gateway import Gateway, chat_body, eventually, gone
 from tests.support.streams import open_stream
 
@@ -91,6 +93,35 @@ def test_a_stop_during_a_load(start_gateway: Callable[..., Gateway]) -> None:
     running.process.send_signal(signal.SIGTERM)
     assert running.process.wait(30) == 0
     assert gone(pid)
+
+
+def test_a_signal_at_the_very_end(start_gateway: Callable[..., Gateway], tmp_path: Path) -> None:
+    """The process has done everything that it has to: its status is that of an orderly end."""
+    late = """
+    import atexit, os, signal
+    if "serve" in sys.orig_argv:
+        numbers = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
+        atexit.register(lambda: [os.kill(os.getpid(), each) for each in numbers])
+    """
+    running = start_gateway(environment=sitecustomize(tmp_path, late))
+    running.process.send_signal(signal.SIGINT)
+    assert running.process.wait(20) == 0
+
+
+def test_what_the_operator_did_not_order_is_not_called_so(
+    start_gateway: Callable[..., Gateway],
+) -> None:
+    running = start_gateway(
+        models=(),
+        config='[models.demo]\npath = "demo"\npreload = true\n[models.other]\npath = "demo"',
+    )
+    eventually(lambda: running.model()["state"] == "ready")
+    running.process.send_signal(signal.SIGINT)
+    assert running.process.wait(20) == 0
+    log = eventually(lambda: "Stopped" in running.log and running.log)
+    assert "configuration: preload" in log
+    assert "the gateway ends" in log
+    assert "operator" not in log
 
 
 def test_ctrl_c_reaches_the_gateway_alone(start_gateway: Callable[..., Gateway]) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from gateway.memory.estimate.estimate import estimate, model_key
-from gateway.memory.estimate.learned import Learned, Measured
+from gateway.memory.estimate.estimate import model_key
+from gateway.memory.estimate.fitting import whole
+from gateway.memory.estimate.learned import Learned
 from gateway.memory.footprint import Footprint, footprint
 from tests.support import shapes
 from tests.support.gateway import Gateway, eventually
@@ -46,37 +47,29 @@ def _took(gateway: Gateway) -> tuple[Footprint, Footprint]:
     return idle, footprint(pid)
 
 
-def _learned(gateway: Gateway, folder: Path) -> Measured:
-    key = model_key(folder, CONTEXT, None)
-
-    def full() -> Measured | None:
-        measured = Learned(gateway.state_dir / "learned.json").get(key)
-        return measured if measured is not None and measured.full_bytes is not None else None
-
-    measured: Measured = eventually(full)
-    return measured
-
-
 @pytest.mark.parametrize(
     "name",
     [name if name == "state" else pytest.param(name, marks=pytest.mark.slow) for name in BUILT],
 )
-def test_it_is_within_15_percent_and_within_5_once_measured(
+def test_it_is_enough_and_a_load_is_within_5_percent_once_measured(
     name: str, tmp_path: Path, start_gateway: Callable[..., Any]
 ) -> None:
     folder = BUILT[name](tmp_path / name)
     gateway: Gateway = start_gateway(
         models=(), config=f'[models.m]\npath = "{folder}"\ncontext_tokens = {CONTEXT}\n'
     )
-    before = estimate(folder, CONTEXT, None)
+    path = gateway.state_dir / "learned.json"
+    _, before = whole(folder, CONTEXT, CONTEXT, None, Learned(path))
     idle, full = _took(gateway)
     assert full.peak_bytes is not None
-    assert before.idle_bytes == pytest.approx(idle.current_bytes, rel=0.15)
-    assert before.full_bytes == pytest.approx(full.peak_bytes, rel=0.15)
+    assert before.fixed_bytes == pytest.approx(idle.current_bytes, rel=0.15)
+    # More may be counted on than is taken, as caches may be merged at any moment.
+    assert full.peak_bytes <= before.whole_bytes
+    assert before.whole_bytes == pytest.approx(full.peak_bytes, rel=0.25)
 
-    measured = _learned(gateway, folder)
+    key = model_key(folder, None)
+    eventually(lambda: Learned(path).fixed_bytes(key))
+    _, after = whole(folder, CONTEXT, CONTEXT, None, Learned(path))
     gateway.order("unload", "m").raise_for_status()
-    after = estimate(folder, CONTEXT, measured)
     idle, full = _took(gateway)
-    assert after.idle_bytes == pytest.approx(idle.current_bytes, rel=0.05)
-    assert after.full_bytes == pytest.approx(full.peak_bytes, rel=0.05)
+    assert after.fixed_bytes == pytest.approx(idle.current_bytes, rel=0.05)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,10 +12,14 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+import zmq
 
+from protocol.codec import encode
+from protocol.messages import Heartbeat, MlxMemory
 from tests.cli.terminal import bulkhead, read_until, started
-from tests.support.faults import interpreter, sitecustomize
+from tests.support.faults import interpreter, sitecustomize, wrapped_python
 from tests.support.gateway import Gateway, eventually
+from tests.support.strangers import strangers
 from tests.support.streams import Probe
 
 QUESTION = "What is Bulkhead?"
@@ -106,7 +111,10 @@ def gateway(folder: Path) -> Iterator[Gateway]:
         """
     codes = {name: code for name, (code, _) in FAULTS.items()}
     codes |= {name: READY + code for name, code in AFTER_READY.items()}
-    models = "".join(
+    # It connects once everybody else has had the time to.
+    late = wrapped_python(folder / "late", f"until [ -e {folder}/come ]; do sleep 0.05; done")
+    models = f'[models.late]\npath = "demo"\npython = "{late}"\n'
+    models += "".join(
         f'[models."{name}"]\npath = "demo"\npython = "{interpreter(folder / name, code)}"\n'
         for name, code in codes.items()
     )
@@ -162,6 +170,27 @@ def test_a_flood_leaves_the_gateway_and_other_models_alone(
     assert killed["state"] in ("unloaded", "failed")
 
 
+def test_strangers_on_a_workers_socket(gateway: Gateway, whole: str, folder: Path) -> None:
+    """Whether they come first and stay, or come and go: the worker doesn't notice."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    gateway.order("load", "late", wait=False)
+    worker = eventually(lambda: gateway.model("late")["worker"])
+    path = gateway.state_dir / "run" / f"{worker['incarnation']}.sock"
+    lie = Heartbeat(step=1, step_age_s=0.0, active=0, waiting=0, memory=MlxMemory())
+    with strangers(context, path, encode(lie)):
+        (folder / "come").touch()
+        assert gateway.say(QUESTION, "late") == whole
+    for _ in range(3):
+        with strangers(context, path, encode(lie)):
+            pass
+        assert gateway.say(QUESTION, "late") == whole
+    # Longer than a worker is given that closes its connection.
+    time.sleep(3.0)
+    assert gateway.say(QUESTION, "late") == whole
+    assert gateway.model("late")["worker"]["incarnation"] == worker["incarnation"]
+    context.destroy(linger=0)
+
+
 def test_a_worker_that_stops_reading(gateway: Gateway, whole: str) -> None:
     gateway.load("silent")
     assert gateway.say(QUESTION) == whole
@@ -197,12 +226,12 @@ def test_a_process_that_survives_sigkill(gateway: Gateway, whole: str, folder: P
         told = read_until(following, "  breaker  ")
 
     steps = [each for each in gateway.events("escalation") if each["pid"] == pid]
-    assert [each["outlived"] for each in steps] == ["ask it to stop", "SIGTERM", "SIGKILL"]
+    assert [each["outlived"] for each in steps] == ["being asked to stop", "SIGTERM", "SIGKILL"]
     for each in steps:
         assert each["seconds"] >= 1
         numbers = f"pid={pid} outlived={each['outlived']} seconds={each['seconds']}"
         assert f"  deaf  escalation  {numbers}\n" in told
     breaker = next(each for each in gateway.events("breaker") if each["model"] == "deaf")
     assert (breaker["verdict"], breaker["deaths"]) == ("give up", 1)
-    assert breaker["next_attempt_s"] == pytest.approx(300)
+    assert breaker["next_attempt_s"] == 300
     assert "  deaf  breaker  verdict=give up deaths=1 next_attempt_s=300.0" in told

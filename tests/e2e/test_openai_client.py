@@ -119,6 +119,22 @@ def test_completions(client: openai.OpenAI, *, stream: bool) -> None:
         assert answer.usage.completion_tokens == 30
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("stop", "expected"), [(None, " a server"), ([" a"], ""), (["server"], " a ")]
+)
+def test_a_completion_begins_where_the_prompt_ends(
+    client: openai.OpenAI, stop: list[str] | None, expected: str, *, stream: bool
+) -> None:
+    answer = client.completions.create(
+        model="demo", prompt="Bulkhead is", max_tokens=8, temperature=0, stop=stop, stream=stream
+    )
+    choices = [each.choices[0] for each in (answer if stream else [answer])]
+    text = "".join(each.text for each in choices)
+    assert choices[-1].finish_reason == ("length" if stop is None else "stop")
+    assert text.startswith(expected) if stop is None else text == expected
+
+
 def test_completions_of_token_ids(client: openai.OpenAI) -> None:
     answer = client.completions.create(model="demo", prompt=[50, 51, 52], max_tokens=3)
     assert answer.usage.prompt_tokens == 3
@@ -164,10 +180,51 @@ def test_unknown_model(client: openai.OpenAI) -> None:
     assert caught.value.response.headers["x-request-id"].startswith("req_")
 
 
-def test_context_that_can_never_fit(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="max_tokens is 100000") as caught:
-        client.chat.completions.create(model="demo", messages=QUESTION, max_tokens=100_000)
-    assert caught.value.code == "context_length_exceeded"
+CONTEXT = "This model's maximum context length is 4096 tokens. However, the prompt is too long"
+LONG = "a server " * 5000
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_a_context_that_can_never_hold_the_answer(client: openai.OpenAI, name: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="demo", messages=QUESTION, **{name: 100_000})
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", name)
+    assert CONTEXT in caught.value.message
+    assert "for an answer of up to 100000: it has " in caught.value.message
+
+
+@pytest.mark.parametrize("limit", [{}, {"max_tokens": 5}], ids=["none", "five tokens"])
+@pytest.mark.parametrize("content", [LONG, LONG * 100], ids=["counted", "not even counted"])
+def test_a_context_that_can_never_hold_the_prompt(
+    client: openai.OpenAI, limit: dict[str, int], content: str
+) -> None:
+    """The limit of the answer isn't to blame, and isn't spoken of."""
+    with pytest.raises(openai.BadRequestError) as chat:
+        client.chat.completions.create(
+            model="demo", messages=[{"role": "user", "content": content}], **limit
+        )
+    with pytest.raises(openai.BadRequestError) as completion:
+        client.completions.create(model="demo", prompt=content, **limit)
+    for caught, param in ((chat, "messages"), (completion, "prompt")):
+        assert (caught.value.code, caught.value.param) == ("context_length_exceeded", param)
+        assert CONTEXT in caught.value.message
+        assert "max_tokens" not in caught.value.message
+        assert "answer of" not in caught.value.message
+
+
+def test_a_default_that_does_not_fit_is_not_the_clients(client: openai.OpenAI) -> None:
+    """A completion has 16 tokens where nothing else is said."""
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="demo", prompt=[50] * 4090)
+    assert caught.value.param == "prompt"
+    assert "for an answer of up to 16: it has 4090, together 4106" in caught.value.message
+
+
+def test_other_failures_of_a_prompt_name_it(client: openai.OpenAI) -> None:
+    for prompt in ("", [1 << 20]):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.completions.create(model="demo", prompt=prompt)
+        assert (caught.value.code, caught.value.param) == ("invalid_request_error", "prompt")
 
 
 def test_closing_a_stream_cancels_it(client: openai.OpenAI, gateway: Gateway) -> None:

@@ -33,7 +33,18 @@ def test_status_has_every_field(gateway: Gateway) -> None:
     gateway.load()
     eventually(lambda: gateway.model()["worker"]["footprint_bytes"])
     status = gateway.status()
-    assert set(status) == {"version", "pid", "uptime_s", "state", "reason", "memory", "models"}
+    assert set(status) == {
+        "version",
+        "pid",
+        "uptime_s",
+        "state",
+        "reason",
+        "config",
+        "memory",
+        "models",
+    }
+    assert status["config"]["file"] == str(gateway.config_path)
+    assert len(status["config"]["digest"]) == 64
     assert status["state"] == "serving"
     assert status["pid"] == gateway.pid
     assert set(status["memory"]) == {
@@ -47,6 +58,8 @@ def test_status_has_every_field(gateway: Gateway) -> None:
         "available_bytes",
         "stranded_bytes",
         "pressure",
+        "card_total_bytes",
+        "card_available_bytes",
     }
     (model,) = status["models"]
     assert set(model) == {
@@ -59,6 +72,10 @@ def test_status_has_every_field(gateway: Gateway) -> None:
         "active_requests",
         "oldest_active_s",
         "estimate_bytes",
+        "floor_bytes",
+        "lent_bytes",
+        "wanted_bytes",
+        "context_tokens",
         "last_used_at",
         "worker",
         "restarts",

@@ -147,7 +147,7 @@ def test_a_smaller_budget_displaces_and_a_hangup_reads_again(
     )
     running.process.send_signal(signal.SIGHUP)
     eventually(lambda: running.model("a")["state"] == "unloaded")
-    assert "the budget is" in running.model("a")["last_exit"]["reason"]
+    assert "has no room for it" in running.model("a")["last_exit"]["reason"]
     assert busy.join().outcome == undisturbed
     running.config_path.write_text(_config(_model("b")), "utf-8")
     running.process.send_signal(signal.SIGHUP)

@@ -16,6 +16,7 @@ import httpx
 import psutil
 import pytest
 
+from gateway.state.state_dir import lock_holder
 from tests.cli.terminal import bulkhead
 from tests.support.faults import (
     after_import,
@@ -336,10 +337,17 @@ class TestNoHalfWay:
         assert stream.join(60).done
         assert running.say("What is Bulkhead?")
 
-    def test_the_sockets_folder_is_removed(self, start_gateway: Callable[..., Gateway]) -> None:
+    def test_the_state_folder_is_removed(self, start_gateway: Callable[..., Gateway]) -> None:
         running = start_gateway()
-        shutil.rmtree(running.state_dir / "run")
-        assert running.say("What is Bulkhead?")
+        for removed in ("run", "workers", "logs", "."):
+            shutil.rmtree(running.state_dir / removed, ignore_errors=True)
+            assert running.order("restart").json()["state"] == "ready"
+            assert running.say("What is Bulkhead?")
+            recorded = running.state_dir / "workers" / f"{running.worker_pid()}.json"
+            assert recorded.exists()
+            eventually((running.state_dir / "logs" / "demo.log").exists)
+            eventually((running.state_dir / "logs" / "gateway.log").exists)
+        assert lock_holder(running.state_dir) == running.pid
 
     def test_requests_that_cross_the_end_of_a_worker(
         self, start_gateway: Callable[..., Gateway]
@@ -415,4 +423,6 @@ class TestEvents:
         assert "demo  ready  pid=" in shown.stdout
         as_json = bulkhead("events", "--json", "-n", "2", url=gateway.url)
         assert len([json.loads(each) for each in as_json.stdout.splitlines()]) == 2
-        assert bulkhead("events", "--model", "nobody", url=gateway.url).stdout == ""
+        nobody = bulkhead("events", "--model", "nobody", url=gateway.url)
+        assert (nobody.returncode, nobody.stdout) == (4, "")
+        assert "nobody" in nobody.stderr

@@ -83,3 +83,10 @@ def test_one_flat_object() -> None:
         "load_s": 0.5,
     }
     assert "\n" not in json.dumps(fields)
+
+
+async def test_seconds_have_no_digits_that_nobody_measured() -> None:
+    log = EventLog()
+    log.emit("breaker", "demo", next_attempt_s=299.9999999999999, deaths=1, verdict="give up")
+    (event,) = log.recent(1)
+    assert event.fields == {"next_attempt_s": 300.0, "deaths": 1, "verdict": "give up"}

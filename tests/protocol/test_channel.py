@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,16 +15,20 @@ from protocol.channel import (
     bind_gateway_side,
     connect_worker_side,
     endpoint,
+    new_keys,
 )
 from protocol.codec import MAX_WORKER_FRAME_BYTES
+from tests.support.folders import short_folder
+from tests.support.strangers import strangers
 
 _PATIENCE_MS = 5000
+KEYS = new_keys()
 
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
     # Short, since the paths of sockets are bounded; pytest's folders are not.
-    with tempfile.TemporaryDirectory(prefix="bh-") as path:
+    with short_folder() as path:
         yield Path(path)
 
 
@@ -38,12 +41,12 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
 
 @pytest.fixture
 def gateway_side(context, folder) -> Callable[[], zmq.Socket[bytes]]:
-    return lambda: bind_gateway_side(context, endpoint(folder / "0-1.sock"))
+    return lambda: bind_gateway_side(context, endpoint(folder / "0-1.sock"), KEYS)
 
 
 @pytest.fixture
 def worker_side(context, folder) -> Callable[[], zmq.Socket[bytes]]:
-    return lambda: connect_worker_side(context, endpoint(folder / "0-1.sock"))
+    return lambda: connect_worker_side(context, endpoint(folder / "0-1.sock"), KEYS.workers)
 
 
 def _receive(socket: zmq.Socket[bytes]) -> bytes:
@@ -80,9 +83,9 @@ class TestEndpoint:
 
     def test_zeromq_binds_the_longest_path_and_no_longer_one(self, context, folder):
         room = MAX_SOCKET_PATH_BYTES - len(os.fsencode(folder)) - 1
-        bind_gateway_side(context, endpoint(folder / ("x" * room)))
+        bind_gateway_side(context, endpoint(folder / ("x" * room)), KEYS)
         with pytest.raises(zmq.ZMQError):
-            bind_gateway_side(context, f"ipc://{folder / ('x' * (room + 1))}")
+            bind_gateway_side(context, f"ipc://{folder / ('x' * (room + 1))}", KEYS)
 
 
 class TestConversation:
@@ -135,17 +138,6 @@ class TestConversation:
         assert not gateway.poll(200)
         assert not intruder.poll(0)
 
-    def test_a_second_peer_does_not_inherit_the_place_of_the_first(self, gateway_side, worker_side):
-        gateway, first = gateway_side(), worker_side()
-        leaving = gateway.get_monitor_socket(zmq.Event.DISCONNECTED)
-        first.send(b"first")
-        assert _receive(gateway) == b"first"
-        intruder = worker_side()
-        first.close(linger=0)
-        _await_event(leaving, zmq.Event.DISCONNECTED)
-        intruder.send(b"intruder")
-        assert not gateway.poll(200)
-
     def test_a_full_queue_is_told_to_the_sender_instead_of_blocking_it(self, gateway_side):
         gateway = gateway_side()
         with pytest.raises(zmq.Again):
@@ -164,6 +156,46 @@ class TestConversation:
         assert sent < 500
 
 
+class TestStrangers:
+    """Who opens the socket without the key."""
+
+    def test_whoever_comes_first_and_stays_takes_nobodys_place(
+        self, context, gateway_side, worker_side, folder
+    ):
+        gateway = gateway_side()
+        path = folder / "0-1.sock"
+        accepted = gateway.get_monitor_socket(zmq.Event.ACCEPTED)
+        with strangers(context, path) as count:
+            for _ in range(count):
+                _await_event(accepted, zmq.Event.ACCEPTED)
+            worker = worker_side()
+            worker.send(b"the worker's")
+            assert _receive(gateway) == b"the worker's"
+            gateway.send(b"the gateway's")
+            assert _receive(worker) == b"the gateway's"
+            assert not gateway.poll(200)
+
+    def test_nobody_inherits_the_place_of_the_worker(
+        self, context, gateway_side, worker_side, folder
+    ):
+        gateway, worker = gateway_side(), worker_side()
+        leaving = gateway.get_monitor_socket(zmq.Event.DISCONNECTED)
+        worker.send(b"the worker's")
+        assert _receive(gateway) == b"the worker's"
+        with strangers(context, folder / "0-1.sock"):
+            worker.close(linger=0)
+            _await_event(leaving, zmq.Event.DISCONNECTED)
+            assert not gateway.poll(300)
+
+    def test_a_worker_believes_no_other_gateway(self, context, worker_side, folder):
+        path = folder / "0-1.sock"
+        impostor = bind_gateway_side(context, endpoint(path), new_keys())
+        worker = worker_side()
+        worker.send(b"for the gateway's ears", zmq.NOBLOCK)
+        assert not impostor.poll(300)
+        assert not impostor.poll(0, zmq.POLLOUT)
+
+
 def _send_many(socket, frame, count):
     for _ in range(count):
         socket.send(frame, zmq.NOBLOCK)
@@ -173,8 +205,8 @@ class TestIncarnations:
     def test_unread_frames_vanish_with_the_socket(self, context, folder):
         first_address = endpoint(folder / "0-1.sock")
         first, worker = (
-            bind_gateway_side(context, first_address),
-            connect_worker_side(context, first_address),
+            bind_gateway_side(context, first_address, KEYS),
+            connect_worker_side(context, first_address, KEYS.workers),
         )
         worker.send(b"read")
         for _ in range(20):
@@ -182,16 +214,16 @@ class TestIncarnations:
         assert _receive(first) == b"read"
         first.close()
         second_address = endpoint(folder / "0-2.sock")
-        second = bind_gateway_side(context, second_address)
-        successor = connect_worker_side(context, second_address)
+        second = bind_gateway_side(context, second_address, KEYS)
+        successor = connect_worker_side(context, second_address, KEYS.workers)
         successor.send(b"fresh")
         assert _receive(second) == b"fresh"
         assert not second.poll(200)
 
     def test_closing_does_not_wait_for_a_dead_peer(self, folder):
         own: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        gateway = bind_gateway_side(own, endpoint(folder / "0-1.sock"))
-        worker = connect_worker_side(own, endpoint(folder / "0-1.sock"))
+        gateway = bind_gateway_side(own, endpoint(folder / "0-1.sock"), KEYS)
+        worker = connect_worker_side(own, endpoint(folder / "0-1.sock"), KEYS.workers)
         worker.send(b"hello")
         assert _receive(gateway) == b"hello"
         worker.close(linger=0)

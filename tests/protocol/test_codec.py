@@ -28,11 +28,13 @@ from protocol.messages import (
     Generate,
     Heartbeat,
     Hello,
+    Limit,
     Load,
     LoadFailed,
     LoadProgress,
     Message,
     MlxMemory,
+    Need,
     Output,
     Ready,
     Rendered,
@@ -41,7 +43,6 @@ from protocol.messages import (
     Stop,
     TextPrompt,
     TokenPrompt,
-    Trim,
     Usage,
     WorkerMessage,
 )
@@ -87,6 +88,8 @@ _samplings = st.builds(
     top_p=_optional(_floats),
     top_k=_optional(_integers),
     min_p=_optional(_floats),
+    repetition_penalty=_optional(_floats),
+    repetition_context_tokens=_integers,
 )
 _deltas = st.builds(
     Delta,
@@ -103,9 +106,12 @@ _from_gateway: dict[type[Message], st.SearchStrategy[Any]] = {
         path=_texts,
         max_concurrency=_integers,
         context_tokens=_integers,
-        grant_bytes=_optional(_integers),
-        baseline_bytes=_integers,
+        limit_bytes=_optional(_integers),
+        beside_bytes=_integers,
         working_bytes=_integers,
+        working_token_bytes=_integers,
+        admitted_tokens=_optional(_integers),
+        wire=st.booleans(),
     ),
     Generate: st.builds(
         Generate,
@@ -113,16 +119,25 @@ _from_gateway: dict[type[Message], st.SearchStrategy[Any]] = {
         prompt=_prompts,
         sampling=_samplings,
         max_tokens=_optional(_integers),
+        priority=_integers,
         stop=_tuples(_texts),
         ignore_eos=st.booleans(),
         delivered=_packed,
     ),
     Cancel: st.builds(Cancel, request_id=_texts),
-    Trim: st.builds(Trim),
+    Limit: st.builds(Limit, limit_bytes=_integers, beside_bytes=_integers),
     Drain: st.builds(Drain),
     Stop: st.builds(Stop),
 }
 _from_worker: dict[type[Message], st.SearchStrategy[Any]] = {
+    Need: st.builds(
+        Need,
+        limit_bytes=_integers,
+        used_bytes=_integers,
+        wanted_bytes=_integers,
+        least_bytes=_integers,
+        held=_integers,
+    ),
     Hello: st.builds(
         Hello,
         protocol_version=st.just(PROTOCOL_VERSION),
@@ -153,6 +168,7 @@ _from_worker: dict[type[Message], st.SearchStrategy[Any]] = {
             ["invalid_request_error", "context_length_exceeded", "internal_error"]
         ),
         message=_texts,
+        field=_optional(st.sampled_from(["prompt", "max_tokens"])),
     ),
     Heartbeat: st.builds(
         Heartbeat,

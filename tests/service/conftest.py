@@ -3,20 +3,20 @@ from __future__ import annotations
 import os
 import pwd
 import socket
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gateway.service.owner import Owner
+from tests.support.folders import short_folder
 from tests.support.service_managers import ServiceManagers
 
 
 @pytest.fixture
 def home() -> Iterator[Path]:
     """A home of its own. Short, since the paths of sockets are bounded; pytest's are not."""
-    with tempfile.TemporaryDirectory(prefix="bh-", ignore_cleanup_errors=True) as folder:
+    with short_folder(ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 

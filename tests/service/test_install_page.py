@@ -16,7 +16,11 @@ from gateway.cli import main
 from gateway.service.definition import stop_s
 from tests.support.service_managers import ServiceManagers
 
-PAGE = (Path(__file__).parents[2] / "docs" / "install.md").read_text("utf-8")
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "install.md").read_text("utf-8")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# What the pages call by name; both come with the environment.
+PROGRAMS = {"bulkhead", "hf"}
 BLOCK = re.compile(r"^ *```(sh|sh run)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
 
@@ -47,24 +51,87 @@ def test_from_installing_to_removing(managers: ServiceManagers, home: Path, port
     assert {each.name for each in home.iterdir()} == before | {".config", ".local"}
 
 
+def _lines(text: str) -> list[list[str]]:
+    """The words of each line."""
+    shown = (each.partition("  #")[0] for each in text.splitlines())
+    return [shlex.split(each) for each in shown if "'" not in each and each.strip()]
+
+
+def _reached(words: list[str]) -> set[str]:
+    """The programs that a line puts on PATH."""
+    if words[:2] == ["export", "PATH=$HOME/bulkhead/.venv/bin:$PATH"]:
+        # What `make install` has put there.
+        return {each for each in PROGRAMS if Path(sys.executable).with_name(each).exists()}
+    if words[:3] == ["uv", "tool", "install"]:
+        option = words.index("--with-executables-from")
+        return {"bulkhead", "hf"} if words[option + 1] == "huggingface_hub" else {"bulkhead"}
+    return set()
+
+
+def _called(words: list[str]) -> str | None:
+    """The program that a line calls by its name alone."""
+    first = words[1] if words[0] == "sudo" else words[0]
+    first = first.removeprefix("$(which ").removesuffix(")")
+    return first if first in PROGRAMS else None
+
+
+@pytest.mark.parametrize("system", ["Mac", "Linux"])
+def test_what_the_install_page_calls_is_on_path(system: str) -> None:
+    """By every way of installing, before the first call."""
+    introduction, *sections = re.split(r"^## ", PAGE, flags=re.MULTILINE)
+    text = introduction + "".join(
+        each for each in sections if not each.startswith("On ") or system in each.splitlines()[0]
+    )
+    blocks = [_lines(block) for _, block in BLOCK.findall(text)]
+    ways = [
+        index
+        for index, block in enumerate(blocks)
+        if any(words[0] in ("make", "uv") and "install" in words for words in block)
+    ]
+    assert len(ways) == (2 if system == "Mac" else 1)
+    for index in ways:
+        assert set().union(*map(_reached, blocks[index])) == PROGRAMS
+    calls = [
+        index for index, block in enumerate(blocks) for words in block if _called(words) is not None
+    ]
+    assert len(calls) >= 8
+    assert min(calls) > max(ways)
+
+
+def test_what_the_readme_calls_is_there_as_written() -> None:
+    """It installs with make, which puts nothing on PATH."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    lines = [words for _, block in BLOCK.findall(text) for words in _lines(block)]
+    assert [words for words in lines if _called(words) is not None] == []
+    paths = {words[0] for words in lines if words[0].startswith(".venv/")}
+    assert paths == {".venv/bin/bulkhead"}
+    assert Path(sys.executable).with_name("bulkhead").exists()
+
+
 def test_every_command_exists() -> None:
-    """Of the Mac's too, which can't run here."""
-    lines = [line for _, text in BLOCK.findall(PAGE) for line in text.splitlines()]
-    orders = [shlex.split(each.partition("  #")[0]) for each in lines if "bulkhead" in each]
+    """On all pages, the Mac's too, which can't run here."""
     checked = 0
-    for words in orders:
-        named = [i for i, word in enumerate(words) if word in ("bulkhead", "$(which bulkhead)")]
-        if not named:
-            continue
-        command: click.Command = main
-        arguments = words[named[0] + 1 :]
-        while isinstance(command, click.Group):
-            found = command.get_command(click.Context(command), arguments[0])
-            assert found is not None, words
-            command, arguments = found, arguments[1:]
-        command.make_context("bulkhead", arguments)
-        checked += 1
-    assert checked >= 10
+    for page in PAGES:
+        for _, block in BLOCK.findall(page.read_text("utf-8")):
+            for words in _lines(block):
+                if _called(words) == "bulkhead" or words[0] == ".venv/bin/bulkhead":
+                    _check(words)
+                    checked += 1
+    assert checked >= 20
+
+
+def _check(words: list[str]) -> None:
+    while not words[0].strip("$()").endswith("bulkhead"):
+        words = words[1:]
+    command: click.Command = main
+    arguments = [each for each in words[1:] if each != ">"]
+    if ">" in words:
+        arguments = words[1 : words.index(">")]
+    while isinstance(command, click.Group):
+        found = command.get_command(click.Context(command), arguments[0])
+        assert found is not None, words
+        command, arguments = found, arguments[1:]
+    command.make_context("bulkhead", arguments)
 
 
 def test_the_page_tells_the_time_that_is_granted() -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from gateway.config.read import read_settings
 from gateway.config.settings import Flags, Settings
+from gateway.process import ladder
 from gateway.service import service as service_module
 from gateway.service import status as status_module
 from gateway.service.definition import Definition, define, stop_s
@@ -25,7 +26,6 @@ from gateway.service.launchd import Launchd
 from gateway.service.mark import LABEL, MARK, service_pid
 from gateway.service.owner import Owner
 from gateway.service.service import Service
-from gateway.supervise import ladder
 from tests.support.gateway import eventually
 from tests.support.service_managers import ServiceManagers
 
@@ -213,9 +213,56 @@ def test_a_machine_without_a_screen(case: Case, managers: ServiceManagers) -> No
 
 
 def test_no_domain_at_all(case: Case, managers: ServiceManagers) -> None:
+    managers.fail("print", 125, "Domain does not support specified action", times=2)
+    with pytest.raises(ServiceError, match="--system"):
+        case.install()
+    assert {each[0] for each in managers.calls} == {"print"}
+    assert not case.manager.path.exists()
+    assert not (case.account.home / "state").exists()
+
+
+def test_a_domain_that_goes_away(case: Case, managers: ServiceManagers) -> None:
     managers.fail("bootstrap", 125, "Bootstrap failed: 125: Domain does not support", times=2)
     with pytest.raises(ServiceError, match="--system"):
         case.install()
+    assert not case.manager.path.exists()
+
+
+def test_uninstall_where_launchd_cannot_be_asked(case: Case, managers: ServiceManagers) -> None:
+    pid = case.install()
+    managers.fail("", 125, "Domain does not support specified action", times=9)
+    case.service.uninstall()
+    assert not case.manager.path.exists()
+    assert f"Its gateway still runs: `kill {pid}` ends it in order." in case.said
+
+
+def test_a_dry_run_changes_nothing(account: Owner, config: Path, managers: ServiceManagers) -> None:
+    manager = Launchd(account, print, system=False)
+    gui = f"gui/{account.uid}"
+    assert manager.beginning() == [
+        f"launchctl enable {gui}/{LABEL}",
+        f"launchctl bootstrap {gui} {manager.path}",
+    ]
+    assert managers.calls == []
+
+
+def test_a_mistake_in_the_configuration_is_not_started_again(account: Owner, config: Path) -> None:
+    """launchd tries again after every exit but one with 0, and tells no statuses apart."""
+    keys = _plist(account, config, system=False)
+    assert keys["KeepAlive"] == {"SuccessfulExit": False}
+    for content, told in (("[gateway]\nprot = 1\n", "did you mean port?"), ("", "No model")):
+        config.write_text(content)
+        done = subprocess.run(
+            keys["ProgramArguments"],
+            env={**os.environ, **keys["EnvironmentVariables"]},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0
+        assert told in done.stderr
+        assert "The service stays down until `bulkhead service start`." in done.stderr
 
 
 def test_an_old_job_that_is_still_going_away(case: Case, managers: ServiceManagers) -> None:
@@ -256,19 +303,22 @@ def test_another_failure_is_told_in_launchctls_words(case: Case, managers: Servi
 
 
 def test_a_gateway_that_fails_is_told_with_its_last_words(
-    case: Case, managers: ServiceManagers
+    case: Case, managers: ServiceManagers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(service_module, "_AFTER_LAST_WORDS_S", 0.5)
     case.config.write_text(case.config.read_text().replace('"demo"', '"/no/such/folder"'))
     with pytest.raises(ServiceError, match="There is no model folder /no/such/folder"):
         case.install()
+    assert not case.manager.path.exists()
+    assert not case.manager.loaded()
 
 
 def test_a_port_of_another_program(case: Case, managers: ServiceManagers, port: int) -> None:
-    with (
-        socket.create_server(("127.0.0.1", port)),
-        pytest.raises(ServiceError, match=f"Another program has port {port}"),
-    ):
-        case.install()
+    with socket.socket() as taken:
+        # Nobody listens, so that nobody's answer is waited for.
+        taken.bind(("127.0.0.1", port))
+        with pytest.raises(ServiceError, match=f"Another program has port {port}"):
+            case.install()
     assert not case.manager.path.exists()
     assert managers.calls == []
 
@@ -352,7 +402,7 @@ def test_a_service_of_another_environment(
 def test_a_definition_that_is_broken(case: Case, managers: ServiceManagers) -> None:
     case.manager.path.parent.mkdir(parents=True)
     case.manager.path.write_text("<plist>")
-    with pytest.raises(ServiceError, match="remove it, then install again"):
+    with pytest.raises(ServiceError, match="uninstall` removes it, then install again"):
         case.service.status()
 
 

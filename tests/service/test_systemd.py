@@ -20,12 +20,12 @@ from click.testing import CliRunner, Result
 from gateway.cli import main
 from gateway.config.read import read_settings
 from gateway.config.settings import Flags
+from gateway.process import ladder
 from gateway.service.definition import Definition, define
 from gateway.service.files import make_private_file, make_private_folder
 from gateway.service.mark import service_pid
 from gateway.service.owner import Owner, owner
 from gateway.service.systemd import UNIT, Systemd
-from gateway.supervise import ladder
 from tests.support.gateway import eventually
 from tests.support.service_managers import ServiceManagers, verified
 
@@ -186,6 +186,7 @@ def test_a_life_in_systemd(order: _Order, managers: ServiceManagers, config: Pat
     first = order.pid
     assert f"(pid {first})" in done.output
     assert [each[1] for each in managers.calls] == [
+        "show",
         "daemon-reload",
         "enable",
         "reset-failed",
@@ -249,11 +250,122 @@ def test_a_port_that_moves(order: _Order, config: Path) -> None:
     assert "a port that stays" in done.output
 
 
-def test_no_systemd_that_listens(order: _Order, managers: ServiceManagers, config: Path) -> None:
-    managers.fail("--user daemon-reload", 1, "Failed to connect to bus: No medium found")
+NO_BUS = "Failed to connect to bus: No medium found"
+
+
+def _unit(home: Path) -> Path:
+    return home / ".config" / "systemd" / "user" / UNIT
+
+
+def _left(home: Path) -> list[Path]:
+    return [each for each in _unit(home).parent.rglob("*") if not each.is_dir()]
+
+
+def test_without_a_bus_nothing_is_written(
+    order: _Order, managers: ServiceManagers, config: Path, home: Path
+) -> None:
+    managers.fail("--user", 1, NO_BUS, times=9)
     done = order("install", "--config", str(config), "--state-dir", str(order.state_dir))
     assert done.exit_code == 1
-    assert "Failed to connect to bus: No medium found" in done.output
+    assert NO_BUS in " ".join(done.output.split())
+    assert "sudo bulkhead service install --system" in " ".join(done.output.split())
+    assert not _unit(home).parent.exists()
+    assert not order.state_dir.exists()
+    assert [each[1] for each in managers.calls] == ["show"]
+
+
+@pytest.mark.parametrize("step", ["daemon-reload", "enable", "start"])
+def test_a_step_that_fails_leaves_nothing(
+    order: _Order, managers: ServiceManagers, config: Path, home: Path, step: str
+) -> None:
+    managers.fail(f"--user {step}", 1, "no such luck")
+    done = order("install", "--config", str(config), "--state-dir", str(order.state_dir))
+    assert done.exit_code == 1
+    assert "no such luck" in done.output
+    assert "No service is installed. `journalctl --user-unit=" in " ".join(done.output.split())
+    assert _left(home) == []
+    assert order.pid is None
+    assert "No service is installed" in order("status").output
+
+
+def test_a_replacement_that_fails_leaves_the_earlier_one(
+    order: _Order, managers: ServiceManagers, config: Path, home: Path
+) -> None:
+    install = ("install", "--config", str(config), "--state-dir", str(order.state_dir))
+    assert order(*install).exit_code == 0
+    before = _unit(home).read_bytes()
+    config.write_text(config.read_text().replace("drain_s = 1.0", "drain_s = 2.0"))
+    managers.fail("--user start", 1, "no such luck")
+    done = order(*install)
+    assert done.exit_code == 1
+    assert "The earlier service runs again." in done.output
+    assert _unit(home).read_bytes() == before
+    assert order.pid is not None
+
+
+def test_uninstall_without_a_bus(
+    order: _Order, managers: ServiceManagers, config: Path, home: Path
+) -> None:
+    """As from su, or once the account may not log in any more."""
+    install = ("install", "--config", str(config), "--state-dir", str(order.state_dir))
+    assert order(*install).exit_code == 0
+    assert len(_left(home)) == 2
+    managers.fail("--user", 1, NO_BUS, times=9)
+    done = order("uninstall")
+    assert done.exit_code == 0, done.output
+    assert f"`kill {order.pid}` ends it in order" in " ".join(done.output.split())
+    assert _left(home) == []
+    assert "There is no service" in order("uninstall").output
+
+
+@pytest.mark.parametrize("content", ["", "[Service]\nExecStart=\n", "\N{SNOWMAN}"])
+def test_uninstall_of_a_unit_that_cannot_be_read(
+    order: _Order, managers: ServiceManagers, home: Path, content: str
+) -> None:
+    _unit(home).parent.mkdir(parents=True)
+    _unit(home).write_text(content, "utf-16")
+    done = order("uninstall")
+    assert done.exit_code == 0, done.output
+    assert "can't be read" in done.output
+    assert _left(home) == []
+
+
+@pytest.mark.parametrize("system", [False, True])
+def test_a_dry_run_changes_nothing(
+    order: _Order, managers: ServiceManagers, config: Path, home: Path, system: bool
+) -> None:
+    before = sorted(home.rglob("*"))
+    install = ("install", "--config", str(config), "--state-dir", str(order.state_dir))
+    shown = order(*install, "--dry-run", *(["--system"] if system else []))
+    assert shown.exit_code == 0, shown.output
+    assert managers.calls == []
+    assert sorted(home.rglob("*")) == before
+    assert f'\nExecStart="{sys.executable}"' in shown.output
+    if system:
+        assert "# /etc/systemd/system/bulkhead.service\n" in shown.output
+        return
+    assert f"# {_unit(home)}\n" in shown.output
+    assert order(*install).exit_code == 0
+    assert _unit(home).read_text() in shown.output
+    ran = [each for each in managers.calls if each[1] != "show"]
+    _, _, commands = shown.output.partition("# Then:\n")
+    assert commands.splitlines() == [" ".join(("systemctl", *each)) for each in ran]
+
+
+def test_a_mistake_in_the_configuration_is_not_started_again(account: Owner, config: Path) -> None:
+    service = _sections(_rendered(account, config, system=False))["Service"]
+    config.write_text("[gateway]\nprot = 1\n")
+    variables = dict(each.split("=", 1) for each in shlex.split(service["Environment"]))
+    done = subprocess.run(
+        shlex.split(service["ExecStart"]),
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert service["RestartPreventExitStatus"] == str(done.returncode) == "2"
+    assert "did you mean port?" in done.stderr
 
 
 def test_with_sudo_and_without_system(

@@ -3,10 +3,15 @@ interpreter of our own. The product has no switches for them."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import textwrap
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -103,14 +108,13 @@ def interpreter(folder: Path, code: str) -> str:
     import os, sys, time
     sys.path.insert(0, {str(_ROOT)!r})
     import zmq
+    from protocol.channel import KEY_BYTES, connect_worker_side
     from protocol.codec import encode
     from protocol.messages import *
     arguments = dict(zip(sys.argv, sys.argv[1:]))
     def connect():
-        socket = zmq.Context().socket(zmq.PAIR)
-        socket.setsockopt(zmq.LINGER, 1000)
-        socket.connect(arguments["--endpoint"])
-        return socket
+        key = sys.stdin.buffer.read(KEY_BYTES)
+        return connect_worker_side(zmq.Context(), arguments["--endpoint"], key)
     def wait():
         time.sleep(120)
     def hello(**fields):
@@ -127,3 +131,20 @@ def interpreter(folder: Path, code: str) -> str:
     path.write_text(textwrap.dedent(preamble).lstrip() + textwrap.dedent(code), "utf-8")
     path.chmod(0o755)
     return str(path)
+
+
+@contextlib.contextmanager
+def no_threads(after: int = 0) -> Iterator[None]:
+    """In this process only so many threads can be started any more."""
+    start, left = threading.Thread.start, after
+
+    def fails(thread: threading.Thread) -> None:
+        nonlocal left
+        if left == 0:
+            raise RuntimeError("can't start new thread")
+        left -= 1
+        start(thread)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fails)
+        yield

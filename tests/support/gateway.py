@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ import httpx
 import psutil
 
 from gateway.logs.line import readable
+from tests.support.folders import short_folder
 
 START_S = 30.0
 STOP_S = 40.0
@@ -37,9 +37,11 @@ class Gateway:
         models: tuple[str, ...] = ("demo",),
         environment: dict[str, str] | None = None,
         config: str | None = None,
+        prefix: tuple[str, ...] = (),
     ) -> None:
+        """`prefix` is a command that becomes the gateway's, as `setpriv` does."""
         # Short, since the paths of sockets are bounded; pytest's folders are not.
-        self._folder = tempfile.TemporaryDirectory(prefix="bh-")
+        self._folder = short_folder()
         self.state_dir = Path(self._folder.name) / "state"
         command = [BULKHEAD, "serve", "--port", "0"]
         command += ["--state-dir", str(self.state_dir)]
@@ -50,7 +52,7 @@ class Gateway:
         for model in models:
             command += ["--model", model]
         self.process = subprocess.Popen(
-            [*command, *([] if "--spare" in arguments else ["--spare", "0"]), *arguments],
+            [*prefix, *command, *([] if "--spare" in arguments else ["--spare", "0"]), *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

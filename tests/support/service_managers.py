@@ -95,6 +95,8 @@ if verb == "bootstrap":
     start(target, keys)
     end(0)
 target = rest[-1]
+if verb == "print" and "io.bulkhead" not in target:
+    end(125 if target.startswith("gui/") and (FOLDER / "headless").exists() else 0)
 found = known(target)
 if verb == "print":
     end(0 if found else 113, "state = running" if found else "Could not find service")
@@ -140,15 +142,24 @@ def keys():
     lines = unit.read_text().splitlines()
     return dict(each.split("=", 1) for each in lines if "=" in each and each[0] != "#")
 
-if scope != ["--user"]:
+if "--user" not in scope:
     end(1, "Failed to connect to bus: No such file or directory")
+if verb == "show":
+    end(0, "Version=252")
 if verb == "daemon-reload" or verb == "reset-failed":
     end(0)
+link = unit.parent / "default.target.wants" / unit.name
 if verb == "enable":
     enabled.touch()
+    link.parent.mkdir(exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(unit)
     end(0)
 if verb == "disable":
     enabled.unlink(missing_ok=True)
+    if not link.is_symlink() and not unit.exists():
+        end(1, "Failed to disable unit: Unit file bulkhead.service does not exist.")
+    link.unlink(missing_ok=True)
     end(0)
 if verb == "is-enabled":
     end(0 if enabled.exists() else 1)
@@ -166,7 +177,7 @@ if verb == "start":
     if pid and alive(pid):
         end(0)
     wanted = keys()
-    with tempfile.TemporaryDirectory(prefix="sd-") as folder:
+    with tempfile.TemporaryDirectory(prefix="sd-", dir="/tmp") as folder:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
             notified.bind(f"{folder}/notify")
             notified.settimeout(0.1)

@@ -67,6 +67,23 @@ def dense(folder: Path) -> Path:
     )
 
 
+def wide_cache(folder: Path) -> Path:
+    """Little weight, and 32 KB for each token of a sequence."""
+    return _write(
+        folder,
+        {
+            **_ATTENTION,
+            "model_type": "qwen3",
+            "num_hidden_layers": 2,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "head_dim": 128,
+            "max_position_embeddings": 32768,
+            "tie_word_embeddings": False,
+        },
+    )
+
+
 def sliding_window(folder: Path) -> Path:
     """Rotating caches beside full ones."""
     return _write(

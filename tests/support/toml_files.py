@@ -18,12 +18,20 @@ from gateway.config.settings import ModelSettings, Settings
 
 Draw = Callable[..., Any]
 
+# Not every text is a name or an origin.
+_VISITORS = {
+    "allowed_hosts": ("mac.example", "192.168.1.7", "fd00::7", "my_mac"),
+    "allowed_origins": ("https://chat.example", "http://localhost:3000", "http://[::1]:80"),
+}
+
 _TEXT = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0~"), max_size=12)
+# One line without control characters.
+_NAME_CHARACTERS = st.characters(exclude_categories=("Cs", "Cc", "Zl", "Zp"))
 # Ids of others than ASCII letters count several times, and 200 are allowed.
 _IDS = st.lists(
-    st.text(
-        st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1, max_size=12
-    ).filter(lambda name: not {".", ".."} & set(name.split("/"))),
+    st.text(_NAME_CHARACTERS, min_size=1, max_size=12).filter(
+        lambda name: not {".", ".."} & set(name.split("/"))
+    ),
     min_size=1,
     max_size=8,
     unique=True,
@@ -104,6 +112,8 @@ def spelled(draw: Draw, definition: Definition) -> Spelled:
     match definition.kind:
         case Text():
             return draw(spelled_text(draw(_texts(definition.name))))
+        case Texts() if definition.name in _VISITORS:
+            return draw(spelled_list(draw(st.lists(st.sampled_from(_VISITORS[definition.name])))))
         case Texts():
             return draw(spelled_list([str(DEMO_FOLDER), *draw(st.lists(_TEXT, max_size=3))]))
         case Switch():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -10,15 +11,16 @@ from pathlib import Path
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
+from protocol.caches import peak_share
 from tests.support import shapes
 from worker.engines.batched import BatchedEngine
-from worker.engines.room import CacheRoom, measure
+from worker.engines.room import Batch, CacheShape, Room, measure
 from worker.engines.sequence import Engine, Sequence
 from worker.engines.sequential import SequentialEngine
 from worker.loading import LoadedModel, load
 from worker.sampling import KeyedSampler
 
-UNBOUNDED = CacheRoom(0, 0, None)
+UNBOUNDED = Room(CacheShape(0, 0, 1.0))
 SHAPES: dict[str, Callable[[Path], Path]] = {
     "full attention": lambda _: shapes.DEMO,
     "sliding window": shapes.sliding_window,
@@ -88,11 +90,19 @@ def test_a_batch_gives_what_each_gives_alone(
 NEARLY_FULL = ["A ship with seven holds. " * 29, "B", "The captain counted them. " * 28, "C"]
 
 
-def _room(model: LoadedModel, rows: int, tokens: int) -> CacheRoom:
-    """Room for so many rows of that length at the moment when the last of them joins."""
-    measured = measure(model.model, None)
-    bytes_ = measured.batch_bytes(rows, tokens) + measured.batch_bytes(rows - 1, tokens)
-    return measured._replace(room_bytes=bytes_)
+def _room(model: LoadedModel, rows: int, tokens: int) -> Room:
+    """Room for so many rows of that length."""
+    room = Room(measure(model.model))
+    room.limit_bytes = room.needed_bytes([Batch(rows, tokens)])
+    return room
+
+
+def _asked(model: LoadedModel, seed: int | None, max_tokens: int = 40) -> list[Sequence]:
+    sampler = None if seed is None else KeyedSampler(seed, 1.0, 0.0, 0, 0.0)
+    return [
+        replace(each, sampler=sampler and sampler.again_after(0))
+        for each in _sequences(model, NEARLY_FULL, max_tokens)
+    ]
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -102,18 +112,13 @@ def test_room_for_a_few_gives_the_same(
 ) -> None:
     """Who doesn't fit waits, and who outgrows the room leaves and comes back: nobody notices."""
     model = models(name)
-
-    def sequences() -> list[Sequence]:
-        sampler = None if seed is None else KeyedSampler(seed, 1.0, 0.0, 0, 0.0)
-        return [
-            replace(each, sampler=sampler and sampler.again_after(0))
-            for each in _sequences(model, NEARLY_FULL, max_tokens=40)
-        ]
-
     free = BatchedEngine(model.model, model.eos_token_ids, 8, UNBOUNDED)
-    narrow = BatchedEngine(model.model, model.eos_token_ids, 8, _room(model, 2, 256))
+    room = _room(model, 2, 256)
+    # Its last sequence outgrows what two short ones need.
+    room.limit_bytes = max(room.limit_bytes or 0, room.needed_bytes([Batch(1, 512)]))
+    narrow = BatchedEngine(model.model, model.eos_token_ids, 8, room)
     for engine in (free, narrow):
-        for sequence in sequences():
+        for sequence in _asked(model, seed):
             engine.add(sequence)
     narrow.step()
     assert (narrow.active, narrow.waiting) == (2, 2)
@@ -124,9 +129,8 @@ def test_room_for_a_few_gives_the_same(
         waiting = narrow.waiting
         for token in narrow.step():
             tokens.setdefault(token.request_id, []).append(token.token_id)
-        assert (
-            narrow._room.holds(len(narrow._rows), narrow._longest_soon() - 2) or narrow.active == 1
-        )
+        taken = [Batch(len(each), each.size.longest_tokens - 2) for each in narrow._batches]
+        assert room.holds(taken)
         most_rows = max(most_rows, narrow.active)
         put_aside = put_aside or narrow.waiting > waiting
     assert tokens == expected
@@ -134,21 +138,121 @@ def test_room_for_a_few_gives_the_same(
     assert (most_rows, put_aside) == (2, name != "state space")
 
 
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("seed", [None, 3])
+def test_what_is_called_back_and_lent_again_gives_the_same(
+    name: str, seed: int | None, models: Callable[[str], LoadedModel]
+) -> None:
+    model = models(name)
+    free = BatchedEngine(model.model, model.eos_token_ids, 8, UNBOUNDED)
+    room = _room(model, 4, 512)
+    wide_bytes = room.limit_bytes
+    moving = BatchedEngine(model.model, model.eos_token_ids, 8, room)
+    for engine in (free, moving):
+        for sequence in _asked(model, seed):
+            engine.add(sequence)
+    chance = random.Random(1)
+    tokens: dict[str, list[int]] = {}
+    seen = set()
+    while moving.active + moving.waiting:
+        if chance.random() < 0.2:
+            rows = chance.randrange(5)
+            room.limit_bytes = room.needed_bytes([Batch(rows, 512)]) if rows < 4 else wide_bytes
+            moving.make_room()
+        for token in moving.step():
+            tokens.setdefault(token.request_id, []).append(token.token_id)
+        seen.add(moving.active)
+    assert tokens == _run(free)
+    assert {0, 1, 2} <= seen
+
+
+def test_who_leaves_a_batch_and_who_comes_back_first(
+    models: Callable[[str], LoadedModel],
+) -> None:
+    """The last to come of the lowest priority leaves; what has run goes before what hasn't."""
+    model = models("full attention")
+    room = _room(model, 4, 256)
+    engine = BatchedEngine(model.model, model.eos_token_ids, 4, room)
+    priorities = {"a": 1, "b": 0, "c": 0, "d": 1, "e": 0, "f": 1}
+    for name, priority in priorities.items():
+        ids = model.tokenizer.encode("A ship")
+        engine.add(Sequence(name, ids, 200, None, ignore_eos=True, priority=priority))
+
+    def running() -> list[str]:
+        return [row.sequence.request_id for batch in engine._batches for row in batch.rows]
+
+    engine.step()
+    assert running() == ["a", "d", "f", "b"]
+    assert [each.request_id for each in engine._held] == ["c", "e"]
+    room.limit_bytes = room.needed_bytes([Batch(2, 256)])
+    engine.make_room()
+    assert running() == ["a", "d"]
+    assert [each.request_id for each in engine._held] == ["f", "b", "c", "e"]
+    need = engine.need
+    assert need.used_bytes == need.least_bytes * 2 == room.limit_bytes
+    assert need.wanted_bytes > room.limit_bytes
+    assert engine.short
+
+
+def test_who_waits_for_memory_holds_nobody_up(models: Callable[[str], LoadedModel]) -> None:
+    model = models("full attention")
+    room = _room(model, 1, 256)
+    engine = BatchedEngine(model.model, model.eos_token_ids, 4, room)
+    large, small = _sequences(model, ["A ship with seven holds. " * 40, "A ship"])
+    engine.add(large)
+    engine.add(small)
+    made = []
+    for _ in range(100):
+        made += [token.request_id for token in engine.step()]
+    assert made == [small.request_id] * 24
+    assert engine.waiting == 1
+    need = engine.need
+    assert need.least_bytes > (room.limit_bytes or 0), "it still says what it needs"
+    room.limit_bytes = need.least_bytes
+    assert set(_run(engine)) == {large.request_id}
+
+
+def test_a_long_row_does_not_make_short_ones_long(models: Callable[[str], LoadedModel]) -> None:
+    model = models("full attention")
+    room = Room(measure(model.model))
+    tokens = model.tokenizer.encode("A ship with seven holds. " * 400)[:1500]
+    # A joint batch is five times this; one of its own for the long row fits.
+    room.limit_bytes = room.needed_bytes([Batch(1, 1792), Batch(6, 256)])
+    engine = BatchedEngine(model.model, model.eos_token_ids, 8, room)
+    asked = [Sequence("long", tokens, 20, None, ignore_eos=True)]
+    asked += [Sequence(str(index), tokens[:30], 20, None, ignore_eos=True) for index in range(6)]
+    alone: dict[str, list[int]] = {}
+    for sequence in asked[:2]:
+        single = BatchedEngine(model.model, model.eos_token_ids, 8, UNBOUNDED)
+        single.add(sequence)
+        alone |= _run(single)
+    for sequence in asked:
+        engine.add(sequence)
+    engine.step()
+    assert sorted(len(each) for each in engine._batches) == [1, 6]
+    made = _run(engine)
+    assert {made[each.request_id] == alone["0"] for each in asked[1:]} == {True}
+    assert made["long"] == alone["long"]
+
+
 def test_the_room_of_a_model(models: Callable[[str], LoadedModel]) -> None:
     config = json.loads((shapes.DEMO / "config.json").read_text())
-    token_bytes = (
-        config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"] * 2 * 4
-    )
-    room = measure(models("full attention").model, 1000 * token_bytes)
-    assert (room.token_bytes, room.row_bytes, room.most_tokens) == (token_bytes, 0, 768)
-    windowed = measure(models("sliding window").model, None)
+    layers = config["num_hidden_layers"]
+    token_bytes = layers * config["num_key_value_heads"] * config["head_dim"] * 2 * 4
+    shape = measure(models("full attention").model)
+    assert shape == (token_bytes, 0, peak_share(layers))
+    room = Room(shape, 10_000, fixed_bytes=1000, working_bytes=100, working_token_bytes=1)
+    assert room.needed_bytes([]) == 1100
+    one = shape.batch_bytes(1, 256)
+    assert room.needed_bytes([Batch(1, 200)]) == 1100 + 256 + int(one * shape.peak)
+    two = room.needed_bytes([Batch(2, 200), Batch(1, 10)])
+    assert two == 1100 + 256 + 3 * one + int(2 * one * (shape.peak - 1))
+    assert not room.holds([Batch(1, 1)])
+    windowed = measure(models("sliding window").model)
     assert windowed.row_bytes == 2 * 32 * 2 * 16 * 2 * 4
-    assert windowed.most_tokens is None
-    states = measure(models("state space").model, 10)
+    states = measure(models("state space").model)
     assert states.token_bytes == 0
     assert states.row_bytes > 0
-    assert states.takes(0, 0, 100), "alone it may always run"
-    assert not states.takes(1, 100, 100)
 
 
 def test_more_sequences_than_the_batch_takes(models: Callable[[str], LoadedModel]) -> None:
@@ -176,7 +280,7 @@ def test_caches_that_cannot_be_merged(models: Callable[[str], LoadedModel]) -> N
     model = models("chunked attention")
     assert not all(hasattr(cache, "merge") for cache in make_prompt_cache(model.model))
     chunks = []
-    engine = SequentialEngine(model.model, model.eos_token_ids, lambda: chunks.append(1))
+    engine = SequentialEngine(model.model, model.eos_token_ids, UNBOUNDED, lambda: chunks.append(1))
     for sequence in _sequences(model, PROMPTS):
         engine.add(sequence)
     engine.remove(["2"])
@@ -187,7 +291,9 @@ def test_caches_that_cannot_be_merged(models: Callable[[str], LoadedModel]) -> N
 
 def test_a_sequence_removed_in_its_prefill(models: Callable[[str], LoadedModel]) -> None:
     model = models("chunked attention")
-    engine = SequentialEngine(model.model, model.eos_token_ids, lambda: engine.remove(["3"]))
+    engine = SequentialEngine(
+        model.model, model.eos_token_ids, UNBOUNDED, lambda: engine.remove(["3"])
+    )
     for sequence in _sequences(model, PROMPTS)[3:]:
         engine.add(sequence)
     assert engine.step() == []

@@ -7,9 +7,10 @@ import threading
 from gateway.config.models import DEMO_FOLDER
 from worker.engine_thread import EngineCommand, EngineThread
 from worker.engines.batched import BatchedEngine
-from worker.engines.room import CacheRoom
+from worker.engines.room import CacheShape, Room
+from worker.limits import Limits, read_device
 from worker.loading import load
-from worker.runtime import _run_engine
+from worker.runtime import Turns
 
 
 class _LateOrder(EngineThread):
@@ -26,8 +27,10 @@ def test_an_order_among_the_commands_that_are_read_at_once() -> None:
 
     def run() -> None:
         loaded = load(str(DEMO_FOLDER), lambda _done, _total: None, lambda: False)
-        engine = BatchedEngine(loaded.model, loaded.eos_token_ids, 4, CacheRoom(0, 0, None))
-        _run_engine(_LateOrder(1, lambda: None, spare=False), engine)
+        room = Room(CacheShape(0, 0, 1.0))
+        engine = BatchedEngine(loaded.model, loaded.eos_token_ids, 4, room)
+        limits = Limits(room, read_device(), loaded.weight_bytes, wire=False)
+        Turns(_LateOrder(1, lambda: None, spare=False), engine, limits).run()
         ran.set()
 
     threading.Thread(target=run, daemon=True).start()

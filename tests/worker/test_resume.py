@@ -13,7 +13,7 @@ from protocol.messages import ChatMessage, ChatPrompt, Generate, Sampling, TextP
 from protocol.tokens import pack
 from tests.support import shapes
 from worker.engines.batched import BatchedEngine
-from worker.engines.room import CacheRoom
+from worker.engines.room import CacheShape, Room
 from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine
 from worker.fingerprint import fingerprint
@@ -23,6 +23,7 @@ from worker.prompts import Context, Prepared, prepare
 CONTEXT = Context(4096)
 GREEDY = Sampling(seed=1, temperature=0.0)
 SEEDED = Sampling(seed=7, temperature=1.2, top_p=0.95)
+PENALIZED = Sampling(seed=1, temperature=0.0, repetition_penalty=1.4)
 BUILDERS: dict[str, Callable[[Path], Path]] = {
     "full attention": lambda _: shapes.DEMO,
     "sliding window": shapes.sliding_window,
@@ -59,8 +60,10 @@ def _engine(model: LoadedModel) -> Engine:
     from mlx_lm.models.cache import make_prompt_cache
 
     if all(hasattr(cache, "merge") for cache in make_prompt_cache(model.model)):
-        return BatchedEngine(model.model, model.eos_token_ids, 8, CacheRoom(0, 0, None))
-    return SequentialEngine(model.model, model.eos_token_ids, lambda: None)
+        return BatchedEngine(model.model, model.eos_token_ids, 8, Room(CacheShape(0, 0, 1.0)))
+    return SequentialEngine(
+        model.model, model.eos_token_ids, Room(CacheShape(0, 0, 1.0)), lambda: None
+    )
 
 
 def _prepare(model: LoadedModel, generate: Generate) -> Prepared:
@@ -115,7 +118,9 @@ def _check(model: LoadedModel, generate: Generate, every: int = 1) -> Answer:
     return whole
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize(
+    "sampling", [GREEDY, SEEDED, PENALIZED], ids=["greedy", "seeded", "penalized"]
+)
 def test_at_every_token(model: LoadedModel, sampling: Sampling) -> None:
     prompt = TextPrompt("Once there was a ship with seven holds and a captain. " * 4)
     _check(model, Generate("r", prompt, sampling, max_tokens=24, ignore_eos=True))

@@ -1,161 +1,202 @@
-"""Continuous batching with mlx-lm's BatchGenerator."""
+"""Continuous batching with mlx-lm's BatchGenerator, within a limit that changes."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
-from mlx_lm.generate import BatchGenerator, StopSequences
+from mlx_lm.generate import StopSequences
 
-from worker.engines.pace import PrefillPace
-from worker.engines.room import CacheRoom, largest_chunk
+from worker.engines.batch import AHEAD_TOKENS, RowBatch
+from worker.engines.need import Need
+from worker.engines.room import Batch, Room, largest_chunk
 from worker.engines.sequence import Sequence, Token
 
-_PREFILL_ROWS = 8
-# A step makes a token, and mlx-lm has begun the next one when it gives it out.
-_AHEAD_TOKENS = 2
-
-
-@dataclass
-class _Row:
-    """A sequence in the batch, and what it has made there."""
-
-    sequence: Sequence
-    generated: list[int] = field(default_factory=list)
-
-    @property
-    def tokens(self) -> int:
-        return len(self.sequence.token_ids) + len(self.generated)
-
-    def rest(self) -> Sequence:
-        """What is left to do for another turn in the batch."""
-        done, sampler = len(self.generated), self.sequence.sampler
-        return replace(
-            self.sequence,
-            token_ids=self.sequence.token_ids + self.generated,
-            max_tokens=self.sequence.max_tokens - done,
-            # mlx-lm samples a step ahead of what it gives out.
-            sampler=None if sampler is None else sampler.again_after(done),
-        )
+# Batches that take turns: each turn reads the weights once.
+_MOST_BATCHES: Final = 4
+# What a step costs beside reading, as bytes that could be read meanwhile.
+_STEP_BYTES: Final = 64_000_000
+# Memory is asked for so long before rows have grown into it.
+_HORIZON_TOKENS: Final = 512
 
 
 class BatchedEngine:
-    """Sequences join and leave the batch between steps.
+    """Sequences join and leave batches between steps.
 
-    mlx-lm takes in what it is given, whatever memory that needs. So what doesn't fit is kept
-    here; and if a batch outgrows its room, the last to come leaves it and is computed anew later.
+    mlx-lm takes in what it is given, whatever memory that needs. So what doesn't fit is kept here;
+    and if the batches outgrow their room, or the room shrinks, rows leave them and are computed
+    anew later: those of the lowest priority, and of these the last to come.
+
+    A batch is dense, every row as long as its longest. Where that padding costs more to read in
+    each step than reading the weights once more, or would keep a sequence out, rows of like length
+    get a batch of their own, and the batches take turns.
     """
 
     batching = True
 
     def __init__(
-        self, model: Any, eos_token_ids: Iterable[int], max_concurrency: int, room: CacheRoom
+        self,
+        model: Any,
+        eos_token_ids: Iterable[int],
+        max_concurrency: int,
+        room: Room,
+        weight_bytes: int = 0,
+        on_built: Callable[[], None] = lambda: None,
     ) -> None:
-        self._generator = BatchGenerator(
-            model,
-            completion_batch_size=max_concurrency,
-            prefill_batch_size=min(_PREFILL_ROWS, max_concurrency),
-        )
+        """`on_built` is called after mlx-lm has set limits of its own."""
+        self._model = model
         self._until_eos = StopSequences([(token,) for token in eos_token_ids])
-        self._until_length = StopSequences()
         self._max_concurrency = max_concurrency
         self._room = room
-        self._pace = PrefillPace(largest_chunk())
+        self._worth_bytes = max(weight_bytes, _STEP_BYTES)
+        self._on_built = on_built
         self._held: deque[Sequence] = deque()
-        # In the order in which they came.
-        self._rows: dict[int, _Row] = {}
-        self._uid_of: dict[str, int] = {}
-        self._prefilling: set[int] = set()
+        self._batches: deque[RowBatch] = deque()
 
     @property
     def active(self) -> int:
-        return len(self._rows) - self._begun_later
+        return sum(len(each) - each.begun_later for each in self._batches)
 
     @property
     def waiting(self) -> int:
-        return len(self._held) + self._begun_later
+        return len(self._held) + sum(each.begun_later for each in self._batches)
 
     @property
-    def _begun_later(self) -> int:
-        # mlx-lm tells nowhere which sequences it has begun; its prefill takes so many at a time.
-        return max(0, len(self._prefilling) - _PREFILL_ROWS)
+    def short(self) -> bool:
+        """Sequences wait for memory."""
+        return bool(self._held) and self._rows < self._max_concurrency
+
+    @property
+    def need(self) -> Need:
+        sizes = self._sizes()
+        used_bytes = self._room.needed_bytes(sizes) if sizes else 0
+        rows = [row for batch in self._batches for row in batch.rows]
+        free_rows = max(0, self._max_concurrency - len(rows))
+        soon = [min(row.tokens + _HORIZON_TOKENS, row.most_tokens) for row in rows]
+        soon += [
+            min(len(each.token_ids) + _HORIZON_TOKENS, len(each.token_ids) + each.max_tokens)
+            for each in list(self._held)[:free_rows]
+        ]
+        if not soon:
+            return Need(0, 0, 0)
+        wanted = [Batch(len(soon), max(soon))]
+        if len(sizes) > 1:
+            wanted = [
+                *(Batch(each.rows, each.longest_tokens + _HORIZON_TOKENS) for each in sizes),
+                *(Batch(1, each) for each in soon[len(rows) :]),
+            ]
+        alone = Batch(1, (rows[0].tokens if rows else soon[0]) + AHEAD_TOKENS)
+        if self._held:
+            first = Batch(1, len(self._held[0].token_ids) + AHEAD_TOKENS)
+            if not rows or not self._room.holds([first]):
+                # Others may run before it, but it is the one that waits.
+                alone = first
+        return Need(used_bytes, self._room.needed_bytes(wanted), self._room.needed_bytes([alone]))
 
     def add(self, sequence: Sequence) -> None:
-        self._held.append(sequence)
+        """Behind those of its priority."""
+        place = len(self._held)
+        while place and self._held[place - 1].priority < sequence.priority:
+            place -= 1
+        self._held.insert(place, sequence)
 
     def remove(self, request_ids: Iterable[str]) -> None:
         removed = set(request_ids)
         self._held = deque(each for each in self._held if each.request_id not in removed)
-        uids = [self._uid_of[each] for each in removed if each in self._uid_of]
-        if uids:
-            self._generator.remove(uids)
-            for uid in uids:
-                self._forget(uid)
+        for batch in self._batches:
+            batch.remove(removed)
 
     def step(self) -> list[Token]:
-        self._make_room()
+        self.make_room()
         self._take_in()
-        if not self._prefilling:
-            _, responses = self._generator.next()
-        else:
-            responses = self._step_with_prefill()
-        tokens = []
-        for response in responses:
-            row = self._rows[response.uid]
-            row.generated.append(response.token)
-            tokens.append(Token(row.sequence.request_id, response.token, response.finish_reason))
-            if response.finish_reason is not None:
-                self._forget(response.uid)
+        if not self._batches:
+            return []
+        batch = self._batches[0]
+        self._batches.rotate(-1)
+        others_decode = any(each.decodes for each in self._batches if each is not batch)
+        tokens = batch.step(beside_decoding=others_decode)
+        if not len(batch) and len(self._batches) > 1:
+            self._close(batch)
         return tokens
 
-    def close(self) -> None:
-        self._generator.close()
-        del self._generator
+    def make_room(self) -> None:
+        """Put rows aside until the rest is within the limit."""
+        while self._rows and not self._room.holds(self._sizes()):
+            choices = [(each, *each.least_missed()) for each in self._batches if len(each)]
+            batch, uid, _ = min(choices, key=lambda each: each[2].sequence.priority)
+            self._hold_first(batch.put_aside(uid))
 
-    def _longest_soon(self) -> int:
-        """Tokens of the longest row after the next step."""
-        return max((each.tokens for each in self._rows.values()), default=0) + _AHEAD_TOKENS
+    def close(self) -> None:
+        for batch in list(self._batches):
+            self._close(batch)
+        del self._model
+
+    @property
+    def _rows(self) -> int:
+        return sum(len(each) for each in self._batches)
+
+    def _hold_first(self, sequence: Sequence) -> None:
+        """It ran already: before those of its priority."""
+        place = 0
+        while place < len(self._held) and self._held[place].priority > sequence.priority:
+            place += 1
+        self._held.insert(place, sequence)
+
+    def _sizes(self) -> list[Batch]:
+        return [each.size for each in self._batches if len(each)]
 
     def _take_in(self) -> None:
-        while self._held and len(self._rows) < self._max_concurrency:
-            sequence = self._held[0]
-            tokens = len(sequence.token_ids) + _AHEAD_TOKENS
-            if not self._room.takes(len(self._rows), self._longest_soon(), tokens):
+        while self._held and self._rows < self._max_concurrency:
+            batch = self._place(len(self._held[0].token_ids) + AHEAD_TOKENS)
+            if batch is None:
+                break
+            batch.insert(self._held.popleft())
+        if not self._rows:
+            self._take_in_another()
+
+    def _take_in_another(self) -> None:
+        """The first one waits for memory, and nothing runs: one behind it that has room may."""
+        for sequence in self._held:
+            batch = self._place(len(sequence.token_ids) + AHEAD_TOKENS)
+            if batch is not None:
+                self._held.remove(sequence)
+                batch.insert(sequence)
                 return
-            self._insert(self._held.popleft())
 
-    def _make_room(self) -> None:
-        while len(self._rows) > 1 and not self._room.holds(len(self._rows), self._longest_soon()):
-            uid, row = next(reversed(self._rows.items()))
-            self._generator.remove([uid])
-            self._forget(uid)
-            self._held.appendleft(row.rest())
+    def _place(self, tokens: int) -> RowBatch | None:
+        """The batch that a sequence of so many tokens should join; None: it has to wait."""
+        fitting = [
+            (self._padding_bytes(batch.size, tokens), batch)
+            for batch in self._batches
+            if self._room.holds(self._with(batch, tokens))
+        ]
+        least_bytes, best = min(fitting, key=lambda each: each[0], default=(0, None))
+        if best is not None and least_bytes <= self._worth_bytes:
+            return best
+        if len(self._batches) < _MOST_BATCHES and self._room.holds(
+            [*self._sizes(), Batch(1, tokens)]
+        ):
+            return self._open()
+        return best
 
-    def _insert(self, sequence: Sequence) -> None:
-        (uid,) = self._generator.insert(
-            [sequence.token_ids],
-            max_tokens=[sequence.max_tokens],
-            samplers=[sequence.sampler],
-            stop_sequences=[self._until_length if sequence.ignore_eos else self._until_eos],
-        )
-        self._rows[uid] = _Row(sequence)
-        self._uid_of[sequence.request_id] = uid
-        self._prefilling.add(uid)
+    def _with(self, batch: RowBatch, tokens: int) -> list[Batch]:
+        joined = Batch(len(batch) + 1, max(batch.size.longest_tokens, tokens))
+        return [*(each.size for each in self._batches if each is not batch and len(each)), joined]
 
-    def _step_with_prefill(self) -> Any:
-        decoding = len(self._rows) > len(self._prefilling)
-        rows = min(len(self._prefilling), _PREFILL_ROWS)
-        self._generator.prefill_step_size = self._pace.chunk(rows, decoding)
-        with self._generator.stats() as stats:
-            prompt_responses, responses = self._generator.next()
-        self._pace.observe(stats.prompt_tokens, stats.prompt_time)
-        for response in prompt_responses:
-            if response.end_of_prompt:
-                self._prefilling.discard(response.uid)
-        return responses
+    def _padding_bytes(self, size: Batch, tokens: int) -> int:
+        """What every step would read for nothing if a sequence joined a batch."""
+        shape = self._room.shape
+        together = shape.batch_bytes(size.rows + 1, max(size.longest_tokens, tokens))
+        return together - shape.batch_bytes(*size) - shape.batch_bytes(1, tokens)
 
-    def _forget(self, uid: int) -> None:
-        del self._uid_of[self._rows.pop(uid).sequence.request_id]
-        self._prefilling.discard(uid)
+    def _open(self) -> RowBatch:
+        batch = RowBatch(self._model, self._until_eos, self._max_concurrency, largest_chunk())
+        self._on_built()
+        self._batches.append(batch)
+        return batch
+
+    def _close(self, batch: RowBatch) -> None:
+        self._batches.remove(batch)
+        batch.close()
+        self._on_built()

@@ -2,7 +2,7 @@
 
 On a CPU 2,048 tokens of a dense model can take minutes, and nothing else happens meanwhile: no
 other stream gets a token, no cancellation is seen, no progress is reported. It is bounded in tokens
-too, since what a chunk takes beside the caches grows with its length.
+too, over all rows, since what a chunk takes beside the caches grows with its length.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class PrefillPace:
     def __init__(
         self, largest: int = LARGEST_TOKENS, alone_s: float = 1.0, beside_decoding_s: float = 0.2
     ) -> None:
-        """`largest` is a power of two."""
+        """`largest` is the most tokens over all rows, a power of two."""
         self._largest = largest
         self._alone_s = alone_s
         self._beside_decoding_s = beside_decoding_s
@@ -48,6 +48,6 @@ class PrefillPace:
         bound_s = self._beside_decoding_s if decoding else self._alone_s
         fitting = int(self._tokens_per_s * bound_s / max(rows, 1))
         # One slow or fast chunk says little: grow by steps, shrink at once.
-        wanted = min(fitting, self._last * _GROWTH)
-        self._last = max(_SMALLEST, min(self._largest, 1 << max(wanted, 1).bit_length() - 1))
+        wanted = min(fitting, self._last * _GROWTH, self._largest // max(rows, 1))
+        self._last = max(_SMALLEST, 1 << max(wanted, 1).bit_length() - 1)
         return self._last

@@ -1,7 +1,9 @@
-"""How many sequences the granted memory has room for."""
+"""What the caches of sequences take, and whether they fit."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -13,47 +15,71 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
+from protocol.caches import STEP_TOKENS, peak_share
 from protocol.chunks import LARGEST_TOKENS, LARGEST_TOKENS_ON_CPU
 
-# mlx-lm's caches grow by so many tokens at once.
-_STEP_TOKENS = 256
 
+class CacheShape(NamedTuple):
+    """What a sequence takes: for each token, and at once. `peak` is the multiple of it that a batch
+    takes at most, while it grows or is merged with another.
 
-class CacheRoom(NamedTuple):
-    """Bytes that a batch's caches may take, and what a row of it takes.
-
-    mlx-lm's batches are dense: every row is as long as the longest. `room_bytes` None is no bound.
+    mlx-lm's batches are dense: every row is as long as the longest.
     """
 
     token_bytes: int
     row_bytes: int
-    room_bytes: int | None
+    peak: float
 
     def batch_bytes(self, rows: int, longest_tokens: int) -> int:
         """What the caches of a batch take."""
-        steps = -(-longest_tokens // _STEP_TOKENS)
-        return rows * (steps * _STEP_TOKENS * self.token_bytes + self.row_bytes)
+        steps = -(-longest_tokens // STEP_TOKENS)
+        return rows * (steps * STEP_TOKENS * self.token_bytes + self.row_bytes)
 
-    def takes(self, rows: int, longest_tokens: int, more_tokens: int) -> bool:
-        """Whether a sequence of so many tokens may join a batch: while it is merged into it, the
-        batch exists twice. Alone it may always run.
-        """
-        if self.room_bytes is None or rows == 0:
-            return True
-        merged = self.batch_bytes(rows + 1, max(longest_tokens, more_tokens))
-        return merged + self.batch_bytes(rows, longest_tokens) <= self.room_bytes
 
-    def holds(self, rows: int, longest_tokens: int) -> bool:
-        """Whether a batch of that size is within the bound."""
-        return self.room_bytes is None or self.batch_bytes(rows, longest_tokens) <= self.room_bytes
+class Batch(NamedTuple):
+    """The size of one."""
+
+    rows: int
+    longest_tokens: int
+
+
+@dataclass
+class Room:
+    """The limit of this process, and how much of it anything but caches takes.
+
+    `limit_bytes` None is no bound. A step takes `working_bytes`, and `working_token_bytes` more for
+    each token of the longest sequence. It changes as memory is lent and called back.
+    """
+
+    shape: CacheShape
+    limit_bytes: int | None = None
+    fixed_bytes: int = 0
+    working_bytes: int = 0
+    working_token_bytes: int = 0
+
+    def needed_bytes(self, batches: Iterable[Batch]) -> int:
+        """The limit that these batches need together. They take turns: only one of them grows."""
+        sizes = [each for each in batches if each.rows]
+        longest_tokens = max((each.longest_tokens for each in sizes), default=0)
+        # By steps, as caches grow: a figure for each token would be another one with each token.
+        longest_tokens = -(-longest_tokens // STEP_TOKENS) * STEP_TOKENS
+        resting = [self.shape.batch_bytes(*each) for each in sizes]
+        return (
+            self.fixed_bytes
+            + self.working_bytes
+            + self.working_token_bytes * longest_tokens
+            + sum(resting)
+            + int(max(resting, default=0) * (self.shape.peak - 1.0))
+        )
 
     @property
-    def most_tokens(self) -> int | None:
-        """The longest sequence that fits alone, one step of tokens at least; None: no bound."""
-        if self.room_bytes is None or self.token_bytes == 0:
-            return None
-        steps = (self.room_bytes - self.row_bytes) // (_STEP_TOKENS * self.token_bytes)
-        return max(1, steps) * _STEP_TOKENS
+    def free_bytes(self) -> int:
+        """What of the limit there is for caches; 0 without one."""
+        taken_bytes = self.fixed_bytes + self.working_bytes
+        return max(0, (self.limit_bytes or 0) - taken_bytes)
+
+    def holds(self, batches: Iterable[Batch]) -> bool:
+        return self.limit_bytes is None or self.needed_bytes(batches) <= self.limit_bytes
 
 
 def largest_chunk() -> int:
@@ -61,7 +87,7 @@ def largest_chunk() -> int:
     return LARGEST_TOKENS_ON_CPU if mx.default_device() == mx.cpu else LARGEST_TOKENS
 
 
-def measure(model: Any, room_bytes: int | None) -> CacheRoom:
+def measure(model: Any) -> CacheShape:
     """Run two tokens through a model and look at its caches.
 
     Which of them grow is known by their types alone: those with a bound, or with a state, take no
@@ -78,12 +104,12 @@ def measure(model: Any, room_bytes: int | None) -> CacheRoom:
         elif isinstance(cache, RotatingKVCache):
             row_bytes += cache.nbytes * cache.max_size // _tokens(cache)
         elif isinstance(cache, ChunkedKVCache):
-            row_bytes += cache.nbytes * (cache.chunk_size + _STEP_TOKENS) // _tokens(cache)
+            row_bytes += cache.nbytes * (cache.chunk_size + STEP_TOKENS) // _tokens(cache)
         elif isinstance(cache, KVCache):
             token_bytes += cache.nbytes // _tokens(cache)
         else:
             row_bytes += cache.nbytes
-    return CacheRoom(token_bytes, row_bytes, room_bytes)
+    return CacheShape(token_bytes, row_bytes, peak_share(len(caches)))
 
 
 def _tokens(cache: Any) -> int:

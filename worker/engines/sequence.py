@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from protocol.messages import FinishReason
-from worker.sampling import KeyedSampler
+from worker.engines.need import Need
+from worker.sampling import KeyedSampler, LogitsProcessor
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,19 @@ class Sequence:
     max_tokens: int
     sampler: KeyedSampler | None
     ignore_eos: bool
+    priority: int = 0
+    processors: tuple[LogitsProcessor, ...] = ()
+
+    def rest(self, generated: list[int]) -> Sequence:
+        """What is left to do for another turn in an engine."""
+        done = len(generated)
+        return replace(
+            self,
+            token_ids=self.token_ids + generated,
+            max_tokens=self.max_tokens - done,
+            # mlx-lm samples a step ahead of what it gives out.
+            sampler=None if self.sampler is None else self.sampler.again_after(done),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +48,17 @@ class Engine(Protocol):
     """Runs sequences. Not thread-safe: the engine thread calls everything."""
 
     batching: bool
+
+    @property
+    def need(self) -> Need:
+        """What it could use of memory."""
+
+    @property
+    def short(self) -> bool:
+        """Sequences wait for memory alone."""
+
+    def make_room(self) -> None:
+        """Put aside what is beyond the limit, to be computed anew when there is room."""
 
     @property
     def active(self) -> int:

@@ -10,8 +10,9 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.generate import generate_step
 
+from worker.engines.need import Need
 from worker.engines.pace import PrefillPace
-from worker.engines.room import largest_chunk
+from worker.engines.room import Batch, Room, largest_chunk
 from worker.engines.sequence import Sequence, Token
 
 
@@ -29,15 +30,20 @@ class SequentialEngine:
     batching = False
 
     def __init__(
-        self, model: Any, eos_token_ids: Iterable[int], between_chunks: Callable[[], None]
+        self,
+        model: Any,
+        eos_token_ids: Iterable[int],
+        room: Room,
+        between_chunks: Callable[[], None],
     ) -> None:
         self._model = model
         self._eos_token_ids = frozenset(eos_token_ids)
+        self._room = room
         self._between_chunks = between_chunks
         self._waiting: deque[Sequence] = deque()
         self._current: Sequence | None = None
         self._tokens: Generator[tuple[int, mx.array], None, None] | None = None
-        self._generated = 0
+        self._generated: list[int] = []
         self._pace = PrefillPace(largest_chunk())
 
     @property
@@ -47,6 +53,27 @@ class SequentialEngine:
     @property
     def waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def short(self) -> bool:
+        return self._current is None and bool(self._waiting)
+
+    @property
+    def need(self) -> Need:
+        if self._current is not None:
+            bytes_ = self._room.needed_bytes([Batch(1, self._tokens_soon())])
+            return Need(bytes_, bytes_, bytes_)
+        if self._waiting:
+            bytes_ = self._room.needed_bytes([Batch(1, len(self._waiting[0].token_ids))])
+            return Need(0, bytes_, bytes_)
+        return Need(0, 0, 0)
+
+    def make_room(self) -> None:
+        sequence = self._current
+        if sequence is None or self._room.holds([Batch(1, self._tokens_soon())]):
+            return
+        self._waiting.appendleft(sequence.rest(self._generated))
+        self._current = self._tokens = None
 
     def add(self, sequence: Sequence) -> None:
         self._waiting.append(sequence)
@@ -58,6 +85,7 @@ class SequentialEngine:
             self._current = None
 
     def step(self) -> list[Token]:
+        self.make_room()
         if self._current is None:
             self._begin_next()
         sequence = self._current
@@ -67,11 +95,11 @@ class SequentialEngine:
             token_id, _ = next(self._tokens)
         except _RemovedInPrefillError:
             return []
-        self._generated += 1
+        self._generated.append(token_id)
         token = Token(sequence.request_id, token_id, None)
         if token_id in self._eos_token_ids and not sequence.ignore_eos:
             token = Token(sequence.request_id, token_id, "stop")
-        elif self._generated >= sequence.max_tokens:
+        elif len(self._generated) >= sequence.max_tokens:
             token = Token(sequence.request_id, token_id, "length")
         if token.finish_reason is not None:
             self._current = None
@@ -83,12 +111,17 @@ class SequentialEngine:
         self._tokens = None
         self._model = None
 
+    def _tokens_soon(self) -> int:
+        """Of the sequence that runs, after the next step."""
+        assert self._current is not None
+        return len(self._current.token_ids) + len(self._generated) + 1
+
     def _begin_next(self) -> None:
         self._tokens = None
-        if not self._waiting:
+        if not self._waiting or not self._room.holds([Batch(1, len(self._waiting[0].token_ids))]):
             return
         self._current = sequence = self._waiting.popleft()
-        self._generated = 0
+        self._generated = []
         last_s = perf_counter()
         last_tokens = 0
 
@@ -106,6 +139,7 @@ class SequentialEngine:
             self._model,
             max_tokens=sequence.max_tokens,
             sampler=sequence.sampler,
+            logits_processors=list(sequence.processors),
             prefill_step_size=self._pace.chunk(rows=1, decoding=False),
             prompt_progress_callback=on_prefill,
         )

@@ -45,11 +45,22 @@ class Happening(Struct, frozen=True):
             change = f"{fields.pop('before', '-')} → {fields.pop('after', '-')}"
             why = fields.get("reason") or fields.get("cause")
             return f"{change}: {why}" if why else change
+        if self.kind in ("lend", "recall") and isinstance(fields.get("change_bytes"), int):
+            return _moved(fields)
         pairs = (_pair(key, value) for key, value in fields.items() if value is not None)
         return " ".join([self.kind, *pairs])
 
     def _bad(self) -> bool:
         return self.kind in _BAD or (self.kind == "exit" and not self.fields.get("expected"))
+
+
+def _moved(fields: dict[str, Any]) -> str:
+    change = fields["change_bytes"]
+    more = f"{format_size(change)} lent" if change >= 0 else f"{format_size(-change)} called back"
+    limit, free = fields.get("limit_bytes"), fields.get("free_bytes")
+    if not isinstance(limit, int) or not isinstance(free, int):
+        return more
+    return f"{more}: it may hold {format_size(limit)}; {format_size(max(0, free))} free"
 
 
 def _pair(key: str, value: object) -> str:

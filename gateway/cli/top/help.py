@@ -27,10 +27,12 @@ Bars
 
 Columns
   holds     what comes back when the worker ends
-  granted   what it may hold
-  weights   of it: the model itself
-  caches    of it: the caches of its sequences
-  buffers   of it: what MLX keeps for later
+  floor     its own as long as it is loaded
+  lent      what it may hold beyond; can be called back
+  wants     all that it could use
+  weights   it holds: the model itself
+  caches    it holds: the caches of its sequences
+  buffers   it holds: what MLX keeps for later
   active    requests that run, and the age of the oldest
   waiting   requests that wait, and the age of the oldest
   tok/s     tokens per second, of all its requests

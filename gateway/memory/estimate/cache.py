@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-# mlx-lm's caches grow by so many tokens at once.
-_STEP_TOKENS: Final = 256
+from gateway.memory.estimate.language import language_of
+from protocol.caches import STEP_TOKENS, peak_share
+
 _MOST_LAYERS: Final = 10_000
 # States are summed up in single precision.
 _STATE_ELEMENT_BYTES: Final = 4
@@ -39,19 +40,29 @@ class Recurrence(Struct, frozen=True):
 
 
 class CacheShape(Struct, frozen=True):
-    """What a sequence takes: for each token, for each token of the window at most, and at once."""
+    """What a sequence takes: for each token, for each token of the window at most, and at once.
+    `layers` of the model keep something. Windows that go on in chunks grow by whole steps.
+    """
 
     full_token_bytes: int
     window_token_bytes: int
     window_tokens: int
     state_bytes: int
+    layers: int = 1
+    in_chunks: bool = False
+
+    def peak_bytes(self, rows: int, tokens: int) -> int:
+        """Bytes of a batch of sequences of so many tokens, at most, while it grows."""
+        return int(rows * self.sequence_bytes(tokens) * peak_share(self.layers))
 
     def sequence_bytes(self, tokens: int) -> int:
         """Bytes of a sequence of so many tokens."""
-        steps = -(-tokens // _STEP_TOKENS)
-        windowed = min(steps * _STEP_TOKENS, self.window_tokens) if self.window_tokens else 0
+        steps = -(-tokens // STEP_TOKENS)
+        # A window is as long as its prompt, and then grows by a step.
+        grown_tokens = steps * STEP_TOKENS if self.in_chunks else tokens + STEP_TOKENS
+        windowed = min(grown_tokens, self.window_tokens)
         return (
-            steps * _STEP_TOKENS * self.full_token_bytes
+            steps * STEP_TOKENS * self.full_token_bytes
             + windowed * self.window_token_bytes
             + self.state_bytes
         )
@@ -73,7 +84,7 @@ _BY_NAME: Final = {
 _BY_LETTER: Final = {"M": Layer.STATE, "*": Layer.FULL, "-": Layer.NONE, "E": Layer.NONE}
 _ONLY_STATES: Final = ("mamba", "mamba2", "rwkv7", "falcon_mamba")
 # These keep keys and values as they are, although they are projected from a latent.
-_DECOMPRESSED: Final = ("deepseek_v2", "minicpm3")
+DECOMPRESSED: Final = ("deepseek_v2", "minicpm3")
 _CHUNKED: Final = ("llama4", "llama4_text")
 _WINDOW_NAMES: Final = (
     "sliding_window",
@@ -90,17 +101,19 @@ def cache_shape(config: Mapping[str, Any], element_bytes: int) -> CacheShape:
     Raises:
         TypeError, ValueError: the configuration makes no sense.
     """
-    text = {**config, **(config.get("text_config") or {})}
+    text = language_of(config)
     layers = layers_of(text)
     kept = [each for each in layers if each in (Layer.FULL, Layer.BOTH)]
     windowed = [each for each in layers if each is Layer.WINDOW]
     states = [each for each in layers if each in (Layer.STATE, Layer.BOTH)]
-    token_bytes = _token_bytes(text, element_bytes)
+    token_bytes = token_bytes_of(text, element_bytes)
     return CacheShape(
         full_token_bytes=len(kept) * token_bytes,
         window_token_bytes=len(windowed) * token_bytes,
         window_tokens=window_of(text) if windowed else 0,
         state_bytes=len(states) * _state_bytes(text, element_bytes),
+        layers=max(1, sum(each is not Layer.NONE for each in layers)),
+        in_chunks=text.get("model_type") in _CHUNKED,
     )
 
 
@@ -108,7 +121,7 @@ def window_of(config: Mapping[str, Any]) -> int:
     """The most tokens that a layer with a window keeps."""
     window = first(config, *_WINDOW_NAMES)
     # Chunks are cut back before they grow by another step.
-    return window + _STEP_TOKENS if config.get("model_type") in _CHUNKED else window
+    return window + STEP_TOKENS if config.get("model_type") in _CHUNKED else window
 
 
 def layers_of(config: Mapping[str, Any]) -> list[Layer]:
@@ -147,12 +160,12 @@ def _named_layers(config: Mapping[str, Any], count: int) -> list[Layer]:
     return [Layer.FULL] * count
 
 
-def _token_bytes(config: Mapping[str, Any], element_bytes: int) -> int:
+def token_bytes_of(config: Mapping[str, Any], element_bytes: int) -> int:
     """Bytes that a token takes in one layer of attention."""
     heads = first(config, "num_attention_heads", "n_heads", "n_head")
     rope = first(config, "qk_rope_head_dim")
     if rank := first(config, "kv_lora_rank"):
-        if config.get("model_type") not in _DECOMPRESSED:
+        if config.get("model_type") not in DECOMPRESSED:
             return (rank + rope) * element_bytes
         key = first(config, "qk_nope_head_dim") + rope
         return heads * (key + (first(config, "v_head_dim") or key)) * element_bytes

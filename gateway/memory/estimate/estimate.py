@@ -1,24 +1,29 @@
-"""The sum: process, weights, cache and working space, corrected by what was measured before."""
+"""What a model takes: a floor that must be had before it is loaded, and what its sequences take."""
 
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from pathlib import Path
 from typing import Any, Final
 
 from msgspec import Struct
 
-from gateway.memory.estimate.cache import cache_shape
-from gateway.memory.estimate.learned import Measured
-from gateway.memory.estimate.weights import EstimateError, read_weights
+from gateway.memory.back_end import BackEnd
+from gateway.memory.estimate.cache import CacheShape, cache_shape
+from gateway.memory.estimate.language import language_of
+from gateway.memory.estimate.weights import EstimateError, Weights, read_weights
 from gateway.memory.estimate.working import working_bytes
+from protocol.caches import STEP_TOKENS
 
-# A worker with its imports done and no model, with MLX's CPU back end on Linux.
-PROCESS_BYTES: Final = 53_000_000
+# Weights are known to the byte. What computing takes is calculated, within this of the truth.
+_MARGIN: Final = 0.15
+# Where sequences take nothing, something else bounds their number.
+_MOST_ROWS: Final = 10_000
 
 
 class Line(Struct, frozen=True):
-    """One part of the sum."""
+    """One part of a floor."""
 
     name: str
     bytes: int
@@ -26,40 +31,89 @@ class Line(Struct, frozen=True):
 
 
 class Estimate(Struct, frozen=True):
-    """Bytes of a worker after its load, and with one sequence that fills the context.
+    """What a worker takes, in bytes.
 
-    `measured` is what this model took before, if it has run; it goes before the calculated figures.
+    `fixed_bytes` is the process with its weights: calculated, or as it was measured after an
+    earlier load. A step takes `working_bytes`, and `working_token_bytes` more for each token of its
+    longest sequence. `context_tokens` is the lesser of the configured limit and the model's own.
     """
 
-    lines: tuple[Line, ...]
+    weight_bytes: int
+    process_bytes: int
+    calculated_fixed_bytes: int
+    measured_fixed_bytes: int | None
+    working_bytes: int
+    working_token_bytes: int
+    shape: CacheShape
     context_tokens: int
-    token_bytes: int
-    cache_bytes: int
-    calculated_idle_bytes: int
-    calculated_full_bytes: int
-    measured: Measured | None
+    ordinary_tokens: int
 
     @property
-    def idle_bytes(self) -> int:
-        return self.measured.idle_bytes if self.measured else self.calculated_idle_bytes
+    def fixed_bytes(self) -> int:
+        return self.measured_fixed_bytes or self.calculated_fixed_bytes
 
     @property
-    def full_bytes(self) -> int:
-        if self.measured is None:
-            return self.calculated_full_bytes
-        if self.measured.full_bytes is not None:
-            return self.measured.full_bytes
-        more = self.calculated_full_bytes - self.calculated_idle_bytes
-        return self.measured.idle_bytes + more
+    def floor_bytes(self) -> int:
+        """What must be had before it is loaded: with one sequence of ordinary length."""
+        return self.limit_bytes(1, min(self.ordinary_tokens, self.context_tokens))
 
     @property
-    def working_bytes(self) -> int:
-        """What activations may take beside the cache of that sequence."""
-        return max(0, self.full_bytes - self.idle_bytes - self.cache_bytes)
+    def whole_bytes(self) -> int:
+        """With one sequence that fills the context."""
+        return self.limit_bytes(1, self.context_tokens)
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """The parts of the floor, which add up to it."""
+        tokens = min(self.ordinary_tokens, self.context_tokens)
+        measured = "as measured after a load" if self.measured_fixed_bytes else None
+        process_bytes = self.fixed_bytes - self.weight_bytes
+        cache_bytes = self.shape.peak_bytes(1, tokens)
+        working_bytes = self.working_bytes + self.working_token_bytes * tokens
+        known_bytes = self.fixed_bytes + cache_bytes + working_bytes
+        return (
+            Line("process", process_bytes, measured or "interpreter, MLX, mlx-lm"),
+            Line("weights", self.weight_bytes, "all model*.safetensors"),
+            Line("cache", cache_bytes, f"one sequence of {tokens:,} tokens, while it grows"),
+            Line("working space", working_bytes, "a chunk of a prompt, freed buffers"),
+            Line("margin", self.floor_bytes - known_bytes, "of what is calculated"),
+        )
+
+    def limit_bytes(self, rows: int, tokens: int) -> int:
+        """What the process may hold with so many sequences of so many tokens in one batch."""
+        uncertain_bytes = (
+            self.shape.peak_bytes(rows, tokens)
+            + self.working_bytes
+            + self.working_token_bytes * tokens
+        )
+        return self.fixed_bytes + int(uncertain_bytes * (1.0 + _MARGIN))
+
+    def rows(self, limit_bytes: int, tokens: int) -> int:
+        """How many sequences of so many tokens a limit has room for."""
+        if tokens > self.context_tokens or self.limit_bytes(1, tokens) > limit_bytes:
+            return 0
+        one_bytes = self.limit_bytes(2, tokens) - self.limit_bytes(1, tokens)
+        if one_bytes <= 0:
+            return _MOST_ROWS
+        return min(_MOST_ROWS, 1 + (limit_bytes - self.limit_bytes(1, tokens)) // one_bytes)
+
+    def longest_tokens(self, limit_bytes: int) -> int:
+        """The longest sequence that a limit has room for, in whole steps of a cache; 0 if none."""
+        steps = bisect_right(
+            range(1, self.context_tokens // STEP_TOKENS + 2),
+            limit_bytes,
+            key=lambda step: self.limit_bytes(1, step * STEP_TOKENS),
+        )
+        return min(self.context_tokens, steps * STEP_TOKENS)
 
 
 def estimate(
-    folder: Path, context_tokens: int, measured: Measured | None, process_bytes: int = PROCESS_BYTES
+    folder: Path,
+    context_tokens: int,
+    ordinary_tokens: int,
+    process_bytes: int,
+    measured_fixed_bytes: int | None,
+    system: BackEnd,
 ) -> Estimate:
     """Read a model's files; blocks for some milliseconds.
 
@@ -70,42 +124,63 @@ def estimate(
     """
     weights = read_weights(folder)
     config = _config(folder)
-    text = {**config, **(config.get("text_config") or {})}
+    return estimated(
+        config,
+        weights,
+        context_tokens,
+        ordinary_tokens,
+        process_bytes,
+        measured_fixed_bytes,
+        system,
+        str(folder / "config.json"),
+    )
+
+
+def estimated(
+    config: dict[str, Any],
+    weights: Weights,
+    context_tokens: int,
+    ordinary_tokens: int,
+    process_bytes: int,
+    measured_fixed_bytes: int | None,
+    system: BackEnd,
+    name: str,
+) -> Estimate:
+    """The same of what the files say; `name` is what errors call the configuration."""
+    text = language_of(config)
     own_context = text.get("max_position_embeddings")
     if isinstance(own_context, int) and own_context > 0:
         context_tokens = min(context_tokens, own_context)
+    ordinary_tokens = min(ordinary_tokens, context_tokens)
     try:
         shape = cache_shape(config, weights.element_bytes)
+        short_bytes = working_bytes(text, weights.element_bytes, ordinary_tokens, system)
+        long_bytes = working_bytes(text, weights.element_bytes, context_tokens, system)
     except (TypeError, ValueError) as error:
-        raise EstimateError(f"{folder / 'config.json'} can't be understood: {error}") from error
-    cache_bytes = shape.sequence_bytes(context_tokens)
-    computing_bytes = working_bytes(text, weights.element_bytes, context_tokens)
-    lines = (
-        Line("process", process_bytes, "interpreter, MLX, mlx-lm"),
-        Line("weights", weights.bytes, "all model*.safetensors"),
-        Line("cache", cache_bytes, f"one sequence of {context_tokens:,} tokens"),
-        Line("working space", computing_bytes, "a chunk of a long prompt, freed buffers"),
-    )
-    idle_bytes = process_bytes + weights.bytes
+        raise EstimateError(f"{name} can't be understood: {error}") from error
+    more_tokens = context_tokens - ordinary_tokens
+    token_bytes = -(-(long_bytes - short_bytes) // more_tokens) if more_tokens else 0
     return Estimate(
-        lines=lines,
+        weight_bytes=weights.bytes,
+        process_bytes=process_bytes,
+        calculated_fixed_bytes=process_bytes + weights.bytes,
+        measured_fixed_bytes=measured_fixed_bytes,
+        working_bytes=max(0, short_bytes - token_bytes * ordinary_tokens),
+        working_token_bytes=token_bytes,
+        shape=shape,
         context_tokens=context_tokens,
-        token_bytes=shape.full_token_bytes,
-        cache_bytes=cache_bytes,
-        calculated_idle_bytes=idle_bytes,
-        calculated_full_bytes=idle_bytes + cache_bytes + computing_bytes,
-        measured=measured,
+        ordinary_tokens=ordinary_tokens,
     )
 
 
-def model_key(folder: Path, context_tokens: int, python: str | None) -> str:
-    """What measurements are remembered by: these files with this limit and interpreter.
+def model_key(folder: Path, python: str | None) -> str:
+    """What measurements are remembered by: these files with this interpreter.
 
     Raises:
         OSError: the folder can't be read.
     """
     newest = max((each.stat().st_mtime_ns for each in folder.iterdir()), default=0)
-    return f"{folder.resolve()}|{newest}|{context_tokens}|{python or ''}"
+    return f"{folder.resolve()}|{newest}|{python or ''}"
 
 
 def _config(folder: Path) -> dict[str, Any]:

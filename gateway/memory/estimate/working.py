@@ -1,41 +1,58 @@
 """Bytes that computing takes beside weights and caches, at the peak of a long prompt.
 
-The worker takes a prompt in chunks (worker.engines.pace), and the last chunk, which sees all tokens
-before it, takes most. The counts of arrays are those that MLX's own peak showed for mlx-lm's models
-in chunks of 256, 512 and 1,024 tokens.
+The worker takes a prompt in chunks (worker.engines.pace), over all rows no more tokens than one
+chunk has, and the last chunk, which sees all tokens before it, takes most. The counts of arrays on
+the CPU are those that MLX's own peak showed for mlx-lm's models in chunks of 256, 512 and 1,024
+tokens; those of GPUs follow from which attention runs in one kernel there.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gateway.memory.estimate.cache import Layer, first, layers_of, recurrence_of, window_of
+from gateway.memory.back_end import BackEnd
+from gateway.memory.estimate.cache import (
+    DECOMPRESSED,
+    Layer,
+    first,
+    layers_of,
+    recurrence_of,
+    token_bytes_of,
+    window_of,
+)
 from protocol.chunks import LARGEST_TOKENS, LARGEST_TOKENS_ON_CPU
 
 # What MLX and the allocator keep of what was freed, whatever the model.
 _BUFFERS_BYTES: Final = 4_000_000
-# MLX's CPU back end writes the scores of attention out; the others compute them in place.
-_WRITES_SCORES: Final = sys.platform == "linux"
-_CHUNK_TOKENS: Final = LARGEST_TOKENS_ON_CPU if sys.platform == "linux" else LARGEST_TOKENS
-# Scores, and scans within a step, are computed in single precision.
+# Scans within a step are computed in single precision.
 _SINGLE_BYTES: Final = 4
+# Sizes of heads whose attention over a chunk runs in one kernel on Metal, with whatever mask (MLX
+# 0.32, metal/scaled_dot_product_attention.cpp). Newer ones know more; 192 and 256 are left out for
+# speed, but for masks that batches don't have.
+_FUSED_ON_METAL: Final = (64, 80, 128)
+# On CUDA it is cuDNN's, for half precision (cuda/scaled_dot_product_attention.cpp).
+_LARGEST_FUSED_ON_CUDA: Final = 128
+_STEP_OF_FUSED_ON_CUDA: Final = 8
+_HALF_BYTES: Final = 2
 # mlx-lm's scan (ssm_attn) goes by steps. It holds so many matrices of a step's tokens by its tokens
 # for each head, one more for each step of the chunk, and vectors of so many times the inner width.
 _SCAN_STEP_TOKENS: Final = 256
 _SCAN_MATRICES: Final = 5
 _SCAN_VECTORS: Final = 15
 _SCANNED: Final = ("mamba2", "falcon_h1", "nemotron_h", "granitemoehybrid", "plamo2")
-# gpt_oss's sinks keep attention from the fused kernel.
+# gpt_oss's sinks are put beside the scores where these are written out.
 _WITH_SINKS: Final = ("gpt_oss",)
 
 
-def working_bytes(config: Mapping[str, Any], element_bytes: int, context_tokens: int) -> int:
-    """For one sequence of so many tokens; `config` is that of the language model."""
-    chunk = min(_CHUNK_TOKENS, context_tokens)
+def working_bytes(
+    config: Mapping[str, Any], element_bytes: int, context_tokens: int, system: BackEnd
+) -> int:
+    """For a chunk at the end of so many tokens; `config` is that of the language model."""
+    largest = LARGEST_TOKENS_ON_CPU if system is BackEnd.CPU else LARGEST_TOKENS
+    chunk = min(largest, context_tokens)
     layers = layers_of(config)
-    scores = _scores_bytes(config, layers, chunk, context_tokens) if _WRITES_SCORES else 0
+    attention = _attention_bytes(config, element_bytes, chunk, context_tokens, system)
     scan = 0
     if config.get("model_type") in _SCANNED and (Layer.STATE in layers or Layer.BOTH in layers):
         scan = _scan_bytes(config, chunk)
@@ -43,30 +60,62 @@ def working_bytes(config: Mapping[str, Any], element_bytes: int, context_tokens:
         _BUFFERS_BYTES
         + _activation_bytes(config, element_bytes, chunk)
         + _convolved_bytes(config, layers, element_bytes, chunk)
+        + _beyond_windows_bytes(config, layers, element_bytes, chunk, context_tokens)
         # One layer is computed after the other.
-        + (scan + scores if Layer.BOTH in layers else max(scan, scores))
+        + (scan + attention if Layer.BOTH in layers else max(scan, attention))
     )
 
 
-def _scores_bytes(
-    config: Mapping[str, Any], layers: list[Layer], chunk: int, context_tokens: int
+def _attention_bytes(
+    config: Mapping[str, Any],
+    element_bytes: int,
+    chunk: int,
+    context_tokens: int,
+    system: BackEnd,
 ) -> int:
+    """Scores of every token of a chunk with every token that it sees, where they are written out;
+    and what a latent becomes.
+    """
     # Of the last layer a prompt needs what the cache keeps, and no scores.
-    computed = layers[:-1]
+    computed = layers_of(config)[:-1]
     if Layer.FULL in computed or Layer.BOTH in computed:
         seen_tokens = context_tokens
     elif Layer.WINDOW in computed:
         seen_tokens = min(context_tokens, window_of(config) + chunk)
     else:
         return 0
-    copies = 1
-    if config.get("model_type") in _WITH_SINKS:
-        copies = 3
-    elif first(config, "kv_lora_rank"):
-        # Those of the positions come as a mask.
-        copies = 2
     heads = first(config, "num_attention_heads", "n_heads", "n_head")
-    return copies * heads * chunk * seen_tokens * _SINGLE_BYTES
+    written = not _in_one_kernel(config, element_bytes, system)
+    copies = int(written)
+    if written and config.get("model_type") in _WITH_SINKS:
+        copies = 3
+    latent = 0
+    if first(config, "kv_lora_rank") and config.get("model_type") not in DECOMPRESSED:
+        # The scores of positions come as a mask, whatever the kernel.
+        copies += 1
+        nope, value = first(config, "qk_nope_head_dim"), first(config, "v_head_dim")
+        latent = heads * (nope + value) * seen_tokens * element_bytes
+    return copies * heads * chunk * seen_tokens * element_bytes + latent
+
+
+def _in_one_kernel(config: Mapping[str, Any], element_bytes: int, system: BackEnd) -> bool:
+    """Whether attention over a chunk needs no room for its scores."""
+    heads = first(config, "num_attention_heads", "n_heads", "n_head")
+    hidden = first(config, "hidden_size", "d_model", "n_embd", "dim")
+    size = first(config, "qk_nope_head_dim", "head_dim") or (hidden // heads if heads else 0)
+    if config.get("model_type") in DECOMPRESSED:
+        size += first(config, "qk_rope_head_dim")
+    value = first(config, "v_head_dim") or size
+    match system:
+        case BackEnd.METAL:
+            return size == value and size in _FUSED_ON_METAL
+        case BackEnd.CUDA:
+            return element_bytes == _HALF_BYTES and all(
+                each <= _LARGEST_FUSED_ON_CUDA and each % _STEP_OF_FUSED_ON_CUDA == 0
+                for each in (size, value)
+            )
+        case BackEnd.CPU:
+            return False
 
 
 def _scan_bytes(config: Mapping[str, Any], chunk: int) -> int:
@@ -74,6 +123,23 @@ def _scan_bytes(config: Mapping[str, Any], chunk: int) -> int:
     step = min(_SCAN_STEP_TOKENS, chunk)
     matrices = recurrence.heads * step * step * (_SCAN_MATRICES + -(-chunk // step))
     return (matrices + _SCAN_VECTORS * recurrence.inner * chunk) * _SINGLE_BYTES
+
+
+def _beyond_windows_bytes(
+    config: Mapping[str, Any],
+    layers: list[Layer],
+    element_bytes: int,
+    chunk: int,
+    context_tokens: int,
+) -> int:
+    """A window is cut back with the first token of the answer; until then its layers keep the last
+    chunk, too (mlx-lm's RotatingKVCache).
+    """
+    count = sum(each is Layer.WINDOW for each in layers)
+    if not count:
+        return 0
+    beyond_tokens = max(0, min(chunk, context_tokens - window_of(config)))
+    return count * beyond_tokens * token_bytes_of(config, element_bytes)
 
 
 def _convolved_bytes(
@@ -89,6 +155,9 @@ def _convolved_bytes(
 def _activation_bytes(config: Mapping[str, Any], element_bytes: int, chunk: int) -> int:
     width = first(config, "hidden_size", "d_model", "n_embd", "dim")
     inner = first(config, "intermediate_size")
+    experts = first(config, "num_experts_per_tok") or 1
     if routed := first(config, "moe_intermediate_size"):
-        inner = routed * (first(config, "num_experts_per_tok") or 1)
+        inner = routed * experts
+    elif first(config, "num_local_experts"):
+        inner *= experts
     return chunk * (4 * width + 3 * inner) * element_bytes

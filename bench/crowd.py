@@ -1,0 +1,128 @@
+"""`python -m bench.crowd`: many streams at once where memory is free, with default settings.
+
+The model has little weight and large caches, 32 KB a token, so that memory decides. Bulkhead and
+mlx-lm's BatchGenerator take turns on the same prompts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+from bench import arguments
+from bench.load import Sampled
+from bench.machine import describe_machine
+from bench.model import copy_without_end
+from bench.raw import Raw
+from bench.results import FailedError, Generation
+from bench.servers import Bulkhead
+from bench.tiny import build_half_billion_model
+from gateway.config.models import DEMO_FOLDER
+
+_TTFT_TARGET: Final = 2.0
+_RATE_TARGET: Final = 0.9
+_TEMPERATURE: Final = 0.8
+_LENGTHS: Final = (20, 60, 200, 600, 4000)
+# Ids that every tokenizer has.
+_VOCABULARY: Final = range(10, 600)
+
+
+def _short(chance: random.Random, streams: int) -> list[list[int]]:
+    return [[chance.choice(_VOCABULARY) for _ in range(20)] for _ in range(streams)]
+
+
+def _mixed(chance: random.Random, streams: int) -> list[list[int]]:
+    """One in eight is as long as the longest."""
+    lengths = [_LENGTHS[-1] if i % 8 == 0 else chance.choice(_LENGTHS[:-1]) for i in range(streams)]
+    return [[chance.choice(_VOCABULARY) for _ in range(each)] for each in lengths]
+
+
+_CASES: Final[dict[str, tuple[Callable[[random.Random, int], list[list[int]]], float]]] = {
+    "greedy": (_short, 0.0),
+    "sampled": (_short, _TEMPERATURE),
+    "prompts of 20 to 4,000 tokens": (_mixed, 0.0),
+}
+
+
+def main() -> int:
+    parser = arguments.parser(
+        "bench.crowd", __doc__, rounds=5, model=None, shown="2 layers, 32 KB a token"
+    )
+    parser.add_argument("--streams", type=int, default=32, metavar="N")
+    parser.add_argument("--half-billion", action="store_true", help="a model for a GPU")
+    parser.add_argument("--tokens", type=int, default=128, metavar="N", help="for each stream")
+    parser.add_argument("--case", choices=_CASES, action="append", help="measure these alone")
+    parsed = parser.parse_args()
+    chance = random.Random(1)
+    with ExitStack() as ends:
+        folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="bh-")))
+        copy_without_end(parsed.model or _build(folder, parsed), folder / "model")
+        raw = Raw(folder / "model")
+        ends.callback(raw.stop)
+        bulkhead = Bulkhead(folder / "model", folder / "state", folder / "bulkhead.log")
+        ends.callback(bulkhead.stop)
+        machine = describe_machine()
+        print(
+            f"{machine.processor}, {machine.cores} cores, {machine.mlx}; {parsed.streams} streams"
+        )
+        print(f"of {parsed.tokens} tokens, medians of {parsed.rounds} rounds\n")
+        print("| | last first token (s) | raw | ratio | tokens/s | raw | ratio |")
+        print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+        try:
+            for name in parsed.case or _CASES:
+                make, temperature = _CASES[name]
+                rounds = []
+                # The first is thrown away: it loads the model.
+                for _ in range(parsed.rounds + 1):
+                    prompts = Sampled(make(chance, parsed.streams), temperature)
+                    rounds.append(
+                        tuple(each.generate(prompts, parsed.tokens) for each in (raw, bulkhead))
+                    )
+                    _show(name, rounds[-1])
+                print(_row(name, rounds[1:]), flush=True)
+        except FailedError as error:
+            print(f"bench.crowd: {error}", file=sys.stderr)
+            return 1
+    print(f"\nTargets: first tokens within {_TTFT_TARGET} x, tokens/s at least {_RATE_TARGET} x.")
+    return 0
+
+
+def _build(folder: Path, parsed: argparse.Namespace) -> Path:
+    if parsed.half_billion:
+        build_half_billion_model(DEMO_FOLDER, folder / "half-billion")
+        return folder / "half-billion"
+    # It imports MLX, which on a GPU takes hold of it.
+    from tests.support.shapes import wide_cache
+
+    return wide_cache(folder / "wide")
+
+
+def _show(name: str, generations: tuple[Generation, ...]) -> None:
+    """Progress, on stderr: the table alone is the output."""
+    shown = ", ".join(
+        f"{each.tokens_per_s:.0f} tokens/s, first within {max(each.first_token_s):.2f} s"
+        for each in generations
+    )
+    print(f"{name}: {shown}", file=sys.stderr)
+
+
+def _row(name: str, rounds: list[tuple[Generation, ...]]) -> str:
+    first = [
+        statistics.median(max(g.first_token_s) for g in each) for each in zip(*rounds, strict=True)
+    ]
+    rate = [statistics.median(g.tokens_per_s for g in each) for each in zip(*rounds, strict=True)]
+    return (
+        f"| {name} | {first[1]:.2f} | {first[0]:.2f} | {first[1] / first[0]:.2f} "
+        f"| {rate[1]:.0f} | {rate[0]:.0f} | {rate[1] / rate[0]:.2f} |"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

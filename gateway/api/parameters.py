@@ -1,0 +1,220 @@
+"""Every parameter of OpenAI's, mlx_lm.server's and vLLM's bodies, and what becomes of it here.
+
+One that would change the answer and isn't done is refused by name, on both paths, unless its value
+is neutral: a client may send a default. Fields that none of the three knows are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+Place: TypeAlias = Literal["chat", "completions", "stream_options", "message", "part"]
+Fate: TypeAlias = Literal["done", "refused", "harmless"]
+
+# How a place is written in the documents and before the name of a parameter.
+PLACES: Final[dict[Place, str]] = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "stream_options": "stream_options",
+    "message": "messages[]",
+    "part": "messages[].content[]",
+}
+_BODIES: Final[tuple[Place, ...]] = ("chat", "completions")
+
+
+class Parameter(Struct, frozen=True):
+    """`neutral` are the values with which a refused one changes nothing; null always is one.
+
+    `note` says what to do instead, or why it is harmless.
+    """
+
+    name: str
+    fate: Fate
+    places: tuple[Place, ...] = _BODIES
+    neutral: tuple[object, ...] = ()
+    note: str = ""
+
+
+def _done(*names: str, places: tuple[Place, ...] = _BODIES) -> Iterator[Parameter]:
+    for name in names:
+        yield Parameter(name, "done", places)
+
+
+def _refused(
+    name: str, *neutral: object, places: tuple[Place, ...] = _BODIES, note: str = ""
+) -> Parameter:
+    return Parameter(name, "refused", places, neutral, note)
+
+
+def _harmless(note: str, *names: str, places: tuple[Place, ...] = _BODIES) -> Iterator[Parameter]:
+    for name in names:
+        yield Parameter(name, "harmless", places, note=note)
+
+
+_CHAT: Final[tuple[Place, ...]] = ("chat",)
+_COMPLETIONS: Final[tuple[Place, ...]] = ("completions",)
+_MESSAGE: Final[tuple[Place, ...]] = ("message",)
+_PART: Final[tuple[Place, ...]] = ("part",)
+
+PARAMETERS: Final[tuple[Parameter, ...]] = (
+    *_done("model", "stream", "stream_options", "max_tokens", "max_completion_tokens"),
+    *_done("temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos"),
+    *_done("repetition_penalty", "repetition_context_size"),
+    *_done("priority", "keep_alive"),
+    *_done("messages", places=_CHAT),
+    *_done("prompt", places=_COMPLETIONS),
+    _refused("prompt", places=_CHAT, note="send it to /v1/completions"),
+    _refused("messages", places=_COMPLETIONS, note="send them to /v1/chat/completions"),
+    # OpenAI's
+    _refused("n", 1, note="for several answers send several requests"),
+    _refused("best_of", 1),
+    _refused("logprobs", False),
+    _refused("top_logprobs", 0, -1),
+    _refused("logit_bias", {}),
+    _refused("presence_penalty", 0),
+    _refused("frequency_penalty", 0),
+    _refused("response_format", {"type": "text"}),
+    _refused("tools", []),
+    _refused("tool_choice", "none", "auto"),
+    _refused("parallel_tool_calls", True),
+    _refused("functions", []),
+    _refused("function_call", "none", "auto"),
+    _refused("modalities", ["text"]),
+    _refused("audio"),
+    _refused("web_search_options"),
+    _refused("moderation"),
+    _refused("reasoning_effort"),
+    _refused("verbosity", "medium"),
+    _refused("service_tier", "auto", "default", note="send priority"),
+    _refused("store", False),
+    _refused("echo", False),
+    _refused("suffix", ""),
+    *_harmless("a label for OpenAI's records", "user", "safety_identifier", "metadata"),
+    *_harmless(
+        "it only says how prompts are cached",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+    ),
+    *_harmless("it only hastens answers", "prediction"),
+    # mlx_lm.server's
+    _refused("xtc_probability", 0),
+    _refused("chat_template_kwargs", {}),
+    _refused("enable_thinking"),
+    _refused("role_mapping", {}),
+    _refused("adapters", note="give the adapted model an id of its own"),
+    _refused("draft_model", "default_model"),
+    *_harmless("it belongs to presence_penalty", "presence_context_size"),
+    *_harmless("it belongs to frequency_penalty", "frequency_context_size"),
+    *_harmless("it belongs to xtc_probability", "xtc_threshold"),
+    *_harmless("it belongs to draft_model", "num_draft_tokens"),
+    # vLLM's
+    _refused("min_tokens", 0),
+    _refused("stop_token_ids", [], note="send stop"),
+    _refused("include_stop_str_in_output", False),
+    _refused("skip_special_tokens", False),
+    _refused("allowed_token_ids"),
+    _refused("bad_words", []),
+    _refused("logits_processors", []),
+    _refused("watermarking", False),
+    _refused("use_beam_search", False),
+    _refused("repetition_detection"),
+    _refused("thinking_token_budget", -1),
+    _refused("include_reasoning", True),
+    _refused("prompt_logprobs"),
+    _refused("logprob_token_ids", []),
+    _refused("truncate_prompt_tokens", note="shorten the prompt"),
+    _refused("return_token_ids", False),
+    _refused("return_prompt_text", False),
+    _refused("return_weight_versions", False),
+    _refused("add_special_tokens", False, places=_CHAT),
+    _refused("add_special_tokens", True, places=_COMPLETIONS),
+    _refused("add_generation_prompt", True),
+    _refused("continue_final_message", False),
+    _refused("documents", [], note="write them into a message"),
+    _refused("chat_template"),
+    _refused("prompt_embeds"),
+    _refused("structured_outputs"),
+    _refused("guided_json"),
+    _refused("guided_regex"),
+    _refused("guided_choice"),
+    _refused("guided_grammar"),
+    _refused("structural_tag"),
+    _refused("kv_transfer_params", {}),
+    _refused("ec_transfer_params", {}),
+    _refused("vllm_xargs", {}),
+    *_harmless("it belongs to use_beam_search", "length_penalty", "early_stopping"),
+    *_harmless("it belongs to truncate_prompt_tokens", "truncation_side"),
+    *_harmless("it belongs to logprobs", "return_tokens_as_token_ids"),
+    *_harmless(
+        "it belongs to guided_json and its like",
+        "guided_decoding_backend",
+        "guided_whitespace_pattern",
+    ),
+    *_harmless(
+        "it belongs to images and sounds", "media_io_kwargs", "mm_processor_kwargs", places=_CHAT
+    ),
+    *_harmless("only tokenizers that aren't used here know it", "spaces_between_special_tokens"),
+    *_harmless("requests share no cached prompts", "cache_salt"),
+    *_harmless("a label; the header X-Request-Id names a request", "request_id", "session_id"),
+    *_harmless("how the pieces of a stream are cut is free", "stream_interval"),
+    *_harmless(
+        "only vLLM's other paths know it",
+        "return_token_offsets",
+        "return_mm_kwargs",
+        "routed_experts_prompt_start",
+    ),
+    # Within stream_options
+    *_done("include_usage", places=("stream_options",)),
+    _refused("continuous_usage_stats", False, places=("stream_options",)),
+    *_harmless(
+        "padding against listeners on the way", "include_obfuscation", places=("stream_options",)
+    ),
+    # Within a message
+    *_done("role", "content", places=_MESSAGE),
+    _refused("name", places=_MESSAGE, note="write it into the content"),
+    _refused("tool_calls", [], places=_MESSAGE),
+    _refused("function_call", places=_MESSAGE),
+    _refused("audio", places=_MESSAGE),
+    _refused("refusal", "", places=_MESSAGE, note="write it into the content"),
+    _refused("reasoning", "", places=_MESSAGE),
+    _refused("reasoning_content", "", places=_MESSAGE),
+    _refused("tools", [], places=_MESSAGE),
+    *_harmless(
+        "which call a result belongs to shows from its place", "tool_call_id", places=_MESSAGE
+    ),
+    # Within a part of a message's content
+    *_done("type", "text", places=_PART),
+    _refused("image_url", places=_PART),
+    _refused("image_embeds", places=_PART),
+    _refused("input_audio", places=_PART),
+    _refused("audio_url", places=_PART),
+    _refused("video_url", places=_PART),
+    _refused("file", places=_PART),
+    _refused("refusal", "", places=_PART, note="send it as text"),
+    *_harmless("it only says how prompts are cached", "prompt_cache_breakpoint", places=_PART),
+)
+
+
+def at(place: Place, fate: Fate) -> tuple[Parameter, ...]:
+    """What has this fate there."""
+    return tuple(each for each in PARAMETERS if place in each.places and each.fate == fate)
+
+
+def printed() -> Iterator[str]:
+    """The table as docs/parameters.md has it."""
+    yield "| in | parameter | | neutral values, or why |"
+    yield "| --- | --- | --- | --- |"
+    for each in PARAMETERS:
+        place = ", ".join(f"`{PLACES[place]}`" for place in each.places)
+        values = ", ".join(f"`{msgspec.json.encode(value).decode()}`" for value in each.neutral)
+        words = "; ".join(filter(None, (values, each.note)))
+        yield f"| {place} | `{each.name}` | {each.fate} | {words} |"
+
+
+if __name__ == "__main__":
+    print("\n".join(printed()))

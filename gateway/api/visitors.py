@@ -1,0 +1,57 @@
+"""Keeps web pages away, but for those that the configuration allows: these get CORS."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway.api.errors import error_response
+from gateway.dispatch.refusal import Refusal
+from gateway.edge.origins import complaint
+from gateway.fleet.fleet import Fleet
+
+_EXPOSED: Final = ("x-request-id", "retry-after", "x-should-retry")
+
+
+class Visitors:
+    """Refuses requests with a foreign Host or Origin, on every path."""
+
+    def __init__(self, app: ASGIApp, fleet: Fleet) -> None:
+        self._app = app
+        self._fleet = fleet
+        self._origins: tuple[str, ...] = ()
+        self._for_pages: ASGIApp = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        settings = self._fleet.settings.gateway
+        reason = complaint(
+            headers,
+            http_1_0=scope["http_version"] == "1.0",
+            hosts=settings.allowed_hosts,
+            origins=settings.allowed_origins,
+        )
+        if reason is not None:
+            refusal = Refusal("permission_denied", reason)
+            await error_response(refusal)(scope, receive, send)
+        elif headers.get("origin", "").lower() in settings.allowed_origins:
+            await self._cors(settings.allowed_origins)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _cors(self, origins: tuple[str, ...]) -> ASGIApp:
+        """For the origins that are allowed at present."""
+        if origins != self._origins:
+            self._origins = origins
+            self._for_pages = CORSMiddleware(
+                self._app,
+                allow_origins=origins,
+                allow_methods=("GET", "POST", "DELETE"),
+                allow_headers=("*",),
+                allow_private_network=True,
+                expose_headers=_EXPOSED,
+            )
+        return self._for_pages

@@ -1,0 +1,1 @@
+"""Deadlines that outlast a sleep of the machine."""

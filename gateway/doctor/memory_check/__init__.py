@@ -1,0 +1,1 @@
+"""What the product assumes of the system's and MLX's memory, beside what is found here."""

@@ -1,0 +1,274 @@
+"""Figures in, lines out: what the product assumes, where, and whether that holds here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from gateway.config.sizes import format_size
+from gateway.doctor.memory_check.figures import (
+    AttentionFigures,
+    Machine,
+    ProcessFigures,
+    ReturnFigures,
+    RightsFigures,
+    StepFigures,
+)
+from gateway.doctor.memory_check.line import Line, line
+from gateway.memory.back_end import BackEnd
+from gateway.memory.estimate.learned import PROCESS_BYTES
+
+_MIB: Final = 1 << 20
+# What readings of one process move by, as for workers (gateway.process.worker).
+_NOISE_BYTES: Final = 64_000_000
+_NOISE_SHARE: Final = 0.05
+# The process is measured at each start; a first estimate may be that far off.
+_PROCESS_SHARE: Final = 0.5
+# Others move the machine's figures too: what rose by less doesn't show in them.
+_SHOWN_SHARE: Final = 0.5
+_BACK_SHARE: Final = 0.1
+# Steps on a machine that does other things vary that much.
+_SLOWER: Final = 1.25
+_BUSY: Final = 0.5
+# A tenth slower without a cache was seen (mlx#777).
+_MILD: Final = 1.5
+# Of the matrix of scores: one kernel needs next to nothing of it.
+_WRITTEN_SHARE: Final = 0.5
+# MLX has one kernel for these (mlx scaled_dot_product_attention.cpp).
+_ONE_KERNEL: Final = (64, 128)
+_METAL_KEY: Final = "max_recommended_working_set_size"
+# The system's own choice lies between these shares of the memory (ollama#17367).
+_WORKING_SET: Final = (0.6, 0.9)
+_SAME: Final = 0.02
+
+
+def judge_process(figures: ProcessFigures, back_end: BackEnd) -> Iterator[Line]:
+    """The footprint of a worker: after its imports, then beside MLX's account."""
+    imported, assumed = figures.imported.footprint_bytes, PROCESS_BYTES[back_end]
+    yield line(
+        "imports",
+        f"a worker without a model holds about {format_size(assumed)}, until it was measured",
+        format_size(imported),
+        holds=abs(imported - assumed) <= assumed * _PROCESS_SHARE,
+    )
+    base = figures.imported.beside_bytes
+    for held in (*figures.holding, figures.dropped, figures.trimmed):
+        size = held.memory.active_bytes + held.memory.cache_bytes
+        beside = held.beside_bytes - base
+        noise = max(_NOISE_BYTES, size * _NOISE_SHARE)
+        yield line(
+            "account",
+            f"{held.what}: footprint less imports is MLX's account, within "
+            f"{format_size(int(noise))}",
+            f"footprint {format_size(held.footprint_bytes)}, MLX active "
+            f"{format_size(held.memory.active_bytes)}, buffers "
+            f"{format_size(held.memory.cache_bytes)}, beside them and the imports "
+            f"{format_size(beside)}",
+            holds=abs(beside) <= noise,
+        )
+
+
+def judge_return(how: str, figures: ReturnFigures) -> Line:
+    """`how` it ended. What a system counts as wired is judged if the memory showed in it. What is
+    available falls for innocent reasons too, so it proves only what came back.
+    """
+    before, meanwhile, after = figures.before, figures.meanwhile, figures.after
+    shown: list[str] = []
+    if before.wired_bytes is not None and meanwhile.wired_bytes is not None:
+        shown.append(
+            f"wired {format_size(before.wired_bytes)}, then {format_size(meanwhile.wired_bytes)}, "
+            f"after the end {format_size(after.wired_bytes or 0)}"
+        )
+    shown.append(
+        f"available {format_size(before.available_bytes)}, then "
+        f"{format_size(meanwhile.available_bytes)}, after the end "
+        f"{format_size(after.available_bytes)}"
+    )
+    if figures.back_s is not None:
+        when = f"back after {figures.back_s:.1f} s"
+    else:
+        when = f"not back within {figures.watched_s:.0f} s"
+    if not is_shown(figures):
+        when = "the machine's figures did not show it"
+    return line(
+        "return",
+        f"{how}: all that a process held comes back within {figures.watched_s:.0f} s",
+        f"it held {format_size(figures.held_bytes)}, and its end took {figures.exit_s:.1f} s; "
+        f"{'; '.join(shown)}; {when}",
+        holds=_returned(figures),
+    )
+
+
+def _returned(figures: ReturnFigures) -> bool | None:
+    if not is_shown(figures):
+        return None
+    if figures.back_s is not None:
+        return True
+    return False if wired_shows(figures) else None
+
+
+def wired_shows(figures: ReturnFigures) -> bool:
+    """Whether its memory was wired, by the machine's count."""
+    before, meanwhile = figures.before.wired_bytes, figures.meanwhile.wired_bytes
+    if before is None or meanwhile is None:
+        return False
+    return meanwhile - before >= figures.held_bytes * _SHOWN_SHARE
+
+
+def is_back(figures: ReturnFigures) -> bool:
+    """Whether the machine's memory is as it was before, but for what others move."""
+    slack = max(_NOISE_BYTES, figures.held_bytes * _BACK_SHARE)
+    before, after = figures.before, figures.after
+    if wired_shows(figures):
+        return (after.wired_bytes or 0) - (before.wired_bytes or 0) <= slack
+    return before.available_bytes - after.available_bytes <= slack
+
+
+def is_shown(figures: ReturnFigures) -> bool:
+    """Whether its memory could be seen in the machine's."""
+    fell = figures.before.available_bytes - figures.meanwhile.available_bytes
+    return wired_shows(figures) or fell >= figures.held_bytes * _SHOWN_SHARE
+
+
+def judge_steps(figures: StepFigures, back_end: BackEnd) -> Iterator[Line]:
+    """Step times under limits, as shares of those without. Slower ones on a busy machine say
+    nothing.
+    """
+    times, busy = figures.times, figures.busy
+    base = times.without_limits_s
+    active = format_size(times.active_bytes)
+    above = f"a memory limit above what is active ({active}) costs nothing"
+    yield _step(above, base, times.limit_above_s, busy)
+    below = times.limit_below_s / base
+    slows = back_end is BackEnd.METAL
+    yield line(
+        "steps",
+        "a memory limit below what is active "
+        + ("makes steps slower, so it is never set" if slows else "is never set"),
+        _times(base, times.limit_below_s),
+        holds=below > _SLOWER if slows else True,
+    )
+    yield _step("32 MB of buffers are enough for a step", base, times.small_cache_s, busy)
+    without = "without any buffers steps are slower, but not by half"
+    yield _step(without, base, times.no_cache_s, busy, most=_MILD)
+    if times.wired_s is None:
+        yield line("steps", "memory can't be wired here", "no recommended working set", holds=True)
+    else:
+        yield _step("wired memory isn't slower", base, times.wired_s, busy)
+
+
+def _step(
+    assumed: str, base_s: float, found_s: float, busy: float, *, most: float = _SLOWER
+) -> Line:
+    holds: bool | None = found_s / base_s <= most
+    found = _times(base_s, found_s)
+    if not holds and busy > _BUSY:
+        holds, found = None, f"{found}, while the processors were {busy:.0%} busy"
+    return line("steps", assumed, found, holds=holds)
+
+
+def _times(base_s: float, found_s: float) -> str:
+    return (
+        f"{found_s * 1000:.2f} ms, {base_s * 1000:.2f} ms without limits, "
+        f"a ratio of {found_s / base_s:.2f}"
+    )
+
+
+def judge_attention(figures: AttentionFigures, back_end: BackEnd) -> Line:
+    """Written out where one kernel was assumed, estimates are too low. The other way round is no
+    fault, and is told.
+    """
+    share = figures.peak.grown_bytes / max(figures.peak.scores_grown_bytes, 1)
+    written = share >= _WRITTEN_SHARE
+    assumed_written = back_end is not BackEnd.METAL or figures.head_dim not in _ONE_KERNEL
+    assumed = "written out" if assumed_written else "computed in one kernel"
+    found = "written out" if written else "computed in one kernel"
+    if assumed_written and not written:
+        found += ", so estimates count more than is needed"
+    mask = "an array as mask" if figures.mask == "array" else 'the mask "causal"'
+    return line(
+        "attention",
+        f"head dimension {figures.head_dim}, {mask}: scores are {assumed}",
+        f"the peak grew by {share:.2f} of the scores' matrix: {found}",
+        holds=assumed_written or not written,
+    )
+
+
+def judge_working_set(machine: Machine) -> Iterator[Line]:
+    """The recommended working set, beside iogpu.wired_limit_mb and the memory."""
+    if machine.back_end is not BackEnd.METAL:
+        yield _elsewhere(machine)
+        return
+    recommended = _size(machine.device, _METAL_KEY)
+    if recommended is None:
+        yield line("working set", "MLX recommends one on every Mac", "none", holds=False)
+        return
+    share = recommended / machine.total_bytes
+    limit = "unknown" if machine.wired_limit_mb is None else machine.wired_limit_mb
+    found = (
+        f"{format_size(recommended)}, {share:.2f} of {format_size(machine.total_bytes)}; "
+        f"iogpu.wired_limit_mb is {limit}"
+    )
+    if machine.wired_limit_mb:
+        set_bytes = machine.wired_limit_mb * _MIB
+        yield line(
+            "working set",
+            f"it follows iogpu.wired_limit_mb, so is {format_size(set_bytes)}",
+            found,
+            holds=abs(recommended - set_bytes) <= set_bytes * _SAME,
+        )
+        return
+    least, most = _WORKING_SET
+    yield line(
+        "working set",
+        f"between {least:g} and {most:g} of the memory, by the system's own choice",
+        f"{found}; to see it follow: sudo sysctl iogpu.wired_limit_mb={_lower_mb(recommended)}, "
+        "this check again, then 0 instead",
+        holds=least <= share <= most,
+    )
+
+
+def _elsewhere(machine: Machine) -> Line:
+    card = _size(machine.device, "total_memory")
+    if machine.back_end is BackEnd.CUDA:
+        found = "no size" if card is None else format_size(card)
+        assumed = "MLX names the size of the card's own memory"
+        return line("working set", assumed, found, holds=card is not None)
+    assumed = "models are in the machine's memory, and MLX recommends nothing"
+    return line("working set", assumed, format_size(machine.total_bytes), holds=True)
+
+
+def _lower_mb(recommended_bytes: int) -> int:
+    """A limit that differs, and is safe on any machine."""
+    return recommended_bytes // _MIB * 3 // 4
+
+
+def _size(device: dict[str, Any], key: str) -> int | None:
+    size = device.get(key)
+    return size if isinstance(size, int) and size > 0 else None
+
+
+def judge_rights(figures: RightsFigures) -> Iterator[Line]:
+    """Whose footprint can be read; another user's need not be."""
+    for whose, found in (("own", figures.own), ("a child's", figures.child)):
+        yield line(
+            "rights",
+            f"{whose} footprint can be read",
+            _reading(found),
+            holds=isinstance(found, int),
+        )
+    yield line(
+        "rights",
+        "that of process 1 can't be read without privilege, and isn't needed",
+        _reading(figures.first_process),
+        holds=True,
+    )
+
+
+def _reading(found: int | str) -> str:
+    return found if isinstance(found, str) else format_size(found)
+
+
+def failed(part: str, reason: str) -> Line:
+    """It could not be measured."""
+    return line(part, "it can be measured", f"failed: {reason}", holds=None)

@@ -1,0 +1,198 @@
+"""Measures, part by part, in processes that are started for it.
+
+Every part ends in its time or raises ProbeError, and holds no more memory than it is given.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Final, Literal
+
+import msgspec
+import psutil
+
+from gateway.doctor.memory_check.figures import (
+    AttentionFigures,
+    Gauge,
+    Held,
+    Machine,
+    ProcessFigures,
+    ReturnFigures,
+    RightsFigures,
+    StepFigures,
+)
+from gateway.doctor.memory_check.judgement import is_back
+from gateway.doctor.memory_check.process import Probe, ProbeError
+from gateway.memory.back_end import BackEnd, back_end
+from gateway.memory.footprint import FootprintError, footprint
+from gateway.memory.host import host_memory, wired_limit_mb
+from gateway.memory.reading import HostError
+from protocol.errands import Environment
+from protocol.messages import MlxMemory
+from protocol.probe import (
+    AttentionPeak,
+    Drop,
+    Hold,
+    Import,
+    Imported,
+    MeasureAttention,
+    StepTimes,
+    TimeSteps,
+    Trim,
+)
+
+_MOST_BYTES: Final = 1_000_000_000
+_SHARE: Final = 1 / 8
+_LEAST_BYTES: Final = 64_000_000
+# A footprint is read when what was just allocated or freed has settled.
+_SETTLES_S: Final = 0.3
+_PARTS_OF_ALL: Final = (0.25, 0.5, 1.0)
+_WATCHED_S: Final = 10.0
+_LOOK_S: Final = 0.1
+_STEPS_S: Final = 9.0
+_BUSY_LOOK_S: Final = 0.5
+_HEAD_DIMS: Final = (64, 128, 192, 256)
+_MASKS: Final[tuple[Literal["array", "causal"], ...]] = ("array", "causal")
+
+
+def most_bytes() -> int:
+    """What a process of this check may hold. Raises: ProbeError if that is too little to tell."""
+    size = min(_MOST_BYTES, int(host_memory().available_bytes * _SHARE))
+    if size < _LEAST_BYTES:
+        raise ProbeError("too little memory is free for it")
+    return size
+
+
+def measure_process(within_s: float) -> tuple[Machine, ProcessFigures]:
+    """A worker's footprint as it holds nothing, more, and less."""
+    size = most_bytes()
+    with Probe(within_s) as probe:
+        environment = probe.environment()
+        imported = probe.ask(Import(), Imported)
+        card_bytes = imported.device.get("free_memory")
+        if isinstance(card_bytes, int):
+            size = min(size, int(card_bytes * _SHARE))
+        figures = ProcessFigures(
+            _held(probe, "after the imports", imported.memory),
+            tuple(_hold(probe, int(size * part)) for part in _PARTS_OF_ALL),
+            _held(probe, "freed", probe.ask(Drop(), MlxMemory)),
+            _held(probe, "freed, and buffers given back", probe.ask(Trim(), MlxMemory)),
+        )
+    return machine(imported, environment), figures
+
+
+def machine(imported: Imported | None = None, environment: Environment | None = None) -> Machine:
+    """With what a worker has said of MLX, if one has."""
+    host = host_memory()
+    try:
+        limit_mb = wired_limit_mb()
+    except HostError:
+        limit_mb = None
+    return Machine(
+        system=_system(),
+        back_end=back_end() if imported is None else BackEnd(imported.back_end),
+        device={} if imported is None else imported.device,
+        environment=environment,
+        total_bytes=host.total_bytes,
+        available_bytes=host.available_bytes,
+        pressure=host.pressure,
+        wired_limit_mb=limit_mb,
+    )
+
+
+def _system() -> str:
+    """Without the name of the machine."""
+    release = platform.mac_ver()[0]
+    name = f"macOS {release}" if release else f"{platform.system()} {platform.release()}"
+    return f"{name}, {platform.machine()}"
+
+
+def _hold(probe: Probe, size_bytes: int) -> Held:
+    memory = probe.ask(Hold(size_bytes), MlxMemory)
+    return _held(probe, f"holding {size_bytes / 1e6:.0f} MB", memory)
+
+
+def _held(probe: Probe, what: str, memory: MlxMemory) -> Held:
+    time.sleep(_SETTLES_S)
+    return Held(what, _footprint_bytes(probe.pid), memory)
+
+
+def _footprint_bytes(pid: int) -> int:
+    try:
+        return footprint(pid).current_bytes
+    except FootprintError as error:
+        raise ProbeError(f"no footprint: {error}") from error
+
+
+def measure_return(within_s: float, *, killed: bool) -> ReturnFigures:
+    """Of a process that holds memory, wired where that is possible, and ends."""
+    size = most_bytes()
+    with Probe(within_s) as probe:
+        probe.environment()
+        probe.ask(Import(), Imported)
+        before = _gauge()
+        began_bytes = _footprint_bytes(probe.pid)
+        probe.ask(Hold(size, wire=True), MlxMemory)
+        time.sleep(_SETTLES_S)
+        held_bytes = _footprint_bytes(probe.pid) - began_bytes
+        meanwhile = _gauge()
+        watched_s = max(1.0, min(_WATCHED_S, probe.left_s / 2))
+        ordered = time.monotonic()
+        if killed:
+            probe.kill()
+        elif not probe.end():
+            raise ProbeError("it was told to end, and did not")
+        ended = time.monotonic()
+        while True:
+            after, passed_s = _gauge(), time.monotonic() - ended
+            figures = ReturnFigures(
+                held_bytes, before, meanwhile, after, ended - ordered, passed_s, watched_s
+            )
+            if is_back(figures):
+                return figures
+            if passed_s >= watched_s:
+                return msgspec.structs.replace(figures, back_s=None)
+            time.sleep(_LOOK_S)
+
+
+def _gauge() -> Gauge:
+    host = host_memory()
+    return Gauge(host.available_bytes, host.wired_bytes)
+
+
+def measure_steps(within_s: float) -> StepFigures:
+    busy = psutil.cpu_percent(_BUSY_LOOK_S) / 100
+    with Probe(within_s) as probe:
+        probe.environment()
+        return StepFigures(probe.ask(TimeSteps(_STEPS_S), StepTimes), busy)
+
+
+def measure_attention(within_s: float) -> Iterator[AttentionFigures]:
+    """One after the other, so that what was measured stays if a kernel fails."""
+    with Probe(within_s) as probe:
+        probe.environment()
+        for head_dim in _HEAD_DIMS:
+            for mask in _MASKS:
+                peak = probe.ask(MeasureAttention(head_dim, mask), AttentionPeak)
+                yield AttentionFigures(head_dim, mask, peak)
+
+
+def measure_rights() -> RightsFigures:
+    """Of this process, a child of it, and the first process of the system."""
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as child:
+        return RightsFigures(_reading(os.getpid()), _reading(child.pid), _reading(1))
+
+
+def _reading(pid: int) -> int | str:
+    try:
+        return footprint(pid).host_bytes
+    except FootprintError as error:
+        # Whose it was is known, and process ids tell others nothing.
+        return str(error).partition(": ")[2] or str(error)

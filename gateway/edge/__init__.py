@@ -1,0 +1,1 @@
+"""Where clients come in: connections, their bounds and their deadlines."""

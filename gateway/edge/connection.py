@@ -1,0 +1,383 @@
+"""One client's connection: uvicorn's protocol, with bounds on everything that a client decides."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import urllib.parse
+from collections import deque
+from typing import Any, Final
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from gateway.dispatch.refusal import Refusal
+from gateway.edge.crowd import Place
+from gateway.edge.door import Door
+from gateway.edge.exchange import Exchange
+from gateway.edge.plain_response import plain_response
+from gateway.edge.reception import BODY_BYTES_PER_S, BODY_S, HEAD_S, Doing, Reception
+from gateway.edge.request_id import new_request_id, request_id
+from gateway.logs.line import about
+
+logger = logging.getLogger(__name__)
+
+# What is not body may have so many bytes in one piece: a head; trailers, or a chunk's extension.
+# The parser joins a header's parts again and again, which takes quadratic time without a bound.
+MOST_FRAMING_BYTES: Final = 64 << 10
+# Requests, and their bytes, that may be sent before the answer to an earlier one is there.
+_MOST_AHEAD: Final = 16
+_MOST_AHEAD_BYTES: Final = 64 << 10
+_PROBES: Final = ("/livez", "/readyz", "/health")
+# A client that has closed its side may have gone, or wait for its answer: both look the same
+# until something is written, and then until the other side's system had time to object. Answers
+# that haven't begun are often there sooner than that is worth asking.
+_ASKED_S: Final = 1.0
+_HEARD_S: Final = 0.05
+
+
+class _TooMuchAheadError(Exception):
+    """Leaves the parser."""
+
+
+class Connection(HttpToolsProtocol):
+    """Reads on while a request is answered, so that a client that leaves is noticed at once.
+
+    A request that can't be parsed is answered here; what goes wrong with a body is raised where
+    the application reads it.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        door: Door,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.reception = Reception(self.loop.time())
+        self._door = door
+        self._place = Place.NONE
+        # Those without a complete response; the first is being served.
+        self._exchanges: deque[Exchange] = deque()
+        self._in_head = False
+        self._in_request = False
+        self._framing_bytes = 0
+        self._ahead = bytearray()
+        # Whatever still comes is dropped.
+        self._deaf = False
+        self._look: asyncio.TimerHandle | None = None
+
+    # From the transport
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._place = self._door.enter(self)
+        if self._place is Place.NONE:
+            # At once: every descriptor counts.
+            self._deaf = True
+            transport.write(plain_response(self._door.full(), new_request_id()))
+            transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        for place, exchange in enumerate(self._exchanges):
+            exchange.lose_client()
+            if place:
+                exchange.release()
+        if self._look is not None:
+            self._look.cancel()
+        self._ahead.clear()
+        self._door.leave(self)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._deaf:
+            if self._serving:
+                self._keep(data)
+            else:
+                self._feed(data)
+            self._turn()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Whether the connection stays open in the other direction."""
+        if self._deaf and not self._exchanges:
+            return False
+        if not self._exchanges:
+            if self._in_head:
+                self._answer_here(_invalid("it ended in its head"))
+            return self._in_head
+        if not self._exchanges[0].whole:
+            self._fail(_invalid("its body ended too early"))
+        self._close_after_these()
+        if self._exchanges[0].response_started:
+            self._ask_client()
+        else:
+            self._look = self.loop.call_later(_ASKED_S, self._ask_client)
+        return True
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.reception.blocked(self.loop.time())
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.reception.unblocked()
+
+    # From the door
+
+    def make_place(self) -> None:
+        if self.reception.doing is Doing.IDLE:
+            self._leave()
+        else:
+            self.transport.abort()
+
+    def overdue(self) -> None:
+        doing = self.reception.doing
+        if doing is Doing.HEAD and self._in_head:
+            self._answer_here(
+                Refusal("request_timeout", f"The head was not there within {HEAD_S:g} s.")
+            )
+        elif doing is Doing.BODY and not self._exchanges[0].response_started:
+            self._fail(
+                Refusal(
+                    "request_timeout",
+                    f"The body was not there within {BODY_S:g} s and one more for each "
+                    f"{BODY_BYTES_PER_S >> 10} KiB.",
+                )
+            )
+            self._close_after_these()
+            # Whoever reads the body answers now; should nobody, the time for leaving ends it.
+            self._door.turn(self, Doing.LEAVING)
+        elif doing in (Doing.IDLE, Doing.HEAD):
+            self._leave()
+        else:
+            self.transport.abort()
+
+    # From the parser
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = self._in_request = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # Trailers come this way too, when the request is on its way already.
+        if self._in_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._framing_bytes = 0
+        self._in_head = False
+        if len(self._exchanges) >= _MOST_AHEAD:
+            raise _TooMuchAheadError
+        version = self.parser.get_http_version()
+        self.scope["method"] = self.parser.get_method().decode("ascii")
+        self.scope["http_version"] = version
+        url = httptools.parse_url(self.url)
+        path = urllib.parse.unquote(url.path.decode("ascii"))
+        self.scope["path"] = self.root_path + path
+        self.scope["raw_path"] = self.root_path.encode("ascii") + url.path
+        self.scope["query_string"] = url.query or b""
+        if self._place is Place.PROBE and path not in _PROBES:
+            self._answer_here(self._door.full(), request_id(self.headers))
+            return
+        exchange = Exchange(
+            self._door.bodies,
+            scope=self.scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue and version != "1.0",
+            keep_alive=(
+                version != "1.0" and self._place is Place.FULL and self.parser.should_keep_alive()
+            ),
+            on_response=self.on_response_complete,
+        )
+        self.cycle = exchange
+        self._exchanges.append(exchange)
+        if len(self._exchanges) == 1:
+            self._start()
+
+    def on_body(self, body: bytes) -> None:
+        self._framing_bytes = 0
+        exchange = self._receiving
+        if exchange is None:
+            return
+        self.reception.received(len(body))
+        if not exchange.hold(len(body)):
+            exchange.fail(self._door.bodies_full())
+            return
+        exchange.body += body
+        # Of one that waits for its turn there is little: see `_keep`.
+        if exchange is self._exchanges[0] and len(exchange.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        exchange.message_event.set()
+
+    def on_message_complete(self) -> None:
+        self._framing_bytes = 0
+        self._in_request = False
+        if (exchange := self._receiving) is not None:
+            exchange.more_body = False
+            exchange.message_event.set()
+
+    # From the application
+
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        self._exchanges.popleft()
+        if self.transport.is_closing():
+            self._door.turn(self, Doing.LEAVING)
+            return
+        self.flow.resume_reading()
+        if self._exchanges:
+            self._start()
+        if self._ahead and not self._serving:
+            ahead = bytes(self._ahead)
+            self._ahead.clear()
+            self._feed(ahead)
+        self._turn()
+
+    # Inside
+
+    @property
+    def _serving(self) -> bool:
+        """A request is there as a whole, and its answer isn't."""
+        return bool(self._exchanges) and self._exchanges[0].whole
+
+    @property
+    def _receiving(self) -> Exchange | None:
+        """Whose body comes in. None: it is dropped, as its request has been answered already."""
+        if not self._exchanges or self._exchanges[-1] is not self.cycle:
+            return None
+        exchange = self._exchanges[-1]
+        return None if exchange.whole or exchange.failure is not None else exchange
+
+    def _turn(self) -> None:
+        """What the client is doing now."""
+        if self.reception.doing is Doing.LEAVING:
+            return
+        if self._exchanges:
+            doing = Doing.SERVED if self._serving or self._exchanges[0].failure else Doing.BODY
+        else:
+            doing = Doing.HEAD if self._in_request else Doing.IDLE
+        self._door.turn(self, doing)
+
+    def _start(self) -> None:
+        self._start_asgi_task(self._exchanges[0], self.app)
+
+    def _feed(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest and not self._deaf:
+            if self._serving:
+                self._keep(rest)
+                return
+            part = rest[: MOST_FRAMING_BYTES - self._framing_bytes]
+            rest = rest[len(part) :]
+            self._framing_bytes += len(part)
+            try:
+                self.parser.feed_data(part)
+            except httptools.HttpParserUpgrade:
+                # To nothing that is spoken here: it is answered in HTTP/1.1, and that is all.
+                self._close_after_these()
+            except httptools.HttpParserError as error:
+                self._not_http(error)
+            else:
+                if self._framing_bytes >= MOST_FRAMING_BYTES:
+                    self._too_much_framing()
+
+    def _keep(self, data: bytes | memoryview) -> None:
+        """Parse it when the answers that come before it are complete."""
+        if len(self._ahead) + len(data) > _MOST_AHEAD_BYTES:
+            self._close_after_these()
+        else:
+            self._ahead += data
+
+    def _not_http(self, error: httptools.HttpParserError) -> None:
+        if isinstance(error.__context__, _TooMuchAheadError):
+            self._close_after_these()
+        else:
+            callback = isinstance(error, httptools.HttpParserCallbackError)
+            self._refuse(_invalid("its address can't be read" if callback else str(error)))
+
+    def _too_much_framing(self) -> None:
+        if self._in_head:
+            self._refuse(
+                Refusal(
+                    "headers_too_large",
+                    f"The head of the request is larger than {MOST_FRAMING_BYTES >> 10} KiB, "
+                    "the most that is taken.",
+                )
+            )
+        else:
+            self._refuse(_invalid("its body has more framing than content"))
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """The bytes that come in are of no use; nor is what follows them."""
+        if self._exchanges and not self._exchanges[0].whole:
+            self._fail(refusal)
+        if self._exchanges:
+            self._close_after_these()
+        else:
+            self._answer_here(refusal)
+
+    def _fail(self, refusal: Refusal) -> None:
+        """The rest of the body that is being read won't come."""
+        exchange = self._exchanges[0]
+        if exchange.response_started:
+            self.transport.abort()
+        else:
+            exchange.fail(refusal)
+
+    def _close_after_these(self) -> None:
+        """Answer what is there, take nothing more."""
+        self._deaf = True
+        self._ahead.clear()
+        if self._exchanges:
+            self._exchanges[-1].keep_alive = False
+
+    def _answer_here(self, refusal: Refusal, name: str | None = None) -> None:
+        """Answer what doesn't come as far as the application, and close.
+
+        Only our side at first: unread data would have the system throw the answer away.
+        """
+        name = name or new_request_id()
+        logger.info(
+            "Refused: %s", refusal.message, extra=about(request=name, status=refusal.status)
+        )
+        self._deaf = True
+        self.transport.write(plain_response(refusal, name))
+        self.transport.write_eof()
+        self._door.turn(self, Doing.LEAVING)
+
+    def _leave(self) -> None:
+        self._deaf = True
+        self._door.turn(self, Doing.LEAVING)
+        self.transport.close()
+
+    def _ask_client(self) -> None:
+        """Write something, if that changes nothing for a client that is still there."""
+        if self._exchanges and not self.transport.is_closing():
+            self._exchanges[0].nudge()
+            self._look = self.loop.call_later(_HEARD_S, self._hear_client)
+
+    def _hear_client(self) -> None:
+        """End the connection if the other side's system has said that nobody is there."""
+        if self._exchanges and not self.transport.is_closing():
+            connected = self.transport.get_extra_info("socket")
+            if connected.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                self.transport.abort()
+            else:
+                self._look = self.loop.call_later(_ASKED_S, self._hear_client)
+
+
+def _invalid(reason: str) -> Refusal:
+    return Refusal("invalid_request_error", f"The request is not valid HTTP: {reason}.")

@@ -1,0 +1,82 @@
+"""All connections together: who gets in, who has to go, and what their bodies take."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Hashable
+from typing import Final, Protocol
+
+from gateway.dispatch.refusal import Refusal
+from gateway.edge.byte_budget import ByteBudget
+from gateway.edge.crowd import Crowd, Place
+from gateway.edge.reception import Doing, Reception
+from gateway.system.tasks import Tasks
+
+# Eight of the largest bodies that are taken.
+ALL_BODIES_BYTES: Final = 256 << 20
+_TICK_S: Final = 0.5
+_RETRY_AFTER_S: Final = 5
+
+
+class Guest(Hashable, Protocol):
+    """A connection, as far as this is about it."""
+
+    reception: Reception
+
+    def make_place(self) -> None:
+        """End now, for another."""
+
+    def overdue(self) -> None:
+        """The deadline has passed."""
+
+
+class Door:
+    def __init__(self, capacity: Callable[[], int]) -> None:
+        """`capacity` is how many connections there may be at present."""
+        self.bodies = ByteBudget(ALL_BODIES_BYTES)
+        self._capacity = capacity
+        self._crowd: Crowd[Guest] = Crowd()
+        self._guests: set[Guest] = set()
+
+    def enter(self, guest: Guest) -> Place:
+        """A new connection; it is watched even if it gets no place, until it has left."""
+        self._guests.add(guest)
+        place, victim = self._crowd.enter(guest, self._capacity())
+        if victim is not None:
+            victim.make_place()
+        return place
+
+    def turn(self, guest: Guest, doing: Doing) -> None:
+        guest.reception.turn(doing, asyncio.get_running_loop().time())
+        self._crowd.turn(guest, doing)
+
+    def leave(self, guest: Guest) -> None:
+        self._guests.discard(guest)
+        self._crowd.leave(guest)
+
+    def watch(self, tasks: Tasks) -> None:
+        """End what is overdue, from now on."""
+        tasks.keep(functools.partial(self._look, tasks), "watch over connections", _TICK_S)
+
+    async def _look(self, tasks: Tasks) -> None:
+        now = asyncio.get_running_loop().time()
+        for guest in [each for each in self._guests if each.reception.deadline_at <= now]:
+            # A defect in one must not end the watch over all.
+            tasks.attempt(guest.overdue, "end of an overdue connection")
+
+    def full(self) -> Refusal:
+        return Refusal(
+            "overloaded",
+            f"{len(self._crowd)} connections are being served already, as many as may be "
+            "(gateway.max_connections, and the limit of open files): try again later.",
+            retry_after_s=_RETRY_AFTER_S,
+        )
+
+    def bodies_full(self) -> Refusal:
+        return Refusal(
+            "overloaded",
+            f"The bodies of all requests together would take more than {ALL_BODIES_BYTES >> 20} "
+            "MiB: try again later.",
+            retry_after_s=_RETRY_AFTER_S,
+        )

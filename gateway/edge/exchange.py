@@ -1,0 +1,96 @@
+"""One request and its response on a connection."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from uvicorn._types import ASGI3Application, ASGIReceiveEvent, ASGISendEvent
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from gateway.dispatch.refusal import Refusal
+from gateway.edge.byte_budget import ByteBudget
+
+# What the flow control of a connection lets in before anybody reads; the bound on connections
+# bounds this, so that small requests are served whatever large ones take.
+_FREE_BYTES: Final = 64 << 10
+_COMMENT: Final = b":\n\n"
+
+
+class Exchange(RequestResponseCycle):
+    """Holds its part of the bound on all bodies until it is over, as its prompt stays that long.
+
+    `received` counts the body's bytes.
+    """
+
+    def __init__(self, bodies: ByteBudget, **of_uvicorn: Any) -> None:
+        super().__init__(**of_uvicorn)
+        self.failure: Refusal | None = None
+        self.received = 0
+        self._bodies = bodies
+        self._held_bytes = 0
+        self._event_stream = False
+        # HTTP/1.0 knows no chunks: there the end of the connection is the end of the body.
+        self._closes = self.scope["http_version"] == "1.0"
+        if self._closes:
+            self.chunked_encoding = False
+
+    @property
+    def whole(self) -> bool:
+        """The request has come to its end."""
+        return not self.more_body
+
+    def hold(self, body_bytes: int) -> bool:
+        """Count part of the body; False if all bodies together are too large already."""
+        self.received += body_bytes
+        wanted_bytes = max(0, self.received - _FREE_BYTES) - self._held_bytes
+        if not self._bodies.take(wanted_bytes):
+            return False
+        self._held_bytes += wanted_bytes
+        return True
+
+    def release(self) -> None:
+        self._bodies.give_back(self._held_bytes)
+        self._held_bytes = 0
+
+    def fail(self, refusal: Refusal) -> None:
+        """Whoever reads the body gets this instead of the rest."""
+        self.failure = refusal
+        self.body = bytearray()
+        self.message_event.set()
+
+    def lose_client(self) -> None:
+        if not self.response_complete:
+            self.disconnected = True
+        self.message_event.set()
+
+    def nudge(self) -> None:
+        """Write what changes nothing for who reads it, if there is such a thing at this point."""
+        if self.response_started:
+            if self._event_stream:
+                chunked = b"%x\r\n%s\r\n" % (len(_COMMENT), _COMMENT)
+                self.transport.write(_COMMENT if self._closes else chunked)
+        elif not self._closes:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    async def run_asgi(self, app: ASGI3Application) -> None:
+        try:
+            await super().run_asgi(app)
+        finally:
+            self.release()
+
+    async def receive(self) -> ASGIReceiveEvent:
+        """Raises: Refusal if the body doesn't come as it should."""
+        message = await super().receive()
+        if self.failure is not None and message["type"] == "http.request":
+            raise self.failure
+        return message
+
+    async def send(self, message: ASGISendEvent) -> None:
+        if message["type"] == "http.response.start":
+            self._event_stream = any(
+                name == b"content-type" and value.startswith(b"text/event-stream")
+                for name, value in message.get("headers", ())
+            )
+        elif self._closes and message["type"] == "http.response.body":
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)

@@ -1,0 +1,64 @@
+"""Which requests come from a web page that may not make them. No I/O.
+
+A browser on this machine reaches loopback on behalf of any page. Its requests carry the page's
+Origin or say that they cross sites, or, after DNS rebinding, have a Host that isn't ours. Programs
+that are no browsers send no Origin.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import Final
+
+from starlette.datastructures import Headers
+
+from gateway.config.loopback import LOOPBACK_NAMES
+
+_HOST: Final = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://(?P<host>[^/@]+)")
+
+
+def complaint(
+    headers: Headers, *, http_1_0: bool, hosts: Collection[str], origins: Collection[str]
+) -> str | None:
+    """Why a request is refused; None: it isn't. `hosts` and `origins` are allowed beside ours."""
+    host = _only(headers, "host")
+    # What was made before there were browsers needs none, and no page can leave it out.
+    if not (http_1_0 and "host" not in headers):
+        if host is None:
+            return "One Host is needed."
+        named = _HOST.fullmatch(host)
+        name = named["name"].strip("[]") if named else None
+        if name not in LOOPBACK_NAMES and name not in hosts:
+            return (
+                f"The Host {host[:200]!r} is not this machine; gateway.allowed_hosts can name "
+                "others."
+            )
+    if "origin" not in headers:
+        if headers.get("sec-fetch-site") == "cross-site":
+            return (
+                "A page of another site asks for this; gateway.allowed_origins can allow pages "
+                "that say who they are."
+            )
+        return None
+    origin = _only(headers, "origin")
+    if origin in origins:
+        return None
+    page = _ORIGIN.fullmatch(origin or "")
+    if page is None or page["host"] != host:
+        return (
+            f"The Origin {(origin or '')[:200]!r} is not this server; gateway.allowed_origins can "
+            "name others."
+        )
+    return None
+
+
+def from_page(headers: Headers) -> bool:
+    """Whether a page in a browser has made the request."""
+    return "origin" in headers
+
+
+def _only(headers: Headers, name: str) -> str | None:
+    values = headers.getlist(name)
+    return values[0].lower() if len(values) == 1 else None

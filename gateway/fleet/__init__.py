@@ -1,0 +1,1 @@
+"""All models together, and the workers that none has yet."""

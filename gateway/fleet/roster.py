@@ -1,0 +1,93 @@
+"""The models by name: those that are configured, and those that are on their way out."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+
+from gateway.dispatch.refusal import Refusal
+from gateway.memory.steward import Steward
+from gateway.model.compartment import Compartment
+from gateway.model.model import Model
+from gateway.system.tasks import Tasks
+
+
+class Roster:
+    """`configured` has the compartments by the ids of their models. The steward learns of all."""
+
+    def __init__(
+        self, models: Iterable[Model], new: Callable[[Model], Compartment], steward: Steward
+    ) -> None:
+        self.configured = {model.id: new(model) for model in models}
+        self._new = new
+        self._steward = steward
+        # Not configured any more, but not over yet either.
+        self._leaving: dict[str, Compartment] = {}
+        self._tasks = Tasks("roster")
+        self._register()
+
+    @property
+    def everyone(self) -> list[Compartment]:
+        """Those that leave among them."""
+        return [*self.configured.values(), *self._leaving.values()]
+
+    def find(self, name: str) -> Compartment:
+        """The compartment of a model's id or alias.
+
+        Raises:
+            Refusal: there is none.
+        """
+        if (compartment := self._by_name.get(name)) is None:
+            known = ", ".join(sorted(self.configured))
+            raise Refusal(
+                "model_not_found", f"There is no model {name!r}; there are: {known}.", param="model"
+            )
+        return compartment
+
+    def configure(self, models: Iterable[Model], *, everywhere: bool) -> None:
+        """Take other models. Those that are as they were don't notice, unless what is in force for
+        all of them has changed `everywhere`; those that are missing leave.
+        """
+        present, self.configured = self.configured, {}
+        changed = []
+        for model in models:
+            known = present.pop(model.id, None) or self._leaving.pop(model.id, None)
+            if known is None:
+                known = self._new(model)
+                changed.append(functools.partial(known.configure, model))
+            elif known.model != model or known.removed or everywhere:
+                changed.append(functools.partial(known.configure, model))
+            self.configured[model.id] = known
+        self._leaving |= present
+        self._register()
+        for each in changed:
+            each()
+        self._by_name = self._names()
+        for compartment in present.values():
+            compartment.remove()
+            self._tasks.start(self._see_off(compartment), f"end of {compartment.model.id}")
+
+    async def close(self) -> None:
+        """To be called when no worker is left."""
+        await self._tasks.cancel_all()
+        for compartment in self.everyone:
+            await compartment.close()
+
+    async def _see_off(self, compartment: Compartment) -> None:
+        model_id = compartment.model.id
+        await compartment.condition.until(lambda: compartment.over or not compartment.removed)
+        if self._leaving.get(model_id) is compartment and compartment.removed:
+            del self._leaving[model_id]
+            self._register()
+            await compartment.close()
+
+    def _register(self) -> None:
+        self._steward.register(each.tenancy for each in self.everyone)
+        self._by_name = self._names()
+
+    def _names(self) -> dict[str, Compartment]:
+        names = dict(self.configured)
+        for compartment in self.configured.values():
+            for alias in compartment.model.settings.aliases:
+                names[alias] = compartment
+        return names

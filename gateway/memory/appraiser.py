@@ -1,0 +1,96 @@
+"""What a model needs, asked of its files, which may be on a mount that has died."""
+
+from __future__ import annotations
+
+import errno
+import functools
+from typing import Final
+
+from msgspec import Struct
+
+from gateway.config.models import find_folder
+from gateway.memory.estimate.estimate import Estimate
+from gateway.memory.estimate.fitting import guess, shortened, whole
+from gateway.memory.estimate.learned import Learned
+from gateway.model.model import Model
+from gateway.system.lane import HangsError, Lane
+
+# A disk that sleeps takes seconds to wake up.
+_ANSWER_S: Final = 10.0
+# What is short just now says nothing of the files.
+_SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
+
+
+class UnreadableError(Exception):
+    """The files can't be read now, and may be later; the text says why."""
+
+
+class Appraised(Struct, frozen=True):
+    """`key` is what measurements of it are kept by."""
+
+    key: str
+    estimate: Estimate
+
+
+class Guessed(Struct, frozen=True):
+    """Bytes to ask for where the files aren't understood, and what isn't."""
+
+    bytes: int
+    why: str
+
+
+class Appraiser:
+    """Reads each place in a lane of its own: one that hangs costs its own models only, and one
+    thread, however often it is asked for.
+    """
+
+    def __init__(self, learned: Learned, ordinary_tokens: int) -> None:
+        """`ordinary_tokens` of a sequence are to be had at a load."""
+        self.ordinary_tokens = ordinary_tokens
+        self._learned = learned
+        self._lanes: dict[str, Lane] = {}
+
+    async def appraise(self, model: Model, most_bytes: int) -> Appraised | Guessed:
+        """With as much context as `most_bytes` allow.
+
+        Raises:
+            UnreadableError: no answer comes in time, or there are no threads or descriptors left.
+        """
+        lane = self._lanes.setdefault(model.source, Lane(f"estimate {model.id}"))
+        appraise = functools.partial(
+            _appraise, model, self.ordinary_tokens, self._learned, most_bytes
+        )
+        try:
+            return await lane.run(appraise, _ANSWER_S, f"{model.source}")
+        except HangsError as error:
+            raise UnreadableError(f"{error}: is it on a mount that has died?") from error
+        except OSError as error:
+            raise UnreadableError(f"{model.source} can't be read now: {error}.") from error
+
+
+def _appraise(
+    model: Model, ordinary_tokens: int, learned: Learned, most_bytes: int
+) -> Appraised | Guessed:
+    """Raises: OSError if something is short just now that reading takes."""
+    settings = model.settings
+    try:
+        folder = find_folder(model.source)
+        key, found = whole(
+            folder, settings.context_tokens, ordinary_tokens, settings.python, learned
+        )
+        return Appraised(key, shortened(found, most_bytes))
+    except Exception as error:
+        _raise_shortage(error)
+        why = str(error) or repr(error)
+    try:
+        return Guessed(guess(find_folder(model.source), learned.process_bytes), why)
+    except Exception as error:
+        _raise_shortage(error)
+        # The worker will find out more, and say it better.
+        return Guessed(learned.process_bytes, why)
+
+
+def _raise_shortage(error: BaseException) -> None:
+    cause = error if isinstance(error, OSError) else error.__cause__
+    if isinstance(cause, OSError) and cause.errno in _SHORTAGES:
+        raise cause

@@ -1,0 +1,74 @@
+"""Lends what nobody waits for, and calls back what others should have of it.
+
+No I/O and no clock here; times are seconds on the caller's clock, sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from gateway.memory.ledger import Holder, Ledger
+from gateway.memory.lending import Borrower, shares
+from gateway.memory.orders import NOISE_BYTES, Orders
+
+# Rows that leave a batch are computed anew: equals take turns at this distance at most, and only
+# where one has less than this share of what is fair.
+REBALANCE_S: Final = 5.0
+_UNFAIR: Final = 0.75
+# What stands idle goes back by itself after this, as other programs may need it.
+IDLE_LOAN_S: Final = 10.0
+
+
+class Loans:
+    """In one round of decisions, after those that wait for memory have their turn."""
+
+    def __init__(self, ledger: Ledger, orders: Orders, now: float) -> None:
+        self._ledger = ledger
+        self._orders = orders
+        self._now = now
+
+    def lend(self, free_bytes: int, coming_bytes: int, promised_bytes: Mapping[str, int]) -> None:
+        """Share what is free and nobody's by right, and what was lent already. `coming_bytes` are
+        on their way back for nobody, and what was promised for those models by name.
+        """
+        steady = self._ledger.steady
+        free_bytes = max(0, free_bytes)
+        targets = shares(
+            free_bytes + sum(each.lent_bytes for each in steady),
+            [
+                Borrower(e.model_id, e.priority, max(0, e.need.wanted_bytes - e.floor_bytes))
+                for e in steady
+            ],
+        )
+        short_bytes = 0
+        for each in sorted(steady, key=lambda e: (-e.priority, e.lent_bytes)):
+            target_bytes = targets[each.model_id]
+            given_bytes = min(target_bytes - each.lent_bytes, free_bytes)
+            if given_bytes > 0 and each.recalled_at is None:
+                self._orders.lend(each, each.limit_bytes + given_bytes)
+                free_bytes -= given_bytes
+            soon_bytes = each.lent_bytes + promised_bytes.get(each.model_id, 0)
+            if soon_bytes < target_bytes * _UNFAIR:
+                short_bytes += target_bytes - soon_bytes
+        short_bytes -= max(0, coming_bytes)
+        for each in steady:
+            if short_bytes <= NOISE_BYTES:
+                return
+            short_bytes -= self._rebalance(each, short_bytes, targets[each.model_id])
+
+    def take_idle_back(self) -> None:
+        """Of models that nobody has used for a while."""
+        for each in self._ledger.steady:
+            if not each.busy and self._now - each.last_used >= IDLE_LOAN_S:
+                self._orders.recall_some(each, each.idle_loan_bytes, each.idle_loan_bytes)
+
+    def _rebalance(self, holder: Holder, short_bytes: int, target_bytes: int) -> int:
+        """Call back what a model has beyond its share; returns how much."""
+        above_bytes = min(holder.lent_bytes - target_bytes, holder.rows_bytes)
+        if above_bytes > holder.idle_loan_bytes:
+            if self._now - holder.rebalanced_at < REBALANCE_S:
+                above_bytes = holder.idle_loan_bytes
+            else:
+                holder.rebalanced_at = self._now
+        return self._orders.recall_some(holder, short_bytes, above_bytes)

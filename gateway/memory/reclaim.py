@@ -1,0 +1,132 @@
+"""Takes memory from those that have it, where that hurts least.
+
+No I/O and no clock here; times are seconds on the caller's clock, sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from gateway.memory.ledger import Claim, Holder, Ledger
+from gateway.memory.orders import Orders
+
+# A busy model keeps its place for this part of the patience, and as long as its load took: two that
+# displace each other would otherwise do nothing but load.
+_SLICE: Final = 0.25
+
+
+class Reclaim:
+    """In one round of decisions: `gateway.memory.admission.Admission` names the order."""
+
+    def __init__(self, ledger: Ledger, orders: Orders, now: float, patience_s: float) -> None:
+        self._ledger = ledger
+        self._orders = orders
+        self._now = now
+        self._patience_s = patience_s
+
+    def make_room(self, claim: Claim, missing_bytes: int) -> bool:
+        """Whether enough can be called back or evicted; if so, it is."""
+        others = [each for each in self._ledger.steady if each.model_id != claim.model_id]
+        others.sort(key=worth)
+        rows = [each for each in others if self._may_take_rows(claim, each)]
+        busy = [each for each in others if each.busy and self._may_displace(claim, each)]
+
+        def staying_bytes(holder: Holder) -> int:
+            """What it gives unless it has to go while it is busy."""
+            if holder.yields and not holder.busy:
+                return holder.going_bytes
+            return self._rows_bytes(holder) if holder in rows else holder.idle_loan_bytes
+
+        # Where busy models have to go in any case, the others give no more than what is missing
+        # still.
+        over_bytes = missing_bytes - sum(map(staying_bytes, others))
+        going = smallest_set(busy, over_bytes, lambda each: each.going_bytes - staying_bytes(each))
+        if sum(each.going_bytes - staying_bytes(each) for each in going) < over_bytes:
+            return False
+        missing_bytes -= sum(each.going_bytes for each in going)
+        for each in going:
+            self._orders.evict(each, claim.model_id)
+        others = [each for each in others if not each.ending]
+        self.take(missing_bytes, claim.model_id, others, rows)
+        return True
+
+    def take(
+        self,
+        missing_bytes: int,
+        for_model_id: str | None,
+        lenders: list[Holder],
+        rows: list[Holder],
+    ) -> int:
+        """Call back idle loans, in this order, evict idle models, and call back what sequences of
+        `rows` run in. Returns what is missing still.
+        """
+        for each in lenders:
+            missing_bytes -= self._orders.recall_some(each, missing_bytes, each.idle_loan_bytes)
+        idle = [each for each in lenders if each.yields and not each.busy]
+        for each in smallest_set(idle, missing_bytes, lambda each: each.going_bytes):
+            missing_bytes -= each.going_bytes
+            self._orders.evict(each, for_model_id)
+        for each in rows:
+            if not each.ending:
+                most_bytes = self._rows_bytes(each)
+                missing_bytes -= self._orders.recall_some(each, missing_bytes, most_bytes)
+        return missing_bytes
+
+    def overdue(self, claim: Claim) -> bool:
+        return self._now - claim.since >= self._patience_s
+
+    def keeps_place(self, holder: Holder) -> bool:
+        """It is busy, and was loaded or got what it waited for too recently to be displaced."""
+        if holder.ready_at is None:
+            return True
+        since = max(holder.ready_at, holder.placed_at)
+        return holder.busy and self._now - since < self._kept_s(holder)
+
+    def fresh(self, holder: Holder) -> bool:
+        """It has just been loaded."""
+        return holder.ready_at is not None and self._now - holder.ready_at < self._kept_s(holder)
+
+    def _kept_s(self, holder: Holder) -> float:
+        return max(self._patience_s * _SLICE, holder.reload_s)
+
+    def _may_take_rows(self, claim: Claim, holder: Holder) -> bool:
+        """A floor goes before the loans of equals; a loan before those of a lower priority."""
+        if self.overdue(claim):
+            return True
+        if claim.loan:
+            return claim.priority > holder.priority
+        return claim.priority >= holder.priority
+
+    def _may_displace(self, claim: Claim, holder: Holder) -> bool:
+        if not holder.yields or self.keeps_place(holder):
+            return False
+        return claim.priority > holder.priority or self.overdue(claim)
+
+    def _rows_bytes(self, holder: Holder) -> int:
+        """What its running sequences could give back; one may stay while it keeps its place."""
+        return holder.rows_bytes if self.keeps_place(holder) else holder.lent_bytes
+
+
+def worth(holder: Holder) -> tuple[int, float, float]:
+    """How much a model would be missed."""
+    return (holder.priority, holder.last_used, holder.reload_s)
+
+
+def smallest_set(
+    candidates: list[Holder], missing_bytes: int, brings: Callable[[Holder], int]
+) -> list[Holder]:
+    """The smallest set that brings so many bytes, idle ones first; all if they don't."""
+    chosen: list[Holder] = []
+    chosen_bytes = 0
+    for holder in sorted(candidates, key=lambda each: (each.busy, *worth(each))):
+        if chosen_bytes >= missing_bytes:
+            break
+        chosen.append(holder)
+        chosen_bytes += brings(holder)
+    # The last ones may have been large enough to spare some of the first; busy ones foremost.
+    for holder in sorted(chosen, key=lambda each: (not each.busy, -each.priority)):
+        if chosen_bytes - brings(holder) >= missing_bytes:
+            chosen.remove(holder)
+            chosen_bytes -= brings(holder)
+    return chosen

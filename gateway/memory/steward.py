@@ -1,0 +1,397 @@
+"""Memory on behalf of the models: asks admission for them, and does what it decides."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+
+from gateway.config.sizes import format_size
+from gateway.dispatch.refusal import Refusal
+from gateway.events import EventLog
+from gateway.logs.line import about
+from gateway.memory import explain
+from gateway.memory.admission import Admission
+from gateway.memory.appraiser import Appraiser, Guessed, UnreadableError
+from gateway.memory.decisions import (
+    Admit,
+    Decision,
+    Evict,
+    Limit,
+    Refuse,
+    Replace,
+    Unanswered,
+)
+from gateway.memory.estimate.estimate import Estimate
+from gateway.memory.estimate.learned import Learned
+from gateway.memory.ledger import Claim, Need
+from gateway.memory.reading import Pressure
+from gateway.memory.stranded.policy import Reading, Stranded
+from gateway.memory.stranded.record import StrandedRecord
+from gateway.memory.stranded.renewal import Renewal
+from gateway.model.model import Model
+from gateway.system.lane import Lane
+from gateway.system.tasks import Tasks
+
+logger = logging.getLogger(__name__)
+
+# A worker that holds less than this part of its weights and process hasn't read them all.
+_PLAUSIBLE: Final = 0.9
+# What is learned again and again differs by less.
+_SAME: Final = 0.05
+# Until what was given back can show in the machine's figures.
+_BETWEEN_RELIEFS_S: Final = 10.0
+# A limit that moves by less than both is no event.
+_NEWS_BYTES: Final = 64_000_000
+_NEWS_SHARE: Final = 0.05
+# For a small file of the state folder.
+_WRITE_S: Final = 30.0
+
+
+class Tenant(Protocol):
+    """A model as its memory sees it."""
+
+    model: Model
+
+    @property
+    def priority(self) -> int: ...
+
+    @property
+    def busy(self) -> bool:
+        """Requests run or wait."""
+
+    @property
+    def last_used(self) -> float:
+        """On the event loop's clock."""
+
+    @property
+    def reload_s(self) -> float:
+        """How long its last load took."""
+
+    @property
+    def waits_for_memory(self) -> bool: ...
+
+    def note_wait(self, reason: str) -> None:
+        """Why there is no room for it yet."""
+
+    def admitted(self, floor_bytes: int) -> None: ...
+
+    def take_limit(self, limit_bytes: int) -> None:
+        """Its worker may hold so much from now on."""
+
+    def replace(self, reason: str) -> None:
+        """Its worker has to make place for another, which goes on."""
+
+    def hangs(self, reason: str) -> None:
+        """Its worker doesn't do what it was told."""
+
+    def has_no_room(self, refusal: Refusal) -> None: ...
+
+    def cannot_be_read(self, reason: str) -> None:
+        """What it needs can't be told now; it may be later."""
+
+    def evict(self, reason: str) -> None: ...
+
+    def lost_memory(self, missing_bytes: int) -> None:
+        """So much of what its last worker held did not come back."""
+
+
+class Steward:
+    """Everything runs on the event loop; files are read beside it."""
+
+    def __init__(
+        self,
+        admission: Admission,
+        learned: Learned,
+        stranded: Stranded | None,
+        on_stranded: Callable[[StrandedRecord], None],
+        events: EventLog,
+        spares: int,
+        ordinary_tokens: int,
+    ) -> None:
+        """`on_stranded` keeps the figures for the next gateway; it is called off the loop. So many
+        `spares` are wanted. `ordinary_tokens` of a sequence are to be had at a load.
+        """
+        self.admission = admission
+        self._stranded = stranded
+        self._on_stranded = on_stranded
+        self._renewal = Renewal()
+        if stranded is not None:
+            self.admission.ledger.stranded_bytes = stranded.bytes
+        self.estimates: dict[str, Estimate] = {}
+        self._learned = learned
+        self._wanted_spares = spares
+        self._appraiser = Appraiser(learned, ordinary_tokens)
+        self._state_files = Lane("state files")
+        self._events = events
+        self._tenants: dict[str, Tenant] = {}
+        self._keys: dict[str, str] = {}
+        # What events told of limits.
+        self._told_limits: dict[str, int] = {}
+        self._tasks = Tasks("memory")
+        self._loop = asyncio.get_running_loop()
+        self._decision: asyncio.Handle | None = None
+        self._relieved_at = float("-inf")
+
+    def register(self, tenants: Iterable[Tenant]) -> None:
+        self._tenants = {each.model.id: each for each in tenants}
+
+    def configure(
+        self, budget_bytes: int, patience_s: float, spares: int, ordinary_tokens: int
+    ) -> None:
+        """Other limits. Models that they leave no room for have to go, busy ones too: an operator
+        wants it so. Floors of models that are loaded stay what they are.
+        """
+        self._appraiser.ordinary_tokens = ordinary_tokens
+        self._wanted_spares = spares
+        spare_bytes = spares * self._learned.process_bytes
+        self.admission.configure(budget_bytes, patience_s, spare_bytes)
+        self.decide_soon()
+
+    @property
+    def spares(self) -> int:
+        """For how many workers without a model there is room: for all that are wanted, or none."""
+        return self._wanted_spares if self.admission.ledger.spare_bytes else 0
+
+    async def close(self) -> None:
+        if self._decision is not None:
+            self._decision.cancel()
+        await self._tasks.cancel_all()
+
+    # From the tenants
+
+    def ask(self, tenant: Tenant) -> None:
+        """It wants to be loaded; the answer comes by `admitted`, `has_no_room` or
+        `cannot_be_read`.
+        """
+        self._tasks.start(self._ask(tenant), f"memory for {tenant.model.id}")
+
+    def withdraw(self, model_id: str) -> None:
+        self.admission.withdraw(model_id)
+        self.decide_soon()
+
+    def ready(self, tenant: Tenant) -> None:
+        self.admission.ready(
+            tenant.model.id,
+            self._loop.time(),
+            pinned=tenant.model.settings.pinned,
+            reload_s=tenant.reload_s,
+        )
+
+    def pin(self, tenant: Tenant) -> None:
+        """Its settings may have changed."""
+        self.admission.pin(tenant.model.id, pinned=tenant.model.settings.pinned)
+        self.decide_soon()
+
+    def ending(self, model_id: str) -> None:
+        self.admission.ending(model_id)
+        self.decide_soon()
+
+    def gone(self, model_id: str, pid: int | None, *, clean: bool) -> None:
+        """Its process has ended, by itself if `clean`; None: there was none."""
+        self.admission.gone(model_id)
+        self._told_limits.pop(model_id, None)
+        if self._stranded is not None and pid is not None:
+            self._stranded.ended(pid, self._loop.time(), clean=clean)
+        self.decide_soon()
+
+    def observe(self, reading: Reading) -> None:
+        """Judge by the machine's wired pages what ended workers have given back."""
+        stranded = self._stranded
+        if stranded is None:
+            return
+        before_bytes = stranded.bytes
+        for finding in stranded.observe(reading):
+            self._events.emit(
+                "return",
+                finding.model_id,
+                held_bytes=finding.held_bytes,
+                missing_bytes=finding.missing_bytes,
+                wired_bytes=reading.wired_bytes,
+            )
+            tenant = self._tenants.get(finding.model_id)
+            if tenant is not None:
+                tenant.lost_memory(finding.missing_bytes)
+        if stranded.bytes != before_bytes:
+            self._events.emit("stranded", None, stranded_bytes=stranded.bytes)
+        # What may still be on its way back is lent to nobody.
+        withheld_bytes = stranded.bytes + stranded.undecided_bytes
+        if withheld_bytes != self.admission.ledger.stranded_bytes:
+            self.admission.ledger.stranded_bytes = withheld_bytes
+            self.decide_soon()
+        record = self._renewal.due(stranded, time.time())
+        if record is not None:
+            self._write(functools.partial(self._on_stranded, record), "keep stranded")
+
+    def note_footprint(self, model_id: str, footprint_bytes: int) -> None:
+        self.admission.note_footprint(model_id, footprint_bytes)
+
+    def note_need(self, model_id: str, need: Need, kept_bytes: int) -> None:
+        """What its worker says that it could use, and keeps to; the answer may come at once."""
+        self.admission.note_need(model_id, need, kept_bytes)
+        self._decide_now()
+
+    def learn(self, model_id: str, fixed_bytes: int) -> None:
+        """Remember what it took with its weights and without a sequence, for the next load."""
+        key, estimated = self._keys.get(model_id), self.estimates.get(model_id)
+        if key is None or estimated is None:
+            return
+        if fixed_bytes < estimated.calculated_fixed_bytes * _PLAUSIBLE:
+            # Not all of the weights are in memory yet: a floor for less would be broken at once.
+            return
+        if not _same(fixed_bytes, self._learned.fixed_bytes(key)):
+            self._write(functools.partial(self._learned.put, key, fixed_bytes), "learn")
+
+    def learn_process(self, process_bytes: int) -> None:
+        """Remember what a worker takes without a model."""
+        if not _same(process_bytes, self._learned.measured_process_bytes):
+            self._write(functools.partial(self._learned.put_process, process_bytes), "learn")
+            self.admission.reserve_spare(self._wanted_spares * process_bytes)
+            self.decide_soon()
+
+    def shortage(self, model_id: str, requests: int) -> str | None:
+        """Why so many requests wait inside a model that is loaded; None if it isn't for memory."""
+        return explain.short(self.admission.ledger, model_id, requests)
+
+    def decide_soon(self) -> None:
+        """Not at once: whoever calls is in the middle of a decision of its own."""
+        if self._decision is None:
+            self._decision = self._loop.call_soon(self._decide_now)
+
+    def tick(self, pressure: Pressure | None) -> None:
+        """To be called a few times a second: time alone gives rights to those that wait, and the
+        machine may be short of memory, whoever takes it.
+        """
+        self._decide_now()
+        now = self._loop.time()
+        if pressure in ("warn", "critical") and now - self._relieved_at >= _BETWEEN_RELIEFS_S:
+            self._relieved_at = now
+            self._note_all()
+            reason = f"the machine is short of memory ({pressure})"
+            for decision in self.admission.relieve(now, all_idle=pressure == "critical"):
+                self._events.emit("relieve", decision.model_id, pressure=pressure)
+                self._perform(decision, {}, reason)
+
+    # Inside
+
+    def _write(self, write: Callable[[], None], name: str) -> None:
+        self._tasks.start(self._state_files.run(write, _WRITE_S, "the state folder"), name)
+
+    async def _ask(self, tenant: Tenant) -> None:
+        model_id = tenant.model.id
+        try:
+            needed_bytes = await self._needed_bytes(tenant.model)
+        except UnreadableError as error:
+            if tenant.waits_for_memory:
+                tenant.cannot_be_read(str(error))
+            return
+        if tenant.waits_for_memory:
+            self.admission.ask(model_id, needed_bytes, tenant.priority, self._loop.time())
+            self._decide_now()
+
+    async def _needed_bytes(self, model: Model) -> int:
+        found = await self._appraiser.appraise(model, self.admission.ledger.possible_bytes)
+        if isinstance(found, Guessed):
+            logger.warning("%s: no estimate: %s", model.id, found.why, extra=about(model=model.id))
+            return found.bytes
+        self._keys[model.id] = found.key
+        self.estimates[model.id] = found.estimate
+        return found.estimate.floor_bytes
+
+    def _decide_now(self) -> None:
+        if self._decision is not None:
+            self._decision.cancel()
+            self._decision = None
+        self._note_all()
+        claims = {each.model_id: each for each in self.admission.claims}
+        budget = format_size(self.admission.ledger.budget_bytes)
+        for decision in self.admission.decide(self._loop.time()):
+            self._perform(decision, claims, f"the budget of {budget} has no room for it")
+        for claim in self.admission.claims:
+            waits = explain.waiting(self.admission.ledger, claim)
+            self._tenants[claim.model_id].note_wait(waits)
+
+    def _note_all(self) -> None:
+        for model_id, tenant in self._tenants.items():
+            self.admission.note(
+                model_id,
+                priority=tenant.priority,
+                busy=tenant.busy,
+                last_used=tenant.last_used,
+            )
+
+    def _tell_of_limit(self, model_id: str, limit_bytes: int, *, recall: bool) -> None:
+        """Sequences grow all the time, and their loans with them: not every step is news."""
+        ledger = self.admission.ledger
+        holder = ledger.holder(model_id)
+        known_bytes = self._told_limits.get(model_id)
+        if holder is None:
+            return
+        if known_bytes is None:
+            known_bytes = holder.floor_bytes
+        if abs(limit_bytes - known_bytes) < max(_NEWS_BYTES, known_bytes * _NEWS_SHARE):
+            return
+        self._told_limits[model_id] = limit_bytes
+        self._events.emit(
+            "recall" if recall else "lend",
+            model_id,
+            lent_bytes=limit_bytes - holder.floor_bytes,
+            change_bytes=limit_bytes - known_bytes,
+            limit_bytes=limit_bytes,
+            free_bytes=ledger.free_bytes,
+        )
+
+    def _perform(self, decision: Decision, claims: dict[str, Claim], reason: str) -> None:
+        """`reason` is why somebody has to go, if not for another model."""
+        model_id, ledger = decision.model_id, self.admission.ledger
+        tenant = self._tenants[model_id]
+        match decision:
+            case Admit(floor_bytes=floor_bytes):
+                self._events.emit(
+                    "admit",
+                    model_id,
+                    floor_bytes=floor_bytes,
+                    free_bytes=ledger.free_bytes,
+                    waited_s=self._loop.time() - claims[model_id].since,
+                )
+                tenant.admitted(floor_bytes)
+            case Limit(limit_bytes=limit_bytes, recall=recall):
+                self._tell_of_limit(model_id, limit_bytes, recall=recall)
+                tenant.take_limit(limit_bytes)
+            case Evict(for_model_id=other, busy=busy):
+                self._events.emit(
+                    "evict",
+                    model_id,
+                    for_model=other,
+                    needed_bytes=claims[other].needed_bytes if other in claims else None,
+                    free_bytes=ledger.free_bytes,
+                    busy=busy,
+                )
+                if other in claims:
+                    needed = format_size(claims[other].needed_bytes)
+                    reason = f"evicted: {other!r} needs {needed}"
+                elif other is not None:
+                    reason = f"evicted: the requests of {other!r} need its memory"
+                tenant.evict(reason)
+            case Replace(footprint_bytes=footprint_bytes, limit_bytes=limit_bytes):
+                self._events.emit(
+                    "overgrown",
+                    model_id,
+                    footprint_bytes=footprint_bytes,
+                    limit_bytes=limit_bytes,
+                )
+                tenant.replace(
+                    f"it holds {format_size(footprint_bytes)}, may hold "
+                    f"{format_size(limit_bytes)}, and the budget has no room for the difference"
+                )
+            case Unanswered(seconds=seconds):
+                tenant.hangs(f"it has not answered for {seconds:.0f} s that memory is called back")
+            case Refuse():
+                tenant.has_no_room(explain.no_room(ledger, decision))
+
+
+def _same(bytes_: int, known_bytes: int | None) -> bool:
+    return known_bytes is not None and abs(bytes_ - known_bytes) <= known_bytes * _SAME

@@ -1,0 +1,325 @@
+"""What should have come back after a worker's end and did not. No I/O; the caller brings readings.
+
+Only wired pages are asked. What is inactive, compressed or resident moves by tens of GB for
+innocent reasons, and what other programs have wired does so too; so a single figure proves nothing,
+however long it lasts. What is believed is a story: pages rose while the worker loaded, never fell
+around its violent end, nothing else moved in those minutes that could have hidden it, and its model
+is known to wire and to give back, or the same was seen twice.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from gateway.memory.stranded.account import PROMPT_S, RETURNS_S, Account
+
+# Of the machine's memory: what moves by less has not moved, what is less is not looked for.
+_STEP_SHARE: Final = 1 / 256
+_LEAST_SHARE: Final = 1 / 32
+# Long after what comes back has come back.
+_DECIDES_S: Final = 180.0
+# Until the workers that began to load meanwhile have shown what they wire.
+_PATIENCE_S: Final = 600.0
+# Readings that far apart have nobody seen what lies between them.
+_ABSENCE_S: Final = 15.0
+# Of what an ended worker had wired: what must be missing, and what may be in doubt.
+_MISSING: Final = 0.7
+_DOUBT: Final = 0.3
+# What a worker wires differs that much from one life to the next.
+_NEARLY: Final = 0.9
+_MOST_SUSPECTS: Final = 16
+
+
+class Held(NamedTuple):
+    """A living worker: its footprint, and whether it loads, or loads or computes."""
+
+    model_id: str
+    footprint_bytes: int
+    loads: bool
+    works: bool
+
+
+class Reading(NamedTuple):
+    """The machine's wired bytes, and its workers by their pids. To be taken every second."""
+
+    at: float
+    wired_bytes: int
+    workers: Mapping[int, Held]
+
+
+class Claim(NamedTuple):
+    """What a worker has wired, for the gateway that may find it dead."""
+
+    model_id: str
+    wired_bytes: int
+
+
+class Finding(NamedTuple):
+    """What is missing of what the ended worker of a model had wired."""
+
+    model_id: str
+    held_bytes: int
+    missing_bytes: int
+
+
+class _Question:
+    """An end that is not settled: `before_bytes` were wired, `hidden_bytes` may have come back
+    behind a rise.
+    """
+
+    def __init__(
+        self, account: Account, ended_at: float, hidden_bytes: int, *, clean: bool
+    ) -> None:
+        self.account = account
+        self.ended_at = ended_at
+        self.before_bytes = account.wired_bytes
+        self.hidden_bytes = hidden_bytes
+        self.clean = clean
+        # Falls that were taken for those of living workers, who have to wire as much again.
+        self.owed_bytes: dict[int, int] = {}
+        self.suspect = False
+
+
+class Stranded:
+    """`bytes` are stranded: found, and not turned up since."""
+
+    def __init__(self, total_bytes: int, stranded_bytes: int = 0) -> None:
+        """With the machine's memory, and what an earlier gateway has found since the same boot."""
+        self.bytes = stranded_bytes
+        self.proven: dict[str, list[int]] = {}
+        self.floor_bytes: int | None = None
+        self.level_bytes: int | None = None
+        # Of what it holds, that the worker of a model wires: the least and the most that was seen.
+        self._shares: dict[str, tuple[float, float]] = {}
+        self._step_bytes = int(total_bytes * _STEP_SHARE)
+        self._least_bytes = int(total_bytes * _LEAST_SHARE)
+        self._accounts: dict[int, Account] = {}
+        self._questions: list[_Question] = []
+        self._rises: deque[tuple[float, int]] = deque()
+        self._read_at: float | None = None
+        self._left: tuple[Claim, ...] = ()
+
+    def resume(
+        self,
+        floor_bytes: int | None,
+        level_bytes: int | None,
+        proven: Iterable[str],
+        claims: Iterable[Claim],
+    ) -> None:
+        """Take up what an earlier gateway of this boot has known, and judge the ends of its
+        workers, which had wired so much beside a machine at this level.
+        """
+        self.floor_bytes, self.level_bytes = floor_bytes, level_bytes
+        self.proven = {each: [0] for each in proven}
+        self._left = tuple(claims)
+
+    @property
+    def claims(self) -> list[Claim]:
+        """What would have to come back if all workers died now."""
+        living = [Claim(each.model_id, each.wired_bytes) for each in self._accounts.values()]
+        return [each for each in living if each.wired_bytes >= self._least_bytes]
+
+    @property
+    def undecided_bytes(self) -> int:
+        """What may not have come back yet: nobody should count on it. It is bounded in time."""
+        left_bytes = sum(each.account.wired_bytes for each in self._questions if not each.suspect)
+        return min(left_bytes, self._above_bytes)
+
+    def ended(self, pid: int, now: float, *, clean: bool) -> None:
+        """The process of a worker is gone. If it left by itself it has given everything back, and
+        only the time that this takes is in question.
+        """
+        account = self._accounts.pop(pid, None)
+        if account is None:
+            return
+        for question in self._questions:
+            question.hidden_bytes += self._doubt(question, account)
+        account.end(now)
+        hidden_bytes = sum(size for at, size in self._rises if now - at <= PROMPT_S)
+        self._questions.append(_Question(account, now, hidden_bytes, clean=clean))
+
+    def observe(self, reading: Reading) -> list[Finding]:
+        """Take in a reading; returns what is found by it."""
+        now = reading.at
+        step_s = 0.0 if self._read_at is None else now - self._read_at
+        if step_s > _ABSENCE_S:
+            # The machine slept: what comes back has not had that time.
+            for question in self._questions:
+                question.ended_at += step_s
+        self._read_at = now
+        self._take_up(now)
+        for pid in [each for each in self._accounts if each not in reading.workers]:
+            self.ended(pid, now, clean=True)
+        for pid, held in reading.workers.items():
+            account = self._accounts.get(pid)
+            if account is None:
+                account = self._accounts[pid] = Account(pid, held.model_id, now)
+            account.observe(now, step_s, held.footprint_bytes, loads=held.loads, works=held.works)
+        self._move(now, reading.wired_bytes)
+        self._settle(now)
+        self._learn(now)
+        findings = self._decide(now)
+        self.bytes = min(self.bytes, self._above_bytes)
+        return findings
+
+    @property
+    def _above_bytes(self) -> int:
+        """What is wired beyond the least that ever was since the boot."""
+        return max(0, (self.level_bytes or 0) - (self.floor_bytes or 0))
+
+    def _take_up(self, now: float) -> None:
+        for number, claim in enumerate(self._left):
+            account = Account(-1 - number, claim.model_id, now)
+            account.held_bytes = claim.wired_bytes
+            account.climb(claim.wired_bytes)
+            account.works = True
+            account.end(now)
+            self._questions.append(_Question(account, now, 0, clean=False))
+        self._left = ()
+
+    def _move(self, now: float, wired_bytes: int) -> None:
+        if self.level_bytes is None:
+            self.level_bytes = wired_bytes
+        moved_bytes = wired_bytes - self.level_bytes
+        if abs(moved_bytes) >= self._step_bytes:
+            self.level_bytes = wired_bytes
+            if moved_bytes > 0:
+                self._rise(now, moved_bytes)
+            else:
+                self._settle(now)
+                self._fall(now, -moved_bytes)
+        self.floor_bytes = min(self.level_bytes, self.floor_bytes or self.level_bytes)
+
+    def _settle(self, now: float) -> None:
+        """Who has stopped since the last reading: a rise was still its own, and a fall is that of a
+        worker at rest.
+        """
+        for account in self._accounts.values():
+            account.settle(now)
+
+    def _rise(self, now: float, size_bytes: int) -> None:
+        """Those that go on wire again what they had; then it is of those that load."""
+        working = [each for each in self._accounts.values() if each.works]
+        for account in working:
+            if not account.young and now - account.changed_at <= 2 * PROMPT_S:
+                taken = min(size_bytes, account.room_bytes)
+                account.climb(taken)
+                size_bytes -= taken
+        young = [each for each in working if each.young]
+        room_bytes = sum(each.room_bytes for each in young)
+        shared_bytes = min(size_bytes, room_bytes)
+        for account in young:
+            account.mixed = account.mixed or (len(young) > 1 and shared_bytes > self._step_bytes)
+            account.climb(shared_bytes * account.room_bytes // max(room_bytes, 1))
+        size_bytes -= shared_bytes
+        if size_bytes > self._step_bytes:
+            self._rises.append((now, size_bytes))
+            while now - self._rises[0][0] > PROMPT_S:
+                self._rises.popleft()
+            for question in self._questions:
+                question.hidden_bytes += size_bytes
+
+    def _fall(self, now: float, size_bytes: int) -> None:
+        """What is nobody's for certain counts as the return of everybody who may have had it."""
+        # Of those that ended the last comes first: the others have had more time.
+        ended = sorted(self._questions, key=lambda each: (not each.clean, -each.ended_at))
+        accounts = [*self._accounts.values(), *(each.account for each in ended)]
+        for account in accounts:
+            taken_bytes = account.take_due(now, size_bytes)
+            size_bytes -= taken_bytes
+            if taken_bytes and account.pid in self._accounts and not account.swings:
+                for question in self._questions:
+                    owed_bytes = question.owed_bytes.get(account.pid, 0)
+                    question.owed_bytes[account.pid] = owed_bytes + taken_bytes
+        for account in accounts:
+            account.fall(now, size_bytes)
+
+    def _learn(self, now: float) -> None:
+        for account in [*self._accounts.values(), *(each.account for each in self._questions)]:
+            if account.most_bytes >= self._least_bytes and account.proves(now):
+                share = account.most_bytes / max(account.held_bytes, 1)
+                least, most = self._shares.get(account.model_id, (share, share))
+                self._shares[account.model_id] = (min(share, least), max(share, most))
+                lives = self.proven.setdefault(account.model_id, [])
+                if account.pid not in lives:
+                    self.proven[account.model_id] = [*lives[-1:], account.pid]
+
+    def _decide(self, now: float) -> list[Finding]:
+        for question in list(self._questions):
+            if question.suspect or now - question.ended_at < RETURNS_S:
+                continue
+            if (
+                question.clean
+                or not question.account.judged
+                or question.account.wired_bytes < self._least_bytes
+            ):
+                self._questions.remove(question)
+            elif (convinced := self._judge(question, now)) is not None:
+                question.suspect = convinced
+                if not convinced:
+                    self._questions.remove(question)
+        suspects = [each for each in self._questions if each.suspect]
+        for question in suspects[:-_MOST_SUSPECTS]:
+            self._questions.remove(question)
+        confirmed = [each for each in suspects if self._confirmed(each, suspects)]
+        findings = [self._find(each) for each in confirmed]
+        return [each for each in findings if each.missing_bytes]
+
+    def _judge(self, question: _Question, now: float) -> bool | None:
+        """Whether it hasn't come back; None: it can't be told yet."""
+        account = question.account
+        age_s = now - question.ended_at
+        if age_s < _DECIDES_S:
+            return None
+        left_bytes = min(account.wired_bytes, self._above_bytes - self.bytes)
+        if left_bytes < max(self._least_bytes, question.before_bytes * _MISSING):
+            return False
+        allowed_bytes = question.before_bytes * _DOUBT
+        if question.hidden_bytes > allowed_bytes:
+            return False
+        doubt_bytes = question.hidden_bytes
+        for pid, owed_bytes in question.owed_bytes.items():
+            climbed_bytes = self._accounts[pid].climbed_bytes if self._went_on(pid, question) else 0
+            doubt_bytes += max(0, owed_bytes - climbed_bytes)
+        doubt_bytes += sum(self._doubt(question, each) for each in self._accounts.values())
+        if doubt_bytes <= allowed_bytes:
+            return True
+        return None if age_s < _PATIENCE_S else False
+
+    def _doubt(self, question: _Question, other: Account) -> int:
+        """What may have come back unseen, as this worker wired it at once."""
+        since = question.ended_at - PROMPT_S
+        if other.since >= since:
+            expected_bytes = question.before_bytes
+            if other.model_id != question.account.model_id:
+                expected_bytes = int(other.held_bytes * self._share(other)[1])
+            return max(0, int(expected_bytes * _NEARLY) - other.most_bytes)
+        return other.missed_bytes if other.works and other.changed_at >= since else 0
+
+    def _went_on(self, pid: int, question: _Question) -> bool:
+        account = self._accounts.get(pid)
+        return account is not None and account.works and account.changed_at > question.ended_at
+
+    def _share(self, account: Account) -> tuple[float, float]:
+        """The least and the most of what it holds that its model has wired."""
+        return self._shares.get(account.model_id, (1.0, 1.0))
+
+    def _confirmed(self, question: _Question, suspects: list[_Question]) -> bool:
+        """By another life of the same model, that gave back or that did not either."""
+        account = question.account
+        lives = self.proven.get(account.model_id, [])
+        twins = [each for each in suspects if each.account.model_id == account.model_id]
+        return len(twins) > 1 or any(each != account.pid for each in lives)
+
+    def _find(self, question: _Question) -> Finding:
+        self._questions.remove(question)
+        account = question.account
+        # Another program may have wired some of it while the worker loaded.
+        usual_bytes = int(account.held_bytes * self._share(account)[0])
+        missing_bytes = min(account.wired_bytes, usual_bytes, self._above_bytes - self.bytes)
+        if missing_bytes < self._least_bytes:
+            missing_bytes = 0
+        self.bytes += missing_bytes
+        return Finding(account.model_id, question.before_bytes, missing_bytes)

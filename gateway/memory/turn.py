@@ -1,0 +1,166 @@
+"""One round of decisions: what is held too much, and then who waits, each in its turn.
+
+No I/O and no clock here; times are seconds on the caller's clock, sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.memory.ledger import Claim, Ledger
+from gateway.memory.loans import Loans
+from gateway.memory.orders import NOISE_BYTES, Orders
+from gateway.memory.reclaim import Reclaim, smallest_set, worth
+
+# A worker answers between two steps, and a chunk of prefill is bounded in time.
+RECALL_S: Final = 15.0
+# What is over its limit while the budget has no room gets so long to shrink.
+OVERGROWN_S: Final = 10.0
+
+
+class Turn:
+    """`settle` comes first, then `serve` for each that waits, and `lend` last."""
+
+    def __init__(self, ledger: Ledger, now: float, patience_s: float) -> None:
+        self.orders = Orders(ledger, now)
+        self.reclaim = Reclaim(ledger, self.orders, now, patience_s)
+        self._loans = Loans(ledger, self.orders, now)
+        self._ledger = ledger
+        self._now = now
+        # What is free, and what is coming, and nobody's by right.
+        self._unclaimed_bytes = 0
+        self._coming_bytes = 0
+        # What is free or coming and somebody's already.
+        self._promised_bytes: dict[str, int] = {}
+        self._place_kept = False
+
+    def settle(self) -> None:
+        """Account for what workers really hold, and take back what is too much."""
+        self._settle_recalls()
+        self._settle_footprints()
+        missing_bytes = -self._ledger.free_bytes - self._ledger.coming_bytes
+        if missing_bytes > 0:
+            self._cover(missing_bytes)
+        self._unclaimed_bytes = self._ledger.free_bytes
+        self._coming_bytes = self._ledger.coming_bytes
+
+    def _settle_recalls(self) -> None:
+        """Close those that were answered; a worker that doesn't answer hangs."""
+        for each in self._ledger.steady:
+            if each.recalled_at is None:
+                continue
+            if each.committed_bytes <= each.limit_bytes + NOISE_BYTES:
+                each.recalled_at = None
+            elif self._now - each.recalled_at >= RECALL_S:
+                seconds, each.recalled_at = self._now - each.recalled_at, None
+                if each.kept_bytes > each.limit_bytes:
+                    self.orders.give_up(each, seconds)
+                elif self._ledger.free_bytes >= 0:
+                    # It did what it could: what it still holds can't be lent out again.
+                    each.floor_bytes = each.footprint_bytes
+                    self.orders.lend(each, each.footprint_bytes)
+
+    def _settle_footprints(self) -> None:
+        """Where the budget has room, a limit follows its footprint."""
+        for each in self._ledger.steady:
+            over_bytes = each.footprint_bytes - max(each.limit_bytes, each.kept_bytes)
+            if over_bytes <= NOISE_BYTES:
+                each.overgrown_since = None
+            elif each.recalled_at is None and self._ledger.free_bytes >= 0:
+                self.orders.lend(each, each.footprint_bytes)
+                each.overgrown_since = None
+            elif each.recalled_at is None and each.overgrown_since is None:
+                each.overgrown_since = self._now
+
+    def _cover(self, missing_bytes: int) -> None:
+        """More is held than may be, since workers outgrew their limits or the budget shrank."""
+        steady = sorted(
+            self._ledger.steady, key=lambda each: (each.overgrown_since is None, *worth(each))
+        )
+        missing_bytes = self.reclaim.take(missing_bytes, None, steady, steady)
+        if missing_bytes <= 0:
+            return
+        overgrown = [e for e in steady if e.overgrown_since is not None and not e.ending]
+        for each in overgrown:
+            since = each.overgrown_since
+            if since is not None and self._now - since >= OVERGROWN_S:
+                self.orders.replace(each)
+                return
+        if not overgrown:
+            # What is left is floors: the budget is smaller than they are.
+            going = [each for each in steady if each.yields]
+            for each in smallest_set(going, missing_bytes, lambda each: each.going_bytes):
+                self.orders.evict(each, None)
+
+    def thirsts(self) -> list[Claim]:
+        """Of models that are loaded and can't go on: their next sequence needs more than they have.
+
+        They may borrow like all others; this is for those that would wait for ever.
+        """
+        found = []
+        for each in self._ledger.steady:
+            if each.recalled_at is not None:
+                continue  # First it gives back what it was told to.
+            least_bytes = min(each.need.least_bytes, self._ledger.usable_bytes)
+            if least_bytes <= each.limit_bytes:
+                each.thirsty_since = None
+                continue
+            if each.thirsty_since is None:
+                # Who has just been loaded has waited for that too.
+                fresh = self.reclaim.fresh(each)
+                each.thirsty_since = each.claimed_at if fresh else self._now
+            found.append(
+                Claim(
+                    each.model_id,
+                    least_bytes - each.limit_bytes,
+                    each.priority,
+                    each.thirsty_since,
+                    loan=True,
+                )
+            )
+        return found
+
+    def serve(self, claim: Claim) -> bool:
+        """Grant a claim, or begin to make room for it; True if it is granted."""
+        if claim.needed_bytes > self._unclaimed_bytes and self._ledger.spare_bytes:
+            # A load adopts the spare, or needs its room more.
+            self._unclaimed_bytes += self._ledger.spare_bytes
+            self._ledger.spare_bytes = 0
+        if claim.needed_bytes <= self._unclaimed_bytes:
+            self._unclaimed_bytes -= claim.needed_bytes
+            self._grant(claim)
+            return True
+        missing_bytes = (
+            claim.needed_bytes - max(self._unclaimed_bytes, 0) - max(self._coming_bytes, 0)
+        )
+        before_bytes = self._ledger.coming_bytes
+        comes = missing_bytes <= 0 or self.reclaim.make_room(claim, missing_bytes)
+        if not comes and not self.reclaim.overdue(claim):
+            return False  # Busy models are in its way. Others may pass until its turn.
+        holder = self._ledger.holder(claim.model_id)
+        if holder is not None and (comes or not self._place_kept):
+            # What comes for it would come for nothing otherwise. Of those that wait for each
+            # other's places one keeps its own, or they would take turns at nothing.
+            holder.placed_at = self._now
+            self._place_kept = True
+        if comes:
+            self._promised_bytes[claim.model_id] = claim.needed_bytes
+        self._coming_bytes += self._ledger.coming_bytes - before_bytes
+        # It waits, and what is free or coming is its own.
+        taken_bytes = min(max(self._unclaimed_bytes, 0), claim.needed_bytes)
+        self._coming_bytes -= claim.needed_bytes - taken_bytes
+        self._unclaimed_bytes -= claim.needed_bytes
+        return False
+
+    def lend(self) -> None:
+        """What nobody waits for."""
+        self._loans.lend(self._unclaimed_bytes, self._coming_bytes, self._promised_bytes)
+        self._loans.take_idle_back()
+
+    def _grant(self, claim: Claim) -> None:
+        if not claim.loan:
+            self.orders.admit(claim)
+        elif (holder := self._ledger.holder(claim.model_id)) is not None:
+            self.orders.lend(holder, holder.limit_bytes + claim.needed_bytes)
+            holder.thirsty_since = None
+            holder.placed_at = self._now

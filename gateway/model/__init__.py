@@ -1,0 +1,1 @@
+"""What a model is: its life cycle, and who acts on it."""

@@ -1,0 +1,335 @@
+"""One model's compartment: what is asked of the model, and what its life cycle decides on.
+
+Events come from here, from the worker (`gateway.model.supervisor`, and for its end
+`gateway.model.recovery`), from the memory (`gateway.model.tenancy`) and from time
+(`gateway.model.deadlines`); all of them go to `gateway.model.condition`, and their effects
+come back to `perform`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.config.in_force import InForce
+from gateway.dispatch.refusal import Refusal
+from gateway.dispatch.request import Request
+from gateway.dispatch.traffic import Bounds, Traffic
+from gateway.events import EventLog
+from gateway.fleet.starter import Starter
+from gateway.memory.steward import Steward
+from gateway.model import refusals
+from gateway.model.condition import Condition
+from gateway.model.deadlines import Deadlines
+from gateway.model.lifecycle import Circumstances, Effect, Event, State, Verdict
+from gateway.model.model import Model
+from gateway.model.recovery import Recovery
+from gateway.model.supervisor import WorkerSupervisor
+from gateway.model.tenancy import Tenancy
+from gateway.process import ladder
+from gateway.process.process import ExitStatus
+from gateway.process.worker import Worker
+from gateway.process.worker_log import WorkerLog
+from gateway.system.tasks import Tasks
+
+# Deaths by these are the worker's own; orders and shutdowns are not.
+_BLAMED: Final = (Event.MISBEHAVED, Event.HUNG, Event.EXIT)
+
+
+class Compartment:
+    """Holds the parts of one model together: its condition, its requests, its hold on memory, its
+    recovery, and its worker while there is one.
+
+    Everything runs on the event loop and nothing between two awaits can interleave, so a decision
+    and its effects are one step.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        in_force: InForce,
+        steward: Steward,
+        starter: Starter,
+        log: WorkerLog,
+        events: EventLog,
+    ) -> None:
+        self.model = model
+        self.log = log
+        self.condition = Condition(model.id, events, self)
+        self.traffic = Traffic(model.id, _bounds(model, in_force), self, events)
+        self.tenancy = Tenancy(model, self.condition, self.traffic, steward)
+        self.recovery = Recovery(
+            model.id, in_force, self.condition, self.traffic, self.tenancy, log, events
+        )
+        self._deadlines = Deadlines(model.id, in_force, self.condition)
+        self._supervisor: WorkerSupervisor | None = None
+        self._in_force = in_force
+        self._starter = starter
+        self._events = events
+        self._tasks = Tasks(model.id)
+        self._load_ordered = False
+        self._removed = False
+
+    # What others ask
+
+    @property
+    def load_s(self) -> int:
+        """How long a load takes, for those who are to come again after it."""
+        return self.tenancy.load_s
+
+    @property
+    def short_of_memory(self) -> bool:
+        """Requests wait in its worker, for memory."""
+        return self.worker is not None and self.worker.short_of_memory > 0
+
+    def notify(self) -> None:
+        """The numbers of requests have changed."""
+        self.condition.notify()
+
+    def describe(self) -> str:
+        """What the model is, for a sentence about it."""
+        return self.condition.describe()
+
+    @property
+    def state(self) -> State:
+        return self.condition.state
+
+    @property
+    def worker(self) -> Worker | None:
+        return None if self._supervisor is None else self._supervisor.worker
+
+    @property
+    def removed(self) -> bool:
+        """It isn't configured any more."""
+        return self._removed
+
+    @property
+    def over(self) -> bool:
+        """No process of it is left, and nobody asks for one."""
+        return self.state in (State.UNLOADED, State.HELD, State.BACKOFF, State.FAILED)
+
+    @property
+    def _coming(self) -> bool:
+        """It is loaded, or will be without a request's asking for it."""
+        return self._load_ordered or self.state in (
+            State.WAITING,
+            State.STARTING,
+            State.LOADING,
+            State.READY,
+        )
+
+    async def until_idle(self) -> None:
+        await self.condition.until(lambda: not self.traffic.busy)
+
+    async def until_measured(self) -> None:
+        """Wait for the first footprint of the loaded worker."""
+        await self.condition.until(lambda: self.worker is None or self.worker.footprint is not None)
+
+    async def until_ended(self) -> None:
+        """Wait until no process is left, or the ladder has given up on one."""
+        await self.condition.until(lambda: self._supervisor is None or self._supervisor.given_up)
+
+    # Requests and time
+
+    def submit(self, request: Request) -> None:
+        """Take a request in; it starts the model if need be.
+
+        Raises:
+            Refusal: the queue is full, or this request has killed workers.
+        """
+        if not self.model.settings.on_request and not self._coming:
+            raise refusals.operators_only(self.model.id, self.state)
+        self.traffic.submit(request)
+        self.condition.handle(Event.DEMAND)
+
+    def tick(self, now: float, remind_after_s: float) -> None:
+        """To be called a few times a second."""
+        self.traffic.tick(now, remind_after_s)
+        if self.state is State.WAITING and not self.traffic.busy and not self._kept:
+            self.condition.handle(Event.UNWANTED)
+        if self.state is State.DRAINING and self.traffic.running == 0:
+            # From here on the worker has nothing to do but to release its memory.
+            self.condition.handle(Event.DRAINED)
+        if self.state is State.UNLOADED and self._kept and self.tenancy.to_read_again(now):
+            self.preload()
+        self.tenancy.tick(now)
+        if self._supervisor is not None:
+            self._supervisor.tick(now)
+
+    # The operator
+
+    def load(self) -> None:
+        self._forget_deaths()
+        self._load_ordered = self.state is not State.READY
+        self.condition.handle(Event.LOAD)
+
+    def preload(self) -> None:
+        """For the gateway's start."""
+        self.condition.handle(Event.PRELOAD)
+
+    def unload(self, *, hold: bool, force: bool) -> None:
+        self._load_ordered = False
+        self.tenancy.dont_read_again()
+        # Requests that it leaves behind would load it again, which only an operator may.
+        hold = hold or not self.model.settings.on_request
+        self.condition.handle(
+            Event.HOLD if hold else Event.UNLOAD, refusal=refusals.held(self.model.id)
+        )
+        if force:
+            self._deadlines.cut_drain()
+
+    def restart(self, *, force: bool) -> None:
+        self._forget_deaths()
+        self._load_ordered = True
+        self.condition.handle(Event.RESTART)
+        if force:
+            self._deadlines.cut_drain()
+
+    def kill(self, *, force: bool) -> None:
+        self._load_ordered = False
+        self.condition.handle(Event.DESTROY if force else Event.KILL)
+
+    def _forget_deaths(self) -> None:
+        self.recovery.forget()
+        self.tenancy.lost_bytes = 0
+        self.traffic.forget_deaths()
+        self._deadlines.forget_timeouts()
+
+    # The configuration
+
+    def configure(self, model: Model) -> None:
+        """Take the settings in force, and these of the model. What a worker is told only when it
+        loads takes another worker: the present one is drained as for a restart.
+        """
+        same = self.model.same_for_workers(model)
+        self.model = model
+        self.traffic.configure(_bounds(model, self._in_force))
+        if self._supervisor is not None:
+            self._supervisor.configure()
+        self.tenancy.configure(model)
+        if self._removed:
+            # It was on its way out, and is wanted again.
+            self._removed = False
+            self._forget_deaths()
+            self._load_ordered = True
+            self.condition.handle(Event.RETURNED)
+        elif not same:
+            self._forget_deaths()
+            self.condition.handle(Event.CHANGED, "its settings changed")
+        elif self.state is State.UNLOADED:
+            self.condition.handle(Event.CHANGED)
+
+    def remove(self) -> None:
+        """It isn't configured any more: nothing new, what runs may finish within the drain time."""
+        self._removed = True
+        self._load_ordered = False
+        self.condition.handle(
+            Event.REMOVED,
+            "it was taken out of the configuration",
+            refusal=refusals.removed(self.model.id),
+        )
+
+    def end(self) -> None:
+        """For the gateway's own end: no drain, the polite ladder, and no start after it."""
+        self._load_ordered = False
+        self.condition.handle(Event.SHUTDOWN, "the gateway ends", refusal=refusals.shutting_down())
+
+    async def close(self) -> None:
+        self._deadlines.disarm()
+        self.recovery.disarm()
+        await self._tasks.cancel_all()
+        self.log.close()
+
+    # The life cycle
+
+    def circumstances(self, event: Event, verdict: Verdict) -> Circumstances:
+        guilty = self.traffic.guilty if event in _BLAMED and self.condition.judged else 0
+        return Circumstances(
+            requests_wait=self.traffic.waiting + self.traffic.running > guilty,
+            kept=self._kept,
+            verdict=verdict,
+        )
+
+    @property
+    def _kept(self) -> bool:
+        settings = self.model.settings
+        return self._load_ordered or settings.pinned or settings.preload
+
+    def unavailable(self) -> Refusal:
+        retry_after_s = self.recovery.retry_after_s
+        if retry_after_s is None and self.state is not State.FAILED:
+            retry_after_s = self.tenancy.load_s
+        return refusals.unavailable(
+            self.model.id, self.state, self.condition.reason, retry_after_s=retry_after_s
+        )
+
+    def entered(self, before: State) -> None:
+        self._deadlines.entered()
+        self.recovery.entered()
+        self.tenancy.entered()
+        if self._supervisor is not None:
+            self._supervisor.entered()
+        match self.state:
+            case State.READY | State.BACKOFF | State.FAILED | State.HELD:
+                self._load_ordered = False
+            case State.UNLOADED if before is State.WAITING:
+                self._load_ordered = False
+            case _:
+                pass
+
+    def perform(self, effect: Effect, event: Event, refusal: Refusal) -> None:
+        supervisor = self._supervisor
+        match effect:
+            case Effect.ASK:
+                self.tenancy.ask()
+            case Effect.WITHDRAW:
+                self.tenancy.withdraw()
+            case Effect.SPAWN:
+                self._spawn()
+            case Effect.PARK_RUNNING:
+                if self.traffic.park(blame=event in _BLAMED):
+                    self.recovery.excuse()
+            case Effect.REFUSE_WAITING:
+                self.traffic.refuse_waiting(refusal)
+            case _ if supervisor is None:
+                raise AssertionError(f"{effect} without a worker")
+            case Effect.SEND_LOAD:
+                supervisor.load()
+            case Effect.DISPATCH:
+                supervisor.connect()
+            case Effect.DRAIN:
+                supervisor.drain()
+            case Effect.STOP:
+                supervisor.end(ladder.polite(supervisor.worker.held_bytes))
+            case Effect.KILL:
+                supervisor.end(ladder.shortened(supervisor.worker.held_bytes))
+            case Effect.DESTROY:
+                supervisor.end(ladder.immediate())
+            case Effect.DUMP_AND_DESTROY:
+                supervisor.end(ladder.hung(supervisor.worker.held_bytes))
+
+    def _spawn(self) -> None:
+        self.recovery.starting()
+        try:
+            self._supervisor = WorkerSupervisor(
+                self.model,
+                lambda supervisor: self._starter.start(self.model, self.log, supervisor),
+                self._worker_ended,
+                self.condition,
+                self.traffic,
+                self.tenancy,
+                self._in_force,
+                self._events,
+                self._tasks,
+            )
+        except Exception as error:
+            # Whatever it is: without a worker nothing else would end this state.
+            self.recovery.not_started(error)
+
+    def _worker_ended(self, worker: Worker, status: ExitStatus) -> None:
+        self._supervisor = None
+        self.recovery.ended(worker, status)
+
+
+def _bounds(model: Model, in_force: InForce) -> Bounds:
+    own = model.settings
+    return Bounds(in_force.settings.queue.depth, own.max_concurrency, own.priority)

@@ -1,0 +1,231 @@
+"""A model's hold on memory: its turn, its grant, whether it keeps to it, when it must go."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from typing import Final
+
+from gateway.dispatch.refusal import Refusal
+from gateway.dispatch.traffic import Traffic
+from gateway.logs.line import about
+from gateway.memory.estimate.estimate import Estimate
+from gateway.memory.ledger import Need
+from gateway.memory.steward import Steward
+from gateway.model import refusals
+from gateway.model.condition import Condition
+from gateway.model.lifecycle import Event, State
+from gateway.model.model import Model
+from gateway.process.worker import Worker
+from protocol import messages
+
+logger = logging.getLogger(__name__)
+
+# What a load takes at least, in what clients are told.
+_SHORTEST_LOAD_S: Final = 5
+# Until files are tried again that could not be read.
+_READ_AGAIN_S: Final = 30
+
+
+class Tenancy:
+    """The model as the steward knows it. Times are the event loop's, in seconds.
+
+    `lost_bytes` is what an earlier worker held and didn't come back. `reload_s` is how long it took
+    from the start of the process until the model answered, the last time.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        condition: Condition,
+        traffic: Traffic,
+        steward: Steward,
+    ) -> None:
+        self.model = model
+        self.granted_bytes: int | None = None
+        self.lost_bytes = 0
+        self.reload_s = 0.0
+        self._condition = condition
+        self._traffic = traffic
+        self._steward = steward
+        self._loop = asyncio.get_running_loop()
+        self._ready_at = 0.0
+        self._read_again_at: float | None = None
+        # Who keeps to the limit, once it is loaded.
+        self._worker: Worker | None = None
+
+    @property
+    def load_s(self) -> int:
+        """How long a load takes, by the last one, for those who are to come again after it."""
+        return max(_SHORTEST_LOAD_S, round(self.reload_s))
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """What it was admitted by; None: it couldn't be estimated."""
+        return self._steward.estimates.get(self.model.id)
+
+    # From the model
+
+    def ask(self) -> None:
+        """The answer comes by `admitted`, `has_no_room` or `cannot_be_read`."""
+        self._read_again_at = None
+        self._steward.ask(self)
+
+    def withdraw(self) -> None:
+        """It doesn't wait for memory any more."""
+        self._steward.withdraw(self.model.id)
+
+    def entered(self) -> None:
+        """Another state."""
+        match self._condition.state:
+            case State.READY:
+                self._ready_at = self._loop.time()
+                self._steward.ready(self)
+            case State.DRAINING | State.STOPPING:
+                self._steward.ending(self.model.id)
+            case _:
+                pass
+
+    def gone(self, pid: int | None, *, clean: bool) -> None:
+        """Its process has ended, by itself if `clean`; None: it could not be started."""
+        self._worker = None
+        self._steward.gone(self.model.id, pid, clean=clean)
+
+    def configure(self, model: Model) -> None:
+        self.model = model
+        self._steward.pin(self)
+
+    def tick(self, now: float) -> None:
+        """To be called a few times a second: who is idle for too long has to go."""
+        if self._condition.state is State.READY and not self.busy and self._expired(now):
+            self._condition.handle(Event.EXPIRED, f"idle for {self._idle_s(now):.0f} s")
+
+    def dont_read_again(self) -> None:
+        """An operator wants it unloaded."""
+        self._read_again_at = None
+
+    def to_read_again(self, now: float) -> bool:
+        """Its files could not be read, and may be tried once more."""
+        return self._read_again_at is not None and now >= self._read_again_at
+
+    def started(self, worker: Worker) -> None:
+        """It has said hello, and was measured: it holds nothing but itself."""
+        if worker.held_bytes is not None and self.model.settings.interpreter is None:
+            self._steward.learn_process(worker.held_bytes)
+
+    def measured(self, worker: Worker) -> None:
+        """There is another reading of its worker."""
+        if worker.held_bytes is None or worker.ended.is_set():
+            return
+        self._steward.note_footprint(self.model.id, worker.held_bytes)
+        if self._condition.state is not State.READY:
+            return
+        if worker.idle_bytes is None:
+            worker.idle_bytes = worker.held_bytes
+            self._steward.learn(self.model.id, worker.idle_bytes)
+        if worker.beside_moved:
+            self._tell(worker)
+
+    def needs(self, worker: Worker, need: messages.Need) -> None:
+        """What the worker says that it could use, and that it keeps to."""
+        self._worker = worker
+        worker.short_of_memory = need.held
+        self._steward.note_need(
+            self.model.id,
+            Need(need.used_bytes, need.wanted_bytes, need.least_bytes),
+            need.limit_bytes,
+        )
+        if worker.granted_bytes != self.granted_bytes:
+            # It was decided on before its first word.
+            self._tell(worker)
+
+    # From the steward
+
+    @property
+    def priority(self) -> int:
+        """The model's, or that of its most urgent request."""
+        own = self._traffic.highest_priority
+        return self.model.settings.priority if own is None else own
+
+    @property
+    def busy(self) -> bool:
+        return self._traffic.busy
+
+    @property
+    def last_used(self) -> float:
+        return self._traffic.last_used
+
+    @property
+    def waits_for_memory(self) -> bool:
+        return self._condition.state is State.WAITING
+
+    def note_wait(self, reason: str) -> None:
+        """Why there is no room for it yet."""
+        self._condition.progress(reason)
+
+    def admitted(self, floor_bytes: int) -> None:
+        """There is room for it, and so many bytes are its own."""
+        self.granted_bytes = floor_bytes
+        self._condition.handle(Event.ADMITTED)
+
+    def take_limit(self, limit_bytes: int) -> None:
+        """Its worker may hold so much from now on."""
+        self.granted_bytes = limit_bytes
+        if self._worker is not None and not self._worker.ended.is_set():
+            self._tell(self._worker)
+
+    def replace(self, reason: str) -> None:
+        """Another worker has to take its place."""
+        self._condition.handle(Event.OVERGROWN, reason)
+
+    def hangs(self, reason: str) -> None:
+        """It doesn't do what it was told."""
+        self._condition.handle(Event.HUNG, reason)
+
+    def has_no_room(self, refusal: Refusal) -> None:
+        """There never will be, as things are."""
+        logger.warning(
+            "%s isn't loaded: %s", self.model.id, refusal.message, extra=about(model=self.model.id)
+        )
+        self._condition.handle(Event.NO_ROOM, refusal=refusal)
+
+    def cannot_be_read(self, reason: str) -> None:
+        """What it needs can't be told now; it may be later."""
+        refusal = refusals.load_failed(self.model.id, reason, retry_after_s=_READ_AGAIN_S)
+        logger.warning("%s", refusal.message, extra=about(model=self.model.id))
+        self._condition.handle(Event.UNREADABLE, refusal=refusal)
+        self._read_again_at = self._loop.time() + _READ_AGAIN_S
+
+    def evict(self, reason: str) -> None:
+        """Another model needs its memory; who is cut off goes on later."""
+        self._condition.handle(Event.EVICT, reason)
+
+    def lost_memory(self, missing_bytes: int) -> None:
+        """So much of what its last worker held did not come back: it isn't restarted any more
+        by itself, since each restart may cost as much.
+        """
+        self.lost_bytes = missing_bytes
+
+    # Inside
+
+    def _idle_s(self, now: float) -> float:
+        """How long nobody has used a model that is ready."""
+        return now - max(self._traffic.last_used, self._ready_at)
+
+    def _expired(self, now: float) -> bool:
+        """Whether it was idle for as long as the last request, else the configuration, allows."""
+        if self.model.settings.pinned:
+            return False
+        ttl_s = self._traffic.keep_alive_s
+        if ttl_s is None:
+            ttl_s = self.model.settings.ttl_s or math.inf
+        return self._idle_s(now) >= ttl_s
+
+    def _tell(self, worker: Worker) -> None:
+        if self.granted_bytes is None:
+            return
+        worker.granted_bytes = self.granted_bytes
+        worker.send(
+            messages.Limit(limit_bytes=self.granted_bytes, beside_bytes=worker.tell_beside())
+        )

@@ -1,0 +1,1 @@
+"""What a worker's process is: started, told apart, heard, and ended."""

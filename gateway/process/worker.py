@@ -1,0 +1,367 @@
+"""One incarnation of a model: its process and its link, and what is known of it."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import signal
+import time
+from collections import deque
+from collections.abc import Iterable
+from statistics import median
+from typing import Final, Protocol
+
+import zmq
+
+from gateway.clock.waiting import until_set
+from gateway.logs.line import about
+from gateway.memory.footprint import footprint
+from gateway.memory.reading import Footprint
+from gateway.process.identity import ProcessIdentity, descendants, send
+from gateway.process.ladder import Rung, Step
+from gateway.process.link import Link
+from gateway.process.process import ExitStatus, WorkerProcess
+from gateway.process.records import WorkerRecords
+from gateway.process.worker_log import WorkerLog
+from gateway.state.state_dir import StateDir
+from gateway.system.lane import Lane
+from protocol.messages import (
+    Heartbeat,
+    Message,
+    MlxMemory,
+    Output,
+    Ready,
+    Stop,
+    WorkerMessage,
+)
+from protocol.signals import DUMP_STACKS
+
+logger = logging.getLogger(__name__)
+
+# A worker that ends by itself closes its connection first; the end of the process follows.
+_EXIT_FOLLOWS_S: Final = 2.0
+# For a look at all processes, which takes some ten milliseconds; no end waits any longer for it.
+_LOOK_S: Final = 0.5
+# For a reading of one process: it can hang like the process itself.
+_READING_S: Final = 5.0
+# What could not be signalled just now is tried again so often, a second apart.
+_TRIES: Final = 5
+# The other way round, for one that was killed: ZeroMQ's thread may still read its last frames.
+_LAST_FRAMES_S: Final = 0.5
+
+
+_READINGS: Final = 5
+_NOISE_BYTES: Final = 64_000_000
+_NOISE_SHARE: Final = 0.05
+
+
+class Listener(Protocol):
+    """Who is told what a worker does. Every call comes on the event loop."""
+
+    def worker_said(self, worker: Worker, message: WorkerMessage) -> None: ...
+
+    def worker_misbehaved(self, worker: Worker, reason: str) -> None: ...
+
+    def worker_outlived(self, worker: Worker, step: Step, seconds: float) -> None:
+        """A step of its stop ladder has not ended it."""
+
+    def worker_ended(self, worker: Worker, status: ExitStatus) -> None:
+        """Comes once, after everything that the worker said."""
+
+
+class Worker:
+    """A process and what it has told about itself. Times without a unit are the event loop's."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        state_dir: StateDir,
+        log: WorkerLog,
+        records: WorkerRecords,
+        supervisor: Listener,
+        *,
+        incarnation: int,
+        name: str,
+        python: str | None,
+        spare: bool,
+    ) -> None:
+        """Start a worker.
+
+        Raises:
+            OSError: its process can't be started.
+        """
+        self.incarnation = incarnation
+        self.started_at = time.time()
+        self.footprint: Footprint | None = None
+        self.peak_footprint_bytes = 0
+        self.granted_bytes: int | None = None
+        # What its model takes of it, the context in force, MLX's own account: once it is loaded.
+        self.weight_bytes: int | None = None
+        self.context_tokens: int | None = None
+        self._mlx: MlxMemory | None = None
+        # Right after its load.
+        self.idle_bytes: int | None = None
+        # What waits in it for memory alone, by its last word.
+        self.short_of_memory = 0
+        # What it holds beside MLX's account: before its load, by the last readings, and as told.
+        self.baseline_bytes = 0
+        self._beside: deque[int] = deque(maxlen=_READINGS)
+        self._told_beside_bytes = 0
+        self.fingerprint: str | None = None
+        self.tokens_per_s: float | None = None
+        self.ended = asyncio.Event()
+        self.given_up = False
+        self._descendants: set[ProcessIdentity] = set()
+        self._lane = Lane(f"worker-{incarnation}")
+        self._loop = asyncio.get_running_loop()
+        self._supervisor = supervisor
+        self._last_step_at: float | None = None
+        self._tokens = 0
+        self._tokens_counted_at = self._loop.time()
+        self._exit_status: ExitStatus | None = None
+        self._disconnected = False
+        self._link = Link(
+            context,
+            state_dir.socket_path(incarnation),
+            self._on_message,
+            self._on_garbage,
+            self._on_disconnect,
+        )
+        try:
+            self._process = WorkerProcess(
+                python,
+                self._link.address,
+                self._link.key,
+                incarnation,
+                log,
+                records,
+                self._on_exit_in_thread,
+                name=name,
+                spare=spare,
+            )
+        except BaseException:
+            self._link.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def held_bytes(self) -> int | None:
+        """What the budget counts, by the last reading; None: there was none yet."""
+        return None if self.footprint is None else self.footprint.current_bytes
+
+    @property
+    def host_bytes(self) -> int | None:
+        """What it holds of the machine's memory, by the last reading."""
+        return None if self.footprint is None else self.footprint.host_bytes
+
+    @property
+    def cache_bytes(self) -> int | None:
+        """Of its sequences, with what a step computes on."""
+        if self._mlx is None or self.weight_bytes is None:
+            return None
+        return max(0, self._mlx.active_bytes - self.weight_bytes)
+
+    @property
+    def buffer_bytes(self) -> int | None:
+        """What MLX keeps for later, once the model is loaded."""
+        if self._mlx is None or self.weight_bytes is None:
+            return None
+        return self._mlx.cache_bytes
+
+    @property
+    def last_step_age_s(self) -> float | None:
+        return None if self._last_step_at is None else self._loop.time() - self._last_step_at
+
+    def adopt(self, supervisor: Listener, log: WorkerLog) -> None:
+        """Give it to another supervisor."""
+        self._supervisor = supervisor
+        log.begin(self.pid, self.incarnation)
+        self._process.log = log
+
+    def send(self, message: Message) -> None:
+        if not self._link.send(message):
+            # Either it doesn't read, or it is gone and the news of that are on their way.
+            self._loop.call_later(_LAST_FRAMES_S, self._check_reads)
+
+    async def read_footprint(self) -> Footprint:
+        """Raises: FootprintError; OSError if no answer comes, or there is no thread for it."""
+        return await self._lane.run(
+            functools.partial(footprint, self.pid), _READING_S, f"the footprint of {self.pid}"
+        )
+
+    def note_footprint(self, footprint: Footprint) -> None:
+        self.footprint = footprint
+        if self._mlx is not None and self.weight_bytes is not None:
+            account_bytes = self._mlx.active_bytes + self._mlx.cache_bytes
+            self._beside.append(footprint.current_bytes - account_bytes)
+        self.peak_footprint_bytes = max(
+            self.peak_footprint_bytes, footprint.current_bytes, footprint.peak_bytes or 0
+        )
+
+    @property
+    def beside_bytes(self) -> int:
+        """What it holds that MLX doesn't account for: never less than before the load. Readings and
+        MLX's account are of different moments, so one proves nothing.
+        """
+        if len(self._beside) < _READINGS:
+            return self.baseline_bytes
+        return max(self.baseline_bytes, int(median(self._beside)))
+
+    @property
+    def beside_moved(self) -> bool:
+        """It differs from what the worker was told."""
+        noise_bytes = max(_NOISE_BYTES, int((self.granted_bytes or 0) * _NOISE_SHARE))
+        return abs(self.beside_bytes - self._told_beside_bytes) > noise_bytes
+
+    def tell_beside(self) -> int:
+        """Bytes for a message to it."""
+        self._told_beside_bytes = self.beside_bytes
+        return self._told_beside_bytes
+
+    def count_tokens(self) -> None:
+        """Close one window of the tokens-per-second figure."""
+        now = self._loop.time()
+        self.tokens_per_s = self._tokens / max(now - self._tokens_counted_at, 1e-3)
+        self._tokens, self._tokens_counted_at = 0, now
+
+    async def look_for_descendants(self) -> None:
+        """What it has started ends with it, but can't be found any more once it has ended. Without
+        an answer there are those that were known.
+        """
+        try:
+            found = await self._lane.run(
+                functools.partial(descendants, [self.pid]), _LOOK_S, "the list of processes"
+            )
+        except Exception as error:
+            logger.warning(
+                "What worker %d has started can't be looked for: %s",
+                self.pid,
+                error,
+                extra=about(pid=self.pid),
+            )
+        else:
+            self.note_descendants(found[self.pid])
+
+    def note_descendants(self, found: set[ProcessIdentity]) -> None:
+        # None may mean that the process has just ended, and that they have lost their parent.
+        self._descendants = found or self._descendants
+
+    async def climb(self, rungs: Iterable[Rung]) -> None:
+        """End the process, a step after the other until it is gone. A step that fails is followed
+        by the next one at once.
+        """
+        await self.look_for_descendants()
+        for rung in rungs:
+            if self.ended.is_set():
+                return
+            if rung.step is Step.ASK and not self._link.connected:
+                continue  # It can't hear yet, and holds nothing yet: SIGTERM is as gentle.
+            began = self._loop.time()
+            try:
+                self._take(rung.step)
+            except Exception:
+                logger.exception("Worker %d: %s", self.pid, rung.step, extra=about(pid=self.pid))
+                continue
+            if not await until_set(self.ended, rung.deadline_s):
+                if rung.step is not Step.DUMP:
+                    self._supervisor.worker_outlived(self, rung.step, rung.deadline_s)
+                continue
+            seconds = self._loop.time() - began
+            logger.info(
+                "Worker %d ended %.2f s after %s",
+                self.pid,
+                seconds,
+                rung.step,
+                extra=about(pid=self.pid, seconds=seconds),
+            )
+            return
+        self.given_up = True
+        logger.error(
+            "Worker %d survived SIGKILL; its memory stays taken",
+            self.pid,
+            extra=about(pid=self.pid),
+        )
+
+    def _take(self, step: Step) -> None:
+        match step:
+            case Step.DUMP:
+                self._process.send_signal(DUMP_STACKS)
+                # One that was stopped couldn't.
+                self._process.send_signal(signal.SIGCONT)
+            case Step.ASK:
+                self._link.send(Stop())
+            case Step.TERMINATE:
+                self._process.send_signal(signal.SIGTERM)
+            case Step.KILL:
+                self._process.send_signal(signal.SIGKILL)
+
+    def _on_message(self, message: WorkerMessage) -> None:
+        match message:
+            case Output(deltas=deltas):
+                self._last_step_at = self._loop.time()
+                self._tokens += sum(len(delta.token_ids) for delta in deltas)
+            case Heartbeat(step_age_s=age_s, memory=memory):
+                self._mlx = memory
+                if age_s is not None:
+                    self._last_step_at = self._loop.time() - age_s
+            case Ready(weight_bytes=weight_bytes, context_tokens=context_tokens, memory=memory):
+                self.weight_bytes = weight_bytes
+                self.context_tokens = context_tokens
+                self._mlx = memory
+            case _:
+                pass
+        self._supervisor.worker_said(self, message)
+
+    def _on_garbage(self, reason: str) -> None:
+        self._supervisor.worker_misbehaved(self, f"it broke the protocol: {reason}")
+
+    def _check_reads(self) -> None:
+        if not self._disconnected and not self.ended.is_set():
+            self._supervisor.worker_misbehaved(self, "it doesn't read its messages")
+
+    def _on_disconnect(self) -> None:
+        self._disconnected = True
+        if self._exit_status is not None:
+            self._finish()
+        else:
+            self._loop.call_later(_EXIT_FOLLOWS_S, self._check_exit_followed)
+
+    def _check_exit_followed(self) -> None:
+        if self._exit_status is None:
+            self._supervisor.worker_misbehaved(
+                self, "it closed its connection, or sent a frame over the size limit"
+            )
+
+    def _on_exit_in_thread(self, status: ExitStatus) -> None:
+        self._loop.call_soon_threadsafe(self._on_exit, status)
+
+    def _on_exit(self, status: ExitStatus) -> None:
+        self._exit_status = status
+        if self._link.connected:
+            self._loop.call_later(_LAST_FRAMES_S, self._finish)
+        else:
+            self._finish()
+
+    def _finish(self) -> None:
+        if self.ended.is_set() or self._exit_status is None:
+            return
+        self.ended.set()
+        self._link.close()
+        self._end_descendants(_TRIES)
+        self._supervisor.worker_ended(self, self._exit_status)
+
+    def _end_descendants(self, tries: int) -> None:
+        left = set()
+        for process in self._descendants:
+            try:
+                send(process, signal.SIGKILL)
+            except OSError as error:
+                left.add(process)
+                logger.warning("Process %d can't be ended: %s", process.pid, error)
+        self._descendants = left
+        if left and tries > 1:
+            self._loop.call_later(1.0, self._end_descendants, tries - 1)

@@ -1,0 +1,1 @@
+"""The gateway's own life: its start, its configuration in force, its end."""

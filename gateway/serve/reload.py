@@ -1,0 +1,151 @@
+"""Reading the configuration again while requests are served."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from gateway.config.changes import changes
+from gateway.config.mistakes import Mistake, Source
+from gateway.config.read import Configuration
+from gateway.config.settings import ConfigError, Settings
+from gateway.dispatch.refusal import Refusal
+from gateway.fleet.fleet import Fleet
+from gateway.memory.budget import budget_bytes
+from gateway.model.model import models_of
+from gateway.serve.notify import Notifier
+from gateway.system.lane import Lane
+from gateway.system.tasks import Tasks
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Longer than each part of the reading takes that has a deadline of its own.
+_READ_S: Final = 20.0
+_BUDGET_S: Final = 60.0
+
+
+class Reloaded(Struct, frozen=True):
+    """What a reload did. `added`, `removed` and the keys of `changed` are models; `applied` are
+    keys that hold from now on, `needs_restart` those that wait for the gateway's next start.
+    """
+
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: dict[str, tuple[str, ...]]
+    applied: tuple[str, ...]
+    needs_restart: tuple[str, ...]
+
+
+class Reloader:
+    """One reload at a time; a configuration with mistakes changes nothing."""
+
+    def __init__(
+        self,
+        read: Callable[[], Configuration],
+        present: Configuration,
+        fleet: Fleet,
+        notifier: Notifier,
+    ) -> None:
+        """`read` blocks: it reads the file, and looks where the models are."""
+        self._read = read
+        self._present = present
+        self._fleet = fleet
+        self._notifier = notifier
+        self._lock = asyncio.Lock()
+        self._tasks = Tasks("reload")
+        self._lane = Lane("reload")
+
+    @property
+    def present(self) -> Configuration:
+        """What is in force."""
+        return self._present
+
+    async def reload(self) -> Reloaded:
+        """Apply what has changed in the file since it was read last.
+
+        Raises:
+            ConfigError: with every mistake found.
+            Refusal: the gateway is shutting down.
+        """
+        async with self._lock:
+            self._fleet.check_serves()
+            self._notifier.reloading()
+            try:
+                reloaded = await self._apply()
+            except ConfigError as error:
+                self._fleet.events.emit("reload", None, mistakes=[str(e) for e in error.mistakes])
+                raise
+            finally:
+                self._notifier.ready(self._fleet.caution or "Serves")
+        self._fleet.events.emit("reload", None, **msgspec.structs.asdict(reloaded))
+        return reloaded
+
+    def reload_soon(self) -> None:
+        """For a signal: what comes of it is an event."""
+        self._tasks.start(self._reload_quietly(), "reload")
+
+    async def close(self) -> None:
+        await self._tasks.cancel_all()
+
+    async def _reload_quietly(self) -> None:
+        try:
+            await self.reload()
+        except (ConfigError, Refusal) as error:
+            logger.error("The configuration stays as it was: %s", error)
+
+    async def _beside(self, call: Callable[[], T], deadline_s: float, what: str) -> T:
+        try:
+            return await self._lane.run(call, deadline_s, what)
+        except OSError as error:
+            file = str(self._present.file or "")
+            raise ConfigError([Mistake(Source("file", file), "", f"{error}.")]) from error
+
+    async def _apply(self) -> Reloaded:
+        new = await self._beside(self._read, _READ_S, "the configuration")
+        budget = self._fleet.steward.admission.ledger.budget_bytes
+        if new.settings.memory != self._present.settings.memory:
+            budget = await self._beside(
+                functools.partial(budget_bytes, new.settings.memory),
+                _BUDGET_S,
+                "MLX, which was asked for the memory that it may use,",
+            )
+        found = changes(self._present.settings, new.settings)
+        moved = {
+            model_id: ("path",)
+            for model_id, source in new.located.items()
+            # The same words may mean another place, or another revision in the cache.
+            if self._present.located.get(model_id, source) != source
+        }
+        settings = _without_restart(self._present.settings, new.settings, found.restart)
+        self._present = msgspec.structs.replace(new, settings=settings)
+        self._fleet.configure(models_of(self._present), settings, budget)
+        return Reloaded(
+            added=found.added,
+            removed=found.removed,
+            changed=found.changed
+            | {
+                model_id: tuple(dict.fromkeys((*keys, *found.changed.get(model_id, ()))))
+                for model_id, keys in moved.items()
+            },
+            applied=found.live,
+            needs_restart=found.restart,
+        )
+
+
+def _without_restart(old: Settings, new: Settings, keys: tuple[str, ...]) -> Settings:
+    """What can't be taken now stays as it is, so that the next reload tells of it again."""
+    for each in keys:
+        table, key = each.split(".")
+        section = msgspec.structs.replace(
+            getattr(new, table), **{key: getattr(getattr(old, table), key)}
+        )
+        new = msgspec.structs.replace(new, **{table: section})
+    return new

@@ -1,0 +1,1 @@
+"""What is kept in the state folder, and in which form."""

@@ -1,1 +1,0 @@
-"""A worker's life: started, watched, ended, and its end noticed."""

@@ -1,0 +1,1 @@
+"""What the operating system and the event loop give: threads, tasks, limits, boots."""

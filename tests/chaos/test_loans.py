@@ -1,0 +1,175 @@
+"""Models under load that share what is free: nobody stands still, and the budget holds."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.chaos.test_memory_pressure import Sampler
+from tests.support import shapes
+from tests.support.gateway import Gateway, eventually
+
+CONFIG = "[memory]\nordinary_tokens = 256\n[queue]\nmax_wait_s = 10.0\n"
+PROMPT = [7] * 20
+
+
+class Load:
+    """Clients of one model, each with one request after another until told to stop."""
+
+    def __init__(self, gateway: Gateway, model_id: str, clients: int, tokens: int) -> None:
+        self.ends: list[float] = []
+        self.problems: list[str] = []
+        self.texts: set[str] = set()
+        self._url = gateway.url
+        self._body = {
+            "model": model_id,
+            "prompt": PROMPT,
+            "max_tokens": tokens,
+            "temperature": 0.0,
+            "ignore_eos": True,
+        }
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._ask) for _ in range(clients)]
+        for each in self._threads:
+            each.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        for each in self._threads:
+            each.join(120)
+        assert not any(each.is_alive() for each in self._threads)
+
+    def ended_between(self, begin: float, end: float) -> int:
+        return sum(begin <= each < end for each in self.ends)
+
+    def _ask(self) -> None:
+        with httpx.Client(base_url=self._url, timeout=300.0) as client:
+            while not self._over.is_set():
+                answer = client.post("/v1/completions", json=self._body)
+                self.ends.append(time.monotonic())
+                if answer.status_code != 200:
+                    self.problems.append(answer.text)
+                else:
+                    self.texts.add(answer.json()["choices"][0]["text"])
+
+
+def _floor(start_gateway: Callable[..., Gateway], folder: Path) -> int:
+    probe = start_gateway(models=(f"{folder}=a",), config=CONFIG)
+    probe.load("a")
+    floor: int = probe.model("a")["floor_bytes"]
+    probe.stop()
+    return floor
+
+
+@pytest.mark.parametrize(
+    ("clients", "tokens", "seconds"),
+    [
+        pytest.param(8, 40, 8, id="short"),
+        pytest.param(16, 300, 60, id="long", marks=pytest.mark.chaos),
+    ],
+)
+@pytest.mark.timeout(600)
+def test_two_under_load_where_one_and_a_half_fit(
+    clients: int,
+    tokens: int,
+    seconds: float,
+    start_gateway: Callable[..., Gateway],
+    tmp_path: Path,
+    tell: Callable[..., None],
+) -> None:
+    folder = shapes.wide_cache(tmp_path / "wide")
+    floor = _floor(start_gateway, folder)
+    # What one of them could use: two layers, whose caches exist three times while they grow.
+    steps = -(-(len(PROMPT) + tokens + 2) // 256)
+    rows = clients * steps * 256 * 32768 * 3
+    budget = 3 * floor + int(1.5 * rows)
+    gateway = start_gateway(
+        *("--memory-budget", str(budget)),
+        models=(f"{folder}=a", f"{folder}=b", f"{folder}=c"),
+        config=CONFIG,
+    )
+    gateway.load("a")
+    gateway.load("b")
+    with Sampler(gateway) as sampler:
+        began = time.monotonic()
+        first, second = Load(gateway, "a", clients, tokens), Load(gateway, "b", clients, tokens)
+        time.sleep(seconds / 2)
+        loading = time.monotonic()
+        gateway.load("c")
+        loaded_s = time.monotonic() - loading
+        time.sleep(seconds / 2)
+        ended = time.monotonic()
+        second.stop()
+        freed = time.monotonic()
+        eventually(lambda: _has_all(gateway, "a"), within_s=20.0)
+        moved_s = time.monotonic() - freed
+        first.stop()
+        status = gateway.status()
+    assert not first.problems + second.problems
+    assert len(first.texts | second.texts) == 1, "the same model, and the same prompt"
+    for each in (first, second):
+        assert each.ended_between(began, loading) > 0
+        assert each.ended_between(loading, ended) > 0
+    assert sampler.highest_bytes <= budget
+    assert not [each for each in gateway.events("evict") if each["model"] in ("a", "b")]
+    assert [each["restarts"] for each in status["models"]] == [0, 0, 0]
+    tell(
+        answers=len(first.ends) + len(second.ends),
+        recalls=len(gateway.events("recall")),
+        highest_sum=f"{sampler.highest_bytes / 1e6:.0f} of {budget / 1e6:.0f} MB",
+        third_loaded_in=f"{loaded_s:.1f} s",
+        moved_in=f"{moved_s:.1f} s",
+    )
+
+
+def _has_all(gateway: Gateway, model_id: str) -> bool:
+    model = gateway.model(model_id)
+    limit = model["floor_bytes"] + model["lent_bytes"]
+    return bool(limit >= model["wanted_bytes"])
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [pytest.param(10, id="short"), pytest.param(300, id="long", marks=pytest.mark.chaos)],
+)
+@pytest.mark.timeout(900)
+def test_texts_are_exact_through_kills_recalls_and_evictions(
+    seconds: float,
+    start_gateway: Callable[..., Gateway],
+    tmp_path: Path,
+    tell: Callable[..., None],
+) -> None:
+    folder = shapes.wide_cache(tmp_path / "wide")
+    floor = _floor(start_gateway, folder)
+    budget = int(2.2 * floor) + 6 * 512 * 32768 * 3
+    gateway = start_gateway(
+        *("--memory-budget", str(budget)),
+        models=tuple(f"{folder}={name}" for name in "abc"),
+        config=CONFIG + "[workers]\nrestart_limit = 1000\n",
+    )
+    chance = random.Random(5)
+    with Sampler(gateway) as sampler:
+        loads = [Load(gateway, name, 3, 60) for name in "abc"]
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            time.sleep(chance.uniform(1.5, 4.0))
+            name = chance.choice("abc")
+            if gateway.model(name)["state"] == "ready":
+                gateway.order(chance.choice(("kill", "restart", "unload")), name, wait=False)
+        for each in loads:
+            each.stop()
+    assert not [problem for each in loads for problem in each.problems][:3]
+    assert len(set().union(*(each.texts for each in loads))) == 1
+    assert sampler.highest_bytes <= budget
+    tell(
+        answers=sum(len(each.ends) for each in loads),
+        recalls=len(gateway.events("recall")),
+        evictions=len(gateway.events("evict")),
+        highest_sum=f"{sampler.highest_bytes / 1e6:.0f} of {budget / 1e6:.0f} MB",
+    )

@@ -1,0 +1,86 @@
+"""langchain-openai, unmodified: the same answers, and its own exception for a full context."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+from langchain_core.exceptions import ContextOverflowError
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_openai import ChatOpenAI, OpenAI
+
+from tests.support.gateway import Gateway
+
+QUESTION = "What is Bulkhead?"
+
+
+def _chat(gateway: Gateway, **fields: object) -> ChatOpenAI:
+    settings = {"model": "demo", "temperature": 0, "max_retries": 2, **fields}
+    return ChatOpenAI(base_url=f"{gateway.url}/v1", api_key="none", **settings)
+
+
+@pytest.fixture(scope="module")
+def whole(gateway: Gateway) -> str:
+    return gateway.say(QUESTION, temperature=0)
+
+
+def test_a_whole_answer(gateway: Gateway, whole: str) -> None:
+    answer = _chat(gateway).invoke(QUESTION)
+    assert answer.content == whole
+    assert answer.response_metadata["finish_reason"] == "stop"
+    assert answer.usage_metadata["output_tokens"] > 1
+
+
+def test_a_streamed_answer(gateway: Gateway, whole: str) -> None:
+    pieces = list(_chat(gateway, stream_usage=True).stream(QUESTION))
+    assert len(pieces) > 1
+    assert "".join(str(each.content) for each in pieces) == whole
+    counted = [each.usage_metadata for each in pieces if each.usage_metadata]
+    assert sum(each["output_tokens"] for each in counted) > 1
+
+
+async def test_an_asynchronous_answer(gateway: Gateway, whole: str) -> None:
+    assert (await _chat(gateway).ainvoke(QUESTION)).content == whole
+    assert "".join([str(each.content) async for each in _chat(gateway).astream(QUESTION)]) == whole
+
+
+def test_a_conversation(gateway: Gateway) -> None:
+    messages = [
+        SystemMessage("Be brief."),
+        HumanMessage(QUESTION),
+        AIMessage("A model server."),
+        HumanMessage(QUESTION),
+    ]
+    assert _chat(gateway, max_tokens=8).invoke(messages).usage_metadata["output_tokens"] == 8
+
+
+def test_stop_sequences(gateway: Gateway, whole: str) -> None:
+    stop = whole[10:20]
+    assert _chat(gateway).invoke(QUESTION, stop=[stop]).content == whole[: whole.index(stop)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_completion(gateway: Gateway, *, stream: bool) -> None:
+    model = OpenAI(
+        model="demo", base_url=f"{gateway.url}/v1", api_key="none", temperature=0, max_tokens=8
+    )
+    prompt = "Bulkhead is"
+    text = "".join(model.stream(prompt)) if stream else model.invoke(prompt)
+    assert text.startswith(" a server")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_full_context_is_its_own_exception(gateway: Gateway, *, stream: bool) -> None:
+    model = _chat(gateway)
+    ask = model.stream if stream else model.invoke
+    with pytest.raises(ContextOverflowError):
+        list(ask("a server " * 5000))
+
+
+def test_what_is_not_supported_is_refused(gateway: Gateway) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    with pytest.raises(openai.BadRequestError, match="tools is not supported"):
+        _chat(gateway).bind_tools([tool]).invoke(QUESTION)
+    with pytest.raises(openai.BadRequestError, match="response_format is not supported"):
+        _chat(gateway).bind(response_format={"type": "json_object"}).invoke(QUESTION)
+    with pytest.raises(openai.NotFoundError):
+        _chat(gateway, model="gpt-9").invoke(QUESTION)

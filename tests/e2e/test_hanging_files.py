@@ -1,0 +1,156 @@
+"""Files that hang on read, as on a mount that has died: a FIFO without a writer stands for them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.faults import sitecustomize
+from tests.support.gateway import STOP_S, Gateway, eventually, gone
+from tests.support.shapes import DEMO
+from tests.support.streams import Probe, open_stream
+
+STORY = "Tell me a story."
+LONG = {"max_tokens": 300, "ignore_eos": True, "temperature": 0.0}
+
+
+def hanging_copy(folder: Path, name: str) -> Path:
+    """The demo model, but one of its files hangs."""
+    shutil.copytree(DEMO, folder)
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("hanging")
+
+
+@pytest.fixture(scope="module")
+def gateway(folder: Path) -> Iterator[Gateway]:
+    """`weights` hangs for the gateway that estimates it, `tokenizer` for its worker only."""
+    weights = hanging_copy(folder / "weights", "model.safetensors")
+    tokenizer = hanging_copy(folder / "tokenizer", "tokenizer.json")
+    repository = folder / "cache" / "models--owner--name"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0123abcd")
+    (repository / "snapshots").mkdir()
+    shutil.copytree(DEMO, repository / "snapshots" / "0123abcd")
+    config = (
+        f'[models.demo]\npath = "demo"\n[models.cached]\npath = "owner/name"\n'
+        f'[models.weights]\npath = "{weights}"\n[models.tokenizer]\npath = "{tokenizer}"\n'
+    )
+    running = Gateway(models=(), config=config, environment={"HF_HUB_CACHE": str(folder / "cache")})
+    running.load("demo")
+    yield running
+    began = time.monotonic()
+    # Two threads and a worker hang by now, and none of them is waited for.
+    assert running.stop() == 0, running.log
+    assert time.monotonic() - began < STOP_S / 2
+
+
+def test_weights_that_hang_cost_their_model_only(gateway: Gateway, folder: Path) -> None:
+    undisturbed = open_stream(gateway, STORY, **LONG).join().outcome
+    threads = psutil.Process(gateway.pid).num_threads()
+    with ThreadPoolExecutor(12) as pool, Probe(gateway, "/health") as health:
+        asked = [pool.submit(gateway.chat, STORY, "weights") for _ in range(12)]
+        eventually(lambda: gateway.model("weights")["queue_depth"] == 12)
+        assert psutil.Process(gateway.pid).num_threads() <= threads + 2
+        assert open_stream(gateway, STORY, **LONG).join().outcome == undisturbed
+        for verb in ("kill", "load", "unload", "load"):
+            # Each looks for what the worker has started, and the second one estimates.
+            gateway.order(verb, force=verb == "kill").raise_for_status()
+        answers = [each.result(60) for each in asked]
+    for answer in answers:
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (503, "model_unavailable")
+        assert f"{folder}/weights did not answer within 10 s" in error["message"]
+        assert "a mount that has died" in error["message"]
+        assert int(answer.headers["retry-after"]) > 0
+    assert not health.failures
+    model = gateway.model("weights")
+    assert (model["state"], model["worker"]) == ("unloaded", None)
+    assert "did not answer" in model["reason"]
+    again = gateway.order("load", "weights")
+    assert (again.status_code, "has not answered for" in again.text) == (503, True), again.text
+    assert psutil.Process(gateway.pid).num_threads() <= threads + 2
+
+
+def test_a_worker_that_hangs_in_its_load_is_ended(gateway: Gateway) -> None:
+    for verb, options in (("kill", {}), ("kill", {"force": True})):
+        gateway.order("load", "tokenizer", wait=False).raise_for_status()
+        eventually(lambda: gateway.model("tokenizer")["state"] == "loading")
+        pid = gateway.worker_pid("tokenizer")
+        gateway.order(verb, "tokenizer", **options).raise_for_status()
+        assert gateway.model("tokenizer")["state"] == "unloaded"
+        assert gone(pid)
+
+
+def test_a_reload_says_which_place_hangs(gateway: Gateway, folder: Path) -> None:
+    main = folder / "cache" / "models--owner--name" / "refs" / "main"
+    main.unlink()
+    os.mkfifo(main)
+    threads = psutil.Process(gateway.pid).num_threads()
+    # The second one finds that it hangs still.
+    for _ in range(2):
+        answer = gateway.client.post("/admin/v1/reload")
+        assert answer.status_code == 400
+        message = answer.json()["error"]["message"]
+        assert 'models."cached".path: owner/name did not answer within' in message
+        assert f"{gateway.config_path}:4" in message
+    assert psutil.Process(gateway.pid).num_threads() <= threads + 2
+    assert gateway.say("What is Bulkhead?")
+
+
+def test_files_that_answer_again_are_read(gateway: Gateway, folder: Path) -> None:
+    """With the worker that hangs in its load this is also what the end of the gateway meets."""
+    gateway.order("load", "tokenizer", wait=False).raise_for_status()
+    eventually(lambda: gateway.model("tokenizer")["state"] == "loading")
+    weights = folder / "weights" / "model.safetensors"
+    weights.rename(folder / "fifo")
+    shutil.copy(DEMO / "model.safetensors", weights)
+    assert "has not answered" in gateway.order("load", "weights").text
+    (folder / "fifo").write_bytes(b"")
+    eventually(lambda: gateway.order("load", "weights").status_code == 200)
+
+
+def test_what_is_kept_loaded_is_tried_again(
+    start_gateway: Callable[..., Gateway], tmp_path: Path
+) -> None:
+    """With smaller deadlines; the files answer meanwhile."""
+    weights = hanging_copy(tmp_path / "m", "model.safetensors")
+    code = """
+    if any(each.endswith("bulkhead") for each in sys.orig_argv):
+        import gateway.memory.appraiser, gateway.model.tenancy
+        gateway.memory.appraiser._ANSWER_S = 0.5
+        gateway.model.tenancy._READ_AGAIN_S = 1
+    """
+    running = start_gateway(
+        models=(),
+        config=f'[models.m]\npath = "{weights}"\npreload = true\n',
+        environment=sitecustomize(tmp_path / "site", code),
+    )
+    eventually(lambda: "did not answer" in str(running.model("m")["reason"]))
+    (weights / "model.safetensors").rename(tmp_path / "fifo")
+    shutil.copy(DEMO / "model.safetensors", weights / "model.safetensors")
+    (tmp_path / "fifo").write_bytes(b"")
+    eventually(lambda: running.model("m")["state"] == "ready")
+
+
+def test_an_end_waits_for_no_log_that_hangs(start_gateway: Callable[..., Gateway]) -> None:
+    with tempfile.TemporaryDirectory(prefix="bh-") as folder:
+        running = start_gateway("--state-dir", folder)
+        os.mkfifo(Path(folder) / "logs" / "demo.log")
+        assert running.say("What is Bulkhead?")
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(STOP_S / 2) == 0

@@ -1,0 +1,175 @@
+"""Every parameter of the table is what the table says: done, refused by name, or harmless."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.api.parameters import PARAMETERS, PLACES, Parameter, Place, at
+from tests.support.gateway import Gateway
+
+BODIES: dict[Place, dict[str, Any]] = {
+    "completions": {"model": "demo", "prompt": "Bulkhead is", "max_tokens": 4, "temperature": 0},
+    "chat": {
+        "model": "demo",
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "What is Bulkhead?"}]}],
+        "max_tokens": 4,
+        "temperature": 0,
+        "stream_options": {},
+    },
+}
+# Beside the neutral ones: what a client would send who means it, and what no type of theirs allows.
+ASKING: dict[str, list[Any]] = {
+    "n": [2, 0, True],
+    "logprobs": [True, 0, 5],
+    "top_logprobs": [3],
+    "echo": [True, 0],
+    "best_of": [3],
+    "presence_penalty": [0.5],
+    "frequency_penalty": [-0.5],
+    "response_format": [{"type": "json_object"}],
+    "tool_choice": ["required", {"type": "function", "function": {"name": "f"}}],
+    "parallel_tool_calls": [False],
+    "reasoning_effort": ["low", "none"],
+    "modalities": [["text", "audio"]],
+    "web_search_options": [{}],
+    "chat_template_kwargs": [{"enable_thinking": False}],
+    "enable_thinking": [True, False],
+    "continue_final_message": [True],
+    "add_generation_prompt": [False],
+    "include_reasoning": [False],
+    "skip_special_tokens": [True],
+    "adapters": ["a/folder"],
+    "draft_model": ["another"],
+    "min_tokens": [3],
+    "stop_token_ids": [[5]],
+    "guided_json": [{"type": "object"}, {}],
+}
+SOMETHING: list[Any] = ["something", 7, {"some": "thing"}, True, False, 0]
+
+REFUSED = [(place, each) for place in PLACES for each in at(place, "refused")]
+HARMLESS = [(place, each) for place in PLACES for each in at(place, "harmless")]
+
+
+def _id(value: object) -> str:
+    return value.name if isinstance(value, Parameter) else str(value)
+
+
+def _body(place: Place, name: str, value: Any) -> tuple[str, dict[str, Any], str]:
+    """The path, a body with that parameter, and how an error names it."""
+    if place == "completions":
+        return "/v1/completions", {**BODIES[place], name: value}, name
+    body = {**BODIES["chat"]}
+    message = {**body["messages"][0]}
+    part = {**message["content"][0]}
+    match place:
+        case "chat":
+            body[name] = value
+        case "stream_options":
+            body[place] = {name: value}
+            name = f"stream_options.{name}"
+        case "message":
+            message[name] = value
+            name = f"messages[0].{name}"
+        case "part":
+            part[name] = value
+            name = f"messages[0].content[0].{name}"
+    if place in ("message", "part"):
+        body["messages"] = [{**message, "content": [part]}]
+    return "/v1/chat/completions", body, name
+
+
+def _text(gateway: Gateway, path: str, body: dict[str, Any]) -> str:
+    answer = gateway.client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    choice = answer.json()["choices"][0]
+    text: str = choice["text"] if "text" in choice else choice["message"]["content"]
+    return text
+
+
+@pytest.fixture(scope="module")
+def plain(gateway: Gateway) -> dict[str, str]:
+    """The greedy text of each path, with nothing added."""
+    bodies = (_body("chat", "stream", None), _body("completions", "stream", None))
+    return {path: _text(gateway, path, body) for path, body, _ in bodies}
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+
+
+@pytest.mark.parametrize(("place", "parameter"), REFUSED, ids=_id)
+def test_refused_by_name(place: Place, parameter: Parameter, gateway: Gateway) -> None:
+    values = [
+        value
+        for value in [*ASKING.get(parameter.name, []), *SOMETHING]
+        if not any(_same(value, each) for each in parameter.neutral)
+    ]
+    for value in values:
+        path, body, name = _body(place, parameter.name, value)
+        answer = gateway.client.post(path, json=body)
+        assert answer.status_code == 400, (value, answer.text)
+        error = answer.json()["error"]
+        assert (error["code"], error["param"]) == ("invalid_request_error", name)
+        assert name in error["message"]
+
+
+@pytest.mark.parametrize(("place", "parameter"), REFUSED, ids=_id)
+def test_neutral_values_change_nothing(
+    place: Place, parameter: Parameter, gateway: Gateway, plain: dict[str, str]
+) -> None:
+    for value in (None, *parameter.neutral):
+        path, body, _ = _body(place, parameter.name, value)
+        assert _text(gateway, path, body) == plain[path]
+
+
+@pytest.mark.parametrize(("place", "parameter"), HARMLESS, ids=_id)
+def test_the_harmless_change_nothing(
+    place: Place, parameter: Parameter, gateway: Gateway, plain: dict[str, str]
+) -> None:
+    for value in ("something", {"some": "thing"}, True):
+        path, body, _ = _body(place, parameter.name, value)
+        assert _text(gateway, path, body) == plain[path]
+
+
+def test_fields_that_nobody_knows_are_ignored(gateway: Gateway, plain: dict[str, str]) -> None:
+    for place in PLACES:
+        assert "nobody_knows" not in {each.name for each in PARAMETERS}
+        path, body, _ = _body(place, "nobody_knows", {"some": "thing"})
+        assert _text(gateway, path, body) == plain[path]
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user", "tool"])
+@pytest.mark.parametrize("content", [None, ...], ids=["null", "missing"])
+def test_a_message_says_something(role: str, content: object, gateway: Gateway) -> None:
+    message: dict[str, Any] = {"role": role}
+    if content is None:
+        message["content"] = None
+    body = {**BODIES["chat"], "messages": [*BODIES["chat"]["messages"], message]}
+    answer = gateway.client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert (error["code"], error["param"]) == ("invalid_request_error", "messages[1].content")
+    assert "messages[1].content is missing or null" in error["message"]
+
+
+def test_no_parts_are_no_content(gateway: Gateway) -> None:
+    body = {**BODIES["chat"], "messages": [{"role": "user", "content": []}]}
+    answer = gateway.client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert "content" in answer.json()["error"]["param"]
+
+
+def test_an_assistant_may_have_said_nothing(gateway: Gateway) -> None:
+    message = {"role": "assistant", "content": None, "tool_calls": None, "refusal": None}
+    first = BODIES["chat"]["messages"][0]
+    body = {**BODIES["chat"], "messages": [first, message, first]}
+    assert _text(gateway, "/v1/chat/completions", body)
+
+
+def test_max_completion_tokens_on_both_paths(gateway: Gateway) -> None:
+    for place in ("chat", "completions"):
+        path, body, _ = _body(place, "max_completion_tokens", 2)
+        answer = gateway.client.post(path, json=body).raise_for_status().json()
+        assert answer["usage"]["completion_tokens"] == 2

@@ -1,0 +1,136 @@
+"""The table of parameters holds all that the bodies decode, and all that the clients know."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import openai.types.chat
+import pytest
+from mlx_lm.server import APIHandler
+from msgspec import Raw
+from openai.types import completion_create_params as completions_params
+from openai.types.chat import completion_create_params as chat_params
+from openai.types.chat.chat_completion_stream_options_param import ChatCompletionStreamOptionsParam
+
+from gateway.api.chat import ChatBody, ContentPart, MessageBody
+from gateway.api.completions import CompletionBody
+from gateway.api.parameters import PARAMETERS, PLACES, Place, at, printed
+from gateway.api.sampling import StreamOptions
+from gateway.api.supported import check_supported
+from gateway.dispatch.refusal import Refusal
+
+BODIES: dict[Place, type[msgspec.Struct]] = {
+    "chat": ChatBody,
+    "completions": CompletionBody,
+    "stream_options": StreamOptions,
+    "message": MessageBody,
+    "part": ContentPart,
+}
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def _known(place: Place) -> set[str]:
+    return {each.name for each in PARAMETERS if place in each.places}
+
+
+def _openai_messages() -> set[str]:
+    """Of every role but `function`, which is refused as a role."""
+    roles = ("Assistant", "Developer", "System", "Tool", "User")
+    kinds = [getattr(openai.types.chat, f"ChatCompletion{each}MessageParam") for each in roles]
+    return {name for each in kinds for name in each.__annotations__}
+
+
+def _openai_parts() -> set[str]:
+    kinds = [
+        getattr(openai.types.chat, name)
+        for name in dir(openai.types.chat)
+        if name.startswith("ChatCompletionContentPart") and name.endswith("Param")
+    ]
+    return {name for each in kinds for name in getattr(each, "__annotations__", ())}
+
+
+OPENAI: dict[Place, set[str]] = {
+    "chat": set(chat_params.CompletionCreateParamsStreaming.__annotations__),
+    "completions": set(completions_params.CompletionCreateParamsStreaming.__annotations__),
+    "stream_options": set(ChatCompletionStreamOptionsParam.__annotations__),
+    "message": _openai_messages(),
+    "part": _openai_parts(),
+}
+
+
+def _mlx_lm() -> set[str]:
+    return set(re.findall(r'\bbody(?:\.get\(|\[)\s*"(\w+)"', inspect.getsource(APIHandler)))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_each_stands_there_once(place: Place) -> None:
+    names = Counter(each.name for each in PARAMETERS if place in each.places)
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_is_decoded_is_what_the_table_has(place: Place) -> None:
+    fields = {each.name: each.type for each in msgspec.structs.fields(BODIES[place])}
+    done = {each.name for each in at(place, "done")}
+    refused = {each.name for each in at(place, "refused")}
+    assert fields.keys() == done | refused
+    assert {fields[name] for name in refused} <= {Raw}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_openai_knows_no_others(place: Place) -> None:
+    assert len(OPENAI[place]) >= 2
+    assert OPENAI[place] - _known(place) == set()
+
+
+def test_mlx_lm_server_knows_no_others() -> None:
+    assert {"messages", "prompt", "repetition_penalty", "role_mapping"} <= _mlx_lm()
+    for place in ("chat", "completions"):
+        assert _mlx_lm() - _known(place) == set()
+
+
+def test_the_harmless_say_why() -> None:
+    assert all(each.note for place in PLACES for each in at(place, "harmless"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "neutral"),
+    [
+        ("logprobs", "false", True),
+        ("logprobs", "0", False),
+        ("echo", "0", False),
+        ("presence_penalty", "0.0", True),
+        ("presence_penalty", "-0.0", True),
+        ("presence_penalty", "false", False),
+        ("n", "true", False),
+        ("n", "1.0", True),
+        ("top_logprobs", "-1", True),
+        ("suffix", '""', True),
+        ("suffix", '"\\ud800"', False),
+        ("logit_bias", "{}", True),
+        ("logit_bias", f"[{'[]' * 200}]", False),
+        ("response_format", '{"type": "text"}', True),
+        ("response_format", '{"type": "text", "more": 1}', False),
+        ("guided_json", "null", True),
+        ("guided_json", "{}", False),
+    ],
+)
+def test_neutral_values(name: str, text: str, *, neutral: bool) -> None:
+    body: Any = msgspec.json.decode(b'{"model": "m", "prompt": "x"}', type=CompletionBody)
+    setattr(body, name, Raw(text.encode()))
+    if neutral:
+        check_supported(body, "completions")
+        return
+    with pytest.raises(Refusal) as refused:
+        check_supported(body, "completions")
+    assert refused.value.param == name
+
+
+def test_the_page_has_the_table() -> None:
+    page = (DOCS / "parameters.md").read_text("utf-8")
+    assert "\n".join(printed()) in page

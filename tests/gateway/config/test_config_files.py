@@ -1,0 +1,123 @@
+"""What is made from the definitions: the example, the schema, the page."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from gateway.config.example import example
+from gateway.config.keys import MODELS, Definition, definitions
+from gateway.config.page import printed
+from gateway.config.read import Configuration, read_configuration
+from gateway.config.schema import schema
+from gateway.config.settings import Flags, ModelSettings, Settings
+
+PAGE = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text("utf-8")
+EACH_KEY = pytest.mark.parametrize(
+    ("table", "definition"),
+    [pytest.param(*each, id=f"{each[0]}.{each[1].name}") for each in definitions()],
+)
+
+
+def _read(folder: Path, text: str) -> Configuration:
+    path = folder / "config.toml"
+    path.write_text(text, "utf-8")
+    return read_configuration(Flags(config=path), {})
+
+
+class TestExample:
+    def test_it_says_the_defaults(self, tmp_path: Path) -> None:
+        settings = _read(tmp_path, example()).settings
+        assert settings == Settings(models={"demo": ModelSettings(path="demo")})
+
+    def test_what_is_not_in_force_is_right_too(self, tmp_path: Path) -> None:
+        text = re.sub(r"^# (\w+ = )", r"\1", example(), flags=re.MULTILINE)
+        configuration = _read(tmp_path, text)
+        assert len(configuration.sources) == len(list(definitions()))
+
+    def test_it_fits_a_terminal(self) -> None:
+        assert max(map(len, example().splitlines())) <= 80
+
+    @EACH_KEY
+    def test_every_key_is_explained(self, table: str, definition: Definition) -> None:
+        head = rf"\[{table}(\.\"demo\")?\]"
+        section = re.split(head, example())[-1].partition("\n[")[0]
+        words = re.sub(r"\n# ", " ", section)
+        assert f"{definition.key.about} {definition.expectation}" in words
+        assert re.search(rf"^(# )?{definition.name} = ", section, re.MULTILINE)
+
+
+class TestSchema:
+    def test_it_is_a_schema(self) -> None:
+        jsonschema.Draft202012Validator.check_schema(schema())
+
+    def test_the_example_is_valid(self) -> None:
+        _validate(tomllib.loads(example()))
+
+    @EACH_KEY
+    def test_every_key_is_known_and_checked(self, table: str, definition: Definition) -> None:
+        value = _example(definition)
+        _validate(_document(table, definition.name, value))
+        with pytest.raises(jsonschema.ValidationError):
+            _validate(_document(table, definition.name, {"a": 1}))
+        with pytest.raises(jsonschema.ValidationError):
+            _validate(_document(table, definition.name + "x", value))
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "gateway = 1",
+            "[moon]",
+            "[models.a]",
+            '[models.""]\npath = "demo"',
+            "[gateway]\nport = -1",
+            "[gateway]\nport = 65536",
+            '[gateway]\ndrain_s = "5 minutes"',
+            "[gateway]\ndrain_s = -1",
+            "[gateway]\nallow = [1]",
+            "[workers]\nload_timeout_s = 0.05",
+            '[memory]\nbudget = "12XB"',
+            '[memory]\nheadroom = "75%"',
+            '[memory]\nheadroom = "auto"',
+        ],
+    )
+    def test_mistakes(self, text: str) -> None:
+        with pytest.raises(jsonschema.ValidationError):
+            _validate(tomllib.loads(text))
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            '[gateway]\ndrain_s = "1h30m"',
+            "[gateway]\ndrain_s = 0.5",
+            '[memory]\nbudget = "1.5 GiB"\nheadroom = "2kb"',
+            '[memory]\nbudget = " 75 %"\nheadroom = "7"',
+        ],
+    )
+    def test_what_the_gateway_takes(self, text: str, tmp_path: Path) -> None:
+        _read(tmp_path, text)
+        _validate(tomllib.loads(text))
+
+
+def _validate(document: dict[str, Any]) -> None:
+    jsonschema.validate(document, schema(), jsonschema.Draft202012Validator)
+
+
+def _example(definition: Definition) -> Any:
+    value = definition.default if definition.default is not None else definition.key.example
+    return tomllib.loads(f"value = {definition.kind.write(value)}")["value"]
+
+
+def _document(table: str, name: str, value: Any) -> dict[str, Any]:
+    if table == MODELS:
+        return {MODELS: {"a": {"path": "demo", name: value}}}
+    return {table: {name: value}}
+
+
+def test_the_page_has_every_key() -> None:
+    assert "\n".join(printed()) in PAGE

@@ -1,0 +1,96 @@
+"""What those are told that find no place."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.dispatch.refusal import Refusal
+from gateway.dispatch.request import Request
+from gateway.dispatch.traffic import Bounds, Connection, Traffic
+from gateway.events import EventLog
+from protocol.messages import (
+    Cancel,
+    Delta,
+    Generate,
+    Message,
+    Output,
+    Rendered,
+    Sampling,
+    TextPrompt,
+)
+
+
+def _request(request_id: str) -> Request:
+    generate = Generate(request_id=request_id, prompt=TextPrompt("x"), sampling=Sampling(seed=1))
+    return Request(generate, now=100.0, deadline_s=5.0)
+
+
+class Waiting:
+    """A model that waits for memory."""
+
+    load_s = 42
+    short_of_memory = False
+
+    def notify(self) -> None:
+        pass
+
+    def describe(self) -> str:
+        return "is waiting: it needs 3 GB"
+
+
+def _traffic(loop_now: float = 100.0) -> Traffic:
+    traffic = Traffic("m", Bounds(1, 1, 0), Waiting(), EventLog())
+    traffic.tick(loop_now, remind_after_s=60.0)
+    return traffic
+
+
+async def test_nobody_is_late_for_a_sleep_of_the_machine() -> None:
+    traffic = _traffic()
+    first = _request("first")
+    traffic.submit(first)
+    traffic.tick(3700.0, remind_after_s=1e9)
+    assert not first.over
+    for tenth in range(35):
+        traffic.tick(3700.0 + tenth / 10, remind_after_s=1e9)
+    assert not first.over
+    traffic.tick(3705.0, remind_after_s=1e9)
+    assert first.over
+
+
+async def test_the_full_queue_says_when_to_come_back_and_the_deadline_not_to() -> None:
+    traffic = _traffic()
+    first = _request("first")
+    traffic.submit(first)
+    with pytest.raises(Refusal) as full:
+        traffic.submit(_request("second"))
+    assert (full.value.code, full.value.retry_after_s) == ("queue_full", 42)
+    traffic.tick(105.0, remind_after_s=60.0)
+    with pytest.raises(Refusal) as late:
+        await first.take()
+    assert (late.value.code, late.value.retry_after_s) == ("deadline_exceeded", None)
+    assert late.value.lasting
+    assert "deadline of 5 s passed" in late.value.message
+    assert "The model is waiting: it needs 3 GB." in late.value.message
+
+
+async def test_who_waits_for_memory_in_a_worker_has_a_deadline_too() -> None:
+    sent: list[Message] = []
+    host = Waiting()
+    traffic = Traffic("m", Bounds(2, 2, 0), host, EventLog())
+    traffic.tick(100.0, remind_after_s=1e9)
+    waits, begun = _request("waits"), _request("begun")
+    for each in (waits, begun):
+        traffic.submit(each)
+    traffic.connect(Connection(sent.append, "f", 100))
+    traffic.rendered(Rendered(request_id="begun.1", token_ids=b"", last=True))
+    traffic.output(Output(step=1, deltas=(Delta("begun.1", (5,), "a"),)))
+    for tenth in range(60):
+        traffic.tick(100.0 + tenth / 10, remind_after_s=1e9)
+    assert not waits.over, "a long prompt may take its time"
+    host.short_of_memory = True
+    traffic.tick(106.0, remind_after_s=1e9)
+    with pytest.raises(Refusal) as late:
+        await waits.take()
+    assert late.value.code == "deadline_exceeded"
+    assert not begun.over
+    assert Cancel(request_id="waits.1") in sent

@@ -1,0 +1,83 @@
+"""An account of memory in units, driven by hand: what a gateway and its workers would tell it."""
+
+from __future__ import annotations
+
+from gateway.memory.admission import Admission
+from gateway.memory.decisions import Decision, Limit
+from gateway.memory.ledger import Need
+
+# Above what the account takes for noise.
+UNIT = 64_000_000
+BUDGET = 100
+PATIENCE_S = 10.0
+# Long after anything was loaded: no place is kept any more.
+LATER = 100.0
+
+
+class Account(Admission):
+    """Sizes are units here."""
+
+    def __init__(self, budget: int = BUDGET, spare: int = 0) -> None:
+        super().__init__(budget * UNIT, PATIENCE_S, spare * UNIT)
+
+    def claim(self, name: str, floor: int, priority: int = 0, now: float = LATER) -> None:
+        self.ask(name, floor * UNIT, priority, now)
+
+    def load(
+        self,
+        name: str,
+        floor: int,
+        *,
+        priority: int = 0,
+        busy: bool = False,
+        last_used: float = LATER,
+        reload_s: float = 0.0,
+        pinned: bool = False,
+        at: float = 0.0,
+        used: int = 0,
+        wanted: int | None = None,
+        least: int = 0,
+    ) -> None:
+        """Load a model that fits; with something `wanted` it borrows that, and holds it."""
+        self.claim(name, floor, priority, at)
+        assert name in {each.model_id for each in self.decide(at)}
+        self.ready(name, at, pinned=pinned, reload_s=reload_s)
+        self.note(name, priority=priority, busy=busy, last_used=last_used)
+        self.need(name, used, used if wanted is None else wanted, least)
+        self.obey(self.decide(at))
+        self.footprint(name, max(floor, used))
+
+    def need(self, name: str, used: int, wanted: int | None = None, least: int = 0) -> None:
+        """As its worker says, which keeps to the limit that it kept to."""
+        holder = self.ledger.holder(name)
+        assert holder is not None
+        wanted = used if wanted is None else wanted
+        self.note_need(name, Need(used * UNIT, wanted * UNIT, least * UNIT), holder.kept_bytes)
+
+    def footprint(self, name: str, size: float) -> None:
+        self.note_footprint(name, int(size * UNIT))
+
+    def obey(self, decisions: list[Decision]) -> None:
+        """Every worker keeps to the limit that it was told."""
+        for each in decisions:
+            if isinstance(each, Limit):
+                holder = self.ledger.holder(each.model_id)
+                assert holder is not None
+                self.note_need(each.model_id, holder.need, each.limit_bytes)
+
+    def limit(self, name: str) -> float:
+        holder = self.ledger.holder(name)
+        assert holder is not None
+        return holder.limit_bytes / UNIT
+
+    @property
+    def free(self) -> float:
+        return self.ledger.free_bytes / UNIT
+
+
+def lends(name: str, size: float) -> Limit:
+    return Limit(name, int(size * UNIT), recall=False)
+
+
+def recalls(name: str, size: float) -> Limit:
+    return Limit(name, int(size * UNIT), recall=True)

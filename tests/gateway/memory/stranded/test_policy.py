@@ -1,0 +1,237 @@
+"""What is concluded from wired pages, one story at a time."""
+
+from __future__ import annotations
+
+from gateway.memory.stranded.policy import Finding, Held, Reading, Stranded
+
+GB = 1_000_000_000
+TOTAL = 128 * GB
+KERNEL = 4 * GB
+
+
+class Machine:
+    """Gives a reading a second. `wired` is by whoever; workers hold 20 GB."""
+
+    def __init__(self, stranded: Stranded | None = None) -> None:
+        self.stranded = stranded or Stranded(TOTAL)
+        self.now = 0.0
+        self.wired = KERNEL
+        self.workers: dict[int, Held] = {}
+        self._pid = 0
+        self.seconds(5)
+
+    def seconds(self, count: int) -> list[Finding]:
+        found = []
+        for _ in range(count):
+            self.now += 1.0
+            found += self.stranded.observe(Reading(self.now, self.wired, dict(self.workers)))
+        return found
+
+    def start(self, model: str = "demo", *, wires: int = 20 * GB) -> int:
+        """Load a worker, let it compute, and leave it at that."""
+        self._pid += 1
+        self.workers[self._pid] = Held(model, 20 * GB, loads=True, works=True)
+        self.seconds(5)
+        self.wired += wires
+        self.seconds(5)
+        self.work(self._pid)
+        return self._pid
+
+    def work(self, pid: int, seconds: int = 90) -> None:
+        self.workers[pid] = self.workers[pid]._replace(loads=False, works=True)
+        self.seconds(seconds)
+
+    def rest(self, pid: int, seconds: int = 30) -> None:
+        self.workers[pid] = self.workers[pid]._replace(loads=False, works=False)
+        self.seconds(seconds)
+
+    def end(self, pid: int, *, back: int = 20 * GB, clean: bool = False) -> None:
+        del self.workers[pid]
+        self.stranded.ended(pid, self.now, clean=clean)
+        self.wired -= back
+
+    def prove(self, model: str = "demo") -> None:
+        """A life of the model that gives everything back."""
+        self.end(self.start(model), clean=True)
+        self.seconds(100)
+
+
+def test_what_came_back_is_not_missed() -> None:
+    machine = Machine()
+    machine.prove()
+    machine.end(machine.start())
+    assert machine.seconds(900) == []
+    assert machine.stranded.bytes == machine.stranded.undecided_bytes == 0
+
+
+def test_what_stays_after_a_violent_end_is_found_and_not_too_soon() -> None:
+    machine = Machine()
+    machine.prove()
+    machine.end(machine.start(), back=GB)
+    assert machine.seconds(170) == []
+    assert machine.stranded.bytes == 0
+    assert 18 * GB < machine.stranded.undecided_bytes <= 20 * GB, "nobody counts on it meanwhile"
+    (finding,) = machine.seconds(30)
+    assert finding == Finding("demo", 20 * GB, 19 * GB)
+    assert (machine.stranded.bytes, machine.stranded.undecided_bytes) == (19 * GB, 0)
+
+
+def test_a_worker_that_left_by_itself_has_stranded_nothing() -> None:
+    machine = Machine()
+    machine.prove()
+    machine.end(machine.start(), back=0, clean=True)
+    machine.seconds(30)
+    assert machine.stranded.undecided_bytes == 20 * GB
+    assert machine.seconds(900) == []
+    assert machine.stranded.bytes == machine.stranded.undecided_bytes == 0
+
+
+def test_memory_that_comes_back_late_is_none() -> None:
+    machine = Machine()
+    machine.prove()
+    machine.end(machine.start(), back=0)
+    machine.seconds(40)
+    for _ in range(20):
+        machine.wired -= GB
+        assert machine.seconds(1) == []
+    assert machine.stranded.undecided_bytes == 0
+    assert machine.seconds(900) == []
+
+
+def test_a_worker_that_rests_may_have_wired_none_of_it() -> None:
+    machine = Machine()
+    machine.prove()
+    pid = machine.start()
+    machine.wired -= 20 * GB
+    machine.rest(pid)
+    machine.end(pid, back=0)
+    assert machine.stranded.undecided_bytes == 0
+    assert machine.seconds(900) == []
+
+
+def test_one_that_was_seen_to_keep_it_at_rest_is_judged_at_rest() -> None:
+    machine = Machine()
+    machine.prove()
+    pid = machine.start()
+    for _ in range(3):
+        machine.rest(pid)
+        machine.work(pid, 10)
+    machine.rest(pid)
+    machine.end(pid, back=0)
+    assert [each.missing_bytes for each in machine.seconds(300)] == [20 * GB]
+
+
+def test_one_that_never_wired_strands_nothing() -> None:
+    machine = Machine()
+    machine.prove()
+    machine.end(machine.start(wires=0), back=0)
+    machine.wired += 30 * GB
+    assert machine.seconds(900) == []
+
+
+def test_another_program_that_wires_in_the_same_minute_leaves_it_open() -> None:
+    """It could hide what came back: nobody knows, so nothing is said."""
+    for delay_s, foreign_bytes in ((0, 30 * GB), (1, 20 * GB), (10, 20 * GB), (100, 40 * GB)):
+        machine = Machine()
+        machine.prove()
+        machine.end(machine.start())
+        machine.seconds(delay_s)
+        machine.wired += foreign_bytes
+        assert machine.seconds(900) == []
+
+
+def test_another_program_that_wires_long_before_or_after_changes_nothing() -> None:
+    machine = Machine()
+    machine.prove()
+    pid = machine.start()
+    machine.wired += 30 * GB
+    machine.seconds(300)
+    machine.wired -= 30 * GB
+    machine.seconds(300)
+    machine.end(pid, back=0)
+    assert [each.missing_bytes for each in machine.seconds(300)] == [20 * GB]
+    machine.wired += 30 * GB
+    machine.seconds(300)
+    assert machine.stranded.bytes == 20 * GB
+
+
+def test_the_first_life_of_a_model_proves_nothing_yet() -> None:
+    """Its rise may have been another program's; one more life tells."""
+    for back, total_bytes in ((20 * GB, 20 * GB), (0, 40 * GB)):
+        machine = Machine()
+        machine.end(machine.start(), back=0)
+        assert machine.seconds(400) == []
+        assert machine.stranded.undecided_bytes == 0, "it is held back for a bounded time"
+        machine.end(machine.start(), back=back)
+        machine.seconds(400)
+        assert machine.stranded.bytes == total_bytes
+
+
+def test_the_successor_may_wire_what_the_dead_one_gives_back() -> None:
+    """Both at once leave wired pages where they were."""
+    machine = Machine()
+    machine.prove()
+    machine.end(machine.start(), back=0)
+    machine.workers[99] = Held("demo", 20 * GB, loads=True, works=True)
+    assert machine.seconds(700) == []
+    assert machine.stranded.bytes == machine.stranded.undecided_bytes == 0
+
+
+def test_a_successor_that_wires_as_much_again_hides_nothing() -> None:
+    machine = Machine()
+    machine.prove()
+    machine.end(machine.start(), back=0)
+    pid = machine.start()
+    machine.seconds(200)
+    assert machine.stranded.bytes == 20 * GB
+    machine.wired -= 20 * GB
+    machine.rest(pid)
+    assert machine.stranded.bytes == 20 * GB
+
+
+def test_the_rest_of_another_worker_is_not_taken_for_its_return() -> None:
+    machine = Machine()
+    machine.prove()
+    pid, other = machine.start(), machine.start("other", wires=15 * GB)
+    machine.end(pid, back=0)
+    machine.seconds(20)
+    machine.wired -= 15 * GB
+    machine.rest(other)
+    machine.wired += 15 * GB
+    machine.work(other, 20)
+    machine.seconds(200)
+    assert machine.stranded.bytes == 20 * GB
+
+
+def test_it_decays_when_the_memory_turns_up() -> None:
+    machine = Machine()
+    machine.prove()
+    machine.end(machine.start(), back=0)
+    machine.seconds(300)
+    machine.wired -= 12 * GB
+    machine.seconds(2)
+    assert machine.stranded.bytes == 8 * GB
+    machine.wired -= 8 * GB
+    machine.seconds(2)
+    assert machine.stranded.bytes == 0
+
+
+def test_a_sleep_of_the_machine_is_no_time_to_come_back() -> None:
+    machine = Machine()
+    machine.prove()
+    machine.end(machine.start(), back=0)
+    machine.seconds(10)
+    machine.now += 3600.0
+    assert machine.seconds(20) == []
+    machine.wired -= 20 * GB
+    assert machine.seconds(900) == []
+
+
+def test_a_worker_of_which_nobody_told_is_no_question_for_long() -> None:
+    machine = Machine()
+    machine.prove()
+    pid = machine.start()
+    del machine.workers[pid]
+    assert machine.seconds(900) == []
+    machine.stranded.ended(pid, machine.now, clean=False)
+    assert machine.seconds(900) == []

@@ -1,0 +1,90 @@
+"""What one gateway knows and the next one takes up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gateway.memory.stranded.at_start import FRESH_S, stranded_at_start, take_up
+from gateway.memory.stranded.policy import Held, Reading, Stranded
+from gateway.memory.stranded.record import StrandedRecord, read_stranded, write_stranded
+from gateway.memory.stranded.renewal import Renewal
+from gateway.system.boot import present_boot
+
+GB = 1_000_000_000
+TOTAL = 64 * GB
+KNOWN = StrandedRecord(7 * GB, 100.0, 2 * GB, 50 * GB, ("demo",), (("demo", 30 * GB),))
+
+
+def test_it_survives_a_gateway_and_not_a_boot(tmp_path: Path) -> None:
+    path = tmp_path / "stranded.json"
+    assert read_stranded(path) == StrandedRecord()
+    write_stranded(path, KNOWN)
+    assert read_stranded(path) == KNOWN
+    path.write_bytes(path.read_bytes().replace(present_boot().encode(), b"another boot"))
+    assert read_stranded(path) == StrandedRecord()
+    path.write_bytes(b"{")
+    assert read_stranded(path) == StrandedRecord()
+
+
+def test_only_macos_has_wired_pages_of_that_kind(tmp_path: Path) -> None:
+    path = tmp_path / "stranded.json"
+    write_stranded(path, KNOWN)
+    assert stranded_at_start(path, follows_crash=True, platform="linux") is None
+    stranded = stranded_at_start(path, follows_crash=False, platform="darwin")
+    assert stranded is not None
+    assert stranded.bytes == 7 * GB
+
+
+def _look(stranded: Stranded, wired_bytes: int, begin: int, seconds: int) -> list[int]:
+    found = []
+    for second in range(begin, begin + seconds):
+        reading = Reading(float(second), wired_bytes, {})
+        found += [each.missing_bytes for each in stranded.observe(reading)]
+    return found
+
+
+def test_workers_that_died_with_their_gateway_are_judged_by_the_next_one() -> None:
+    stranded = take_up(KNOWN, TOTAL, 100.0 + FRESH_S, follows_crash=True)
+    _look(stranded, 50 * GB, 0, 10)
+    assert stranded.undecided_bytes == 30 * GB, "nobody should count on it"
+    assert _look(stranded, 50 * GB, 10, 600) == [30 * GB]
+    assert (stranded.bytes, stranded.undecided_bytes) == (37 * GB, 0)
+
+
+def test_they_may_have_given_it_back() -> None:
+    stranded = take_up(KNOWN, TOTAL, 110.0, follows_crash=True)
+    assert _look(stranded, 20 * GB, 0, 900) == []
+    assert (stranded.bytes, stranded.undecided_bytes) == (7 * GB, 0)
+
+
+def test_after_an_orderly_end_or_a_long_time_nothing_is_said_of_them() -> None:
+    for now, crashed in ((110.0, False), (101.0 + FRESH_S, True), (50.0, True)):
+        stranded = take_up(KNOWN, TOTAL, now, follows_crash=crashed)
+        assert _look(stranded, 50 * GB, 0, 900) == []
+        assert (stranded.bytes, stranded.undecided_bytes) == (7 * GB, 0)
+        assert stranded.proven == {"demo": [0]}
+
+
+def _loaded(stranded: Stranded, begin: int, seconds: int, wired_bytes: int) -> None:
+    for second in range(begin, begin + seconds):
+        workers = {7: Held("demo", 20 * GB, loads=False, works=True)}
+        stranded.observe(Reading(float(second), wired_bytes, workers))
+
+
+def test_it_is_written_when_it_has_changed_and_often_enough_for_a_crash() -> None:
+    stranded, renewal = Stranded(TOTAL), Renewal()
+    _look(stranded, 3 * GB, 0, 1)
+    first = renewal.due(stranded, 1000.0)
+    assert first is not None
+    assert (first.floor_bytes, first.claims) == (3 * GB, ())
+    assert renewal.due(stranded, 9000.0) is None, "there is nothing to lose"
+    _loaded(stranded, 1, 3, 3 * GB)
+    _loaded(stranded, 4, 3, 23 * GB)
+    claimed = renewal.due(stranded, 9001.0)
+    assert claimed is not None
+    assert (claimed.level_bytes, claimed.claims) == (23 * GB, (("demo", 20 * GB),))
+    assert renewal.due(stranded, 9030.0) is None
+    assert renewal.due(stranded, 9062.0) is not None
+    _loaded(stranded, 7, 3, 25 * GB)
+    assert renewal.due(stranded, 9065.0) is None, "not every second"
+    assert renewal.due(stranded, 9073.0) is not None

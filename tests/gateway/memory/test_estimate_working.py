@@ -1,0 +1,172 @@
+"""What computing takes, by what MLX computes on: no MLX here, and no model."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from typing import Any, Final
+
+import pytest
+
+from gateway.memory.back_end import BackEnd, back_end
+from gateway.memory.estimate.language import DEFAULTS, language_of
+from gateway.memory.estimate.learned import PROCESS_BYTES
+from gateway.memory.estimate.working import working_bytes
+
+TOKENS: Final = 32_000
+HALF: Final = 2
+SINGLE: Final = 4
+_SIZES: Final = {
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+}
+GEMMA: Final = {
+    "model_type": "gemma3",
+    "text_config": {
+        "model_type": "gemma3_text",
+        "hidden_size": 3840,
+        "intermediate_size": 15360,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "sliding_window": 1024,
+    },
+}
+LATENT: Final = {
+    **_SIZES,
+    "model_type": "deepseek_v3",
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+}
+
+
+def _per_token(config: dict[str, Any], element_bytes: int, system: BackEnd) -> int:
+    """What each token that a chunk sees takes more, once the chunk is as long as it gets."""
+    text = language_of(config)
+    more = working_bytes(text, element_bytes, 2 * TOKENS, system) - working_bytes(
+        text, element_bytes, TOKENS, system
+    )
+    return more // TOKENS
+
+
+def _heads_of(size: int) -> dict[str, Any]:
+    return {**_SIZES, "head_dim": size}
+
+
+@pytest.mark.parametrize(
+    ("system", "size", "element_bytes", "copies"),
+    [
+        (BackEnd.METAL, 64, HALF, 0),
+        (BackEnd.METAL, 80, HALF, 0),
+        (BackEnd.METAL, 128, HALF, 0),
+        (BackEnd.METAL, 128, SINGLE, 0),
+        (BackEnd.METAL, 96, HALF, 1),
+        (BackEnd.METAL, 112, HALF, 1),
+        (BackEnd.METAL, 192, HALF, 1),
+        (BackEnd.METAL, 256, HALF, 1),
+        (BackEnd.CUDA, 64, HALF, 0),
+        (BackEnd.CUDA, 112, HALF, 0),
+        (BackEnd.CUDA, 128, HALF, 0),
+        (BackEnd.CUDA, 128, SINGLE, 1),
+        (BackEnd.CUDA, 100, HALF, 1),
+        (BackEnd.CUDA, 192, HALF, 1),
+        (BackEnd.CUDA, 256, HALF, 1),
+        (BackEnd.CPU, 64, HALF, 1),
+        (BackEnd.CPU, 128, SINGLE, 1),
+        (BackEnd.CPU, 256, HALF, 1),
+    ],
+)
+def test_scores_take_room_where_no_kernel_keeps_them(
+    system: BackEnd, size: int, element_bytes: int, copies: int
+) -> None:
+    chunk = 256 if system is BackEnd.CPU else 2048
+    found = _per_token(_heads_of(size), element_bytes, system)
+    assert found == copies * 16 * chunk * element_bytes
+
+
+def test_keys_and_values_of_different_sizes_have_no_kernel_on_metal() -> None:
+    config = {**_heads_of(128), "v_head_dim": 64}
+    assert _per_token(config, HALF, BackEnd.METAL) == 16 * 2048 * HALF
+    assert _per_token(config, HALF, BackEnd.CUDA) == 0
+
+
+@pytest.mark.parametrize(
+    ("system", "size", "copies"),
+    [(BackEnd.METAL, 64, 0), (BackEnd.METAL, 32, 3), (BackEnd.CUDA, 64, 0), (BackEnd.CPU, 64, 3)],
+)
+def test_sinks(system: BackEnd, size: int, copies: int) -> None:
+    config = {**_heads_of(size), "model_type": "gpt_oss"}
+    chunk = 256 if system is BackEnd.CPU else 2048
+    assert _per_token(config, HALF, system) == copies * 16 * chunk * HALF
+
+
+@pytest.mark.parametrize(
+    ("system", "copies"), [(BackEnd.METAL, 1), (BackEnd.CUDA, 1), (BackEnd.CPU, 2)]
+)
+def test_a_latent_brings_scores_of_positions_and_its_keys_and_values(
+    system: BackEnd, copies: int
+) -> None:
+    chunk = 256 if system is BackEnd.CPU else 2048
+    keys_and_values = 16 * (128 + 128) * HALF
+    assert _per_token(LATENT, HALF, system) == copies * 16 * chunk * HALF + keys_and_values
+
+
+def test_heads_that_a_latent_was_spread_over_again() -> None:
+    """Their keys are of 192, so Metal writes scores out; no mask comes of positions."""
+    config = {**LATENT, "model_type": "deepseek_v2"}
+    assert _per_token(config, HALF, BackEnd.METAL) == 16 * 2048 * HALF
+
+
+def test_gemma_3_12b_takes_2_gb_for_scores_of_a_layer() -> None:
+    """A chunk of 2,048 at 32,000 tokens: 2.1 GB of scores, and windows that grow by the chunk."""
+    text = language_of(GEMMA)
+    windows = 40 * 2048 * 2 * 8 * 256 * HALF
+    activations = 2048 * (4 * 3840 + 3 * 15360) * HALF
+    expected = 2_097_152_000 + windows + activations
+    assert working_bytes(text, HALF, TOKENS, BackEnd.METAL) == pytest.approx(expected, rel=0.01)
+
+
+def test_the_tokens_of_a_chunk_bound_it() -> None:
+    """Over all rows: a step takes no more with many of them."""
+    text = _heads_of(256)
+    chunk = 16 * 2048 * TOKENS * HALF
+    assert working_bytes(text, HALF, TOKENS, BackEnd.METAL) < 1.1 * chunk
+    short = working_bytes(text, HALF, 1000, BackEnd.METAL)
+    assert short < 16 * 1000 * 1000 * HALF + 1000 * (4 * 2048 + 3 * 4096) * HALF + 5_000_000
+
+
+def test_experts_compute_side_by_side() -> None:
+    one = {**_heads_of(64), "num_local_experts": 8, "num_experts_per_tok": 1}
+    four = {**one, "num_experts_per_tok": 4}
+    more = working_bytes(four, HALF, TOKENS, BackEnd.METAL) - working_bytes(
+        one, HALF, TOKENS, BackEnd.METAL
+    )
+    assert more == 2048 * 3 * 3 * 4096 * HALF
+
+
+@pytest.mark.parametrize("kind", DEFAULTS)
+def test_defaults_are_those_of_mlx_lm(kind: str) -> None:
+    arguments = importlib.import_module(f"mlx_lm.models.{kind}").ModelArgs
+    defaults = {each.name: each.default for each in dataclasses.fields(arguments)}
+    assert {name: defaults[name] for name in DEFAULTS[kind]} == DEFAULTS[kind]
+
+
+def test_what_a_file_leaves_out() -> None:
+    text = language_of(GEMMA)
+    assert (text["head_dim"], text["sliding_window_pattern"]) == (256, 6)
+    nested: dict[str, Any] = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}
+    assert language_of(nested)["num_attention_heads"] == 8
+    assert language_of({"model_type": "gemma3_text"})["num_attention_heads"] == 4
+    assert language_of({"model_type": "gpt_oss", "head_dim": None})["head_dim"] == 64
+
+
+def test_a_process_by_what_it_computes_on() -> None:
+    assert set(PROCESS_BYTES) == set(BackEnd)
+    assert PROCESS_BYTES[BackEnd.CUDA] >= 900_000_000
+    assert back_end() in PROCESS_BYTES

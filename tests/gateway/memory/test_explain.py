@@ -1,0 +1,39 @@
+"""Why requests wait inside a model that is loaded, in a sentence."""
+
+from __future__ import annotations
+
+from gateway.memory import explain
+from gateway.memory.ledger import Claim, Ledger, Need
+
+GB = 1_000_000_000
+
+
+def _ledger() -> Ledger:
+    ledger = Ledger(10 * GB)
+    ledger.enter(Claim("m", 4 * GB, 0, 0.0))
+    holder = ledger.holder("m")
+    assert holder is not None
+    holder.need = Need(wanted_bytes=12 * GB)
+    return ledger
+
+
+def test_what_is_wanted_and_what_is_free() -> None:
+    told = explain.short(_ledger(), "m", 3)
+    assert told == "3 requests wait for memory: 8.0 GB more is wanted, 6.0 GB are free"
+    told = explain.short(_ledger(), "m", 1)
+    assert told == "1 request waits for memory: 8.0 GB more is wanted, 6.0 GB are free"
+
+
+def test_while_it_gives_back() -> None:
+    ledger = _ledger()
+    holder = ledger.holder("m")
+    assert holder is not None
+    holder.recalled_at = 1.0
+    told = explain.short(ledger, "m", 2)
+    assert told is not None
+    assert told.endswith("8.0 GB more is wanted, and some is being called back")
+
+
+def test_nothing_waits() -> None:
+    assert explain.short(_ledger(), "m", 0) is None
+    assert explain.short(_ledger(), "unknown", 2) is None

@@ -1,0 +1,85 @@
+"""What is held, what is coming back, and what is left of the budget."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.memory.ledger import Claim, Holder, Ledger, Need
+
+
+def _holder(ledger: Ledger, name: str, floor: int) -> Holder:
+    ledger.enter(Claim(name, floor, priority=3, since=7.0))
+    holder = ledger.holder(name)
+    assert holder is not None
+    return holder
+
+
+def test_a_floor_is_reserved_before_anything_is_held() -> None:
+    ledger = Ledger(100)
+    holder = _holder(ledger, "a", 30)
+    assert holder == Holder("a", 3, 7.0, floor_bytes=30, limit_bytes=30, kept_bytes=30)
+    assert (holder.lent_bytes, holder.idle_loan_bytes, holder.rows_bytes) == (0, 0, 0)
+    # A model that loads is as good as busy, and neither borrows nor goes.
+    assert (holder.busy, holder.steady, holder.yields) == (True, False, False)
+    assert (ledger.committed_bytes, ledger.free_bytes, ledger.coming_bytes) == (30, 70, 0)
+    assert list(ledger.holders) == [holder]
+    assert ledger.steady == []
+    assert ledger.remove("a") is holder
+    assert (ledger.remove("a"), ledger.holder("a"), ledger.free_bytes) == (None, None, 100)
+
+
+@pytest.mark.parametrize(
+    ("limit", "kept", "footprint", "committed"),
+    [(50, 30, 30, 50), (30, 50, 30, 50), (30, 30, 50, 50), (30, 30, 10, 30)],
+)
+def test_what_is_committed_is_the_most_that_it_may_come_to(
+    limit: int, kept: int, footprint: int, committed: int
+) -> None:
+    ledger = Ledger(100)
+    holder = _holder(ledger, "a", 20)
+    holder.limit_bytes, holder.kept_bytes, holder.footprint_bytes = limit, kept, footprint
+    assert (holder.committed_bytes, ledger.committed_bytes) == (committed, committed)
+    assert holder.coming_bytes == 0
+    holder.recalled_at = 1.0
+    assert holder.coming_bytes == ledger.coming_bytes == committed - limit
+    holder.ending = True
+    assert holder.coming_bytes == ledger.coming_bytes == committed
+
+
+def test_of_a_loan_what_neither_runs_nor_comes_next_stands_idle() -> None:
+    holder = _holder(Ledger(100), "a", 20)
+    holder.limit_bytes = 70
+    cases = {(0, 0): (50, 50), (45, 30): (25, 40), (30, 45): (25, 25), (90, 0): (0, 50)}
+    cases |= {(0, 90): (0, 0), (71, 71): (0, 0)}
+    for (used, least), (idle, rows) in cases.items():
+        holder.need = Need(used, 99, least)
+        assert (holder.idle_loan_bytes, holder.rows_bytes) == (idle, rows), (used, least)
+    assert holder.lent_bytes == 50
+
+
+def test_who_is_loaded_may_borrow_and_be_asked_to_go() -> None:
+    ledger = Ledger(100)
+    holder = _holder(ledger, "a", 20)
+    holder.ready_at = 0.0
+    assert (holder.steady, holder.yields, ledger.steady) == (True, True, [holder])
+    holder.pinned = True
+    assert (holder.steady, holder.yields) == (True, False)
+    holder.pinned, holder.ending = False, True
+    assert (holder.steady, holder.yields, ledger.steady) == (False, False, [])
+
+
+def test_the_budget_less_what_nobody_can_give_back() -> None:
+    ledger = Ledger(100)
+    ledger.spare_bytes = 5
+    first, second = _holder(ledger, "a", 20), _holder(ledger, "b", 30)
+    assert (ledger.committed_bytes, ledger.free_bytes) == (55, 45)
+    assert (ledger.usable_bytes, ledger.possible_bytes) == (100, 100)
+    ledger.stranded_bytes = 60
+    assert (ledger.usable_bytes, ledger.free_bytes) == (40, -15)
+    first.pinned = second.pinned = True
+    first.limit_bytes = 35
+    assert ledger.possible_bytes == -10, "a loan can be called back from a pinned model too"
+    second.ending = True
+    assert ledger.possible_bytes == 20
+    ledger.stranded_bytes = 101
+    assert ledger.usable_bytes == 0

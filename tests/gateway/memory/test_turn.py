@@ -1,0 +1,89 @@
+"""What one round of decisions leaves for the next."""
+
+from __future__ import annotations
+
+from gateway.memory.decisions import Evict, Replace
+from tests.gateway.memory.account import LATER, PATIENCE_S, UNIT, Account
+
+
+def _replaced(account: Account, now: float) -> list[str]:
+    return [each.model_id for each in account.decide(now) if isinstance(each, Replace)]
+
+
+def _evicted(account: Account, now: float) -> list[str]:
+    return [each.model_id for each in account.decide(now) if isinstance(each, Evict)]
+
+
+def test_nobody_is_replaced_for_what_others_can_spare() -> None:
+    account = Account()
+    account.load("a", 20, busy=True)
+    account.load("b", 30, busy=True, pinned=True)
+    account.load("c", 40, busy=True, pinned=True)
+    account.footprint("a", 31)
+    account.decide(LATER)
+    account.configure(120 * UNIT, PATIENCE_S, 0)
+    account.need("b", 30, 39)
+    account.obey(account.decide(LATER + 1))
+    account.need("b", 30)
+    account.configure(101 * UNIT, PATIENCE_S, 0)
+    account.footprint("a", 40)
+    account.decide(LATER + 2)
+    assert account.limit("b") < 39
+    assert _replaced(account, LATER + 3) == []
+
+
+def test_the_spare_stays_where_it_is_in_nobodys_way() -> None:
+    account = Account(spare=5)
+    account.decide(LATER)
+    account.claim("a", 95)
+    account.decide(LATER)
+    assert account.ledger.holder("a") is not None
+    assert account.ledger.spare_bytes == 5 * UNIT
+    account.gone("a")
+    account.claim("b", 96)
+    account.decide(LATER)
+    assert account.ledger.holder("b") is not None
+    assert account.ledger.spare_bytes == 0
+
+
+def test_of_two_that_wait_for_each_others_places_one_keeps_its_own() -> None:
+    account = Account()
+    for name in ("a", "b"):
+        account.load(name, 45, busy=True, at=LATER, reload_s=1000.0)
+    account.need("a", 45, least=60)
+    account.decide(LATER + 1)
+    account.need("b", 45, least=60)
+    account.decide(LATER + 2)
+    now = LATER + 2 + PATIENCE_S
+    assert _evicted(account, now) == []
+    first, second = account.ledger.holder("a"), account.ledger.holder("b")
+    assert first is not None
+    assert second is not None
+    assert first.placed_at == now
+    assert second.placed_at < now
+
+
+def test_what_comes_for_one_and_isnt_needed_is_the_nexts() -> None:
+    account = Account()
+    account.load("idle", 30, last_used=1.0)
+    account.load("other", 35, last_used=2.0)
+    account.claim("large", 55)
+    assert _evicted(account, LATER) == ["idle"]
+    account.claim("small", 10, now=LATER + 1)
+    assert _evicted(account, LATER + 1) == [], "35 are free and 30 come, of which it needs 20"
+    account.claim("third", 1, now=LATER + 2)
+    assert _evicted(account, LATER + 2) == ["other"]
+
+
+def test_thirst_counts_anew_after_it_was_stilled() -> None:
+    account = Account()
+    account.load("a", 20, busy=True)
+    account.load("b", 60, busy=True, pinned=True)
+    account.need("a", 20, least=30)
+    account.obey(account.decide(LATER))
+    assert account.limit("a") == 30
+    account.need("a", 30, least=60)
+    account.decide(LATER + 5)
+    holder = account.ledger.holder("a")
+    assert holder is not None
+    assert holder.thirsty_since == LATER + 5

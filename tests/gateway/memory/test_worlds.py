@@ -1,0 +1,138 @@
+"""No world passes the budget, starves a model, or loses bytes; and those of defects do."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.memory.admission import Admission
+from gateway.memory.decisions import Decision
+from gateway.memory.ledger import Claim, Need
+from gateway.memory.turn import Turn
+from tests.gateway.memory.world import BUDGET, PATIENCE_S, SPARE, World, run_worlds
+
+
+def test_random_worlds() -> None:
+    World.steps = World.recalls = 0
+    run_worlds(World, 600)
+    assert World.steps >= 10_000
+    assert World.recalls >= 50
+
+
+class NoReservation(Admission):
+    """What is admitted counts only when it shows in a footprint."""
+
+    def decide(self, now: float) -> list[Decision]:
+        decisions = super().decide(now)
+        for each in self.ledger.holders:
+            each.limit_bytes = each.kept_bytes = 0
+        return decisions
+
+
+class LostWakeUp(Admission):
+    """The end of a process wakes nobody who waits."""
+
+    def gone(self, model_id: str) -> None:
+        super().gone(model_id)
+        self._claims = _Deaf()
+
+
+class _Deaf(dict[str, Claim]):
+    def setdefault(self, _key: str, default: Claim) -> Claim:  # type: ignore[override]
+        return default
+
+
+class ForgottenRelease(Admission):
+    """A part of what a process held stays counted when it has ended."""
+
+    def gone(self, model_id: str) -> None:
+        if self.ledger.holder(model_id) is not None:
+            self.ledger.stranded_bytes += BUDGET // 50
+        super().gone(model_id)
+
+
+class NoPatience(Admission):
+    """Waiting never gives a right to anything."""
+
+    def decide(self, now: float) -> list[Decision]:
+        self._patience_s = 1e9
+        return super().decide(now)
+
+
+class Everybody(Turn):
+    """Whoever is busy, pinned or matters more has to go at once."""
+
+    def settle(self) -> None:
+        super().settle()
+        self.reclaim._may_displace = lambda _claim, holder: holder.steady  # type: ignore[method-assign]
+
+
+class Twice(Admission):
+    """What ends is free before it has ended."""
+
+    def decide(self, now: float) -> list[Decision]:
+        decisions = super().decide(now)
+        for each in self.ledger.holders:
+            if each.ending:
+                each.limit_bytes = each.kept_bytes = each.footprint_bytes = 0
+        return decisions
+
+
+class TooEarly(Admission):
+    """What is called back is free before the worker has given it."""
+
+    def decide(self, now: float) -> list[Decision]:
+        decisions = super().decide(now)
+        for each in self.ledger.holders:
+            each.kept_bytes = min(each.kept_bytes, each.limit_bytes)
+            each.footprint_bytes = min(each.footprint_bytes, each.limit_bytes)
+        return decisions
+
+    def note_footprint(self, model_id: str, footprint_bytes: int) -> None:
+        holder = self.ledger.holder(model_id)
+        assert holder is not None
+        super().note_footprint(model_id, min(footprint_bytes, holder.limit_bytes))
+
+    def note_need(self, model_id: str, need: Need, kept_bytes: int) -> None:
+        holder = self.ledger.holder(model_id)
+        assert holder is not None
+        super().note_need(model_id, need, min(kept_bytes, holder.limit_bytes))
+
+
+class LostGrant(Turn):
+    """Two loads in one round are given the same bytes."""
+
+    def serve(self, claim: Claim) -> bool:
+        before_bytes = self._unclaimed_bytes
+        granted = super().serve(claim)
+        if granted:
+            self._unclaimed_bytes = before_bytes
+        return granted
+
+
+@pytest.mark.parametrize(
+    "defect",
+    [
+        NoReservation,
+        LostWakeUp,
+        ForgottenRelease,
+        NoPatience,
+        Everybody,
+        Twice,
+        TooEarly,
+        LostGrant,
+    ],
+    ids=lambda each: each.__name__,
+)
+def test_a_defect_is_caught(
+    defect: type[Admission] | type[Turn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if issubclass(defect, Turn):
+        monkeypatch.setattr("gateway.memory.admission.Turn", defect)
+    make = defect if issubclass(defect, Admission) else Admission
+
+    class Defective(World):
+        pass
+
+    Defective.make = staticmethod(lambda: make(BUDGET, PATIENCE_S, SPARE))
+    with pytest.raises((AssertionError, ExceptionGroup)):
+        run_worlds(Defective, 600)

@@ -1,0 +1,377 @@
+"""A world of random models, requests, crashes and clocks, which performs what admission decides."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+from gateway.memory.admission import Admission
+from gateway.memory.decisions import (
+    Admit,
+    Decision,
+    Evict,
+    Limit,
+    Refuse,
+    Replace,
+    Unanswered,
+)
+from gateway.memory.ledger import Need
+from gateway.memory.loans import REBALANCE_S
+from gateway.memory.turn import OVERGROWN_S, RECALL_S
+
+# Above what the account takes for noise.
+UNIT = 64_000_000
+BUDGET = 100 * UNIT
+SPARE = 5 * UNIT
+PATIENCE_S = 10.0
+# How long a process takes to load or to end, in seconds.
+SLOWEST_S = 4
+MODELS = 6
+# What every floor has for one sequence.
+ORDINARY = 2 * UNIT
+# What a worker holds at most that it doesn't account for.
+MOST_BESIDE = 10 * UNIT
+# Patience, and then each of the others in turn: the end of one process, the start of another, and
+# the time that this one may keep its place; and what a worker that hangs or grew too large takes.
+BOUND_S = PATIENCE_S + MODELS * (
+    2 * SLOWEST_S + 2 + PATIENCE_S / 4 + RECALL_S + OVERGROWN_S + REBALANCE_S
+)
+
+
+@dataclass
+class Row:
+    """A request: waiting since then, with so much left to do, and so large."""
+
+    since: float
+    left_s: float
+    size: int
+
+
+@dataclass
+class Model:
+    """The outer side: a process that starts and ends, and requests that want it."""
+
+    name: str
+    floor: int
+    priority: int = 0
+    pinned: bool = False
+    process: str | None = None
+    until: float = 0.0
+    waiting: list[Row] = field(default_factory=list)
+    running: list[Row] = field(default_factory=list)
+    last_used: float = 0.0
+    busy_since: float = 0.0
+    # Its worker: what it was told, when it will obey, what it keeps to, what it holds beside.
+    told: int = 0
+    obeys_at: float | None = None
+    limit: int = 0
+    beside: int = 0
+    lag_s: int = 0
+
+    @property
+    def used(self) -> int:
+        """What its rows take."""
+        return self.floor - ORDINARY + sum(each.size for each in self.running)
+
+    @property
+    def footprint(self) -> int:
+        if self.process is None:
+            return 0
+        return max(self.used, self.floor - ORDINARY) + self.beside
+
+    def need(self) -> Need:
+        wanted = self.used + sum(each.size for each in self.waiting)
+        first = [*self.running, *self.waiting][:1]
+        least = self.floor - ORDINARY + sum(each.size for each in first)
+        return Need(self.used, wanted, least)
+
+    def take_in(self) -> None:
+        while self.waiting and self.used + self.waiting[0].size <= self.limit:
+            self.running.append(self.waiting.pop(0))
+
+    def obey(self) -> None:
+        self.limit, self.obeys_at = self.told, None
+        while self.running and self.used > self.limit:
+            self.waiting.insert(0, self.running.pop())
+
+
+class World(RuleBasedStateMachine):
+    """Checks what is decided against what processes really hold."""
+
+    make: Callable[[], Admission] = staticmethod(lambda: Admission(BUDGET, PATIENCE_S, SPARE))
+    steps = 0
+    recalls = 0
+
+    @initialize(
+        floors=st.lists(st.integers(3, 120), min_size=2, max_size=MODELS),
+        pinned=st.sets(st.integers(0, MODELS - 1), max_size=1),
+        priorities=st.lists(st.integers(0, 2), min_size=MODELS, max_size=MODELS),
+        lags_s=st.lists(st.sampled_from((0, 1, 3)), min_size=MODELS, max_size=MODELS),
+    )
+    def begin(
+        self, floors: list[int], pinned: set[int], priorities: list[int], lags_s: list[int]
+    ) -> None:
+        self.now = 0.0
+        self.story: deque[str] = deque(maxlen=60)
+        self.admission = self.make()
+        self.models = {
+            str(index): Model(
+                str(index),
+                floor * UNIT,
+                priorities[index],
+                # Two pinned floors could leave others without any way to run.
+                index in pinned and floor < 30,
+                lag_s=lags_s[index],
+            )
+            for index, floor in enumerate(floors)
+        }
+
+    def _model(self, number: int) -> Model:
+        return list(self.models.values())[number % len(self.models)]
+
+    @rule(
+        number=st.integers(0, MODELS - 1),
+        length_s=st.sampled_from((1, 3, 8, 150)),
+        size=st.sampled_from((1, 1, 2, 5, 20)),
+        count=st.integers(1, 8),
+    )
+    def requests(self, number: int, length_s: int, size: int, count: int) -> None:
+        model = self._model(number)
+        # What could never fit is refused by the worker: its context is bounded by this.
+        pinned = sum(e.floor for e in self.models.values() if e.pinned and e is not model)
+        room = BUDGET - pinned - model.floor - 2 * MOST_BESIDE
+        size_bytes = min(size * UNIT, max(ORDINARY, room + ORDINARY))
+        model.waiting += [Row(self.now, length_s, size_bytes) for _ in range(count)]
+        self._settle()
+
+    @rule(number=st.integers(0, MODELS - 1))
+    def a_client_leaves(self, number: int) -> None:
+        model = self._model(number)
+        if model.waiting:
+            model.waiting.pop()
+        self._settle()
+
+    @rule(number=st.integers(0, MODELS - 1))
+    def a_crash(self, number: int) -> None:
+        model = self._model(number)
+        if model.process is not None:
+            self._end(model)
+        self._settle()
+
+    @rule(number=st.integers(0, MODELS - 1))
+    def an_operator_unloads(self, number: int) -> None:
+        model = self._model(number)
+        if model.process in ("loading", "ready"):
+            self._ask_to_end(model)
+            self.admission.ending(model.name)
+        self._settle()
+
+    @rule(number=st.integers(0, MODELS - 1), more=st.integers(1, 10))
+    def it_grows(self, number: int, more: int) -> None:
+        """Beside what it accounts for, which admission must count."""
+        model = self._model(number)
+        if model.process == "ready":
+            model.beside = min(MOST_BESIDE, model.beside + more * UNIT)
+        self._settle()
+
+    @rule(number=st.integers(0, MODELS - 1))
+    def it_hangs(self, number: int) -> None:
+        """It obeys nothing any more."""
+        self._model(number).lag_s = 10_000
+
+    @rule(seconds=st.integers(1, 15))
+    def time_passes(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self._second()
+
+    def _second(self) -> None:
+        self.now += 1.0
+        for model in self.models.values():
+            for each in model.running:
+                each.left_s -= 1.0
+            model.running = [each for each in model.running if each.left_s > 0]
+            if model.obeys_at is not None and self.now >= model.obeys_at:
+                model.obey()
+            if model.process == "loading" and self.now >= model.until:
+                model.process = "ready"
+                self.admission.ready(model.name, self.now, pinned=model.pinned, reload_s=1.0)
+            elif model.process == "ending" and self.now >= model.until:
+                self._end(model)
+        self._settle()
+
+    def _settle(self) -> None:
+        """As the gateway: demand becomes claims, then decisions, until nothing follows."""
+        World.steps += 1
+        for _ in range(40):
+            for model in self.models.values():
+                self._serve(model)
+            decisions = self.admission.decide(self.now)
+            for decision in decisions:
+                self._perform(decision)
+            self.check()
+            if not decisions:
+                self.check_that_idle_models_make_room()
+                return
+        story = "\n".join([*self.story][-12:])
+        raise AssertionError(f"decisions without end:\n{story}\n{self.models}")
+
+    def _serve(self, model: Model) -> None:
+        if not model.running and not model.waiting:
+            model.busy_since = self.now
+        if model.process == "ready":
+            if model.waiting:
+                model.last_used = self.now
+            model.take_in()
+            if model.running:
+                # It gets on: those behind may wait for those before them.
+                for each in [*model.running, *model.waiting]:
+                    each.since = self.now
+            self.admission.note_need(model.name, model.need(), model.limit)
+            self.admission.note_footprint(model.name, model.footprint)
+        elif model.process is None:
+            if model.waiting:
+                self.admission.ask(model.name, model.floor, model.priority, self.now)
+            else:
+                self.admission.withdraw(model.name)
+        self.admission.note(
+            model.name,
+            priority=model.priority,
+            busy=bool(model.running or model.waiting),
+            last_used=model.last_used,
+        )
+
+    def _perform(self, decision: Decision) -> None:
+        model = self.models[decision.model_id]
+        self.story.append(f"{self.now} {decision}")
+        match decision:
+            case Admit(floor_bytes=floor):
+                assert model.process is None, "a second process beside a living one"
+                assert floor == model.floor
+                model.process = "loading"
+                model.limit = model.told = floor
+                model.until = self.now + 1 + (model.floor // UNIT) % SLOWEST_S
+            case Limit(limit_bytes=limit, recall=recall):
+                assert model.process == "ready"
+                assert limit >= model.floor, "a floor is nobody else's"
+                World.recalls += recall
+                model.told = limit
+                if limit >= model.limit:
+                    model.limit, model.obeys_at = limit, None
+                elif model.obeys_at is None:
+                    model.obeys_at = self.now + model.lag_s
+                if model.lag_s == 0 and model.obeys_at is not None:
+                    model.obey()
+            case Evict(for_model_id=other, busy=busy):
+                assert model.process == "ready"
+                assert not model.pinned, "pinned models stay"
+                if other is not None and busy and self.models[other].process is None:
+                    overdue = self.now - self.models[other].busy_since >= PATIENCE_S
+                    assert overdue or self.models[other].priority > model.priority
+                self._ask_to_end(model)
+            case Replace(footprint_bytes=footprint, limit_bytes=limit):
+                assert footprint > limit
+                assert model.beside, "it kept to its limit"
+                self._ask_to_end(model)
+            case Unanswered():
+                assert model.lag_s >= RECALL_S, "it would have answered"
+                self._end(model)
+            case Refuse():
+                assert model.waiting
+                model.waiting = []
+
+    def _ask_to_end(self, model: Model) -> None:
+        self._park(model)
+        model.process = "ending"
+        model.until = self.now + 1 + (model.floor // UNIT) % SLOWEST_S
+
+    def _park(self, model: Model) -> None:
+        """Who runs in it waits from now on, and has done a part."""
+        model.waiting = [*model.running, *model.waiting]
+        model.running = []
+
+    def _end(self, model: Model) -> None:
+        self._park(model)
+        model.process = None
+        model.beside, model.obeys_at = 0, None
+        model.lag_s = min(model.lag_s, 3)
+        self.admission.gone(model.name)
+
+    @invariant()
+    def holds(self) -> None:
+        if hasattr(self, "models"):
+            self.check()
+
+    def check(self) -> None:
+        ledger = self.admission.ledger
+        alive = [each for each in self.models.values() if each.process is not None]
+        beside = sum(each.beside for each in alive)
+        # What a process may take by right; what it takes beside that is nobody's decision.
+        rights = sum(max(each.limit, each.told) for each in alive)
+        grown = sum(
+            max(0, holder.limit_bytes - self.models[holder.model_id].limit)
+            for holder in ledger.holders
+        )
+        assert rights + ledger.spare_bytes <= BUDGET + beside + grown, "over the budget"
+        assert {each.model_id for each in ledger.holders} == {each.name for each in alive}
+        for claim in self.admission.claims:
+            assert self.models[claim.model_id].process is None
+        for model in self.models.values():
+            for each in model.waiting[:1]:
+                stuck = not model.running
+                if stuck and self.now - each.since > BOUND_S:
+                    story = "\n".join(self.story)
+                    raise AssertionError(f"{model.name} starves\n{story}\n{self.models}")
+
+    def check_that_idle_models_make_room(self) -> None:
+        """Nobody waits beside an idle model that would do for all that wait."""
+        ledger = self.admission.ledger
+        if ledger.free_bytes < 0 or any(each.thirsty_since is not None for each in ledger.steady):
+            return
+        needed = sum(claim.needed_bytes for claim in self.admission.claims)
+        missing = needed - ledger.free_bytes - ledger.coming_bytes
+        for each in ledger.holders:
+            if missing > 0 and each.yields and not each.busy:
+                assert each.going_bytes < missing, f"{each.model_id} is in the way"
+
+    def teardown(self) -> None:
+        """Left alone, everybody is served or refused in time, and nothing is held in the end."""
+        if not hasattr(self, "models"):
+            return
+        for _ in range(20_000):
+            self._second()
+            if not any(model.waiting or model.running for model in self.models.values()):
+                break
+        else:
+            raise AssertionError("deadlock")
+        self._second()
+        assert not list(self.admission.claims)
+        for model in self.models.values():
+            if model.process is not None:
+                self._end(model)
+        self.admission.decide(self.now)
+        assert self.admission.ledger.committed_bytes == SPARE, "something leaks"
+
+
+def run_worlds(world: type[World], examples: int) -> None:
+    run_state_machine_as_test(
+        world,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=20,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            phases=(Phase.generate,),
+            print_blob=False,
+        ),
+    )

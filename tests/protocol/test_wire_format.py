@@ -1,0 +1,175 @@
+"""What is on the wire is MessagePack, as a reader that isn't ours sees it: maps by field name."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import msgpack
+import pytest
+from msgspec import Struct
+from msgspec.structs import asdict, fields
+
+from protocol.codec import decode_from_gateway, decode_from_worker, encode
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    Cancel,
+    ChatMessage,
+    ChatPrompt,
+    Delta,
+    Device,
+    Drain,
+    GatewayMessage,
+    Generate,
+    Heartbeat,
+    Hello,
+    Limit,
+    Load,
+    LoadFailed,
+    LoadProgress,
+    Message,
+    MlxMemory,
+    Need,
+    Output,
+    Prompt,
+    Ready,
+    Rendered,
+    RequestFailed,
+    Sampling,
+    Stop,
+    TextPrompt,
+    TokenPrompt,
+    Usage,
+    WorkerMessage,
+)
+from protocol.tokens import pack
+
+MEMORY = MlxMemory(active_bytes=1 << 40, cache_bytes=7, peak_bytes=(1 << 40) + 1)
+SAMPLING = Sampling(
+    repetition_penalty=1.1,
+    repetition_context_tokens=30,
+    seed=(1 << 63) - 1,
+    temperature=0.7,
+    top_p=0.9,
+    top_k=40,
+    min_p=0.05,
+)
+PROMPTS = {
+    ChatPrompt: ChatPrompt(
+        (ChatMessage("system", "Be brief."), ChatMessage("user", "Größe? 日本"))
+    ),
+    TextPrompt: TextPrompt("Once upon a time"),
+    TokenPrompt: TokenPrompt(pack([0, 1, 151_645])),
+}
+
+
+def _generate(prompt: Prompt) -> Generate:
+    return Generate(
+        request_id="r-1",
+        prompt=prompt,
+        sampling=SAMPLING,
+        max_tokens=100,
+        priority=3,
+        stop=("\n\n", "END"),
+        ignore_eos=True,
+        delivered=pack([5, 6]),
+    )
+
+
+SAMPLES: dict[type[Message], Message] = {
+    Load: Load(
+        path="/models/Größe",
+        max_concurrency=32,
+        context_tokens=32_768,
+        limit_bytes=12_000_000_000,
+        beside_bytes=300_000_000,
+        working_bytes=500_000_000,
+        working_token_bytes=65_536,
+        wire=False,
+        admitted_tokens=16_384,
+    ),
+    Generate: _generate(PROMPTS[ChatPrompt]),
+    Cancel: Cancel(request_id="r-1"),
+    Limit: Limit(limit_bytes=9_000_000_000, beside_bytes=400_000_000),
+    Drain: Drain(),
+    Stop: Stop(),
+    Hello: Hello(
+        protocol_version=PROTOCOL_VERSION,
+        pid=4242,
+        incarnation=7,
+        python_version="3.12.1",
+        mlx_version="0.30.0",
+        mlx_lm_version="0.28.0",
+        device=Device(
+            name="Apple M3 Ultra",
+            architecture="applegpu_g15d",
+            recommended_working_set_bytes=400_000_000_000,
+            memory_bytes=512_000_000_000,
+        ),
+    ),
+    LoadProgress: LoadProgress(loaded_bytes=1_000_000_000, total_bytes=5_000_000_000),
+    Ready: Ready(
+        load_s=1.5,
+        weight_bytes=5_000_000_000,
+        context_tokens=32_768,
+        batching=True,
+        fingerprint="0f3a",
+        memory=MEMORY,
+    ),
+    LoadFailed: LoadFailed(reason="there are no weights", permanent=True),
+    Rendered: Rendered(request_id="r-1", token_ids=pack([1, 2, 3]), last=True),
+    Output: Output(
+        step=9,
+        deltas=(
+            Delta("r-1", (1, 2), "Once"),
+            Delta("r-2", (3,), " upon", "length", Usage(10, 20)),
+        ),
+    ),
+    RequestFailed: RequestFailed(
+        request_id="r-1", code="internal_error", message="no", field="prompt"
+    ),
+    Need: Need(
+        limit_bytes=9_000_000_000,
+        used_bytes=7_000_000_000,
+        wanted_bytes=11_000_000_000,
+        least_bytes=6_000_000_000,
+        held=4,
+    ),
+    Heartbeat: Heartbeat(step=3, step_age_s=0.25, active=2, waiting=1, memory=MEMORY),
+}
+
+
+def _plain(value: Any) -> Any:
+    """What MessagePack has for a value: maps with the tag, arrays, and the rest as it is."""
+    if isinstance(value, Struct):
+        config = value.__struct_config__
+        if config.array_like:
+            return [_plain(getattr(value, each.name)) for each in fields(value)]
+        tag = {} if config.tag_field is None else {config.tag_field: config.tag}
+        return tag | {name: _plain(each) for name, each in asdict(value).items()}
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value
+
+
+def test_no_message_is_missing() -> None:
+    assert set(SAMPLES) == {*get_args(GatewayMessage), *get_args(WorkerMessage)}
+    assert set(PROMPTS) == set(get_args(Prompt))
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_each_message_is_messagepack(kind: type[Message]) -> None:
+    sample = SAMPLES[kind]
+    for each in fields(kind):
+        assert getattr(sample, each.name) != each.default, f"{each.name} shows nothing"
+    assert msgpack.unpackb(encode(sample)) == _plain(sample)
+
+
+@pytest.mark.parametrize("kind", PROMPTS)
+def test_each_prompt_is_messagepack(kind: type[Prompt]) -> None:
+    unpacked = msgpack.unpackb(encode(_generate(PROMPTS[kind])))
+    assert unpacked["prompt"] == _plain(PROMPTS[kind])
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_what_another_writer_packs_is_understood(kind: type[Message]) -> None:
+    sample = SAMPLES[kind]
+    decode = decode_from_gateway if kind in get_args(GatewayMessage) else decode_from_worker
+    assert decode(msgpack.packb(_plain(sample))) == sample

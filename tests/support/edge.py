@@ -1,0 +1,38 @@
+"""The HTTP edge with times and bounds that a test can wait for, set from outside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.faults import sitecustomize
+
+
+def shortened(
+    folder: Path, *, seconds: float = 1.0, bodies_bytes: int = 4 << 20, files: int | None = None
+) -> dict[str, str]:
+    """An environment: so many seconds for each thing that a client does, so many bytes for all
+    bodies, and so many descriptors for the gateway.
+    """
+    # Only the soft one: mlx-lm sets a hard limit of its own, which must not be a higher one.
+    limit = "" if files is None else f"limit_files({files})"
+    return sitecustomize(
+        folder,
+        f"""
+        import contextlib, sys
+        def limit_files(most):
+            import resource
+            from gateway.system import file_limit
+            file_limit.MOST_FILES = most
+            hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        if not in_worker() and "serve" in sys.orig_argv:
+            {limit}
+            with contextlib.suppress(ImportError):
+                from gateway.edge import door, reception
+                for doing in reception.Doing:
+                    if doing is not reception.Doing.SERVED:
+                        reception._ALLOWED_S[doing] = {seconds}
+                reception.UNREAD_S = {seconds}
+                door.ALL_BODIES_BYTES = {bodies_bytes}
+        """,
+    )

@@ -1,0 +1,83 @@
+"""What a limit leaves to MLX, and when its buffers are given back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from protocol.messages import Device, Need
+from worker.engine_thread import Limit
+from worker.engines.need import Need as EngineNeed
+from worker.engines.room import CacheShape, Room
+from worker.limits import Limits
+from worker.runtime import Turns
+
+MB = 10**6
+
+
+@pytest.fixture(autouse=True)
+def _own_limits() -> Iterator[None]:
+    """MLX's are the process's."""
+    memory, cache = mx.set_memory_limit(1 << 40), mx.set_cache_limit(1 << 40)
+    mx.set_memory_limit(memory)
+    yield
+    mx.set_memory_limit(memory)
+    mx.set_cache_limit(cache)
+
+
+class _Thread:
+    def __init__(self, *commands: Limit) -> None:
+        self._commands = commands
+        self.said: list[Any] = []
+
+    def commands(self) -> tuple[Limit, ...]:
+        return self._commands
+
+    def emit(self, event: Any) -> None:
+        self.said.append(event)
+
+
+class _Engine:
+    """Takes no part but to be told."""
+
+    need = EngineNeed(1, 2, 1)
+    short = False
+    waiting = 0
+
+    def __init__(self) -> None:
+        self.made_room = 0
+
+    def make_room(self) -> None:
+        self.made_room += 1
+
+
+@pytest.mark.parametrize(
+    ("limit_mb", "beside_mb", "trimmed"),
+    [(900, 100, True), (1000, 400, True), (1000, 100, False), (1300, 400, False)],
+)
+def test_buffers_go_back_when_less_is_left_to_mlx(
+    limit_mb: int, beside_mb: int, *, trimmed: bool
+) -> None:
+    """Whether the limit fell, or what drivers hold beside MLX's account grew."""
+    limits = Limits(
+        Room(CacheShape(1, 0, 1.5), working_bytes=64 * MB),
+        Device(name="", architecture=""),
+        0,
+        wire=False,
+    )
+    limits.take(1000 * MB, 100 * MB)
+    assert limits.mlx_bytes == 900 * MB
+    thread = _Thread(Limit(limit_bytes=limit_mb * MB, beside_bytes=beside_mb * MB))
+    engine = _Engine()
+    mx.clear_cache()
+    scratch = mx.ones((4 * MB,), mx.float32)
+    mx.eval(scratch)
+    del scratch
+    assert mx.get_cache_memory() > MB
+    Turns(thread, engine, limits)._obey_all()  # type: ignore[arg-type]
+    assert (engine.made_room, mx.get_cache_memory() == 0) == (int(trimmed), trimmed)
+    assert isinstance(thread.said[-1], Need)
+    assert limits.mlx_bytes == (limit_mb - beside_mb) * MB

@@ -1,0 +1,96 @@
+"""What batches need of a limit, without a model."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+
+from protocol.chunks import LARGEST_TOKENS, LARGEST_TOKENS_ON_CPU
+from worker.engines import room as rooms
+from worker.engines.room import Batch, CacheShape, Room
+
+# 10 bytes a token in steps of 256, 7 a row, and at most three times that while it changes.
+SHAPE = CacheShape(10, 7, 3.0)
+ONE = 2560 + 7
+
+
+@pytest.mark.parametrize(
+    ("rows", "tokens", "size"),
+    [(0, 9, 0), (1, 0, 7), (1, 1, ONE), (1, 256, ONE), (1, 257, 5127), (3, 256, 3 * ONE)],
+)
+def test_caches_grow_by_steps(rows: int, tokens: int, size: int) -> None:
+    assert SHAPE.batch_bytes(rows, tokens) == size
+
+
+def test_what_batches_need_together() -> None:
+    room = Room(SHAPE, fixed_bytes=1_000_000, working_bytes=100_000, working_token_bytes=100)
+    assert room.needed_bytes([]) == room.needed_bytes([Batch(0, 5000)]) == 1_100_000
+    assert room.needed_bytes([Batch(1, 1)]) == 1_125_600 + 3 * ONE
+    # The longest sets the step's working space, and the largest is the only one that grows.
+    assert room.needed_bytes([Batch(2, 100), Batch(1, 300)]) == 1_151_200 + 5127 + 3 * 2 * ONE
+    assert room.needed_bytes([Batch(1, 300), Batch(4, 100)]) == 1_151_200 + 5127 + 3 * 4 * ONE
+    assert Room(SHAPE).needed_bytes([Batch(1, 1)]) == 3 * ONE
+
+
+def test_the_limit_itself_is_enough_and_none_is_no_bound() -> None:
+    room = Room(SHAPE, limit_bytes=3 * ONE)
+    assert room.holds([Batch(1, 256)])
+    assert not room.holds([Batch(1, 257)])
+    room.limit_bytes -= 1
+    assert not room.holds([Batch(1, 256)])
+    room.limit_bytes = None
+    assert room.holds([Batch(1000, 1_000_000)])
+
+
+def test_a_cpu_takes_smaller_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rooms.mx, "default_device", lambda: mx.cpu)
+    assert rooms.largest_chunk() == LARGEST_TOKENS_ON_CPU
+    monkeypatch.setattr(rooms.mx, "default_device", lambda: mx.gpu)
+    assert rooms.largest_chunk() == LARGEST_TOKENS
+
+
+class TestMeasure:
+    """Whether caches grow is known by their types; sizes are those that one step leaves."""
+
+    @staticmethod
+    def measured(monkeypatch: pytest.MonkeyPatch, *caches: object) -> CacheShape:
+        monkeypatch.setattr(rooms, "make_prompt_cache", lambda _model: list(caches))
+
+        def model(tokens: mx.array, cache: list[object]) -> mx.array:
+            entries = mx.zeros((1, 2, tokens.shape[1], 8), mx.float32)
+            for each in cache:
+                for one in getattr(each, "caches", [each]):
+                    one.update_and_fetch(entries, entries)
+            return tokens
+
+        return rooms.measure(model)
+
+    def test_those_that_grow(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        # Keys and values of 2 heads of 8 floats.
+        assert self.measured(monkeypatch, rooms.KVCache(), rooms.KVCache())[:2] == (256, 0)
+        nested = rooms.CacheList(rooms.KVCache(), rooms.KVCache())
+        assert self.measured(monkeypatch, nested, rooms.KVCache())[:2] == (384, 0)
+
+    def test_those_with_a_bound(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        window = rooms.RotatingKVCache(max_size=100)
+        assert self.measured(monkeypatch, window)[:2] == (0, 12_800)
+        chunked = rooms.ChunkedKVCache(chunk_size=100)
+        assert self.measured(monkeypatch, chunked)[:2] == (0, 128 * 356)
+        both = self.measured(
+            monkeypatch,
+            rooms.RotatingKVCache(max_size=100),
+            rooms.ChunkedKVCache(chunk_size=100),
+            rooms.RotatingKVCache(max_size=50),
+            rooms.KVCache(),
+        )
+        assert both[:2] == (128, 12_800 + 128 * 356 + 6_400)
+        assert both.peak == 3.0
+
+    def test_those_with_a_state(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class State:
+            nbytes = 40
+
+            def update_and_fetch(self, _keys: mx.array, _values: mx.array) -> None:
+                pass
+
+        assert self.measured(monkeypatch, State(), State(), rooms.KVCache())[:2] == (128, 80)

@@ -1,0 +1,17 @@
+"""What an engine could use of memory."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Need(NamedTuple):
+    """As limits of the whole process, in bytes; 0 while there is nothing to do.
+
+    `used_bytes` holds what runs now; with `wanted_bytes` everything that waits could run too; with
+    less than `least_bytes` not even the first sequence can.
+    """
+
+    used_bytes: int
+    wanted_bytes: int
+    least_bytes: int

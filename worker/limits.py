@@ -1,0 +1,98 @@
+"""What this process may hold, as limits of MLX and as room for caches."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import mlx.core as mx
+
+from protocol.messages import Device, MlxMemory
+from worker.engines.room import Room
+
+# MLX's limit is a guard rail and lies above what the engine keeps to: past it every command buffer
+# is waited for, and each miss empties the buffer cache (mlx transforms.cpp, allocator.cpp).
+_GUARD_SHARE: Final = 0.1
+_LEAST_GUARD_BYTES: Final = 256_000_000
+# Fewer, and a step's temporaries are allocated anew each time.
+_LEAST_CACHE_BYTES: Final = 32_000_000
+
+
+class Limits:
+    """Of one worker with a model. The engine steers by `room`; MLX's limits follow it."""
+
+    def __init__(self, room: Room, device: Device, weight_bytes: int, *, wire: bool) -> None:
+        self.room = room
+        self._device = device
+        self._weight_bytes = weight_bytes
+        self._wire = wire
+
+    def take(self, limit_bytes: int, beside_bytes: int) -> None:
+        """Another limit, of which the process takes so much beside MLX."""
+        self.room.limit_bytes = limit_bytes
+        self.room.fixed_bytes = beside_bytes + self._weight_bytes
+        self.apply()
+
+    @property
+    def mlx_bytes(self) -> int:
+        """What the limit leaves to MLX's account; 0 without one."""
+        if self.room.limit_bytes is None:
+            return 0
+        return self.room.limit_bytes - (self.room.fixed_bytes - self._weight_bytes)
+
+    def apply(self) -> None:
+        """Set MLX's limits. A BatchGenerator resets the wired one when it is built and closed: call
+        this afterwards. Without a limit MLX's own stay.
+        """
+        if self.room.limit_bytes is None:
+            return
+        # Below what is active a limit does nothing but harm.
+        mlx_bytes = max(self.mlx_bytes, mx.get_active_memory())
+        mx.set_memory_limit(mlx_bytes + max(int(mlx_bytes * _GUARD_SHARE), _LEAST_GUARD_BYTES))
+        # What a peak leaves behind is what the next one takes: given back, it would be allocated
+        # anew each time, which on a GPU waits for everything.
+        peaks_bytes = int(self.room.free_bytes * (1.0 - 1.0 / self.room.shape.peak))
+        mx.set_cache_limit(max(self.room.working_bytes, _LEAST_CACHE_BYTES) + peaks_bytes)
+        # Weights alone: their sum is within the budget, and so within the recommended working set,
+        # above which set_wired_limit raises. Without one nothing can be wired.
+        most_bytes = self._device.recommended_working_set_bytes or 0
+        mx.set_wired_limit(min(self._weight_bytes, most_bytes) if self._wire else 0)
+
+
+def trim() -> None:
+    """Give back the buffers that MLX keeps for reuse."""
+    mx.clear_cache()
+
+
+def read_device() -> Device:
+    """What MLX says of the device that it computes on."""
+    info = mx.device_info()
+    return Device(
+        name=str(info["device_name"]),
+        architecture=str(info["architecture"]),
+        recommended_working_set_bytes=_bytes(info.get("max_recommended_working_set_size")),
+        # Metal's and CUDA's names.
+        memory_bytes=_bytes(info.get("memory_size", info.get("total_memory"))),
+    )
+
+
+def read_memory() -> MlxMemory:
+    return MlxMemory(
+        active_bytes=mx.get_active_memory(),
+        cache_bytes=mx.get_cache_memory(),
+        peak_bytes=mx.get_peak_memory(),
+    )
+
+
+def release_memory() -> None:
+    """Give back what MLX holds, once nothing refers to the model any more.
+
+    Unwiring and emptying the cache before the exit is what keeps wired pages from being stranded
+    on macOS (omlx#2184).
+    """
+    mx.set_wired_limit(0)
+    mx.synchronize()
+    mx.clear_cache()
+
+
+def _bytes(value: str | int | None) -> int | None:
+    return None if value is None else int(value)

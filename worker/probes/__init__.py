@@ -1,0 +1,1 @@
+"""What `worker.probe` measures, each in a file of its own."""
