@@ -57,6 +57,7 @@ class Link:
                 self._socket.close()
                 raise
         except zmq.ZMQError as error:
+            self._unlink()
             # It stands for an errno: no descriptors left, for one.
             raise OSError(error.errno, f"{path}: {error.strerror}") from error
         self._on_message = on_message
@@ -110,6 +111,10 @@ class Link:
             self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close()
+        self._unlink()
+
+    def _unlink(self) -> None:
+        # ZeroMQ does it too, but in a thread of its own, and not after every failure.
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
 

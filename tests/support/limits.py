@@ -8,6 +8,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,14 +41,24 @@ def no_new_threads(pid: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_descriptors(pid: int) -> Iterator[None]:
-    """No more than are open just now."""
-    # Below what it waits for poll(2) would fail, which is another fault.
-    taken = {int(each.name) for each in Path(f"/proc/{pid}/fd").iterdir()}
+    """No more than are open all the time."""
+    # Below what it waits for poll(2) would fail, which is another fault. One that is open for a
+    # moment only would be free again in the next, and serve all that asks for one.
+    taken = _descriptors(pid)
+    for _ in range(20):
+        time.sleep(0.02)
+        taken &= _descriptors(pid)
     lowest_free = next(number for number in range(len(taken) + 1) if number not in taken)
     limits = Path(f"/proc/{pid}/limits").read_text().splitlines()
     before = next(each.split()[3] for each in limits if each.startswith("Max open files"))
     with _limited(pid, resource.RLIMIT_NOFILE, lowest_free, int(before)):
         yield
+
+
+def _descriptors(pid: int) -> set[int]:
+    folder = Path(f"/proc/{pid}/fd")
+    # To list the own takes one as well.
+    return {int(each.name) for each in list(folder.iterdir()) if os.path.lexists(each)}
 
 
 @contextlib.contextmanager
