@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from protocol.tokens import LARGEST_TOKEN_ID
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 # Half a megabyte: well within a worker's frame.
 TOKENS_PER_RENDERED = 1 << 17
 
@@ -93,10 +93,21 @@ class Sampling(Struct, frozen=True, kw_only=True):
 
 
 class Usage(Struct, frozen=True):
-    """Token counts of one request; an end-of-sequence token counts as generated."""
+    """Token counts of one request; an end-of-sequence token counts as generated. `cached_tokens` of
+    the prompt were not computed anew.
+    """
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
+
+
+class PromptCacheDisk(Struct, frozen=True, kw_only=True):
+    """The prompt cache's folder, which all models share, and its bounds in bytes."""
+
+    folder: str
+    most_bytes: int
+    most_bytes_per_hour: int
 
 
 class Delta(Struct, frozen=True, array_like=True):
@@ -124,6 +135,10 @@ class Load(Message, frozen=True, tag="load"):
     step takes `working_bytes`, and `working_token_bytes` more for each token of its longest
     sequence. No sequence may be longer than `admitted_tokens`, which may be fewer than were
     configured. With `wire` the weights are kept from being paged out, where the system can.
+
+    A chunk of prefill may hold up running streams for `stall_s` beside one step. `prompt_cache`
+    None keeps prompts in memory alone; what is stored is `model_id`'s. With `kv_bits` sequences are
+    kept quantized. The adapter and the draft model are folders.
     """
 
     path: str
@@ -135,13 +150,21 @@ class Load(Message, frozen=True, tag="load"):
     working_token_bytes: int = 0
     wire: bool = True
     admitted_tokens: int | None = None
+    model_id: str = ""
+    stall_s: float = 0.1
+    prompt_cache: PromptCacheDisk | None = None
+    kv_bits: int | None = None
+    adapter_path: str | None = None
+    draft_path: str | None = None
+    draft_tokens: int = 0
 
 
 class Generate(Message, frozen=True, tag="generate"):
     """Run one request, or go on with one that an earlier worker began.
 
     `max_tokens` None: up to the end of the context. `delivered` are the packed ids that the client
-    has the text of: they count towards `max_tokens`, and generation goes on after them.
+    has the text of: they count towards `max_tokens`, and generation goes on after them. Only
+    requests with the same `cache_salt` share prompts.
     """
 
     request_id: str
@@ -152,6 +175,7 @@ class Generate(Message, frozen=True, tag="generate"):
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     delivered: bytes = b""
+    cache_salt: str = ""
 
 
 class Cancel(Message, frozen=True, tag="cancel"):
@@ -168,6 +192,10 @@ class Limit(Message, frozen=True, tag="limit"):
 
     limit_bytes: int
     beside_bytes: int
+
+
+class ClearPromptCache(Message, frozen=True, tag="clear-prompt-cache"):
+    """Let go of all prompts in memory; answered by `PromptCacheCleared`."""
 
 
 class Drain(Message, frozen=True, tag="drain"):
@@ -252,7 +280,8 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     """Sent once a second by the thread beside the engine.
 
     `step` counts engine steps (decoding and prefill chunks), `step_age_s` is the time since the
-    last one ended, None before the first. `waiting` requests are not yet in the engine's batch.
+    last one ended, None before the first. `waiting` requests are not yet in the engine's batch. The
+    prompt cache has `prompt_cache_bytes` in memory.
     """
 
     step: int
@@ -260,6 +289,11 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     active: int
     waiting: int
     memory: MlxMemory
+    prompt_cache_bytes: int = 0
+
+
+class PromptCacheCleared(Message, frozen=True, tag="prompt-cache-cleared"):
+    reclaimed_bytes: int
 
 
 class Need(Message, frozen=True, tag="need"):
@@ -268,6 +302,9 @@ class Need(Message, frozen=True, tag="need"):
     It keeps to `limit_bytes`. `used_bytes` holds what runs now; with `wanted_bytes` everything that
     waits could run too; with less than `least_bytes` not even its first sequence can. `held` are
     the sequences that wait for memory alone.
+
+    The prompt cache has `cache_bytes` beside that, and could use `cache_wanted_bytes`: bytes of its
+    own, not limits.
     """
 
     limit_bytes: int
@@ -275,9 +312,20 @@ class Need(Message, frozen=True, tag="need"):
     wanted_bytes: int
     least_bytes: int
     held: int
+    cache_bytes: int = 0
+    cache_wanted_bytes: int = 0
 
 
-GatewayMessage: TypeAlias = Load | Generate | Cancel | Limit | Drain | Stop
+GatewayMessage: TypeAlias = Load | Generate | Cancel | Limit | ClearPromptCache | Drain | Stop
 WorkerMessage: TypeAlias = (
-    Hello | LoadProgress | Ready | LoadFailed | Rendered | Output | RequestFailed | Heartbeat | Need
+    Hello
+    | LoadProgress
+    | Ready
+    | LoadFailed
+    | Rendered
+    | Output
+    | RequestFailed
+    | Heartbeat
+    | Need
+    | PromptCacheCleared
 )

@@ -21,6 +21,7 @@ from protocol.messages import (
     Cancel,
     ChatMessage,
     ChatPrompt,
+    ClearPromptCache,
     Delta,
     Device,
     Drain,
@@ -36,6 +37,8 @@ from protocol.messages import (
     MlxMemory,
     Need,
     Output,
+    PromptCacheCleared,
+    PromptCacheDisk,
     Ready,
     Rendered,
     RequestFailed,
@@ -97,7 +100,11 @@ _deltas = st.builds(
     token_ids=_tuples(_token_ids),
     text=_texts,
     finish_reason=st.sampled_from([None, "stop", "length"]),
-    usage=_optional(st.builds(Usage, prompt_tokens=_integers, completion_tokens=_integers)),
+    usage=_optional(
+        st.builds(
+            Usage, prompt_tokens=_integers, completion_tokens=_integers, cached_tokens=_integers
+        )
+    ),
 )
 
 _from_gateway: dict[type[Message], st.SearchStrategy[Any]] = {
@@ -112,6 +119,20 @@ _from_gateway: dict[type[Message], st.SearchStrategy[Any]] = {
         working_token_bytes=_integers,
         admitted_tokens=_optional(_integers),
         wire=st.booleans(),
+        model_id=_texts,
+        stall_s=_floats,
+        prompt_cache=_optional(
+            st.builds(
+                PromptCacheDisk,
+                folder=_texts,
+                most_bytes=_integers,
+                most_bytes_per_hour=_integers,
+            )
+        ),
+        kv_bits=_optional(_integers),
+        adapter_path=_optional(_texts),
+        draft_path=_optional(_texts),
+        draft_tokens=_integers,
     ),
     Generate: st.builds(
         Generate,
@@ -123,9 +144,11 @@ _from_gateway: dict[type[Message], st.SearchStrategy[Any]] = {
         stop=_tuples(_texts),
         ignore_eos=st.booleans(),
         delivered=_packed,
+        cache_salt=_texts,
     ),
     Cancel: st.builds(Cancel, request_id=_texts),
     Limit: st.builds(Limit, limit_bytes=_integers, beside_bytes=_integers),
+    ClearPromptCache: st.builds(ClearPromptCache),
     Drain: st.builds(Drain),
     Stop: st.builds(Stop),
 }
@@ -137,7 +160,10 @@ _from_worker: dict[type[Message], st.SearchStrategy[Any]] = {
         wanted_bytes=_integers,
         least_bytes=_integers,
         held=_integers,
+        cache_bytes=_integers,
+        cache_wanted_bytes=_integers,
     ),
+    PromptCacheCleared: st.builds(PromptCacheCleared, reclaimed_bytes=_integers),
     Hello: st.builds(
         Hello,
         protocol_version=st.just(PROTOCOL_VERSION),
@@ -177,6 +203,7 @@ _from_worker: dict[type[Message], st.SearchStrategy[Any]] = {
         active=_integers,
         waiting=_integers,
         memory=_memories,
+        prompt_cache_bytes=_integers,
     ),
 }
 _any_from_gateway = st.one_of(*_from_gateway.values())

@@ -15,6 +15,7 @@ from protocol.messages import (
     Cancel,
     ChatMessage,
     ChatPrompt,
+    ClearPromptCache,
     Delta,
     Device,
     Drain,
@@ -31,6 +32,8 @@ from protocol.messages import (
     Need,
     Output,
     Prompt,
+    PromptCacheCleared,
+    PromptCacheDisk,
     Ready,
     Rendered,
     RequestFailed,
@@ -72,6 +75,7 @@ def _generate(prompt: Prompt) -> Generate:
         stop=("\n\n", "END"),
         ignore_eos=True,
         delivered=pack([5, 6]),
+        cache_salt="mine",
     )
 
 
@@ -86,10 +90,21 @@ SAMPLES: dict[type[Message], Message] = {
         working_token_bytes=65_536,
         wire=False,
         admitted_tokens=16_384,
+        model_id="qwen3-4b",
+        stall_s=0.25,
+        prompt_cache=PromptCacheDisk(
+            folder="/var/prompts", most_bytes=20_000_000_000, most_bytes_per_hour=50_000_000_000
+        ),
+        kv_bits=8,
+        adapter_path="/models/adapter",
+        draft_path="/models/draft",
+        draft_tokens=3,
     ),
     Generate: _generate(PROMPTS[ChatPrompt]),
     Cancel: Cancel(request_id="r-1"),
     Limit: Limit(limit_bytes=9_000_000_000, beside_bytes=400_000_000),
+    ClearPromptCache: ClearPromptCache(),
+    PromptCacheCleared: PromptCacheCleared(reclaimed_bytes=1_000_000),
     Drain: Drain(),
     Stop: Stop(),
     Hello: Hello(
@@ -121,7 +136,7 @@ SAMPLES: dict[type[Message], Message] = {
         step=9,
         deltas=(
             Delta("r-1", (1, 2), "Once"),
-            Delta("r-2", (3,), " upon", "length", Usage(10, 20)),
+            Delta("r-2", (3,), " upon", "length", Usage(10, 20, 5)),
         ),
     ),
     RequestFailed: RequestFailed(
@@ -133,8 +148,12 @@ SAMPLES: dict[type[Message], Message] = {
         wanted_bytes=11_000_000_000,
         least_bytes=6_000_000_000,
         held=4,
+        cache_bytes=2_000_000_000,
+        cache_wanted_bytes=3_000_000_000,
     ),
-    Heartbeat: Heartbeat(step=3, step_age_s=0.25, active=2, waiting=1, memory=MEMORY),
+    Heartbeat: Heartbeat(
+        step=3, step_age_s=0.25, active=2, waiting=1, memory=MEMORY, prompt_cache_bytes=9
+    ),
 }
 
 
