@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from protocol.messages import (
+    ClearPromptCache,
     Generate,
     Limit,
     Load,
@@ -65,12 +66,17 @@ class Remove:
 
 
 @dataclass(frozen=True)
+class Look:
+    """Something else than a command has come: a prompt that was read from disk."""
+
+
+@dataclass(frozen=True)
 class Finish:
     """Release the model and end the thread."""
 
 
 EngineEvent: TypeAlias = "Message | Loaded | Stepped | Prepared | Ended"
-EngineCommand: TypeAlias = "Load | Sequence | Remove | Limit | Finish"
+EngineCommand: TypeAlias = "Load | Sequence | Remove | Limit | ClearPromptCache | Look | Finish"
 
 
 @dataclass
@@ -82,6 +88,7 @@ class EngineFigures:
     active: int = 0
     waiting: int = 0
     memory: MlxMemory = field(default_factory=MlxMemory)
+    prompt_cache_bytes: int = 0
 
 
 class EngineThread:

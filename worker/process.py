@@ -20,6 +20,7 @@ from protocol.codec import decode_from_gateway, encode
 from protocol.messages import (
     TOKENS_PER_RENDERED,
     Cancel,
+    ClearPromptCache,
     Delta,
     Drain,
     Generate,
@@ -96,6 +97,7 @@ class _Request:
     def __init__(self) -> None:
         self.prompt_tokens = 0
         self.completion_tokens = 0
+        self.cached_tokens: int | None = None
         self.text: TextStream | None = None
 
 
@@ -181,7 +183,7 @@ class Conversation:
                 case Cancel(request_id=request_id):
                     if self._requests.pop(request_id, None) is not None:
                         self._engine.post(Remove((request_id,)))
-                case Load() | Limit() as command:
+                case Load() | Limit() | ClearPromptCache() as command:
                     self._engine.post(command)
                 case Drain():
                     self._draining = True
@@ -280,6 +282,9 @@ class Conversation:
 
     def _delta(self, request: _Request, text: TextStream, token: Token) -> Delta:
         request.completion_tokens += 1
+        if request.cached_tokens is None:
+            # Later it may be put aside, and find all that it computed itself.
+            request.cached_tokens = min(token.cached_tokens, request.prompt_tokens)
         finish_reason = token.finish_reason
         added = "" if finish_reason == "stop" else text.add(token.token_id)
         if text.stopped:
@@ -289,7 +294,7 @@ class Conversation:
         if finish_reason is None:
             return Delta(token.request_id, (token.token_id,), added)
         del self._requests[token.request_id]
-        usage = Usage(request.prompt_tokens, request.completion_tokens)
+        usage = Usage(request.prompt_tokens, request.completion_tokens, request.cached_tokens)
         return Delta(
             token.request_id, (token.token_id,), added + text.finish(), finish_reason, usage
         )
@@ -330,6 +335,7 @@ class Conversation:
                 active=figures.active,
                 waiting=figures.waiting,
                 memory=figures.memory,
+                prompt_cache_bytes=figures.prompt_cache_bytes,
             )
         )
 

@@ -20,6 +20,7 @@ from protocol.tokens import BYTES_PER_TOKEN, unpack
 from worker.detokenizer import detokenizer_after
 from worker.engines.sequence import Sequence
 from worker.loading import LoadedModel
+from worker.prompt_cache.path import Paths
 from worker.sampling import make_processors, make_sampler
 from worker.text import TextStream
 
@@ -61,13 +62,15 @@ class Context(NamedTuple):
     note: str = ""
 
 
-def prepare(generate: Generate, loaded: LoadedModel, context: Context) -> Prepared | RequestFailed:
+def prepare(
+    generate: Generate, loaded: LoadedModel, context: Context, paths: Paths
+) -> Prepared | RequestFailed:
     """Render, tokenize and check one request, and take it to where another worker left it.
 
     A prompt that is empty, can't be rendered or doesn't fit the context is refused.
     """
     try:
-        return _prepare(generate, loaded, context)
+        return _prepare(generate, loaded, context, paths)
     except PromptError as error:
         return RequestFailed(
             request_id=generate.request_id,
@@ -77,7 +80,7 @@ def prepare(generate: Generate, loaded: LoadedModel, context: Context) -> Prepar
         )
 
 
-def _prepare(generate: Generate, loaded: LoadedModel, context: Context) -> Prepared:
+def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: Paths) -> Prepared:
     _check_size(generate, context)
     prompt_ids = _tokenize(generate, loaded.tokenizer)
     delivered = _unpack(generate.delivered)
@@ -130,6 +133,13 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context) -> Prepa
             ignore_eos=generate.ignore_eos,
             priority=generate.priority,
             processors=make_processors(generate.sampling),
+            path=paths.find(
+                token_ids,
+                generate.cache_salt,
+                _boundaries(generate, prompt_ids, loaded.tokenizer)
+                if paths.needs_boundaries
+                else (),
+            ),
         ),
         prompt_ids,
         len(delivered),
@@ -166,6 +176,32 @@ def _too_long(context: Context, why: str, advice: str, field: RequestField) -> P
     )
 
 
+def _boundaries(generate: Generate, prompt_ids: list[int], tokenizer: Any) -> list[int]:
+    """Up to where other prompts may be alike, in tokens: the system prompt of a conversation, and
+    all that its next turn repeats, which what asks for an answer needn't be part of.
+    """
+    if not isinstance(generate.prompt, ChatPrompt):
+        return [len(prompt_ids)]
+    messages = generate.prompt.messages
+    beginnings = [messages]
+    if messages and messages[0].role in ("system", "developer"):
+        beginnings.append(messages[:1])
+    found = []
+    for each in beginnings:
+        conversation = [{"role": part.role, "content": part.content} for part in each]
+        try:
+            alike = render(conversation, tokenizer, asking=False)
+        except PromptError:
+            continue  # Many templates want a user's message.
+        found.append(_common(alike, prompt_ids))
+    return found or [len(prompt_ids)]
+
+
+def _common(one: list[int], other: list[int]) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
 def _unpack(packed: bytes) -> list[int]:
     try:
         return unpack(packed)
@@ -184,8 +220,8 @@ def _tokenize(generate: Generate, tokenizer: Any) -> list[int]:
             return _unpack(packed)
 
 
-def render(conversation: list[dict[str, str]], tokenizer: Any) -> list[int]:
-    """Token ids of a conversation, by the model's chat template.
+def render(conversation: list[dict[str, str]], tokenizer: Any, *, asking: bool = True) -> list[int]:
+    """Token ids of a conversation, by the model's chat template; `asking` for an answer at its end.
 
     Raises:
         PromptError: there is none, or it refuses the messages.
@@ -201,7 +237,7 @@ def render(conversation: list[dict[str, str]], tokenizer: Any) -> list[int]:
     try:
         return list(
             renderer.apply_chat_template(
-                conversation, add_generation_prompt=True, tokenize=True, return_dict=False
+                conversation, add_generation_prompt=asking, tokenize=True, return_dict=False
             )
         )
     except TemplateError as error:

@@ -8,11 +8,13 @@ import os
 import platform
 import time
 from importlib.metadata import version
+from pathlib import Path
 
 from mlx_lm.models.cache import make_prompt_cache
 
 from protocol.messages import (
     PROTOCOL_VERSION,
+    ClearPromptCache,
     Device,
     Hello,
     Limit,
@@ -20,20 +22,33 @@ from protocol.messages import (
     LoadFailed,
     LoadProgress,
     Need,
+    PromptCacheCleared,
     Ready,
 )
-from worker.engine_thread import EngineCommand, EngineThread, Loaded, Remove, Stepped
+from protocol.prompt_store import PromptStore
+from worker.engine_thread import EngineCommand, EngineThread, Loaded, Look, Remove, Stepped
 from worker.engines.batched import BatchedEngine
 from worker.engines.room import Room, measure
 from worker.engines.sequence import Engine, Sequence
 from worker.engines.sequential import SequentialEngine
 from worker.limits import Limits, read_device, read_memory, release_memory, trim
 from worker.loading import LoadAbandonedError, LoadedModel, ModelError, load
+from worker.prompt_cache.blocks import Cutter
+from worker.prompt_cache.cache import PromptCache
+from worker.prompt_cache.disk import Disk
+from worker.prompt_cache.keys import root_key
+from worker.prompt_cache.path import Paths
 from worker.prompts import Context, prepare
 
+# Another one, and what is stored isn't found any more.
+_PROMPT_FORMAT = "1"
 _MEMORY_READING_S = 1.0
 _GATHER_S = 0.01
 _ANSWER_S = 0.02
+# A fetch that is late is noticed so often.
+_FETCH_S = 0.5
+# For prompts that wait to be stored, at the end.
+_STORE_S = 5.0
 
 
 def serve(thread: EngineThread, incarnation: int) -> None:
@@ -79,7 +94,12 @@ def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
     limits = Limits(room, device, loaded.weight_bytes, wire=command.wire)
     if command.limit_bytes is not None:
         limits.take(command.limit_bytes, command.beside_bytes)
-    engine = _build_engine(thread, loaded, command, limits)
+    cutter = Cutter(loaded.model, lambda: make_prompt_cache(loaded.model))
+    store = _open_store(command)
+    paths = Paths(_prompt_root(loaded), store, needs_snapshots=cutter.needs_snapshots)
+    disk = None if store is None else Disk(store, command.model_id, lambda: thread.post(Look()))
+    prompt_cache = PromptCache(cutter, disk)
+    engine = _build_engine(thread, loaded, command, limits, prompt_cache)
     context = _context(command, loaded)
     ready = Ready(
         load_s=time.monotonic() - started_at,
@@ -93,13 +113,26 @@ def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
     thread.emit(
         Loaded(
             ready,
-            functools.partial(prepare, loaded=loaded, context=context),
+            functools.partial(prepare, loaded=loaded, context=context, paths=paths),
         )
     )
     try:
         Turns(thread, engine, limits).run()
     finally:
         engine.close()
+        prompt_cache.close(_STORE_S)
+
+
+def _open_store(command: Load) -> PromptStore | None:
+    bounds = command.prompt_cache
+    if bounds is None:
+        return None
+    return PromptStore(Path(bounds.folder), bounds.most_bytes, bounds.most_bytes_per_hour)
+
+
+def _prompt_root(loaded: LoadedModel) -> bytes:
+    """Whatever the entries of a cache depend on beside the tokens."""
+    return root_key(_PROMPT_FORMAT, loaded.fingerprint, version("mlx-lm"))
 
 
 def _context(command: Load, loaded: LoadedModel) -> Context:
@@ -116,7 +149,11 @@ def _context(command: Load, loaded: LoadedModel) -> Context:
 
 
 def _build_engine(
-    thread: EngineThread, loaded: LoadedModel, command: Load, limits: Limits
+    thread: EngineThread,
+    loaded: LoadedModel,
+    command: Load,
+    limits: Limits,
+    prompt_cache: PromptCache,
 ) -> Engine:
     if all(hasattr(cache, "merge") for cache in make_prompt_cache(loaded.model)):
         return BatchedEngine(
@@ -126,6 +163,8 @@ def _build_engine(
             limits.room,
             loaded.weight_bytes,
             limits.apply,
+            prompt_cache,
+            command.stall_s,
         )
     engine = SequentialEngine(
         loaded.model,
@@ -171,6 +210,9 @@ class Turns:
             asked = self._tell_need()
             if engine.active + engine.waiting == 0:
                 self._rest()
+            elif engine.fetching and not engine.active:
+                self._obey(thread.next_command(wait=True, at_most_s=_FETCH_S))
+                self._step()
             elif engine.short and (asked or not engine.active):
                 # The answer takes a millisecond; alone, without it, there is nothing to compute.
                 wait_s = _ANSWER_S if engine.active else _MEMORY_READING_S
@@ -216,6 +258,10 @@ class Turns:
                 self._engine.add(command)
             case Remove(request_ids):
                 self._engine.remove(request_ids)
+            case ClearPromptCache():
+                bytes_ = self._engine.clear_prompts()
+                trim()
+                self._thread.emit(PromptCacheCleared(reclaimed_bytes=bytes_))
             case Limit(limit_bytes=limit_bytes, beside_bytes=beside_bytes):
                 self._take_limit(limit_bytes, beside_bytes)
             case _:
@@ -236,9 +282,11 @@ class Turns:
         limit_bytes = self._limits.room.limit_bytes
         if limit_bytes is None:
             return False
+        figures = self._engine.need
+        self._thread.figures.prompt_cache_bytes = figures.cache_bytes
         need = Need(
             limit_bytes=limit_bytes,
-            **self._engine.need._asdict(),
+            **figures._asdict(),
             held=self._engine.waiting if self._engine.short else 0,
         )
         if need == self._told and not anyway:

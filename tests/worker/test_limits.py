@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from protocol.messages import Device, Need
-from worker.engine_thread import Limit
+from worker.engine_thread import EngineFigures, Limit
 from worker.engines.need import Need as EngineNeed
 from worker.engines.room import CacheShape, Room
 from worker.limits import Limits
@@ -30,6 +30,7 @@ def _own_limits() -> Iterator[None]:
 
 class _Thread:
     def __init__(self, *commands: Limit) -> None:
+        self.figures = EngineFigures()
         self._commands = commands
         self.said: list[Any] = []
 

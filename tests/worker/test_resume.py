@@ -18,8 +18,10 @@ from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine
 from worker.fingerprint import fingerprint
 from worker.loading import LoadedModel, load
+from worker.prompt_cache.path import Paths
 from worker.prompts import Context, Prepared, prepare
 
+PATHS = Paths(b"", None, needs_snapshots=False)
 CONTEXT = Context(4096)
 GREEDY = Sampling(seed=1, temperature=0.0)
 SEEDED = Sampling(seed=7, temperature=1.2, top_p=0.95)
@@ -67,7 +69,7 @@ def _engine(model: LoadedModel) -> Engine:
 
 
 def _prepare(model: LoadedModel, generate: Generate) -> Prepared:
-    prepared = prepare(generate, model, CONTEXT)
+    prepared = prepare(generate, model, CONTEXT, PATHS)
     assert isinstance(prepared, Prepared), prepared
     return prepared
 
@@ -161,7 +163,7 @@ def test_what_was_delivered_counts(demo: LoadedModel) -> None:
     assert prepared.sequence.max_tokens == 7
     assert prepared.sequence.token_ids == [5, 6, 7, 8, 9]
     assert (prepared.prompt_ids, prepared.delivered) == ([5, 6], 3)
-    refused = prepare(_resumed(generate, [5, 6], list(range(10))), demo, CONTEXT)
+    refused = prepare(_resumed(generate, [5, 6], list(range(10))), demo, CONTEXT, PATHS)
     assert "delivered already" in refused.message  # type: ignore[union-attr]
 
 

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from mlx_lm.generate import BatchGenerator, StopSequences
 
 from worker.engines.pace import PrefillPace
 from worker.engines.room import Batch
 from worker.engines.sequence import Sequence, Token
+from worker.prompt_cache.cache import Taken
+from worker.prompt_cache.keys import BLOCK_TOKENS
 
 PREFILL_ROWS: Final = 8
 # A step makes a token, and mlx-lm has begun the next one when it gives it out.
 AHEAD_TOKENS: Final = 2
 
 
-@dataclass
+@dataclass(eq=False)
 class Row:
     """A sequence in the batch, and what it has made there."""
 
     sequence: Sequence
     generated: list[int] = field(default_factory=list)
+    # Of its tokens: how many came from the prompt cache, and how many its caches have seen.
+    cached_tokens: int = 0
+    seen_tokens: int = 0
+    # Blocks of it that the prompt cache has; None: it isn't to have any.
+    kept: int | None = None
 
     @property
     def tokens(self) -> int:
@@ -34,11 +41,28 @@ class Row:
         return len(self.sequence.token_ids) + self.sequence.max_tokens
 
 
+class CachedRow(NamedTuple):
+    """A row, and where mlx-lm keeps its caches: as one of a batch's."""
+
+    row: Row
+    caches: list[Any]
+    place: int
+    prefilling: bool
+    at_boundary: bool
+
+
 class RowBatch:
     """Sequences join and leave between steps."""
 
-    def __init__(self, model: Any, until_eos: StopSequences, max_rows: int, largest: int) -> None:
-        """`largest` is the most tokens of one prompt in a chunk."""
+    def __init__(
+        self,
+        model: Any,
+        until_eos: StopSequences,
+        max_rows: int,
+        pace: PrefillPace,
+        on_prefill: Callable[[int, float], None],
+    ) -> None:
+        """`on_prefill` is told how many tokens a chunk had and how many seconds it took."""
         self._generator = BatchGenerator(
             model,
             completion_batch_size=max_rows,
@@ -46,7 +70,12 @@ class RowBatch:
         )
         self._until_eos = until_eos
         self._until_length = StopSequences()
-        self._pace = PrefillPace(largest)
+        self._pace = pace
+        self._on_prefill = on_prefill
+        # Those that have ended, with their caches, until they are asked for.
+        self._ended: list[tuple[Row, list[Any]]] = []
+        # At the end of a segment of their prompt by the last step.
+        self._at_boundary: list[Row] = []
         # In the order in which they came.
         self._rows: dict[int, Row] = {}
         self._prefilling: set[int] = set()
@@ -75,15 +104,22 @@ class RowBatch:
         longest = max((each.tokens for each in self._rows.values()), default=0)
         return Batch(len(self._rows), longest + AHEAD_TOKENS)
 
-    def insert(self, sequence: Sequence) -> None:
-        (uid,) = self._generator.insert(
-            [sequence.token_ids],
+    def insert(self, sequence: Sequence, taken: Taken | None = None) -> None:
+        """`taken` is what the prompt cache has of it."""
+        done = 0 if taken is None else taken.tokens
+        (uid,) = self._generator.insert_segments(
+            [_segments(sequence, done)],
             max_tokens=[sequence.max_tokens],
+            caches=[None if taken is None else taken.caches],
+            all_tokens=[sequence.token_ids[:done]],
             samplers=[sequence.sampler],
             logits_processors=[list(sequence.processors)],
             stop_sequences=[self._until_length if sequence.ignore_eos else self._until_eos],
         )
-        self._rows[uid] = Row(sequence)
+        row = Row(sequence, cached_tokens=done, seen_tokens=done)
+        if sequence.path is not None:
+            row.kept = done // BLOCK_TOKENS
+        self._rows[uid] = row
         self._prefilling.add(uid)
 
     def remove(self, request_ids: set[str]) -> None:
@@ -114,8 +150,18 @@ class RowBatch:
         for response in responses:
             row = self._rows[response.uid]
             row.generated.append(response.token)
-            tokens.append(Token(row.sequence.request_id, response.token, response.finish_reason))
+            # mlx-lm has computed what it gives out, and begun the next one.
+            row.seen_tokens = row.tokens
+            tokens.append(
+                Token(
+                    row.sequence.request_id,
+                    response.token,
+                    response.finish_reason,
+                    row.cached_tokens,
+                )
+            )
             if response.finish_reason is not None:
+                self._ended.append((row, response.prompt_cache))
                 del self._rows[response.uid]
                 self._prefilling.discard(response.uid)
         return tokens
@@ -130,10 +176,50 @@ class RowBatch:
         with self._generator.stats() as stats:
             prompt_responses, responses = self._generator.next()
         self._pace.observe(stats.prompt_tokens, stats.prompt_time)
+        self._on_prefill(stats.prompt_tokens, stats.prompt_time)
+        self._at_boundary = []
         for response in prompt_responses:
+            row = self._rows[response.uid]
+            row.seen_tokens = row.cached_tokens + response.progress[0]
             if response.end_of_prompt:
                 self._prefilling.discard(response.uid)
+            elif response.end_of_segment:
+                self._at_boundary.append(row)
         return responses
+
+    # For the prompt cache
+
+    @property
+    def prefilling(self) -> Iterable[Row]:
+        return [self._rows[uid] for uid in self._prefilling]
+
+    def cached_rows(self) -> list[CachedRow]:
+        """The rows that the prompt cache may have something of, as they are between steps."""
+        # Private, as mlx-lm only gives out whole copies of a row's caches.
+        places = self._generator._find_uids(self._rows)
+        batches = (None, self._generator._prompt_batch, self._generator._generation_batch)
+        return [
+            CachedRow(
+                row,
+                batch.prompt_cache,
+                index,
+                prefilling=uid in self._prefilling,
+                at_boundary=row in self._at_boundary,
+            )
+            for uid, row in self._rows.items()
+            if row.kept is not None
+            for stage, index in [places[uid]]
+            if (batch := batches[stage]) is not None
+        ]
+
+    def ended_rows(self) -> list[CachedRow]:
+        """Those that ended since the last call."""
+        ended, self._ended = self._ended, []
+        return [
+            CachedRow(row, caches, 0, prefilling=False, at_boundary=False)
+            for row, caches in ended
+            if row.kept is not None
+        ]
 
     def _take_out(self, uids: list[int]) -> None:
         if uids:
@@ -141,3 +227,15 @@ class RowBatch:
         for uid in uids:
             del self._rows[uid]
             self._prefilling.discard(uid)
+
+
+def _segments(sequence: Sequence, done: int) -> list[list[int]]:
+    """What is to be computed of a prompt, cut where snapshots are to be made."""
+    boundaries = () if sequence.path is None else sequence.path.boundaries
+    places = [each * BLOCK_TOKENS for each in boundaries if each * BLOCK_TOKENS > done]
+    ends = [*places, len(sequence.token_ids)]
+    return [
+        sequence.token_ids[begin:end]
+        for begin, end in zip([done, *places], ends, strict=True)
+        if begin < end
+    ]

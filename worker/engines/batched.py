@@ -9,9 +9,12 @@ from typing import Any, Final
 from mlx_lm.generate import StopSequences
 
 from worker.engines.batch import AHEAD_TOKENS, RowBatch
+from worker.engines.keeper import Keeper
 from worker.engines.need import Need
+from worker.engines.pace import PrefillPace
 from worker.engines.room import Batch, Room, largest_chunk
 from worker.engines.sequence import Sequence, Token
+from worker.prompt_cache.cache import PromptCache
 
 # Batches that take turns: each turn reads the weights once.
 _MOST_BATCHES: Final = 4
@@ -43,8 +46,12 @@ class BatchedEngine:
         room: Room,
         weight_bytes: int = 0,
         on_built: Callable[[], None] = lambda: None,
+        prompt_cache: PromptCache | None = None,
+        stall_s: float = 0.1,
     ) -> None:
-        """`on_built` is called after mlx-lm has set limits of its own."""
+        """`on_built` is called after mlx-lm has set limits of its own. A chunk of prefill holds up
+        rows that decode for about `stall_s`.
+        """
         self._model = model
         self._until_eos = StopSequences([(token,) for token in eos_token_ids])
         self._max_concurrency = max_concurrency
@@ -53,6 +60,8 @@ class BatchedEngine:
         self._on_built = on_built
         self._held: deque[Sequence] = deque()
         self._batches: deque[RowBatch] = deque()
+        self._keeper = None if prompt_cache is None else Keeper(prompt_cache, room)
+        self._stall_s = stall_s
 
     @property
     def active(self) -> int:
@@ -65,10 +74,26 @@ class BatchedEngine:
     @property
     def short(self) -> bool:
         """Sequences wait for memory."""
-        return bool(self._held) and self._rows < self._max_concurrency
+        if self._rows >= self._max_concurrency:
+            return False
+        return any(
+            self._keeper is None or not self._keeper.fetches(each.request_id) for each in self._held
+        )
+
+    @property
+    def fetching(self) -> bool:
+        return self._keeper is not None and self._keeper.fetching
 
     @property
     def need(self) -> Need:
+        if self._keeper is None:
+            return self._rows_need
+        cache = self._keeper.cache
+        wanted_bytes = cache.bytes_ + cache.refused_bytes + cache.coming_bytes
+        return self._rows_need._replace(cache_bytes=cache.bytes_, cache_wanted_bytes=wanted_bytes)
+
+    @property
+    def _rows_need(self) -> Need:
         sizes = self._sizes()
         used_bytes = self._room.needed_bytes(sizes) if sizes else 0
         rows = [row for batch in self._batches for row in batch.rows]
@@ -104,10 +129,14 @@ class BatchedEngine:
     def remove(self, request_ids: Iterable[str]) -> None:
         removed = set(request_ids)
         self._held = deque(each for each in self._held if each.request_id not in removed)
+        if self._keeper is not None:
+            self._keeper.forget(removed)
         for batch in self._batches:
             batch.remove(removed)
 
     def step(self) -> list[Token]:
+        if self._keeper is not None:
+            self._keeper.cache.collect()
         self.make_room()
         self._take_in()
         if not self._batches:
@@ -116,6 +145,8 @@ class BatchedEngine:
         self._batches.rotate(-1)
         others_decode = any(each.decodes for each in self._batches if each is not batch)
         tokens = batch.step(beside_decoding=others_decode)
+        if self._keeper is not None:
+            self._keeper.keep(batch.cached_rows(), batch.ended_rows(), self._sizes())
         if not len(batch) and len(self._batches) > 1:
             self._close(batch)
         return tokens
@@ -126,6 +157,11 @@ class BatchedEngine:
             choices = [(each, *each.least_missed()) for each in self._batches if len(each)]
             batch, uid, _ = min(choices, key=lambda each: each[2].sequence.priority)
             self._hold_first(batch.put_aside(uid))
+        if self._keeper is not None:
+            self._keeper.give_way(self._sizes())
+
+    def clear_prompts(self) -> int:
+        return 0 if self._keeper is None else self._keeper.cache.clear()
 
     def close(self) -> None:
         for batch in list(self._batches):
@@ -147,22 +183,35 @@ class BatchedEngine:
         return [each.size for each in self._batches if len(each)]
 
     def _take_in(self) -> None:
-        while self._held and self._rows < self._max_concurrency:
-            batch = self._place(len(self._held[0].token_ids) + AHEAD_TOKENS)
-            if batch is None:
-                break
-            batch.insert(self._held.popleft())
-        if not self._rows:
-            self._take_in_another()
-
-    def _take_in_another(self) -> None:
-        """The first one waits for memory, and nothing runs: one behind it that has room may."""
-        for sequence in self._held:
+        """One that waits for memory is overtaken only while nothing runs, by one; those that wait
+        for blocks of the prompt cache by anybody.
+        """
+        overtaken = False
+        for sequence in list(self._held):
+            if self._rows >= self._max_concurrency or (overtaken and self._rows):
+                return
+            if self._keeper is not None and self._keeper.waits(
+                sequence, self._sizes(), [row for each in self._batches for row in each.prefilling]
+            ):
+                continue
             batch = self._place(len(sequence.token_ids) + AHEAD_TOKENS)
             if batch is not None:
                 self._held.remove(sequence)
-                batch.insert(sequence)
+                self._insert(batch, sequence)
+            elif self._rows:
                 return
+            else:
+                overtaken = True
+
+    def _insert(self, batch: RowBatch, sequence: Sequence) -> None:
+        if self._keeper is None:
+            batch.insert(sequence)
+            return
+        joined = self._with(batch, len(sequence.token_ids) + AHEAD_TOKENS)
+        # What is taken exists once more until it is merged into the batch.
+        joined.append(Batch(1, len(sequence.token_ids)))
+        self._keeper.give_way(joined, sequence.path)
+        batch.insert(sequence, self._keeper.take(sequence))
 
     def _place(self, tokens: int) -> RowBatch | None:
         """The batch that a sequence of so many tokens should join; None: it has to wait."""
@@ -191,10 +240,20 @@ class BatchedEngine:
         return together - shape.batch_bytes(*size) - shape.batch_bytes(1, tokens)
 
     def _open(self) -> RowBatch:
-        batch = RowBatch(self._model, self._until_eos, self._max_concurrency, largest_chunk())
+        batch = RowBatch(
+            self._model,
+            self._until_eos,
+            self._max_concurrency,
+            PrefillPace(largest_chunk(), beside_decoding_s=self._stall_s),
+            self._on_prefill,
+        )
         self._on_built()
         self._batches.append(batch)
         return batch
+
+    def _on_prefill(self, tokens: int, seconds: float) -> None:
+        if self._keeper is not None:
+            self._keeper.cache.speeds.observe_prefill(tokens, seconds)
 
     def _close(self, batch: RowBatch) -> None:
         self._batches.remove(batch)

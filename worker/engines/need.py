@@ -9,9 +9,12 @@ class Need(NamedTuple):
     """As limits of the whole process, in bytes; 0 while there is nothing to do.
 
     `used_bytes` holds what runs now; with `wanted_bytes` everything that waits could run too; with
-    less than `least_bytes` not even the first sequence can.
+    less than `least_bytes` not even the first sequence can. Beside that the prompt cache has
+    `cache_bytes`, and could use `cache_wanted_bytes`.
     """
 
     used_bytes: int
     wanted_bytes: int
     least_bytes: int
+    cache_bytes: int = 0
+    cache_wanted_bytes: int = 0

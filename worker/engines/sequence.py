@@ -8,6 +8,7 @@ from typing import Protocol
 
 from protocol.messages import FinishReason
 from worker.engines.need import Need
+from worker.prompt_cache.path import Path
 from worker.sampling import KeyedSampler, LogitsProcessor
 
 
@@ -22,6 +23,8 @@ class Sequence:
     ignore_eos: bool
     priority: int = 0
     processors: tuple[LogitsProcessor, ...] = ()
+    # None: neither taken from the prompt cache nor kept there.
+    path: Path | None = None
 
     def rest(self, generated: list[int]) -> Sequence:
         """What is left to do for another turn in an engine."""
@@ -37,11 +40,14 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One generated token of one sequence; with "stop" it is the end-of-sequence token."""
+    """One generated token of one sequence; with "stop" it is the end-of-sequence token. So many
+    tokens before it came from the prompt cache.
+    """
 
     request_id: str
     token_id: int
     finish_reason: FinishReason | None
+    cached_tokens: int = 0
 
 
 class Engine(Protocol):
@@ -56,6 +62,10 @@ class Engine(Protocol):
     @property
     def short(self) -> bool:
         """Sequences wait for memory alone."""
+
+    @property
+    def fetching(self) -> bool:
+        """Sequences wait for what is read from disk."""
 
     def make_room(self) -> None:
         """Put aside what is beyond the limit, to be computed anew when there is room."""
@@ -75,6 +85,9 @@ class Engine(Protocol):
 
     def step(self) -> list[Token]:
         """One decoding step of everything that decodes, and one chunk of prefill."""
+
+    def clear_prompts(self) -> int:
+        """Let go of all prompts that are kept in memory; returns how many bytes that were."""
 
     def close(self) -> None:
         """Let go of caches and of the model."""

@@ -59,6 +59,10 @@ class SequentialEngine:
         return self._current is None and bool(self._waiting)
 
     @property
+    def fetching(self) -> bool:
+        return False
+
+    @property
     def need(self) -> Need:
         if self._current is not None:
             bytes_ = self._room.needed_bytes([Batch(1, self._tokens_soon())])
@@ -104,6 +108,9 @@ class SequentialEngine:
         if token.finish_reason is not None:
             self._current = None
         return [token]
+
+    def clear_prompts(self) -> int:
+        return 0
 
     def close(self) -> None:
         self._waiting.clear()

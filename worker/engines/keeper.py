@@ -1,0 +1,151 @@
+"""Between batches and prompt cache: who may have which memory, and what is worth keeping."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from worker.engines.batch import CachedRow, Row
+from worker.engines.room import Batch, Room
+from worker.engines.sequence import Sequence
+from worker.prompt_cache.cache import PromptCache, Taken
+from worker.prompt_cache.keys import BLOCK_TOKENS
+from worker.prompt_cache.path import Path
+
+# Of an answer, to cut off one block at a time would cost a copy for each layer as often.
+_ANSWER_BLOCKS: Final = 8
+# Shared with a row in prefill, this much is worth waiting for.
+_SHARED_BLOCKS: Final = 4
+# Of those that wait so many may have their blocks read at a time.
+_MOST_FETCHES: Final = 8
+
+
+class Keeper:
+    """What runs comes before what is kept: the cache has what rows leave of the limit."""
+
+    def __init__(self, cache: PromptCache, room: Room) -> None:
+        self.cache = cache
+        self._room = room
+        self._fetching: set[str] = set()
+
+    @property
+    def fetching(self) -> bool:
+        return bool(self._fetching)
+
+    def fetches(self, request_id: str) -> bool:
+        return request_id in self._fetching
+
+    def give_way(self, sizes: Iterable[Batch], path: Path | None = None) -> None:
+        """Let go of what these batches need; of a path only after everything else."""
+        most_bytes = self._most_bytes(sizes)
+        if most_bytes is None or self.cache.shelf_bytes <= most_bytes:
+            return
+        if path is not None:
+            self.cache.shrink(most_bytes, kept=frozenset(path.keys))
+        self.cache.shrink(most_bytes)
+
+    def waits(self, sequence: Sequence, sizes: list[Batch], prefilling: list[Row]) -> bool:
+        """Whether a sequence should stay out for now: its blocks are being read, or a row computes
+        them.
+        """
+        path = sequence.path
+        if path is None:
+            return False
+        request_id = sequence.request_id
+        if request_id in self._fetching or len(self._fetching) < _MOST_FETCHES:
+            if self.cache.fetch(request_id, path, len(sequence.token_ids), self._free_bytes(sizes)):
+                self._fetching.add(request_id)
+                return True
+            self._fetching.discard(request_id)
+        depth = self.cache.depth(path, len(sequence.token_ids))
+        return any(self._will_share(row, path, depth) for row in prefilling)
+
+    def take(self, sequence: Sequence) -> Taken | None:
+        if sequence.path is None:
+            return None
+        return self.cache.take(sequence.path, len(sequence.token_ids))
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        for each in self._fetching.intersection(request_ids):
+            self.cache.forget(each)
+            self._fetching.discard(each)
+
+    def keep(
+        self, running: Iterable[CachedRow], ended: Iterable[CachedRow], sizes: list[Batch]
+    ) -> None:
+        """Keep what rows have that is new."""
+        for each in running:
+            depth = each.row.seen_tokens // BLOCK_TOKENS
+            if each.at_boundary and self.cache.needs_snapshots:
+                self._keep(each, depth, sizes, snapshot=True)
+            elif each.prefilling or depth - (each.row.kept or 0) >= _ANSWER_BLOCKS:
+                self._keep(each, depth, sizes)
+            elif depth > (each.row.kept or 0) and len(each.row.generated) <= 1:
+                self._keep(each, depth, sizes)  # The rest of its prompt.
+        for each in ended:
+            self._keep(each, each.row.seen_tokens // BLOCK_TOKENS, sizes)
+
+    def _keep(
+        self, each: CachedRow, depth: int, sizes: list[Batch], *, snapshot: bool = False
+    ) -> None:
+        row, path = each.row, each.row.sequence.path
+        if path is None or row.kept is None:
+            return
+        first = row.kept
+        if self.cache.needs_snapshots and not snapshot:
+            # Without a snapshot at its end a block is of no use, and of the answer there is none.
+            depth = min(depth, max(path.boundaries, default=0))
+        if depth <= first and not snapshot:
+            return
+        bytes_ = max(0, depth - first) * self.cache.block_bytes
+        if not self._makes_room(bytes_, sizes):
+            row.kept = None  # What comes after a gap can't be found.
+            return
+        token_ids = row.sequence.token_ids
+        if row.generated:
+            token_ids = token_ids + row.generated
+        so_far = path.to(token_ids[: depth * BLOCK_TOKENS])
+        cut = Path(so_far.root, so_far.keys[:depth], so_far.stored)
+        self.cache.keep(cut, token_ids, each.caches, each.place, first)
+        if snapshot:
+            self.cache.keep_snapshot(cut, each.caches, each.place, depth)
+        row.kept = max(first, depth)
+
+    def _makes_room(self, bytes_: int, sizes: list[Batch]) -> bool:
+        most_bytes = self._most_bytes(sizes)
+        if most_bytes is None:
+            return True
+        if bytes_ > most_bytes:
+            self.cache.refused_bytes += bytes_
+            return False
+        self.cache.shrink(most_bytes - bytes_)
+        return True
+
+    def _most_bytes(self, sizes: Iterable[Batch]) -> int | None:
+        """What the cache may have on its shelf; None without a limit."""
+        if self._room.limit_bytes is None:
+            return None
+        beside_bytes = self.cache.bytes_ - self.cache.shelf_bytes
+        return max(0, self._room.limit_bytes - self._room.needed_bytes(sizes) - beside_bytes)
+
+    def _free_bytes(self, sizes: list[Batch]) -> int:
+        """What may be read from disk for another row."""
+        most_bytes = self._most_bytes(sizes)
+        return 1 << 62 if most_bytes is None else most_bytes - self.cache.coming_bytes
+
+    def _will_share(self, row: Row, path: Path, depth: int) -> bool:
+        other = row.sequence.path
+        if other is None or row.kept is None:
+            return False
+        if self.cache.needs_snapshots:
+            shared = (
+                each
+                for each in other.boundaries
+                if each <= len(path.keys) and path.keys[each - 1] == other.keys[each - 1]
+            )
+            return row.kept < max(shared, default=0) >= depth + _SHARED_BLOCKS
+        last = depth + _SHARED_BLOCKS - 1
+        return (
+            row.kept <= last < min(len(path.keys), len(other.keys))
+            and path.keys[last] == other.keys[last]
+        )

@@ -1,0 +1,1 @@
+"""What prompts were computed to, kept for those that begin alike."""

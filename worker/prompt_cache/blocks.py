@@ -1,0 +1,160 @@
+"""mlx-lm's caches cut into blocks of tokens, and put together again.
+
+Caches that grow with the tokens can be cut anywhere. Those with a window or a state (rotating,
+recurrent, chunked) can't: they are kept as they are at chosen places, as snapshots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import mlx.core as mx
+from mlx_lm.models.cache import (
+    BatchKVCache,
+    CacheList,
+    ConcatenateKVCache,
+    KVCache,
+    QuantizedKVCache,
+)
+
+from worker.prompt_cache.keys import BLOCK_TOKENS
+
+# All arrays of these have the tokens on the last axis but one, from the beginning on.
+_GROWING: Final = (KVCache, ConcatenateKVCache, QuantizedKVCache, BatchKVCache)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Arrays, and for a snapshot how they make up the states: `structure` is of lists, numbers and
+    indices of arrays.
+    """
+
+    arrays: tuple[mx.array, ...]
+    structure: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(each.nbytes for each in self.arrays)
+
+
+class Cutter:
+    """Cuts and joins the caches of one model."""
+
+    def __init__(self, model: Any, make_caches: Callable[[], list[Any]]) -> None:
+        """Runs two tokens through the model, to see the shapes."""
+        self._make_caches = make_caches
+        caches = make_caches()
+        mx.eval(model(mx.array([[0, 0]]), cache=caches))
+        used = [(at, leaf) for at, leaf in enumerate(_leaves(caches)) if not leaf.empty()]
+        self._growing = [at for at, leaf in used if isinstance(leaf, _GROWING)]
+        self._fixed = [at for at, leaf in used if not isinstance(leaf, _GROWING)]
+        # Arrays of one shape are kept as one: a fraction of the work of keeping each layer's.
+        groups: dict[Any, list[tuple[int, int]]] = {}
+        token_bytes = 0
+        for at, leaf in used:
+            if at in self._growing:
+                for part, array in enumerate(_parts(leaf, 0, 0, 2)):
+                    shape = (array.shape[1], array.shape[3], array.dtype)
+                    groups.setdefault(shape, []).append((at, part))
+                    token_bytes += array.nbytes // 2
+        self._groups = list(groups.values())
+        self.block_bytes = token_bytes * BLOCK_TOKENS
+
+    @property
+    def needs_snapshots(self) -> bool:
+        return bool(self._fixed)
+
+    def cut(self, caches: list[Any], row: int, first: int, last: int) -> list[Block]:
+        """Blocks `first` up to `last` of a row of a batch's caches, or of single ones.
+
+        They are computed, and share no memory with the caches.
+        """
+        begin, end = first * BLOCK_TOKENS, last * BLOCK_TOKENS
+        leaves = _leaves(caches)
+        parts = {at: _parts(leaves[at], row, begin, end) for at in self._growing}
+        joined = [
+            mx.concatenate([parts[at][part] for at, part in group], axis=0)
+            for group in self._groups
+        ]
+        blocks = [
+            Block(tuple(mx.array(each[:, :, at : at + BLOCK_TOKENS]) for each in joined))
+            for at in range(0, end - begin, BLOCK_TOKENS)
+        ]
+        mx.eval([block.arrays for block in blocks])
+        return blocks
+
+    def snapshot(self, caches: list[Any], row: int) -> Block:
+        """What can't be cut of a row's caches, as it is now."""
+        leaves = _leaves(caches)
+        arrays: list[mx.array] = []
+        structure = []
+        for at in self._fixed:
+            leaf = leaves[at]
+            single = leaf.extract(row) if hasattr(leaf, "extract") else leaf
+            structure.append(_take_apart(single.state, arrays))
+        copies = tuple(mx.array(each) for each in arrays)
+        mx.eval(copies)
+        return Block(copies, structure)
+
+    def join(self, blocks: Sequence[Block], snapshot: Block | None) -> list[Any]:
+        """Caches of one row that has seen the tokens of these blocks, of which there is one."""
+        caches = self._make_caches()
+        leaves = _leaves(caches)
+        parts: dict[int, dict[int, mx.array]] = {at: {} for at in self._growing}
+        for index, group in enumerate(self._groups):
+            joined = mx.concatenate([block.arrays[index] for block in blocks], axis=2)
+            for place, (at, part) in enumerate(group):
+                parts[at][part] = joined[place : place + 1]
+        for at, arrays in parts.items():
+            _fill(leaves[at], [arrays[part] for part in sorted(arrays)])
+        if snapshot is not None:
+            for at, state in zip(self._fixed, snapshot.structure, strict=True):
+                leaves[at].state = _put_together(state, snapshot.arrays)
+        return caches
+
+
+def _leaves(caches: Sequence[Any]) -> list[Any]:
+    found = []
+    for cache in caches:
+        found += _leaves(cache.caches) if isinstance(cache, CacheList) else [cache]
+    return found
+
+
+def _parts(leaf: Any, row: int, begin: int, end: int) -> list[mx.array]:
+    """Arrays of shape (1, heads, tokens, width)."""
+    if isinstance(leaf, BatchKVCache):
+        padding = leaf.left_padding.tolist()[row]
+        begin, end = begin + padding, end + padding
+        return [each[row : row + 1, :, begin:end] for each in (leaf.keys, leaf.values)]
+    arrays = (leaf.keys, leaf.values)
+    if isinstance(leaf, QuantizedKVCache):
+        arrays = (*leaf.keys, *leaf.values)
+    return [each[:, :, begin:end] for each in arrays]
+
+
+def _fill(leaf: Any, parts: list[mx.array]) -> None:
+    if isinstance(leaf, QuantizedKVCache):
+        half = len(parts) // 2
+        leaf.keys, leaf.values = tuple(parts[:half]), tuple(parts[half:])
+    else:
+        leaf.keys, leaf.values = parts
+    leaf.offset = parts[0].shape[2]
+
+
+def _take_apart(value: Any, arrays: list[mx.array]) -> Any:
+    if isinstance(value, mx.array):
+        arrays.append(value)
+        return {"array": len(arrays) - 1}
+    if isinstance(value, list | tuple):
+        return [_take_apart(each, arrays) for each in value]
+    return value
+
+
+def _put_together(value: Any, arrays: Sequence[mx.array]) -> Any:
+    if isinstance(value, dict):
+        return arrays[value["array"]]
+    if isinstance(value, list):
+        return [_put_together(each, arrays) for each in value]
+    return value

@@ -1,0 +1,219 @@
+"""The prompt cache as the engine sees it: what to take from memory or disk, and what to keep."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Container, Sequence
+from typing import Any, Final, NamedTuple
+
+from protocol.prompt_store import Entry
+from protocol.tokens import pack
+from worker.prompt_cache.blocks import Block, Cutter
+from worker.prompt_cache.cost import Speeds
+from worker.prompt_cache.disk import Disk, Fetch
+from worker.prompt_cache.keys import BLOCK_TOKENS, snapshot_key
+from worker.prompt_cache.path import Path, usable_depth
+from worker.prompt_cache.payload import PayloadError, from_bytes, to_parts
+from worker.prompt_cache.shelf import Shelf
+
+# Taken over from the reading thread between two steps: some milliseconds.
+_MOST_ARRIVALS_BYTES: Final = 32_000_000
+# A read that takes so much longer than expected isn't waited for: disks fall asleep, and hang.
+_LATE: Final = 4.0
+_LEAST_LATE_S: Final = 2.0
+
+
+class Taken(NamedTuple):
+    """Caches of one row, for mlx-lm, that have seen so many tokens."""
+
+    caches: list[Any]
+    tokens: int
+
+
+class PromptCache:
+    """Not thread-safe: the engine thread calls everything."""
+
+    def __init__(self, cutter: Cutter, disk: Disk | None) -> None:
+        self.speeds = Speeds()
+        # So much was let go for want of room since the limit last grew.
+        self.refused_bytes = 0
+        self._cutter = cutter
+        self._disk = disk
+        self._shelf: Shelf[Block] = Shelf()
+        self._fetches: dict[str, tuple[Fetch, Path, int]] = {}
+
+    @property
+    def bytes_(self) -> int:
+        """Memory that it holds."""
+        return self._shelf.bytes_ + (0 if self._disk is None else self._disk.pending_bytes)
+
+    @property
+    def shelf_bytes(self) -> int:
+        """Of that, what can be let go at once."""
+        return self._shelf.bytes_
+
+    @property
+    def block_bytes(self) -> int:
+        return self._cutter.block_bytes
+
+    @property
+    def needs_snapshots(self) -> bool:
+        return self._cutter.needs_snapshots
+
+    def depth(self, path: Path, tokens: int) -> int:
+        """How many blocks of a sequence of so many tokens could be taken from memory now."""
+        keys = path.keys[: usable_depth(tokens)]
+        depth = self._shelf.depth(keys)
+        if self.needs_snapshots:
+            return self._deepest(keys, depth)
+        return depth
+
+    def take(self, path: Path, tokens: int) -> Taken | None:
+        """Caches for a sequence from what is in memory; None if there is nothing of it."""
+        depth = self.depth(path, tokens)
+        if not depth:
+            return None
+        keys = path.keys[:depth]
+        snapshot = self._shelf.get(snapshot_key(keys[-1])) if self.needs_snapshots else None
+        caches = self._cutter.join([self._shelf.get(each) for each in keys], snapshot)
+        self._use(keys)
+        return Taken(caches, depth * BLOCK_TOKENS)
+
+    # From disk
+
+    def fetch(self, request_id: str, path: Path, tokens: int, room_bytes: int) -> bool:
+        """Whether blocks of a request are worth waiting for: reading them has begun, or goes on.
+
+        `room_bytes` is what they may take of memory beside what is there.
+        """
+        if request_id in self._fetches:
+            return self._goes_on(request_id)
+        disk = self._disk
+        if disk is None:
+            return False
+        begin = self.depth(path, tokens)
+        end = min(path.stored, usable_depth(tokens))
+        if self.needs_snapshots:
+            end = max((each for each in path.stored_snapshots if each <= end), default=0)
+        if end <= begin:
+            return False
+        keys = [each for each in path.keys[:end] if each not in self._shelf]
+        bytes_ = len(keys) * self.block_bytes
+        if not self.speeds.worth_reading(bytes_, (end - begin) * BLOCK_TOKENS):
+            return False
+        if bytes_ > room_bytes:
+            self.refused_bytes = max(self.refused_bytes, bytes_)
+            return False
+        if self.needs_snapshots and (key := snapshot_key(path.keys[end - 1])) not in self._shelf:
+            keys.append(key)
+        self._use(path.keys[:end])
+        self._fetches[request_id] = (disk.fetch(keys), path, bytes_)
+        return True
+
+    def forget(self, request_id: str) -> None:
+        """Nobody waits for its blocks any more."""
+        if (found := self._fetches.pop(request_id, None)) is not None:
+            found[0].abandoned = True
+
+    @property
+    def coming_bytes(self) -> int:
+        """What is being read and will be in memory."""
+        return sum(bytes_ for _, _, bytes_ in self._fetches.values())
+
+    def collect(self) -> None:
+        """Take over what was read."""
+        if self._disk is None:
+            return
+        left_bytes = _MOST_ARRIVALS_BYTES
+        while left_bytes > 0 and (found := self._disk.arrived()) is not None:
+            key, payload, seconds = found
+            left_bytes -= len(payload)
+            self.speeds.observe_read(len(payload), seconds)
+            try:
+                block = from_bytes(payload)
+            except PayloadError:
+                continue
+            self._shelf.put(key, block, block.nbytes)
+
+    def _goes_on(self, request_id: str) -> bool:
+        fetch, _, bytes_ = self._fetches[request_id]
+        expected_s = self.speeds.read_s(bytes_) or 0.0
+        late_s = max(_LEAST_LATE_S, _LATE * expected_s)
+        if not fetch.done and time.monotonic() - fetch.begun_at < late_s:
+            return True
+        if fetch.done and any(each not in self._shelf for each in fetch.keys):
+            # Arrived and not taken over yet, or never to come.
+            self.collect()
+        self.forget(request_id)
+        return False
+
+    # To keep
+
+    def keep(
+        self, path: Path, token_ids: Sequence[int], caches: list[Any], row: int, first: int
+    ) -> int:
+        """Keep the blocks of a row from the depth `first` on, as far as its path goes. Returns up
+        to where it has them.
+        """
+        depth = len(path.keys)
+        while first < depth and path.keys[first] in self._shelf:
+            first += 1
+        if first < depth:
+            blocks = self._cutter.cut(caches, row, first, depth)
+            for at, block in enumerate(blocks, start=first):
+                self._put(path, at, path.keys[at], block, token_ids)
+        self._use(path.keys)
+        return depth
+
+    def keep_snapshot(self, path: Path, caches: list[Any], row: int, depth: int) -> None:
+        """Keep what can't be cut of a row that has seen just so many blocks."""
+        key = snapshot_key(path.keys[depth - 1])
+        if key in self._shelf:
+            return
+        snapshot = self._cutter.snapshot(caches, row)
+        self._shelf.put(key, snapshot, snapshot.nbytes)
+        self._use(path.keys[:depth])
+        self._store(key, path.keys[depth - 1], b"", "snapshot", snapshot)
+
+    def shrink(self, most_bytes: int, kept: Container[bytes] = frozenset()) -> int:
+        """Let go of what is above a bound, the least recently used first; returns how much."""
+        gone_bytes = self._shelf.shrink(max(0, most_bytes), kept)
+        self.refused_bytes += gone_bytes
+        return gone_bytes
+
+    def clear(self) -> int:
+        """Let go of everything in memory."""
+        for request_id in list(self._fetches):
+            self.forget(request_id)
+        return self._shelf.shrink(0)
+
+    def close(self, at_most_s: float) -> None:
+        self.clear()
+        if self._disk is not None:
+            self._disk.close(at_most_s)
+
+    def _put(self, path: Path, at: int, key: bytes, block: Block, token_ids: Sequence[int]) -> None:
+        self._shelf.put(key, block, block.nbytes)
+        if at < path.stored:
+            return
+        parent = path.keys[at - 1] if at else path.root
+        tokens = pack(list(token_ids[at * BLOCK_TOKENS : (at + 1) * BLOCK_TOKENS]))
+        self._store(key, parent, tokens, "block", block)
+
+    def _store(self, key: bytes, parent: bytes, tokens: bytes, kind: str, block: Block) -> None:
+        if self._disk is not None and self._disk.has_room(block.nbytes):
+            parts = to_parts(block)
+            bytes_ = sum(memoryview(each).nbytes for each in parts)
+            self._disk.write(Entry(key, parent, tokens, bytes_, kind), parts)
+
+    def _use(self, keys: Sequence[bytes]) -> None:
+        if self.needs_snapshots:
+            self._shelf.use(each for key in keys for each in (key, snapshot_key(key)))
+        else:
+            self._shelf.use(keys)
+
+    def _deepest(self, keys: Sequence[bytes], depth: int) -> int:
+        """The greatest depth up to this one with a snapshot."""
+        return next(
+            (each for each in range(depth, 0, -1) if snapshot_key(keys[each - 1]) in self._shelf), 0
+        )

@@ -1,0 +1,132 @@
+"""The tier on disk, beside the engine's thread: one thread writes, one reads."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from protocol.prompt_store import Entry, PromptStore
+
+logger = logging.getLogger("worker")
+
+# What is made faster than it can be written isn't written: it would hold memory meanwhile.
+_MOST_PENDING_BYTES: Final = 512_000_000
+_MOST_PENDING: Final = 4096
+# Read and not yet taken over by the engine.
+_MOST_READ_BYTES: Final = 256_000_000
+
+
+@dataclass(eq=False)
+class Fetch:
+    """Payloads on their way, in the order of `keys`."""
+
+    keys: Sequence[bytes]
+    begun_at: float
+    # Written by the reading thread, last.
+    done: bool = False
+    abandoned: bool = field(default=False)
+
+
+class Disk:
+    """Of one worker. Its methods are for the engine thread and never wait, `close` apart."""
+
+    def __init__(self, store: PromptStore, owner: str, wake: Callable[[], None]) -> None:
+        """`wake` is called from the reading thread when there is something to take over."""
+        self._store = store
+        self._owner = owner
+        self._wake = wake
+        self._writes: queue.SimpleQueue[tuple[Entry, list[bytes | memoryview]] | None]
+        self._writes = queue.SimpleQueue()
+        self._reads: queue.SimpleQueue[Fetch | None] = queue.SimpleQueue()
+        self._arrived: queue.SimpleQueue[tuple[bytes, bytes, float]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._pending_bytes = 0
+        self._pending = 0
+        self._read_bytes = 0
+        self._taken = threading.Event()
+        self._closing = False
+        self._writer = threading.Thread(target=self._write_all, name="prompt-writer", daemon=True)
+        self._reader = threading.Thread(target=self._read_all, name="prompt-reader", daemon=True)
+        self._writer.start()
+        self._reader.start()
+
+    @property
+    def pending_bytes(self) -> int:
+        """What waits to be written, or was read and not taken: it holds memory."""
+        return self._pending_bytes + self._read_bytes
+
+    def has_room(self, bytes_: int) -> bool:
+        return self._pending < _MOST_PENDING and self._pending_bytes + bytes_ <= _MOST_PENDING_BYTES
+
+    def write(self, entry: Entry, parts: list[bytes | memoryview]) -> None:
+        with self._lock:
+            self._pending += 1
+            self._pending_bytes += entry.payload_bytes
+        self._writes.put((entry, parts))
+
+    def fetch(self, keys: Sequence[bytes]) -> Fetch:
+        fetch = Fetch(keys, time.monotonic())
+        self._reads.put(fetch)
+        return fetch
+
+    def arrived(self) -> tuple[bytes, bytes, float] | None:
+        """A key, its payload, and the seconds that it took to read."""
+        try:
+            found = self._arrived.get_nowait()
+        except queue.Empty:
+            return None
+        with self._lock:
+            self._read_bytes -= len(found[1])
+        self._taken.set()
+        return found
+
+    def close(self, at_most_s: float) -> None:
+        """Write what waits, and end."""
+        self._closing = True
+        self._taken.set()
+        self._reads.put(None)
+        self._writes.put(None)
+        self._writer.join(at_most_s)
+
+    def _write_all(self) -> None:
+        while (item := self._writes.get()) is not None:
+            entry, parts = item
+            try:
+                self._store.write(entry, parts, self._owner)
+            except Exception:
+                logger.exception("A prompt could not be stored")
+            with self._lock:
+                self._pending -= 1
+                self._pending_bytes -= entry.payload_bytes
+            del item, parts
+
+    def _read_all(self) -> None:
+        while (fetch := self._reads.get()) is not None:
+            try:
+                self._read(fetch)
+            except Exception:
+                logger.exception("Stored prompts could not be read")
+            fetch.done = True
+            self._wake()
+
+    def _read(self, fetch: Fetch) -> None:
+        for key in fetch.keys:
+            while self._read_bytes > _MOST_READ_BYTES and not self._closing:
+                self._taken.clear()
+                self._taken.wait(1.0)
+            if fetch.abandoned or self._closing:
+                return
+            began_at = time.monotonic()
+            payload = self._store.read(key)
+            if payload is None:
+                # What comes after it can't be used without it.
+                return
+            with self._lock:
+                self._read_bytes += len(payload)
+            self._arrived.put((key, payload, time.monotonic() - began_at))
+            self._wake()

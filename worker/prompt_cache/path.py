@@ -1,0 +1,68 @@
+"""The blocks that a sequence begins with, by name: made beside the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from protocol.prompt_store import PromptStore
+from worker.prompt_cache.keys import BLOCK_TOKENS, chain, root_key, snapshot_key
+
+
+@dataclass(frozen=True)
+class Path:
+    """`keys` name the whole blocks of a sequence. The first `stored` of them are on disk, and
+    snapshots of what can't be cut at the depths of `stored_snapshots`. More are to be made at those
+    of `boundaries`. Depths are in blocks.
+    """
+
+    root: bytes
+    keys: tuple[bytes, ...]
+    stored: int = 0
+    stored_snapshots: tuple[int, ...] = ()
+    boundaries: tuple[int, ...] = ()
+
+    def to(self, token_ids: Sequence[int]) -> Path:
+        """The same for a sequence that has gone on."""
+        return replace(self, keys=tuple(chain(self.root, token_ids, self.keys)))
+
+
+class Paths:
+    """Finds them for one model. Thread-safe; reads the disk's index."""
+
+    def __init__(
+        self, model_root: bytes, store: PromptStore | None, *, needs_snapshots: bool
+    ) -> None:
+        self._model_root = model_root
+        self._store = store
+        self._needs_snapshots = needs_snapshots
+
+    @property
+    def needs_boundaries(self) -> bool:
+        return self._needs_snapshots
+
+    def find(self, token_ids: Sequence[int], salt: str, boundaries: Sequence[int] = ()) -> Path:
+        """`boundaries` are in tokens, and taken down to whole blocks."""
+        root = root_key(self._model_root.hex(), salt)
+        keys = chain(root, token_ids)
+        depths = sorted({each // BLOCK_TOKENS for each in boundaries})
+        wanted = tuple(each for each in depths if 0 < each <= usable_depth(len(token_ids)))
+        store = self._store
+        if store is None:
+            return Path(root, tuple(keys), boundaries=wanted)
+        stored = 0
+        while stored < len(keys) and store.has(keys[stored]):
+            stored += 1
+        snapshots: tuple[int, ...] = ()
+        if self._needs_snapshots:
+            deepest_first = range(stored, 0, -1)
+            found = (each for each in deepest_first if store.has(snapshot_key(keys[each - 1])))
+            snapshots = tuple(each for each in [next(found, 0)] if each)
+        return Path(root, tuple(keys), stored, snapshots, wanted)
+
+
+def usable_depth(tokens: int) -> int:
+    """How many blocks a sequence may take from elsewhere: its last token has to be computed, as
+    what follows comes from that.
+    """
+    return (tokens - 1) // BLOCK_TOKENS
