@@ -39,6 +39,7 @@ from worker.prompt_cache.disk import Disk
 from worker.prompt_cache.keys import root_key
 from worker.prompt_cache.path import Paths
 from worker.prompts import Context, prepare
+from worker.warm import warm
 
 # Another one, and what is stored isn't found any more.
 _PROMPT_FORMAT = "1"
@@ -101,6 +102,10 @@ def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
     prompt_cache = PromptCache(cutter, disk)
     engine = _build_engine(thread, loaded, command, limits, prompt_cache)
     context = _context(command, loaded)
+    warm(engine, context.tokens, loaded.vocabulary)
+    if thread.should_finish():
+        engine.close()
+        return
     ready = Ready(
         load_s=time.monotonic() - started_at,
         weight_bytes=loaded.weight_bytes,

@@ -209,6 +209,8 @@ class WorkerSupervisor:
                 case LoadProgress(loaded_bytes=done, total_bytes=total):
                     self._condition.progress(
                         f"loading: {format_size(done)} of {format_size(total)}"
+                        if done < total
+                        else f"loading: {format_size(total)} are read, kernels are compiled"
                     )
                     self._check_weights(worker, total)
                 case Hello() | Ready() | LoadFailed():

@@ -61,7 +61,7 @@ class BatchedEngine:
         self._held: deque[Sequence] = deque()
         self._batches: deque[RowBatch] = deque()
         self._keeper = None if prompt_cache is None else Keeper(prompt_cache, room)
-        self._stall_s = stall_s
+        self._pace = PrefillPace(largest_chunk(), beside_decoding_s=stall_s)
 
     @property
     def active(self) -> int:
@@ -244,7 +244,7 @@ class BatchedEngine:
             self._model,
             self._until_eos,
             self._max_concurrency,
-            PrefillPace(largest_chunk(), beside_decoding_s=self._stall_s),
+            self._pace,
             self._on_prefill,
         )
         self._on_built()
