@@ -122,6 +122,30 @@ def state_space(folder: Path) -> Path:
     )
 
 
+def hybrid(folder: Path) -> Path:
+    """Convolutions with a state beside full attention."""
+    return _write(
+        folder,
+        {
+            "model_type": "lfm2",
+            "hidden_size": 64,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 4096,
+            "norm_eps": 1e-5,
+            "conv_bias": False,
+            "conv_L_cache": 3,
+            "block_dim": 64,
+            "block_multiple_of": 32,
+            "block_ffn_dim_multiplier": 1.0,
+            "block_auto_adjust_ff_dim": False,
+            "block_ff_dim": 128,
+            "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+        },
+    )
+
+
 def chunked_attention(folder: Path) -> Path:
     """Caches that mlx-lm can't merge into a batch."""
     text = {

@@ -76,14 +76,17 @@ class Keeper:
         """Keep what rows have that is new."""
         for each in running:
             depth = each.row.seen_tokens // BLOCK_TOKENS
-            if each.at_boundary and self.cache.needs_snapshots:
-                self._keep(each, depth, sizes, snapshot=True)
+            if self.cache.needs_snapshots:
+                # mlx-lm tells the end of every segment, and the last token is one of its own.
+                if each.at_boundary and _at_boundary(each.row):
+                    self._keep(each, depth, sizes, snapshot=True)
             elif each.prefilling or depth - (each.row.kept or 0) >= _ANSWER_BLOCKS:
                 self._keep(each, depth, sizes)
             elif depth > (each.row.kept or 0) and len(each.row.generated) <= 1:
                 self._keep(each, depth, sizes)  # The rest of its prompt.
-        for each in ended:
-            self._keep(each, each.row.seen_tokens // BLOCK_TOKENS, sizes)
+        if not self.cache.needs_snapshots:
+            for each in ended:
+                self._keep(each, each.row.seen_tokens // BLOCK_TOKENS, sizes)
 
     def _keep(
         self, each: CachedRow, depth: int, sizes: list[Batch], *, snapshot: bool = False
@@ -92,9 +95,6 @@ class Keeper:
         if path is None or row.kept is None:
             return
         first = row.kept
-        if self.cache.needs_snapshots and not snapshot:
-            # Without a snapshot at its end a block is of no use, and of the answer there is none.
-            depth = min(depth, max(path.boundaries, default=0))
         if depth <= first and not snapshot:
             return
         bytes_ = max(0, depth - first) * self.cache.block_bytes
@@ -149,3 +149,9 @@ class Keeper:
             row.kept <= last < min(len(path.keys), len(other.keys))
             and path.keys[last] == other.keys[last]
         )
+
+
+def _at_boundary(row: Row) -> bool:
+    path = row.sequence.path
+    depth, beyond = divmod(row.seen_tokens, BLOCK_TOKENS)
+    return path is not None and not beyond and depth in path.boundaries
