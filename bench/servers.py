@@ -37,7 +37,7 @@ class Server:
     def __init__(self, arguments: list[str], log: Path, model: str) -> None:
         """`model` is the name that requests ask for."""
         self._log = log
-        self._model = model
+        self.model = model
         with log.open("wb") as stderr:
             self._process = subprocess.Popen(
                 [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=stderr, text=True
@@ -101,7 +101,7 @@ class Server:
     async def _open(self, prompts: Sequence[Prompt], tokens: int) -> Load:
         temperature = temperature_of(prompts)
         requests = [
-            completion_request(self._model, prompt, tokens, temperature) for prompt in prompts
+            completion_request(self.model, prompt, tokens, temperature) for prompt in prompts
         ]
         return await Load.open(self.address, requests, tokens)
 
@@ -115,9 +115,9 @@ class Bulkhead(Server):
 
     name = BULKHEAD
 
-    def __init__(self, model: Path, state_dir: Path, log: Path) -> None:
+    def __init__(self, model: Path, state_dir: Path, log: Path, *options: str) -> None:
         arguments = ["-m", "gateway", "serve", "--model", f"{model}=bench", "--port", "0"]
-        super().__init__([*arguments, "--state-dir", str(state_dir)], log, "bench")
+        super().__init__([*arguments, "--state-dir", str(state_dir), *options], log, "bench")
         assert self._process.stdout is not None
         found = re.search(r"http://[\w.]+:(\d+)", self._process.stdout.readline())
         if found is None:
