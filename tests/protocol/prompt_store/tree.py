@@ -16,6 +16,15 @@ FILE = disk_bytes(100)
 PLENTY = 1 << 40
 
 
+class Clock:
+    """Stands still until it is set."""
+
+    now = 1e9
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def key_of(parent: bytes, token: int) -> bytes:
     return hashlib.blake2b(parent + pack([token]), digest_size=KEY_BYTES).digest()
 
@@ -67,6 +76,6 @@ def bytes_on_disk(folder: Path) -> int:
     for parent, _, names in os.walk(folder):
         for name in names:
             if not name.startswith("index.sqlite"):
-                found = os.lstat(os.path.join(parent, name))
+                found = Path(parent, name).lstat()
                 taken += -(-found.st_size // 4096) * 4096
     return taken
