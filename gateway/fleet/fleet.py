@@ -9,10 +9,11 @@ import logging
 import time
 from collections.abc import Iterable
 from enum import StrEnum
+from pathlib import Path
 from typing import Final
 
 from gateway.config.in_force import InForce
-from gateway.config.settings import Settings
+from gateway.config.settings import PromptCacheSettings, Settings
 from gateway.dispatch.request import Request
 from gateway.events import EventLog
 from gateway.fleet.readings import Readings
@@ -34,6 +35,7 @@ from gateway.process.worker_log import WorkerLog
 from gateway.serve.faults import Faults
 from gateway.state.state_dir import StateDir
 from gateway.system.tasks import Tasks
+from protocol.messages import PromptCacheDisk
 
 logger = logging.getLogger(__name__)
 
@@ -153,6 +155,7 @@ class Fleet:
             self._starter,
             WorkerLog(self._state_dir.log_path(model.id)),
             self.events,
+            _on_disk(self.settings.prompt_cache, self._state_dir.prompts),
         )
 
     def now(self) -> float:
@@ -222,3 +225,14 @@ class Fleet:
     def _loading(self) -> bool:
         states = (each.state for each in self.roster.everyone)
         return any(each in (State.STARTING, State.LOADING) for each in states)
+
+
+def _on_disk(kept: PromptCacheSettings, folder: Path) -> PromptCacheDisk | None:
+    """What workers are told of the prompts on disk; None if there are to be none."""
+    if not kept.disk_bytes:
+        return None
+    return PromptCacheDisk(
+        folder=str(folder),
+        most_bytes=kept.disk_bytes,
+        most_bytes_per_hour=kept.disk_writes_per_hour_bytes,
+    )

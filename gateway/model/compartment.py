@@ -30,6 +30,7 @@ from gateway.process.process import ExitStatus
 from gateway.process.worker import Worker
 from gateway.process.worker_log import WorkerLog
 from gateway.system.tasks import Tasks
+from protocol.messages import PromptCacheDisk
 
 # Deaths by these are the worker's own; orders and shutdowns are not.
 _BLAMED: Final = (Event.MISBEHAVED, Event.HUNG, Event.EXIT)
@@ -51,6 +52,7 @@ class Compartment:
         starter: Starter,
         log: WorkerLog,
         events: EventLog,
+        prompt_cache: PromptCacheDisk | None,
     ) -> None:
         self.model = model
         self.log = log
@@ -65,6 +67,7 @@ class Compartment:
         self._in_force = in_force
         self._starter = starter
         self._events = events
+        self._prompt_cache = prompt_cache
         self._tasks = Tasks(model.id)
         self._load_ordered = False
         self._removed = False
@@ -320,6 +323,7 @@ class Compartment:
                 self._in_force,
                 self._events,
                 self._tasks,
+                self._prompt_cache,
             )
         except Exception as error:
             # Whatever it is: without a worker nothing else would end this state.
