@@ -9,13 +9,13 @@ import logging
 import time
 from collections.abc import Iterable
 from enum import StrEnum
-from pathlib import Path
 from typing import Final
 
 from gateway.config.in_force import InForce
-from gateway.config.settings import PromptCacheSettings, Settings
+from gateway.config.settings import Settings
 from gateway.dispatch.request import Request
 from gateway.events import EventLog
+from gateway.fleet.prompts import Prompts
 from gateway.fleet.readings import Readings
 from gateway.fleet.roster import Roster
 from gateway.fleet.starter import Starter
@@ -35,7 +35,6 @@ from gateway.process.worker_log import WorkerLog
 from gateway.serve.faults import Faults
 from gateway.state.state_dir import StateDir
 from gateway.system.tasks import Tasks
-from protocol.messages import PromptCacheDisk
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +52,7 @@ class Phase(StrEnum):
 
 class Fleet:
     """`phase` is the gateway's own, `roster` has the models, `readings` what was measured last,
-    `faults` what failed inside the gateway.
+    `prompts` what is kept of them on disk, `faults` what failed inside the gateway.
     """
 
     def __init__(
@@ -104,12 +103,14 @@ class Fleet:
             settings.memory.ordinary_tokens,
         )
         self._state_dir = state_dir
+        self.prompts = Prompts(state_dir.prompts, settings.prompt_cache)
         self.roster = Roster(models, self._new_compartment, self.steward)
         self.readings = Readings(self.roster, lambda: self.workers, self.steward)
         self._tasks = Tasks("fleet")
 
     def start(self) -> None:
         self.readings.start()
+        self.prompts.start()
         self._tasks.keep(self._tick, "deadlines", _TICK_S)
         self.phase = Phase.SERVING
         for compartment in self.roster.configured.values():
@@ -155,7 +156,7 @@ class Fleet:
             self._starter,
             WorkerLog(self._state_dir.log_path(model.id)),
             self.events,
-            _on_disk(self.settings.prompt_cache, self._state_dir.prompts),
+            self.prompts.for_workers,
         )
 
     def now(self) -> float:
@@ -199,6 +200,7 @@ class Fleet:
         self.phase = Phase.STOPPED
         await self._tasks.cancel_all()
         await self.readings.close()
+        await self.prompts.close()
         await self.roster.close()
         await self.steward.close()
         self._starter.close()
@@ -225,14 +227,3 @@ class Fleet:
     def _loading(self) -> bool:
         states = (each.state for each in self.roster.everyone)
         return any(each in (State.STARTING, State.LOADING) for each in states)
-
-
-def _on_disk(kept: PromptCacheSettings, folder: Path) -> PromptCacheDisk | None:
-    """What workers are told of the prompts on disk; None if there are to be none."""
-    if not kept.disk_bytes:
-        return None
-    return PromptCacheDisk(
-        folder=str(folder),
-        most_bytes=kept.disk_bytes,
-        most_bytes_per_hour=kept.disk_writes_per_hour_bytes,
-    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from gateway.clock.waiting import until_set
 from gateway.config.in_force import InForce
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
@@ -130,6 +131,18 @@ class Compartment:
     async def until_ended(self) -> None:
         """Wait until no process is left, or the ladder has given up on one."""
         await self.condition.until(lambda: self._supervisor is None or self._supervisor.given_up)
+
+    async def clear_prompts(self, deadline_s: float) -> int | None:
+        """Have its worker let go of the prompts in memory: the bytes that are free; None if that
+        takes longer. One that is ending may write some of them to the disk until it has.
+        """
+        match self.worker:
+            case Worker() as worker if self.state is State.STOPPING:
+                return 0 if await until_set(worker.ended, deadline_s) else None
+            case Worker() as worker if worker.fingerprint is not None:
+                return await worker.clear_prompts(deadline_s)
+            case _:
+                return 0
 
     # Requests and time
 

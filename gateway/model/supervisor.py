@@ -33,6 +33,7 @@ from protocol.messages import (
     LoadProgress,
     Need,
     Output,
+    PromptCacheCleared,
     PromptCacheDisk,
     Ready,
     Rendered,
@@ -224,6 +225,8 @@ class WorkerSupervisor:
                     self._check_weights(worker, total)
                 case Hello() | Ready() | LoadFailed():
                     self._advance(worker, message)
+                case PromptCacheCleared():
+                    progress = False
                 case Need():
                     progress = False
                     self._tenancy.needs(worker, message)

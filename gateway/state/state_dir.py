@@ -141,13 +141,13 @@ class StateDir:
             self._lock = None
 
     def socket_path(self, incarnation: int) -> Path:
-        """Where a worker that is started now is to connect. Every folder is there then, also if
-        somebody has removed one.
+        """Where a worker that is started now is to connect. Every folder that this takes is there
+        then, also if somebody has removed one.
 
         Raises:
             OSError: they can't be made again, or were taken by another gateway since.
         """
-        for folder in self.folders:
+        for folder in (self.path, self.sockets, self.logs, self.workers):
             make_folder(folder)
         if self._lock is not None and not self._holds_lock(self._lock):
             try:
