@@ -60,6 +60,19 @@ class WorkerStatus(Struct):
     prompt_cache_bytes: int | None
 
 
+class PromptCacheStatus(Struct):
+    """Bytes of prompts that are kept in memory, where no worker is loaded none, and on disk, where
+    they outlive their worker. Of `prompt_tokens` that were asked for since the gateway's start and
+    answered, `cached_tokens` were not computed anew; the rate is their share.
+    """
+
+    memory_bytes: int | None
+    disk_bytes: int | None
+    prompt_tokens: int
+    cached_tokens: int
+    hit_rate: float | None
+
+
 class ModelStatus(Struct):
     """The oldest request's age counts from its arrival, also of one that was parked; null if there
     is none. `context_tokens` is the longest prompt with its answer, once the model is loaded.
@@ -81,6 +94,7 @@ class ModelStatus(Struct):
     wanted_bytes: int | None
     context_tokens: int | None
     last_used_at: float | None
+    prompt_cache: PromptCacheStatus
     worker: WorkerStatus | None
     restarts: int
     last_exit: LastExit | None
@@ -101,11 +115,13 @@ class Status(Struct):
     reason: str | None
     config: ConfigStatus
     memory: MemoryStatus
+    prompt_cache: PromptCacheStatus
     models: list[ModelStatus]
 
 
 def gateway_status(fleet: Fleet, configuration: Configuration) -> Status:
     file = configuration.file
+    models = [model_status(each, fleet) for each in fleet.roster.configured.values()]
     return Status(
         version=VERSION,
         pid=os.getpid(),
@@ -114,7 +130,8 @@ def gateway_status(fleet: Fleet, configuration: Configuration) -> Status:
         reason=fleet.caution,
         config=ConfigStatus(None if file is None else str(file.absolute()), configuration.digest),
         memory=_memory_status(fleet),
-        models=[model_status(each, fleet) for each in fleet.roster.configured.values()],
+        prompt_cache=_together([each.prompt_cache for each in models], fleet),
+        models=models,
     )
 
 
@@ -137,6 +154,7 @@ def model_status(compartment: Compartment, fleet: Fleet) -> ModelStatus:
         wanted_bytes=None if holder is None else holder.need.wanted_bytes,
         context_tokens=None if worker is None else worker.context_tokens,
         last_used_at=compartment.traffic.last_used_at,
+        prompt_cache=_prompt_cache_status(compartment, fleet),
         worker=None if worker is None else _worker_status(worker),
         restarts=compartment.recovery.restarts,
         last_exit=compartment.recovery.last_exit,
@@ -165,8 +183,37 @@ def _worker_status(worker: Worker) -> WorkerStatus:
         buffer_bytes=worker.buffer_bytes,
         last_step_age_s=worker.last_step_age_s,
         tokens_per_s=worker.tokens_per_s,
-        prompt_cache_bytes=None,
+        prompt_cache_bytes=worker.prompt_cache_bytes,
     )
+
+
+def _prompt_cache_status(compartment: Compartment, fleet: Fleet) -> PromptCacheStatus:
+    worker, traffic = compartment.worker, compartment.traffic
+    return PromptCacheStatus(
+        memory_bytes=0 if worker is None else worker.prompt_cache_bytes,
+        disk_bytes=fleet.prompts.of(compartment.model.id),
+        prompt_tokens=traffic.prompt_tokens,
+        cached_tokens=traffic.cached_tokens,
+        hit_rate=_rate(traffic.prompt_tokens, traffic.cached_tokens),
+    )
+
+
+def _together(each: list[PromptCacheStatus], fleet: Fleet) -> PromptCacheStatus:
+    """On disk there may be prompts of models, too, that aren't configured any more."""
+    on_disk = fleet.prompts.disk_bytes
+    prompt_tokens = sum(model.prompt_tokens for model in each)
+    cached_tokens = sum(model.cached_tokens for model in each)
+    return PromptCacheStatus(
+        memory_bytes=sum(model.memory_bytes or 0 for model in each),
+        disk_bytes=None if on_disk is None else sum(on_disk.values()),
+        prompt_tokens=prompt_tokens,
+        cached_tokens=cached_tokens,
+        hit_rate=_rate(prompt_tokens, cached_tokens),
+    )
+
+
+def _rate(prompt_tokens: int, cached_tokens: int) -> float | None:
+    return cached_tokens / prompt_tokens if prompt_tokens else None
 
 
 def _memory_status(fleet: Fleet) -> MemoryStatus:

@@ -19,6 +19,7 @@ from gateway.memory.budget import budget_bytes
 from gateway.memory.estimate.estimate import Estimate
 from gateway.memory.estimate.fitting import Fit, fit, whole
 from gateway.memory.estimate.learned import Learned
+from gateway.memory.estimate.options import options_in
 from gateway.memory.estimate.weights import EstimateError
 from gateway.memory.stranded.record import read_stranded
 from gateway.state.state_dir import StateDir, default_state_dir
@@ -100,7 +101,7 @@ def command(
         raise NoSuchModelError(f"Nothing can be said of {model}: {error}") from error
     try:
         answer = _answer(folder, tokens, configured, settings)
-    except (OSError, EstimateError) as error:
+    except (OSError, ValueError, EstimateError) as error:
         raise CommandError(f"Nothing can be said of {model}: {error}") from error
     if not answer.estimate.shape.sequence_bytes(tokens):
         raise CommandError(
@@ -124,7 +125,8 @@ def _answer(folder: Path, tokens: int, configured: ModelSettings, settings: Sett
     state_dir = StateDir(Path(settings.gateway.state_dir or default_state_dir()))
     learned = Learned(state_dir.learned_path)
     ordinary_tokens = settings.memory.ordinary_tokens
-    _, found = whole(folder, tokens, ordinary_tokens, configured.python, learned)
+    options = options_in(configured)
+    _, found = whole(folder, tokens, ordinary_tokens, configured.python, learned, options)
     pinned_bytes = sum(
         _floor_bytes(each, ordinary_tokens, learned)
         for each in settings.models.values()
@@ -139,9 +141,10 @@ def _floor_bytes(model: ModelSettings, ordinary_tokens: int, learned: Learned) -
     """Of a pinned model; 0 if nothing can be said of it, which `doctor` says better."""
     try:
         folder = find_folder(locate(model.path))
-        return whole(folder, model.context_tokens, ordinary_tokens, model.python, learned)[
-            1
-        ].floor_bytes
+        _, found = whole(
+            folder, model.context_tokens, ordinary_tokens, model.python, learned, options_in(model)
+        )
+        return found.floor_bytes
     except (ValueError, OSError, EstimateError):
         return 0
 
@@ -155,7 +158,7 @@ def _printed(model: str, answer: _Answer) -> Printed:
         floor_bytes=result.floor_bytes,
         idle_bytes=result.calculated_fixed_bytes,
         measured_idle_bytes=result.measured_fixed_bytes,
-        token_bytes=result.shape.full_token_bytes,
+        token_bytes=result.token_bytes,
         rows=answer.rows,
         verdict=answer.verdict,
         needed_bytes=answer.fit.needed_bytes,

@@ -135,6 +135,28 @@ class Whole(Struct, frozen=True):
         return str(value)
 
 
+class Choice(Struct, frozen=True):
+    """One of some whole numbers."""
+
+    numbers: tuple[int, ...]
+
+    @property
+    def expected(self) -> str:
+        return " or ".join(map(str, self.numbers))
+
+    def read(self, value: object) -> int:
+        # 4.0 is equal to 4.
+        if type(value) is not int or value not in self.numbers:
+            raise UnexpectedError(value)
+        return value
+
+    def schema(self) -> dict[str, Any]:
+        return {"enum": list(self.numbers)}
+
+    def write(self, value: int) -> str:
+        return str(value)
+
+
 class Time(Struct, frozen=True):
     """Seconds from `least_s` to ten years, or text with a unit; `zero` says what 0 stands for."""
 

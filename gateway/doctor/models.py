@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.config.models import check_allowed, check_holds_model, find_folder, locate
+from gateway.config.models import find_adapter, find_draft, find_folder, find_model
 from gateway.config.settings import ModelSettings
 from gateway.config.sizes import format_size
 from gateway.doctor.errands import Outcome, run_errand
@@ -16,6 +16,7 @@ from gateway.doctor.installation import Installation
 from gateway.doctor.machine import budget_bytes
 from gateway.memory.estimate.fitting import Fit, fit, whole
 from gateway.memory.estimate.learned import Learned
+from gateway.memory.estimate.options import options_in
 from gateway.memory.estimate.weights import EstimateError
 from gateway.memory.stranded.record import read_stranded
 from protocol.errands import Environment, Examine, Examined
@@ -72,11 +73,11 @@ def look_at_models(installation: Installation) -> Iterator[Finding]:
 
 def _located(model: ModelSettings, allowed: tuple[str, ...]) -> str:
     """Raises: ValueError."""
-    located = locate(model.path)
-    check_holds_model(located)
-    if allowed:
-        check_allowed(located, allowed)
-    return located
+    if model.adapter is not None:
+        find_adapter(model.adapter, allowed)
+    if model.draft_model is not None:
+        find_draft(model.draft_model, allowed)
+    return find_model(model.path, allowed)
 
 
 def _possible_bytes(installation: Installation) -> int:
@@ -125,10 +126,15 @@ def _size(
     """None: nothing can be said, which whoever reads the files says better."""
     try:
         _, found = whole(
-            find_folder(source), model.context_tokens, ordinary_tokens, model.python, learned
+            find_folder(source),
+            model.context_tokens,
+            ordinary_tokens,
+            model.python,
+            learned,
+            options_in(model),
         )
         return fit(found, possible_bytes)
-    except (EstimateError, OSError):
+    except (EstimateError, OSError, ValueError):
         return None
 
 

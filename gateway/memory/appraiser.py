@@ -12,6 +12,7 @@ from gateway.config.models import find_folder
 from gateway.memory.estimate.estimate import Estimate
 from gateway.memory.estimate.fitting import guess, shortened, whole
 from gateway.memory.estimate.learned import Learned
+from gateway.memory.estimate.options import options_of
 from gateway.model.model import Model
 from gateway.system.lane import HangsError, Lane
 
@@ -76,14 +77,20 @@ def _appraise(
     try:
         folder = find_folder(model.source)
         key, found = whole(
-            folder, settings.context_tokens, ordinary_tokens, settings.python, learned
+            folder,
+            settings.context_tokens,
+            ordinary_tokens,
+            settings.python,
+            learned,
+            options_of(model),
         )
         return Appraised(key, shortened(found, most_bytes))
     except Exception as error:
         _raise_shortage(error)
         why = str(error) or repr(error)
     try:
-        return Guessed(guess(find_folder(model.source), learned.process_bytes), why)
+        guessed_bytes = guess(find_folder(model.source), learned.process_bytes, options_of(model))
+        return Guessed(guessed_bytes, why)
     except Exception as error:
         _raise_shortage(error)
         # The worker will find out more, and say it better.

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from gateway.config.changes import changes
 from gateway.config.mistakes import Mistake, Source
-from gateway.config.read import Configuration
+from gateway.config.read import Configuration, Located
 from gateway.config.settings import ConfigError, Settings
 from gateway.dispatch.refusal import Refusal
 from gateway.fleet.fleet import Fleet
@@ -118,11 +118,10 @@ class Reloader:
                 "MLX, which was asked for the memory that it may use,",
             )
         found = changes(self._present.settings, new.settings)
+        # The same words may mean another place, or another revision in the cache.
         moved = {
-            model_id: ("path",)
-            for model_id, source in new.located.items()
-            # The same words may mean another place, or another revision in the cache.
-            if self._present.located.get(model_id, source) != source
+            model_id: _differing(self._present.located.get(model_id, located), located)
+            for model_id, located in new.located.items()
         }
         settings = _without_restart(self._present.settings, new.settings, found.restart)
         self._present = msgspec.structs.replace(new, settings=settings)
@@ -134,10 +133,15 @@ class Reloader:
             | {
                 model_id: tuple(dict.fromkeys((*keys, *found.changed.get(model_id, ()))))
                 for model_id, keys in moved.items()
+                if keys
             },
             applied=found.live,
             needs_restart=found.restart,
         )
+
+
+def _differing(old: Located, new: Located) -> tuple[str, ...]:
+    return tuple(key for key in Located.__struct_fields__ if getattr(old, key) != getattr(new, key))
 
 
 def _without_restart(old: Settings, new: Settings, keys: tuple[str, ...]) -> Settings:
