@@ -156,6 +156,6 @@ def test_entries_that_make_no_sense(opened: Open, folder: Path) -> None:
         Entry(key, b"", b"", 3, "block"),
         Entry(key, key, b"", 3, "block"),
     ):
-        with pytest.raises(ValueError, match="16 bytes|the entry's"):
+        with pytest.raises(ValueError, match=r"16 bytes|the entry's"):
             store.write(entry, [b"abc"], "m")
     assert not folder.exists()
