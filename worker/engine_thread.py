@@ -53,6 +53,13 @@ class Stepped:
 
 
 @dataclass(frozen=True)
+class GivenUp:
+    """A sequence that waited for more than can be had."""
+
+    failure: RequestFailed
+
+
+@dataclass(frozen=True)
 class Ended:
     """The engine thread is over and holds nothing. `failed` if an exception ended it."""
 
@@ -69,7 +76,7 @@ class Finish:
     """Release the model and end the thread."""
 
 
-EngineEvent: TypeAlias = "Message | Loaded | Stepped | Prepared | Ended"
+EngineEvent: TypeAlias = "Message | Loaded | Stepped | Prepared | GivenUp | Ended"
 EngineCommand: TypeAlias = "Load | Sequence | Remove | Limit | Finish"
 
 
@@ -141,10 +148,6 @@ class EngineThread:
             command = self.next_command(wait=False)
             if command is not None:
                 yield command
-
-    def post_again(self, command: EngineCommand) -> None:
-        """It can't be obeyed yet."""
-        self._commands.put(command)
 
     def should_finish(self) -> bool:
         return self._finishing.is_set()

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 import platform
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 
+import msgspec
 from mlx_lm.models.cache import make_prompt_cache
 
 from protocol.messages import (
     PROTOCOL_VERSION,
+    Bound,
     Device,
     Hello,
     Limit,
@@ -22,14 +24,14 @@ from protocol.messages import (
     Need,
     Ready,
 )
-from worker.engine_thread import EngineCommand, EngineThread, Loaded, Remove, Stepped
+from worker.engine_thread import EngineCommand, EngineThread, GivenUp, Loaded, Remove, Stepped
 from worker.engines.batched import BatchedEngine
 from worker.engines.room import Room, measure
 from worker.engines.sequence import Engine, Sequence
 from worker.engines.sequential import SequentialEngine
 from worker.limits import Limits, read_device, read_memory, release_memory, trim
 from worker.loading import LoadAbandonedError, LoadedModel, ModelError, load
-from worker.prompts import Context, prepare
+from worker.prompts import ContextInForce, prepare
 
 _MEMORY_READING_S = 1.0
 _GATHER_S = 0.01
@@ -79,12 +81,14 @@ def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
     limits = Limits(room, device, loaded.weight_bytes, wire=command.wire)
     if command.limit_bytes is not None:
         limits.take(command.limit_bytes, command.beside_bytes)
-    engine = _build_engine(thread, loaded, command, limits)
     context = _context(command, loaded)
+    _take_bound(command.bound, room, context)
+    engine = _build_engine(loaded, command, limits, between_chunks=lambda: turns.between_chunks())
+    turns = Turns(thread, engine, limits, context)
     ready = Ready(
         load_s=time.monotonic() - started_at,
         weight_bytes=loaded.weight_bytes,
-        context_tokens=context.tokens,
+        context_tokens=context.now.tokens,
         batching=engine.batching,
         fingerprint=loaded.fingerprint,
         memory=read_memory(),
@@ -93,30 +97,28 @@ def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
     thread.emit(
         Loaded(
             ready,
-            functools.partial(prepare, loaded=loaded, context=context),
+            lambda generate: prepare(generate, loaded, context.now),
         )
     )
     try:
-        Turns(thread, engine, limits).run()
+        turns.run()
     finally:
         engine.close()
 
 
-def _context(command: Load, loaded: LoadedModel) -> Context:
-    """The least of what was configured, what the model can, and what memory there can be."""
+def _context(command: Load, loaded: LoadedModel) -> ContextInForce:
+    """The least of what was configured and what the model can, until memory has less."""
     own_tokens = loaded.context_tokens or command.context_tokens
-    tokens = min(command.context_tokens, own_tokens)
-    if command.admitted_tokens is None or command.admitted_tokens >= tokens:
-        return Context(tokens)
-    return Context(
-        command.admitted_tokens,
-        f" That is what fitted into the memory budget when it was loaded; the model itself could "
-        f"hold {tokens}.",
-    )
+    return ContextInForce(min(command.context_tokens, own_tokens))
+
+
+def _take_bound(bound: Bound | None, room: Room, context: ContextInForce) -> None:
+    room.most_bytes = None if bound is None else bound.bytes
+    context.take(bound)
 
 
 def _build_engine(
-    thread: EngineThread, loaded: LoadedModel, command: Load, limits: Limits
+    loaded: LoadedModel, command: Load, limits: Limits, between_chunks: Callable[[], None]
 ) -> Engine:
     if all(hasattr(cache, "merge") for cache in make_prompt_cache(loaded.model)):
         return BatchedEngine(
@@ -127,37 +129,19 @@ def _build_engine(
             loaded.weight_bytes,
             limits.apply,
         )
-    engine = SequentialEngine(
-        loaded.model,
-        loaded.eos_token_ids,
-        limits.room,
-        between_chunks=lambda: _between_chunks(thread, engine),
-    )
-    return engine
-
-
-def _between_chunks(thread: EngineThread, engine: SequentialEngine) -> None:
-    """A recall waits for the end of the prompt: it can't leave its place in mid-prefill."""
-    thread.note_step(engine.active, engine.waiting)
-    for command in thread.commands():
-        match command:
-            case Sequence():
-                engine.add(command)
-            case Remove(request_ids):
-                engine.remove(request_ids)
-            case _:
-                thread.post_again(command)
-    if thread.should_finish():
-        engine.close()
+    return SequentialEngine(loaded.model, loaded.eos_token_ids, limits.room, between_chunks)
 
 
 class Turns:
     """Steps of an engine, and between them what it is told and what it says of its needs."""
 
-    def __init__(self, thread: EngineThread, engine: Engine, limits: Limits) -> None:
+    def __init__(
+        self, thread: EngineThread, engine: Engine, limits: Limits, context: ContextInForce
+    ) -> None:
         self._thread = thread
         self._engine = engine
         self._limits = limits
+        self._context = context
         self._told: Need | None = None
         self._memory_read_at = 0.0
 
@@ -168,6 +152,7 @@ class Turns:
             if thread.should_finish():
                 # Among those commands was the one to finish: no other follows.
                 return
+            self._refuse_hopeless()
             asked = self._tell_need()
             if engine.active + engine.waiting == 0:
                 self._rest()
@@ -178,6 +163,14 @@ class Turns:
                 self._step()
             else:
                 self._step()
+
+    def between_chunks(self) -> None:
+        """For an engine whose step lasts as long as a prompt."""
+        self._thread.note_step(self._engine.active, self._engine.waiting)
+        self._obey_all()
+        self._tell_need()
+        if self._thread.should_finish():
+            self._engine.close()
 
     def _step(self) -> None:
         thread, engine = self._thread, self._engine
@@ -216,23 +209,28 @@ class Turns:
                 self._engine.add(command)
             case Remove(request_ids):
                 self._engine.remove(request_ids)
-            case Limit(limit_bytes=limit_bytes, beside_bytes=beside_bytes):
-                self._take_limit(limit_bytes, beside_bytes)
+            case Limit() as limit:
+                self._take_limit(limit)
             case _:
                 # A second load can't be, and finishing is asked for by a flag.
                 return
 
-    def _take_limit(self, limit_bytes: int, beside_bytes: int) -> None:
+    def _take_limit(self, limit: Limit) -> None:
         before_bytes = self._limits.mlx_bytes
-        self._limits.take(limit_bytes, beside_bytes)
+        self._limits.take(limit.limit_bytes, limit.beside_bytes)
+        _take_bound(limit.bound, self._limits.room, self._context)
         # What drivers keep beside MLX's account, as pools on CUDA, leaves it less under any limit.
         if self._limits.mlx_bytes < before_bytes:
             self._engine.make_room()
             trim()
         self._tell_need(anyway=True)
 
+    def _refuse_hopeless(self) -> None:
+        for each in self._engine.take_hopeless():
+            self._thread.emit(GivenUp(self._context.hopeless(each, self._limits.room)))
+
     def _tell_need(self, *, anyway: bool = False) -> bool:
-        """Say what has changed; True if anything has."""
+        """Say what has changed; True if that may bring memory."""
         limit_bytes = self._limits.room.limit_bytes
         if limit_bytes is None:
             return False
@@ -240,9 +238,11 @@ class Turns:
             limit_bytes=limit_bytes,
             **self._engine.need._asdict(),
             held=self._engine.waiting if self._engine.short else 0,
+            context_tokens=self._context.now.tokens,
         )
-        if need == self._told and not anyway:
+        told = self._told
+        if need == told and not anyway:
             return False
         self._told = need
         self._thread.emit(need)
-        return True
+        return told is None or msgspec.structs.replace(need, prompt=told.prompt) != told

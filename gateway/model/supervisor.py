@@ -156,12 +156,12 @@ class WorkerSupervisor:
                 path=self._model.source,
                 max_concurrency=self._model.settings.max_concurrency,
                 context_tokens=self._model.settings.context_tokens,
-                admitted_tokens=None if estimated is None else estimated.context_tokens,
                 limit_bytes=worker.granted_bytes,
                 beside_bytes=worker.tell_beside(),
                 working_bytes=0 if estimated is None else estimated.working_bytes,
                 working_token_bytes=0 if estimated is None else estimated.working_token_bytes,
                 wire=self._in_force.settings.memory.wire_weights,
+                bound=self._tenancy.tell_bound(),
             )
         )
 

@@ -30,6 +30,7 @@ from protocol.messages import (
     Heartbeat,
     Message,
     MlxMemory,
+    Need,
     Output,
     Ready,
     Stop,
@@ -312,6 +313,8 @@ class Worker:
                 self.weight_bytes = weight_bytes
                 self.context_tokens = context_tokens
                 self._mlx = memory
+            case Need(context_tokens=context_tokens):
+                self.context_tokens = context_tokens
             case _:
                 pass
         self._supervisor.worker_said(self, message)

@@ -18,6 +18,7 @@ from protocol.codec import (
 )
 from protocol.messages import (
     PROTOCOL_VERSION,
+    Bound,
     Cancel,
     ChatMessage,
     ChatPrompt,
@@ -100,6 +101,8 @@ _deltas = st.builds(
     usage=_optional(st.builds(Usage, prompt_tokens=_integers, completion_tokens=_integers)),
 )
 
+_bounds = st.builds(Bound, bytes=_integers, tokens=_optional(_integers), reason=_texts)
+
 _from_gateway: dict[type[Message], st.SearchStrategy[Any]] = {
     Load: st.builds(
         Load,
@@ -110,8 +113,8 @@ _from_gateway: dict[type[Message], st.SearchStrategy[Any]] = {
         beside_bytes=_integers,
         working_bytes=_integers,
         working_token_bytes=_integers,
-        admitted_tokens=_optional(_integers),
         wire=st.booleans(),
+        bound=_optional(_bounds),
     ),
     Generate: st.builds(
         Generate,
@@ -125,7 +128,9 @@ _from_gateway: dict[type[Message], st.SearchStrategy[Any]] = {
         delivered=_packed,
     ),
     Cancel: st.builds(Cancel, request_id=_texts),
-    Limit: st.builds(Limit, limit_bytes=_integers, beside_bytes=_integers),
+    Limit: st.builds(
+        Limit, limit_bytes=_integers, beside_bytes=_integers, bound=_optional(_bounds)
+    ),
     Drain: st.builds(Drain),
     Stop: st.builds(Stop),
 }
@@ -137,6 +142,8 @@ _from_worker: dict[type[Message], st.SearchStrategy[Any]] = {
         wanted_bytes=_integers,
         least_bytes=_integers,
         held=_integers,
+        context_tokens=_integers,
+        prompt=_integers,
     ),
     Hello: st.builds(
         Hello,

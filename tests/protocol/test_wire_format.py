@@ -12,6 +12,7 @@ from msgspec.structs import asdict, fields
 from protocol.codec import decode_from_gateway, decode_from_worker, encode
 from protocol.messages import (
     PROTOCOL_VERSION,
+    Bound,
     Cancel,
     ChatMessage,
     ChatPrompt,
@@ -85,11 +86,15 @@ SAMPLES: dict[type[Message], Message] = {
         working_bytes=500_000_000,
         working_token_bytes=65_536,
         wire=False,
-        admitted_tokens=16_384,
+        bound=Bound(20_000_000_000, 16_384, "At most 20 GB can be had."),
     ),
     Generate: _generate(PROMPTS[ChatPrompt]),
     Cancel: Cancel(request_id="r-1"),
-    Limit: Limit(limit_bytes=9_000_000_000, beside_bytes=400_000_000),
+    Limit: Limit(
+        limit_bytes=9_000_000_000,
+        beside_bytes=400_000_000,
+        bound=Bound(10_000_000_000, None, "At most 10 GB can be had."),
+    ),
     Drain: Drain(),
     Stop: Stop(),
     Hello: Hello(
@@ -133,6 +138,8 @@ SAMPLES: dict[type[Message], Message] = {
         wanted_bytes=11_000_000_000,
         least_bytes=6_000_000_000,
         held=4,
+        context_tokens=16_384,
+        prompt=7,
     ),
     Heartbeat: Heartbeat(step=3, step_age_s=0.25, active=2, waiting=1, memory=MEMORY),
 }

@@ -19,9 +19,10 @@ AHEAD_TOKENS: Final = 2
 
 @dataclass
 class Row:
-    """A sequence in the batch, and what it has made there."""
+    """A sequence in the batch, and what it has made there. They are numbered as they come."""
 
     sequence: Sequence
+    number: int = 0
     generated: list[int] = field(default_factory=list)
 
     @property
@@ -65,6 +66,10 @@ class RowBatch:
         """
         return max(0, len(self._prefilling) - PREFILL_ROWS)
 
+    def prefills(self, row: Row) -> bool:
+        """Whether a row of this batch computes its prompt."""
+        return any(self._rows[uid] is row for uid in self._prefilling)
+
     @property
     def decodes(self) -> bool:
         return len(self._rows) > len(self._prefilling)
@@ -75,7 +80,7 @@ class RowBatch:
         longest = max((each.tokens for each in self._rows.values()), default=0)
         return Batch(len(self._rows), longest + AHEAD_TOKENS)
 
-    def insert(self, sequence: Sequence) -> None:
+    def insert(self, sequence: Sequence, number: int) -> None:
         (uid,) = self._generator.insert(
             [sequence.token_ids],
             max_tokens=[sequence.max_tokens],
@@ -83,7 +88,7 @@ class RowBatch:
             logits_processors=[list(sequence.processors)],
             stop_sequences=[self._until_length if sequence.ignore_eos else self._until_eos],
         )
-        self._rows[uid] = Row(sequence)
+        self._rows[uid] = Row(sequence, number)
         self._prefilling.add(uid)
 
     def remove(self, request_ids: set[str]) -> None:

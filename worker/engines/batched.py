@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from mlx_lm.generate import StopSequences
 
-from worker.engines.batch import AHEAD_TOKENS, RowBatch
+from worker.engines.batch import AHEAD_TOKENS, Row, RowBatch
 from worker.engines.need import Need
 from worker.engines.room import Batch, Room, largest_chunk
 from worker.engines.sequence import Sequence, Token
@@ -53,6 +53,7 @@ class BatchedEngine:
         self._on_built = on_built
         self._held: deque[Sequence] = deque()
         self._batches: deque[RowBatch] = deque()
+        self._begun = 0
 
     @property
     def active(self) -> int:
@@ -86,13 +87,19 @@ class BatchedEngine:
                 *(Batch(each.rows, each.longest_tokens + _HORIZON_TOKENS) for each in sizes),
                 *(Batch(1, each) for each in soon[len(rows) :]),
             ]
-        alone = Batch(1, (rows[0].tokens if rows else soon[0]) + AHEAD_TOKENS)
+        last = self._last_to_leave()
+        alone = Batch(1, (last[1].tokens if last else soon[0]) + AHEAD_TOKENS)
         if self._held:
             first = Batch(1, len(self._held[0].token_ids) + AHEAD_TOKENS)
             if not rows or not self._room.holds([first]):
                 # Others may run before it, but it is the one that waits.
                 alone = first
-        return Need(used_bytes, self._room.needed_bytes(wanted), self._room.needed_bytes([alone]))
+        return Need(
+            used_bytes,
+            self._room.needed_bytes(wanted),
+            self._room.needed_bytes([alone]),
+            last[1].number if last and last[0].prefills(last[1]) else 0,
+        )
 
     def add(self, sequence: Sequence) -> None:
         """Behind those of its priority."""
@@ -127,6 +134,14 @@ class BatchedEngine:
             batch, uid, _ = min(choices, key=lambda each: each[2].sequence.priority)
             self._hold_first(batch.put_aside(uid))
 
+    def take_hopeless(self) -> list[Sequence]:
+        hopeless = [
+            each for each in self._held if not self._room.could_hold(each.sure_tokens(AHEAD_TOKENS))
+        ]
+        for each in hopeless:
+            self._held.remove(each)
+        return hopeless
+
     def close(self) -> None:
         for batch in list(self._batches):
             self._close(batch)
@@ -135,6 +150,17 @@ class BatchedEngine:
     @property
     def _rows(self) -> int:
         return sum(len(each) for each in self._batches)
+
+    def _last_to_leave(self) -> tuple[RowBatch, Row] | None:
+        """The row that stays when all others are put aside, and its batch."""
+        rows = [(batch, row) for batch in self._batches for row in batch.rows]
+        return max(
+            rows, key=lambda each: (each[1].sequence.priority, -each[1].number), default=None
+        )
+
+    def _insert(self, batch: RowBatch, sequence: Sequence) -> None:
+        self._begun += 1
+        batch.insert(sequence, self._begun)
 
     def _hold_first(self, sequence: Sequence) -> None:
         """It ran already: before those of its priority."""
@@ -151,7 +177,7 @@ class BatchedEngine:
             batch = self._place(len(self._held[0].token_ids) + AHEAD_TOKENS)
             if batch is None:
                 break
-            batch.insert(self._held.popleft())
+            self._insert(batch, self._held.popleft())
         if not self._rows:
             self._take_in_another()
 
@@ -161,7 +187,7 @@ class BatchedEngine:
             batch = self._place(len(sequence.token_ids) + AHEAD_TOKENS)
             if batch is not None:
                 self._held.remove(sequence)
-                batch.insert(sequence)
+                self._insert(batch, sequence)
                 return
 
     def _place(self, tokens: int) -> RowBatch | None:
