@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 import platform
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
+import msgspec
 from mlx_lm.models.cache import make_prompt_cache
 
 from protocol.messages import (
     PROTOCOL_VERSION,
+    Bound,
     ClearPromptCache,
     Device,
     Hello,
@@ -26,7 +28,15 @@ from protocol.messages import (
     Ready,
 )
 from protocol.prompt_store import PromptStore
-from worker.engine_thread import EngineCommand, EngineThread, Loaded, Look, Remove, Stepped
+from worker.engine_thread import (
+    EngineCommand,
+    EngineThread,
+    GivenUp,
+    Loaded,
+    Look,
+    Remove,
+    Stepped,
+)
 from worker.engines.batched import BatchedEngine
 from worker.engines.room import Room, measure
 from worker.engines.sequence import Engine, Sequence
@@ -38,7 +48,7 @@ from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.disk import Disk
 from worker.prompt_cache.keys import root_key
 from worker.prompt_cache.path import Paths
-from worker.prompts import Context, prepare
+from worker.prompts import ContextInForce, prepare
 from worker.warm import warm
 
 # Another one, and what is stored isn't found any more.
@@ -95,21 +105,25 @@ def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
     limits = Limits(room, device, loaded.weight_bytes, wire=command.wire)
     if command.limit_bytes is not None:
         limits.take(command.limit_bytes, command.beside_bytes)
+    context = _context(command, loaded)
+    _take_bound(command.bound, room, context)
     cutter = Cutter(loaded.model, lambda: make_prompt_cache(loaded.model))
     store = _open_store(command)
     paths = Paths(_prompt_root(loaded), store, needs_snapshots=cutter.needs_snapshots)
     disk = None if store is None else Disk(store, command.model_id, lambda: thread.post(Look()))
     prompt_cache = PromptCache(cutter, disk)
-    engine = _build_engine(thread, loaded, command, limits, prompt_cache)
-    context = _context(command, loaded)
-    warm(engine, context.tokens, loaded.vocabulary)
+    engine = _build_engine(
+        loaded, command, limits, prompt_cache, between_chunks=lambda: turns.between_chunks()
+    )
+    turns = Turns(thread, engine, limits, context)
+    warm(engine, context.now.tokens, loaded.vocabulary)
     if thread.should_finish():
         engine.close()
         return
     ready = Ready(
         load_s=time.monotonic() - started_at,
         weight_bytes=loaded.weight_bytes,
-        context_tokens=context.tokens,
+        context_tokens=context.now.tokens,
         batching=engine.batching,
         fingerprint=loaded.fingerprint,
         memory=read_memory(),
@@ -118,11 +132,11 @@ def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
     thread.emit(
         Loaded(
             ready,
-            functools.partial(prepare, loaded=loaded, context=context, paths=paths),
+            lambda generate: prepare(generate, loaded, context.now, paths),
         )
     )
     try:
-        Turns(thread, engine, limits).run()
+        turns.run()
     finally:
         engine.close()
         prompt_cache.close(_STORE_S)
@@ -140,25 +154,23 @@ def _prompt_root(loaded: LoadedModel) -> bytes:
     return root_key(_PROMPT_FORMAT, loaded.fingerprint, version("mlx-lm"))
 
 
-def _context(command: Load, loaded: LoadedModel) -> Context:
-    """The least of what was configured, what the model can, and what memory there can be."""
+def _context(command: Load, loaded: LoadedModel) -> ContextInForce:
+    """The least of what was configured and what the model can, until memory has less."""
     own_tokens = loaded.context_tokens or command.context_tokens
-    tokens = min(command.context_tokens, own_tokens)
-    if command.admitted_tokens is None or command.admitted_tokens >= tokens:
-        return Context(tokens)
-    return Context(
-        command.admitted_tokens,
-        f" That is what fitted into the memory budget when it was loaded; the model itself could "
-        f"hold {tokens}.",
-    )
+    return ContextInForce(min(command.context_tokens, own_tokens))
+
+
+def _take_bound(bound: Bound | None, room: Room, context: ContextInForce) -> None:
+    room.most_bytes = None if bound is None else bound.bytes
+    context.take(bound)
 
 
 def _build_engine(
-    thread: EngineThread,
     loaded: LoadedModel,
     command: Load,
     limits: Limits,
     prompt_cache: PromptCache,
+    between_chunks: Callable[[], None],
 ) -> Engine:
     if all(hasattr(cache, "merge") for cache in make_prompt_cache(loaded.model)):
         return BatchedEngine(
@@ -171,37 +183,19 @@ def _build_engine(
             prompt_cache,
             command.stall_s,
         )
-    engine = SequentialEngine(
-        loaded.model,
-        loaded.eos_token_ids,
-        limits.room,
-        between_chunks=lambda: _between_chunks(thread, engine),
-    )
-    return engine
-
-
-def _between_chunks(thread: EngineThread, engine: SequentialEngine) -> None:
-    """A recall waits for the end of the prompt: it can't leave its place in mid-prefill."""
-    thread.note_step(engine.active, engine.waiting)
-    for command in thread.commands():
-        match command:
-            case Sequence():
-                engine.add(command)
-            case Remove(request_ids):
-                engine.remove(request_ids)
-            case _:
-                thread.post_again(command)
-    if thread.should_finish():
-        engine.close()
+    return SequentialEngine(loaded.model, loaded.eos_token_ids, limits.room, between_chunks)
 
 
 class Turns:
     """Steps of an engine, and between them what it is told and what it says of its needs."""
 
-    def __init__(self, thread: EngineThread, engine: Engine, limits: Limits) -> None:
+    def __init__(
+        self, thread: EngineThread, engine: Engine, limits: Limits, context: ContextInForce
+    ) -> None:
         self._thread = thread
         self._engine = engine
         self._limits = limits
+        self._context = context
         self._told: Need | None = None
         self._memory_read_at = 0.0
 
@@ -212,6 +206,7 @@ class Turns:
             if thread.should_finish():
                 # Among those commands was the one to finish: no other follows.
                 return
+            self._refuse_hopeless()
             asked = self._tell_need()
             if engine.active + engine.waiting == 0:
                 self._rest()
@@ -225,6 +220,14 @@ class Turns:
                 self._step()
             else:
                 self._step()
+
+    def between_chunks(self) -> None:
+        """For an engine whose step lasts as long as a prompt."""
+        self._thread.note_step(self._engine.active, self._engine.waiting)
+        self._obey_all()
+        self._tell_need()
+        if self._thread.should_finish():
+            self._engine.close()
 
     def _step(self) -> None:
         thread, engine = self._thread, self._engine
@@ -267,23 +270,28 @@ class Turns:
                 bytes_ = self._engine.clear_prompts()
                 trim()
                 self._thread.emit(PromptCacheCleared(reclaimed_bytes=bytes_))
-            case Limit(limit_bytes=limit_bytes, beside_bytes=beside_bytes):
-                self._take_limit(limit_bytes, beside_bytes)
+            case Limit() as limit:
+                self._take_limit(limit)
             case _:
                 # A second load can't be, and finishing is asked for by a flag.
                 return
 
-    def _take_limit(self, limit_bytes: int, beside_bytes: int) -> None:
+    def _take_limit(self, limit: Limit) -> None:
         before_bytes = self._limits.mlx_bytes
-        self._limits.take(limit_bytes, beside_bytes)
+        self._limits.take(limit.limit_bytes, limit.beside_bytes)
+        _take_bound(limit.bound, self._limits.room, self._context)
         # What drivers keep beside MLX's account, as pools on CUDA, leaves it less under any limit.
         if self._limits.mlx_bytes < before_bytes:
             self._engine.make_room()
             trim()
         self._tell_need(anyway=True)
 
+    def _refuse_hopeless(self) -> None:
+        for each in self._engine.take_hopeless():
+            self._thread.emit(GivenUp(self._context.hopeless(each, self._limits.room)))
+
     def _tell_need(self, *, anyway: bool = False) -> bool:
-        """Say what has changed; True if anything has."""
+        """Say what has changed; True if that may bring memory."""
         limit_bytes = self._limits.room.limit_bytes
         if limit_bytes is None:
             return False
@@ -293,9 +301,11 @@ class Turns:
             limit_bytes=limit_bytes,
             **figures._asdict(),
             held=self._engine.waiting if self._engine.short else 0,
+            context_tokens=self._context.now.tokens,
         )
-        if need == self._told and not anyway:
+        told = self._told
+        if need == told and not anyway:
             return False
         self._told = need
         self._thread.emit(need)
-        return True
+        return told is None or msgspec.structs.replace(need, prompt=told.prompt) != told

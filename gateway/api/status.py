@@ -20,7 +20,8 @@ from gateway.version import VERSION
 
 class MemoryStatus(Struct):
     """The machine's memory. Workers', spares', the gateway's, others', stranded and available bytes
-    add up to the total, but for what moves between two readings.
+    add up to the total, but for what moves between two readings. What is granted are the floors,
+    the loans and the spare's room.
 
     Workers that compute on a card with memory of its own are counted there, as its budget and
     their grants are: it has a total of its own, and of the machine's memory they are among the
@@ -76,8 +77,9 @@ class PromptCacheStatus(Struct):
 class ModelStatus(Struct):
     """The oldest request's age counts from its arrival, also of one that was parked; null if there
     is none. `context_tokens` is the longest prompt with its answer, once the model is loaded.
-    `floor_bytes` are its own as long as it is loaded, `lent_bytes` may be called back, and with
-    `wanted_bytes` in all nothing in it would wait.
+    `floor_bytes` are its own as long as it is loaded, `lent_bytes` may be called back,
+    `returning_bytes` were and are held still, and with `wanted_bytes` in all nothing in it would
+    wait.
     """
 
     id: str
@@ -91,6 +93,7 @@ class ModelStatus(Struct):
     estimate_bytes: int | None
     floor_bytes: int | None
     lent_bytes: int | None
+    returning_bytes: int | None
     wanted_bytes: int | None
     context_tokens: int | None
     last_used_at: float | None
@@ -142,7 +145,7 @@ def model_status(compartment: Compartment, fleet: Fleet) -> ModelStatus:
     return ModelStatus(
         id=compartment.model.id,
         state=compartment.state,
-        reason=compartment.condition.reason or _shortage(compartment, fleet),
+        reason=compartment.condition.reason or _remark(compartment, fleet),
         pinned=compartment.model.settings.pinned,
         queue_depth=compartment.traffic.waiting,
         oldest_waiting_s=compartment.traffic.oldest_waiting_s,
@@ -151,6 +154,7 @@ def model_status(compartment: Compartment, fleet: Fleet) -> ModelStatus:
         estimate_bytes=None if estimated is None else estimated.whole_bytes,
         floor_bytes=None if holder is None else holder.floor_bytes,
         lent_bytes=None if holder is None else holder.lent_bytes,
+        returning_bytes=None if holder is None else holder.returning_bytes,
         wanted_bytes=None if holder is None else holder.need.wanted_bytes,
         context_tokens=None if worker is None else worker.context_tokens,
         last_used_at=compartment.traffic.last_used_at,
@@ -161,12 +165,12 @@ def model_status(compartment: Compartment, fleet: Fleet) -> ModelStatus:
     )
 
 
-def _shortage(compartment: Compartment, fleet: Fleet) -> str | None:
-    """Why requests wait inside a model that is well."""
+def _remark(compartment: Compartment, fleet: Fleet) -> str | None:
+    """What is to be said of the memory of a model that is well."""
     worker = compartment.worker
     if worker is None or compartment.state is not State.READY:
         return None
-    return fleet.steward.shortage(compartment.model.id, worker.short_of_memory)
+    return fleet.steward.remark(compartment.model.id, worker.short_of_memory)
 
 
 def _worker_status(worker: Worker) -> WorkerStatus:
@@ -226,7 +230,7 @@ def _memory_status(fleet: Fleet) -> MemoryStatus:
     return MemoryStatus(
         total_bytes=host.total_bytes,
         budget_bytes=ledger.budget_bytes,
-        granted_bytes=sum(each.limit_bytes for each in ledger.holders),
+        granted_bytes=ledger.spare_bytes + sum(each.limit_bytes for each in ledger.holders),
         footprint_bytes=footprint_bytes,
         spare_bytes=_sum(each.footprint for each in fleet.spares),
         gateway_bytes=gateway_bytes,

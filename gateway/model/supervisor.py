@@ -161,7 +161,6 @@ class WorkerSupervisor:
                 path=self._model.source,
                 max_concurrency=self._model.settings.max_concurrency,
                 context_tokens=self._model.settings.context_tokens,
-                admitted_tokens=None if estimated is None else estimated.context_tokens,
                 limit_bytes=worker.granted_bytes,
                 beside_bytes=worker.tell_beside(),
                 working_bytes=0 if estimated is None else estimated.working_bytes,
@@ -174,6 +173,7 @@ class WorkerSupervisor:
                 adapter_path=self._model.adapter,
                 draft_path=self._model.draft,
                 draft_tokens=self._model.draft_tokens,
+                bound=self._tenancy.tell_bound(),
             )
         )
 

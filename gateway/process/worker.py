@@ -31,6 +31,7 @@ from protocol.messages import (
     Heartbeat,
     Message,
     MlxMemory,
+    Need,
     Output,
     PromptCacheCleared,
     Ready,
@@ -338,6 +339,8 @@ class Worker:
                 self.weight_bytes = weight_bytes
                 self.context_tokens = context_tokens
                 self._mlx = memory
+            case Need(context_tokens=context_tokens):
+                self.context_tokens = context_tokens
             case _:
                 pass
         self._supervisor.worker_said(self, message)

@@ -244,7 +244,11 @@ def test_a_prompt_that_can_never_fit_into_the_grant(
         400,
         "context_length_exceeded",
     )
-    assert "what fitted into the memory budget" in refused.json()["error"]["message"]
+    assert re.search(
+        r"At most \d+ MB of the memory budget of 200 MB can be had for it at present\. The model "
+        r"itself could hold 500000\.",
+        refused.json()["error"]["message"],
+    )
     assert _ask(running, "m").status_code == 200
 
 

@@ -55,6 +55,7 @@ def _idle(gateway: Gateway) -> bool:
         {"Origin": "null"},
         {"Host": "evil.example"},
         {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
         {"Origin": "http://localhost:3000", "Sec-Fetch-Site": "same-site"},
     ],
     ids=str,
@@ -357,6 +358,15 @@ def test_http_1_0_gets_no_chunks(gateway: Gateway) -> None:
 
 def test_a_list_with_a_slash(gateway: Gateway) -> None:
     assert gateway.client.get("/v1/models/").json() == gateway.client.get("/v1/models").json()
+
+
+def test_a_body_that_declares_too_much_is_not_waited_for(gateway: Gateway) -> None:
+    with connect(gateway) as connection:
+        lines = [f"POST {CHAT} HTTP/1.1", "Host: localhost", "Content-Length: 99999999999"]
+        lines += ["Expect: 100-continue", "Connection: close", "", ""]
+        send(connection, "\r\n".join(lines).encode())
+        answer = parse(read_all(connection))
+    assert (answer.status, answer.error["code"]) == (413, "request_too_large")
 
 
 def test_a_refused_body_can_be_sent_to_its_end(gateway: Gateway) -> None:

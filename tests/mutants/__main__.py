@@ -27,7 +27,8 @@ from tests.mutants.changes import mutants
 
 ROOT: Final = Path(__file__).parents[2]
 _ACCOUNT: Final = (
-    "tests/gateway/memory/test_admission.py test_turn.py test_lending.py test_ledger.py"
+    "tests/gateway/memory/test_admission.py test_turn.py test_reclaim.py test_wants.py "
+    "test_lending.py test_ledger.py"
 )
 # Policies, and the files that test them.
 POLICIES: Final = {
@@ -35,6 +36,7 @@ POLICIES: Final = {
     "gateway/memory/turn.py": _ACCOUNT,
     "gateway/memory/reclaim.py": _ACCOUNT,
     "gateway/memory/loans.py": _ACCOUNT,
+    "gateway/memory/wants.py": _ACCOUNT,
     "gateway/memory/orders.py": _ACCOUNT,
     "gateway/memory/lending.py": _ACCOUNT,
     "gateway/memory/ledger.py": _ACCOUNT,

@@ -190,8 +190,12 @@ def _spelled_time(draw: Draw, least_s: float) -> Spelled:
 
 def _sizes(*, automatic: bool) -> st.SearchStrategy[int | str]:
     sizes = st.one_of(
-        st.integers(0, (1 << 63) - 1),
-        st.builds("{}{}".format, st.integers(0, 999), st.sampled_from(["", "B", "kB", " GiB"])),
+        st.integers(int(automatic), (1 << 63) - 1),
+        st.builds(
+            "{}{}".format,
+            st.integers(int(automatic), 999),
+            st.sampled_from(["", "B", "kB", " GiB"]),
+        ),
     )
     shares = st.builds("{}%".format, st.integers(1, 100))
     return st.one_of(sizes, st.just("auto"), shares) if automatic else sizes

@@ -212,6 +212,75 @@ def test_who_waits_for_memory_holds_nobody_up(models: Callable[[str], LoadedMode
     assert set(_run(engine)) == {large.request_id}
 
 
+def test_who_waits_for_what_cannot_be_had_is_taken_out(
+    models: Callable[[str], LoadedModel],
+) -> None:
+    model = models("full attention")
+    room = _room(model, 1, 256)
+    tokens = model.tokenizer.encode("A ship with seven holds. " * 400)
+    long = Sequence("long", tokens[:600], 24, None, ignore_eos=True)
+    hopes = Sequence("hopes", tokens[:500], 300, None, ignore_eos=True)
+    maybe = replace(hopes, request_id="maybe", open_end=True)
+    for engine in (
+        BatchedEngine(model.model, model.eos_token_ids, 4, room),
+        SequentialEngine(model.model, model.eos_token_ids, room, lambda: None),
+    ):
+        for each in (long, hopes, maybe):
+            engine.add(each)
+        room.most_bytes = None
+        assert engine.take_hopeless() == [], "nobody knows"
+        room.most_bytes = room.needed_bytes([Batch(1, 1024)])
+        assert engine.take_hopeless() == []
+        room.most_bytes = room.needed_bytes([Batch(1, 512)])
+        assert room.longest_tokens(4000) == 512
+        assert engine.take_hopeless() == [long, hopes]
+        assert engine.waiting == 1
+    assert hopes.rest([1]).open_end, "what has begun may end with any token"
+    assert room.longest_tokens(100) == 100
+    room.most_bytes = 0
+    assert room.longest_tokens(4000) == 256, "what it holds already it can have"
+
+
+@pytest.mark.parametrize("name", ["full attention", "chunked attention"])
+def test_the_prompt_that_is_computed_has_a_number(
+    name: str, models: Callable[[str], LoadedModel]
+) -> None:
+    model = models(name)
+    room = Room(measure(model.model))
+    tokens = model.tokenizer.encode("A ship with seven holds. " * 400)[:600]
+    seen: list[int] = []
+    again = False
+    engine: Engine
+    if name == "full attention":
+        engine = BatchedEngine(model.model, model.eos_token_ids, 4, room)
+    else:
+
+        def look() -> None:
+            seen.append(engine.need.prompt)
+            if len(seen) == 2 and not again:
+                room.limit_bytes = 1
+                engine.make_room()
+
+        engine = SequentialEngine(model.model, model.eos_token_ids, room, look)
+    engine.add(Sequence("a", tokens, 3, None, ignore_eos=True))
+    for _ in range(3):
+        engine.step()
+        seen.append(engine.need.prompt)
+    if name == "full attention":
+        room.limit_bytes = 1
+        engine.make_room()
+    assert set(seen[:2]) == {1}
+    assert (engine.active, engine.waiting, engine.need.prompt) == (0, 1, 0)
+    room.limit_bytes = None
+    again = True
+    seen.clear()
+    for _ in range(40):
+        engine.step()
+        seen.append(engine.need.prompt)
+    assert 2 in seen, "computed anew, it is another"
+    assert seen[-1] == 0
+
+
 def test_a_long_row_does_not_make_short_ones_long(models: Callable[[str], LoadedModel]) -> None:
     model = models("full attention")
     room = Room(measure(model.model))

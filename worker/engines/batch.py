@@ -21,9 +21,10 @@ AHEAD_TOKENS: Final = 2
 
 @dataclass(eq=False)
 class Row:
-    """A sequence in the batch, and what it has made there."""
+    """A sequence in the batch, and what it has made there. They are numbered as they come."""
 
     sequence: Sequence
+    number: int = 0
     generated: list[int] = field(default_factory=list)
     # Of its tokens: how many came from the prompt cache, and how many its caches have seen.
     cached_tokens: int = 0
@@ -94,6 +95,10 @@ class RowBatch:
         """
         return max(0, len(self._prefilling) - PREFILL_ROWS)
 
+    def prefills(self, row: Row) -> bool:
+        """Whether a row of this batch computes its prompt."""
+        return any(self._rows[uid] is row for uid in self._prefilling)
+
     @property
     def decodes(self) -> bool:
         return len(self._rows) > len(self._prefilling)
@@ -104,7 +109,7 @@ class RowBatch:
         longest = max((each.tokens for each in self._rows.values()), default=0)
         return Batch(len(self._rows), longest + AHEAD_TOKENS)
 
-    def insert(self, sequence: Sequence, taken: Taken | None = None) -> None:
+    def insert(self, sequence: Sequence, number: int, taken: Taken | None = None) -> None:
         """`taken` is what the prompt cache has of it."""
         done = 0 if taken is None else taken.tokens
         (uid,) = self._generator.insert_segments(
@@ -116,7 +121,7 @@ class RowBatch:
             logits_processors=[list(sequence.processors)],
             stop_sequences=[self._until_length if sequence.ignore_eos else self._until_eos],
         )
-        row = Row(sequence, cached_tokens=done, seen_tokens=done)
+        row = Row(sequence, number, cached_tokens=done, seen_tokens=done)
         if sequence.path is not None:
             row.kept = done // BLOCK_TOKENS
         self._rows[uid] = row

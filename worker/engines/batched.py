@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from mlx_lm.generate import StopSequences
 
-from worker.engines.batch import AHEAD_TOKENS, RowBatch
+from worker.engines.batch import AHEAD_TOKENS, Row, RowBatch
 from worker.engines.keeper import Keeper
 from worker.engines.need import Need
 from worker.engines.pace import PrefillPace
@@ -62,6 +62,7 @@ class BatchedEngine:
         self._batches: deque[RowBatch] = deque()
         self._keeper = None if prompt_cache is None else Keeper(prompt_cache, room)
         self._pace = PrefillPace(largest_chunk(), beside_decoding_s=stall_s)
+        self._begun = 0
 
     @property
     def active(self) -> int:
@@ -111,13 +112,19 @@ class BatchedEngine:
                 *(Batch(each.rows, each.longest_tokens + _HORIZON_TOKENS) for each in sizes),
                 *(Batch(1, each) for each in soon[len(rows) :]),
             ]
-        alone = Batch(1, (rows[0].tokens if rows else soon[0]) + AHEAD_TOKENS)
+        last = self._last_to_leave()
+        alone = Batch(1, (last[1].tokens if last else soon[0]) + AHEAD_TOKENS)
         if self._held:
             first = Batch(1, len(self._held[0].token_ids) + AHEAD_TOKENS)
             if not rows or not self._room.holds([first]):
                 # Others may run before it, but it is the one that waits.
                 alone = first
-        return Need(used_bytes, self._room.needed_bytes(wanted), self._room.needed_bytes([alone]))
+        return Need(
+            used_bytes,
+            self._room.needed_bytes(wanted),
+            self._room.needed_bytes([alone]),
+            last[1].number if last and last[0].prefills(last[1]) else 0,
+        )
 
     def add(self, sequence: Sequence) -> None:
         """Behind those of its priority."""
@@ -163,6 +170,14 @@ class BatchedEngine:
     def clear_prompts(self) -> int:
         return 0 if self._keeper is None else self._keeper.cache.clear()
 
+    def take_hopeless(self) -> list[Sequence]:
+        hopeless = [
+            each for each in self._held if not self._room.could_hold(each.sure_tokens(AHEAD_TOKENS))
+        ]
+        for each in hopeless:
+            self._held.remove(each)
+        return hopeless
+
     def close(self) -> None:
         for batch in list(self._batches):
             self._close(batch)
@@ -171,6 +186,13 @@ class BatchedEngine:
     @property
     def _rows(self) -> int:
         return sum(len(each) for each in self._batches)
+
+    def _last_to_leave(self) -> tuple[RowBatch, Row] | None:
+        """The row that stays when all others are put aside, and its batch."""
+        rows = [(batch, row) for batch in self._batches for row in batch.rows]
+        return max(
+            rows, key=lambda each: (each[1].sequence.priority, -each[1].number), default=None
+        )
 
     def _hold_first(self, sequence: Sequence) -> None:
         """It ran already: before those of its priority."""
@@ -204,14 +226,15 @@ class BatchedEngine:
                 overtaken = True
 
     def _insert(self, batch: RowBatch, sequence: Sequence) -> None:
+        self._begun += 1
         if self._keeper is None:
-            batch.insert(sequence)
+            batch.insert(sequence, self._begun)
             return
         joined = self._with(batch, len(sequence.token_ids) + AHEAD_TOKENS)
         # What is taken exists once more until it is merged into the batch.
         joined.append(Batch(1, len(sequence.token_ids)))
         self._keeper.give_way(joined, sequence.path)
-        batch.insert(sequence, self._keeper.take(sequence))
+        batch.insert(sequence, self._begun, self._keeper.take(sequence))
 
     def _place(self, tokens: int) -> RowBatch | None:
         """The batch that a sequence of so many tokens should join; None: it has to wait."""

@@ -24,7 +24,7 @@ class SequentialEngine:
     """First come, first served.
 
     `between_chunks` is called with every chunk of a prefill, since a step here lasts as long as
-    the whole prompt: it may call `remove`.
+    the whole prompt: it may call `remove` and `make_room`.
     """
 
     batching = False
@@ -45,6 +45,7 @@ class SequentialEngine:
         self._tokens: Generator[tuple[int, mx.array], None, None] | None = None
         self._generated: list[int] = []
         self._pace = PrefillPace(largest_chunk())
+        self._begun = 0
 
     @property
     def active(self) -> int:
@@ -66,7 +67,7 @@ class SequentialEngine:
     def need(self) -> Need:
         if self._current is not None:
             bytes_ = self._room.needed_bytes([Batch(1, self._tokens_soon())])
-            return Need(bytes_, bytes_, bytes_)
+            return Need(bytes_, bytes_, bytes_, 0 if self._generated else self._begun)
         if self._waiting:
             bytes_ = self._room.needed_bytes([Batch(1, len(self._waiting[0].token_ids))])
             return Need(0, bytes_, bytes_)
@@ -78,6 +79,14 @@ class SequentialEngine:
             return
         self._waiting.appendleft(sequence.rest(self._generated))
         self._current = self._tokens = None
+
+    def take_hopeless(self) -> list[Sequence]:
+        hopeless = [
+            each for each in self._waiting if not self._room.could_hold(each.sure_tokens(ahead=1))
+        ]
+        for each in hopeless:
+            self._waiting.remove(each)
+        return hopeless
 
     def add(self, sequence: Sequence) -> None:
         self._waiting.append(sequence)
@@ -129,6 +138,7 @@ class SequentialEngine:
             return
         self._current = sequence = self._waiting.popleft()
         self._generated = []
+        self._begun += 1
         last_s = perf_counter()
         last_tokens = 0
 

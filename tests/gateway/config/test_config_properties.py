@@ -191,7 +191,7 @@ def _wrong(definition: Definition) -> list[str]:
             own += ["0.05"] if least_s else []
         case Size(automatic):
             own = ["-1", "1.5", '"much"', '"12XB"', '"101%"', "true", "9" * 30]
-            own += [] if automatic else ['"auto"', '"50%"']
+            own += ["0", '"0GB"'] if automatic else ['"auto"', '"50%"']
         case _:
             raise AssertionError(definition)
     return [*own, *_NONE_OF_ANY_KIND]
