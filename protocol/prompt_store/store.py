@@ -130,8 +130,8 @@ class PromptStore:
         """Remove what was stored up to now for one owner, or for all: the bytes on disk that are
         free again.
 
-        A payload that was written under two owners belongs to the first of them. Work for some
-        seconds where there is very much.
+        A payload that was written under two owners belongs to the first of them. Takes as long as
+        the disk takes to remove the files: minutes where a slow one has very many.
         """
         freed = _Freed()
         self._attempt(lambda home: self._clear(home, owner, freed), None)
