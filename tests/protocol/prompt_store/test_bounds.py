@@ -115,6 +115,18 @@ def test_use_of_a_block_is_use_of_its_ancestors(opened: Open) -> None:
     assert not store.has(second)
 
 
+def test_use_of_a_block_that_is_gone(opened: Open) -> None:
+    store = opened(4 * FILE)
+    first = written(store, ROOT, 1)
+    other = written(store, ROOT, 2)
+    assert write(store, first, 1, size=100, owner="away") is not None
+    store.clear("away")
+    for token in (3, 4, 5):
+        written(store, ROOT, token)
+    assert store.has(first)
+    assert not store.has(other)
+
+
 def test_the_owners(opened: Open) -> None:
     store = opened()
     for token, owner in enumerate(("a", "b", "b")):

@@ -72,12 +72,14 @@ class _Exact(_TwoStores):
             leaves = [key for key in self.kept if key != spared and self.is_leaf(key)]
             if not leaves:
                 return False
-            victim = min(leaves, key=self.used.__getitem__)
-            del self.kept[victim]
-            parent = self.ever[victim].parent
-            if parent in self.kept:
-                self.used[parent] = max(self.used[parent], self.used[victim])
+            self.drop(min(leaves, key=self.used.__getitem__))
         return True
+
+    def drop(self, key: bytes) -> None:
+        del self.kept[key]
+        parent = self.ever[key].parent
+        if parent in self.kept:
+            self.used[parent] = max(self.used[parent], self.used[key])
 
     @rule(store=STORES, token=TOKENS, owner=OWNERS, data=st.data())
     def write(self, store: int, token: int, owner: str, data: st.DataObject) -> None:
@@ -120,7 +122,9 @@ class _Exact(_TwoStores):
         before = bytes_on_disk(self.folder)
         freed = self.stores[store].clear(owner)
         assert before - freed == bytes_on_disk(self.folder)
-        self.kept = {key: has for key, has in self.kept.items() if owner not in (None, has)}
+        for key, has in reversed(list(self.kept.items())):
+            if owner in (None, has):
+                self.drop(key)
 
     @rule(store=STORES, share=st.sampled_from([0.3, 0.6, 1.0]), crowd=st.booleans())
     def reopen(self, store: int, share: float, crowd: bool) -> None:

@@ -22,6 +22,7 @@ from tests.protocol.prompt_store.tree import (
     Clock,
     bytes_on_disk,
     files,
+    inside,
     write,
     written,
 )
@@ -122,6 +123,27 @@ def test_files_that_may_not_be_so_long(store: PromptStore, folder: Path) -> None
     assert set(files(folder)) == {kept}
     assert bytes_on_disk(folder) == FILE
     written(store, ROOT, 2, size=2 * MIB)
+
+
+def test_an_index_that_cannot_grow(store: PromptStore, folder: Path) -> None:
+    """Wherever it fails, a file and its row are there together."""
+    keys = {written(store, ROOT, 0)}
+    log = inside(folder) / "index.sqlite-wal"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    failures = 0
+    for page in range(30):
+        # Less than a page at a time: some of these end between the two transactions of a write.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (log.stat().st_size + page * 2048, hard))
+        try:
+            key = write(store, ROOT, 1)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert set(files(folder)) == keys | {key} - {None}
+        assert {each.key for each in store.children(ROOT)} == set(files(folder))
+        if key is not None:
+            break
+        failures += 1
+    assert 2 < failures < 29
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of a running process are Linux's")
