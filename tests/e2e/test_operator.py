@@ -41,6 +41,7 @@ def test_status_has_every_field(gateway: Gateway) -> None:
         "reason",
         "config",
         "memory",
+        "prompt_cache",
         "models",
     }
     assert status["config"]["file"] == str(gateway.config_path)
@@ -77,6 +78,7 @@ def test_status_has_every_field(gateway: Gateway) -> None:
         "wanted_bytes",
         "context_tokens",
         "last_used_at",
+        "prompt_cache",
         "worker",
         "restarts",
         "last_exit",
@@ -95,6 +97,8 @@ def test_status_has_every_field(gateway: Gateway) -> None:
         "tokens_per_s",
         "prompt_cache_bytes",
     }
+    kept = {"memory_bytes", "disk_bytes", "prompt_tokens", "cached_tokens", "hit_rate"}
+    assert set(status["prompt_cache"]) == set(model["prompt_cache"]) == kept
     assert model["worker"]["footprint_bytes"] > 10_000_000
     assert (model["oldest_waiting_s"], model["oldest_active_s"]) == (None, None)
 

@@ -132,7 +132,9 @@ def spelled(draw: Draw, definition: Definition) -> Spelled:
         case Texts() if definition.name in _VISITORS:
             return draw(spelled_list(draw(st.lists(st.sampled_from(_VISITORS[definition.name])))))
         case Texts():
-            return draw(spelled_list([str(DEMO_FOLDER), *draw(st.lists(_TEXT, max_size=3))]))
+            return draw(
+                spelled_list([str(DEMO_FOLDER), _adapter(), *draw(st.lists(_TEXT, max_size=3))])
+            )
         case Switch():
             value = draw(st.booleans())
             return Spelled(str(value).lower(), value)
