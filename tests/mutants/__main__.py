@@ -41,6 +41,8 @@ POLICIES: Final = {
     "gateway/memory/stranded/[!_]*.py": "tests/gateway/memory/stranded/test_policy.py",
     "gateway/dispatch/queue.py": "tests/gateway/dispatch/test_queue.py",
     "worker/engines/room.py": "tests/worker/test_room.py",
+    "worker/engines/pace.py": "tests/worker/test_pace.py",
+    "worker/engines/need.py": "tests/worker/test_need.py",
 }
 LEAST_SHARE: Final = 0.9
 # Far more than any of these tests takes: whoever needs this never ends.

@@ -52,7 +52,7 @@ class Account:
         self.swings = False
         self.changed_at = now
         self.ended_at: float | None = None
-        self._worked_s = 0.0
+        self._worked_s = self._computed_s = 0.0
         self._loads = False
         self._due_bytes = 0
         self._due_until = now
@@ -70,6 +70,21 @@ class Account:
     def unclear(self) -> bool:
         """Whose the pages are: unless all of those that wired at once have wired all they hold."""
         return self.mixed and self.most_bytes < self.held_bytes * _ALL
+
+    @property
+    def tells(self) -> bool:
+        """It has computed for long enough to have wired what it wires."""
+        return self._computed_s >= PROMPT_S and not self.unclear
+
+    @property
+    def share(self) -> float:
+        """Of what it holds, the most that it had wired."""
+        return self.most_bytes / max(self.held_bytes, 1)
+
+    @property
+    def unwires(self) -> bool:
+        """It was seen to wire again what it unwires when it stops."""
+        return self.swings and self.climbed_bytes > 0
 
     @property
     def room_bytes(self) -> int:
@@ -106,6 +121,7 @@ class Account:
             self.works, self.changed_at = True, now
         elif works:
             self._worked_s += step_s
+            self._computed_s += 0.0 if loads else step_s
             if now - self.changed_at >= PROMPT_S and self._keeps:
                 # Computing takes wired pages: what has fallen meanwhile was another's.
                 self.wired_bytes = min(self.most_bytes, held_bytes)
