@@ -156,7 +156,7 @@ class Stranded:
         for pid, held in reading.workers.items():
             account = self._accounts.get(pid)
             if account is None:
-                account = self._accounts[pid] = Account(pid, held.model_id, now)
+                account = self._accounts[pid] = self._account(pid, held.model_id, now)
             account.observe(now, step_s, held.footprint_bytes, loads=held.loads, works=held.works)
         self._move(now, reading.wired_bytes)
         self._settle(now)
@@ -164,6 +164,10 @@ class Stranded:
         findings = self._decide(now)
         self.bytes = min(self.bytes, self._above_bytes)
         return findings
+
+    def _account(self, pid: int, model_id: str, now: float) -> Account:
+        habits = self._habits[model_id]
+        return Account(pid, model_id, now, usual_share=habits.share, usually_keeps=habits.keeps)
 
     @property
     def _above_bytes(self) -> int:
@@ -199,8 +203,6 @@ class Stranded:
         """
         for account in self._accounts.values():
             account.settle(now)
-            if account.unwires and account.climbed_bytes >= self._least_bytes:
-                self._habits[account.model_id].unwires = True
 
     def _rise(self, now: float, size_bytes: int) -> None:
         """Those that go on wire again what they had; then it is of those that load."""
