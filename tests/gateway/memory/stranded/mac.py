@@ -157,7 +157,7 @@ class Mac:
         self.starts = {each.name: chance.uniform(0, 600) for each in self.kinds}
         self.returning: list[tuple[str, Ramp]] = []
         self.ended: list[tuple[int, bool]] = []
-        # By how much wired pages had moved in all at a time, but for those of a model's own workers.
+        # By how much wired pages had moved at a time in all, but for those of a model's workers.
         self.moves = {each.name: [(0.0, 0.0)] for each in self.kinds}
         self.ends: list[End] = []
         # Inactive, compressed and resident pages of everybody else.

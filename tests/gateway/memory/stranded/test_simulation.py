@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, fields
 
 import pytest
@@ -128,8 +129,9 @@ def judge(seed: int, hours: int) -> Tally:
 
 def _judge_all(seeds: range, hours: int) -> Tally:
     tally = Tally()
-    for seed in seeds:
-        tally.add(judge(seed, hours))
+    with ProcessPoolExecutor() as pool:
+        for each in pool.map(judge, seeds, [hours] * len(seeds)):
+            tally.add(each)
     return tally
 
 
