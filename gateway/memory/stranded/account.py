@@ -182,10 +182,9 @@ class Account:
 
     @property
     def _keeps(self) -> bool:
-        if not self.rests_kept and not self.rests_fallen:
-            return self._usually_keeps
-        enough = self._usually_keeps or self.rests_kept >= _RESTS
-        return enough and self.rests_kept > 2 * self.rests_fallen
+        if self._usually_keeps:
+            return self.rests_fallen <= self.rests_kept + _RESTS
+        return self.rests_kept >= _RESTS and self.rests_kept > 2 * self.rests_fallen
 
     def _own_falls(self, now: float, within_s: float) -> None:
         """What fell while it seemed to compute may have been its own."""
