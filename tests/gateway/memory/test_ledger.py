@@ -24,6 +24,8 @@ def test_a_floor_is_reserved_before_anything_is_held() -> None:
     assert (holder.busy, holder.steady, holder.yields) == (True, False, False)
     assert (ledger.committed_bytes, ledger.free_bytes, ledger.coming_bytes) == (30, 70, 0)
     assert list(ledger.holders) == [holder]
+    assert (holder.footprint_bytes, holder.reload_s, holder.last_used) == (0, 0.0, 0.0)
+    assert holder.need == Need(used_bytes=0, wanted_bytes=0, least_bytes=0)
     assert ledger.steady == []
     assert ledger.remove("a") is holder
     assert (ledger.remove("a"), ledger.holder("a"), ledger.free_bytes) == (None, None, 100)
@@ -40,11 +42,13 @@ def test_what_is_committed_is_the_most_that_it_may_come_to(
     holder = _holder(ledger, "a", 20)
     holder.limit_bytes, holder.kept_bytes, holder.footprint_bytes = limit, kept, footprint
     assert (holder.committed_bytes, ledger.committed_bytes) == (committed, committed)
-    assert holder.coming_bytes == 0
+    assert (holder.coming_bytes, holder.going_bytes) == (0, committed)
     holder.recalled_at = 1.0
     assert holder.coming_bytes == ledger.coming_bytes == committed - limit
+    assert holder.going_bytes == limit, "its end would bring the rest"
     holder.ending = True
     assert holder.coming_bytes == ledger.coming_bytes == committed
+    assert holder.going_bytes == 0
 
 
 def test_of_a_loan_what_neither_runs_nor_comes_next_stands_idle() -> None:

@@ -88,3 +88,20 @@ def test_it_is_written_when_it_has_changed_and_often_enough_for_a_crash() -> Non
     _loaded(stranded, 7, 3, 25 * GB)
     assert renewal.due(stranded, 9065.0) is None, "not every second"
     assert renewal.due(stranded, 9073.0) is not None
+
+
+def test_the_figures_of_a_crashed_gateway_hold_from_their_writing_on() -> None:
+    for now in (KNOWN.at, KNOWN.at + 0.5):
+        stranded = take_up(KNOWN, TOTAL, now, follows_crash=True)
+        assert (stranded.floor_bytes, stranded.level_bytes) == (2 * GB, 50 * GB)
+        _look(stranded, 50 * GB, 0, 10)
+        assert stranded.undecided_bytes == 30 * GB
+    stranded = take_up(KNOWN, TOTAL, KNOWN.at + FRESH_S, follows_crash=False)
+    assert (stranded.floor_bytes, stranded.level_bytes) == (2 * GB, None)
+
+
+def test_a_record_can_not_owe_memory() -> None:
+    stranded = take_up(StrandedRecord(bytes=-GB), TOTAL, 100.0, follows_crash=False)
+    assert stranded.bytes == 0
+    stranded = take_up(StrandedRecord(), TOTAL, 100.0, follows_crash=False)
+    assert stranded.bytes == 0
