@@ -194,6 +194,28 @@ def test_who_leaves_a_batch_and_who_comes_back_first(
     assert engine.short
 
 
+@pytest.mark.parametrize("name", ["full attention", "chunked attention"])
+def test_what_has_just_come_is_short_of_nothing_that_is_there(
+    name: str, models: Callable[[str], LoadedModel]
+) -> None:
+    """The engine thread lets those that are short wait, and for nobody else comes an answer."""
+    model = models(name)
+    room = Room(measure(model.model), limit_bytes=0)
+    engine: Engine = SequentialEngine(model.model, model.eos_token_ids, room, lambda: None)
+    if name == "full attention":
+        engine = BatchedEngine(model.model, model.eos_token_ids, 2, room)
+    for sequence in _sequences(model, PROMPTS[:1]):
+        engine.add(sequence)
+    assert engine.short
+    room.limit_bytes = engine.need.least_bytes - 1
+    assert engine.short
+    room.limit_bytes += 1
+    assert not engine.short
+    while not engine.step():
+        pass
+    assert engine.active
+
+
 def test_who_waits_for_memory_holds_nobody_up(models: Callable[[str], LoadedModel]) -> None:
     model = models("full attention")
     room = _room(model, 1, 256)

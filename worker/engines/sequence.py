@@ -55,7 +55,7 @@ class Engine(Protocol):
 
     @property
     def short(self) -> bool:
-        """Sequences wait for memory alone."""
+        """Sequences wait for memory alone, of which there is too little as things are."""
 
     def make_room(self) -> None:
         """Put aside what is beyond the limit, to be computed anew when there is room."""
