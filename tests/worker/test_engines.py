@@ -90,6 +90,14 @@ def test_a_batch_gives_what_each_gives_alone(
 NEARLY_FULL = ["A ship with seven holds. " * 29, "B", "The captain counted them. " * 28, "C"]
 
 
+# Each shape, and each way to sample.
+SEEDED = [
+    *((name, 3) for name in SHAPES),
+    ("full attention", None),
+    *(pytest.param(name, None, marks=pytest.mark.slow) for name in list(SHAPES)[1:]),
+]
+
+
 def _room(model: LoadedModel, rows: int, tokens: int) -> Room:
     """Room for so many rows of that length."""
     room = Room(measure(model.model))
@@ -105,8 +113,7 @@ def _asked(model: LoadedModel, seed: int | None, max_tokens: int = 40) -> list[S
     ]
 
 
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize(("name", "seed"), SEEDED)
 def test_room_for_a_few_gives_the_same(
     name: str, seed: int | None, models: Callable[[str], LoadedModel]
 ) -> None:
@@ -138,8 +145,7 @@ def test_room_for_a_few_gives_the_same(
     assert (most_rows, put_aside) == (2, name != "state space")
 
 
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize(("name", "seed"), SEEDED)
 def test_what_is_called_back_and_lent_again_gives_the_same(
     name: str, seed: int | None, models: Callable[[str], LoadedModel]
 ) -> None:
