@@ -128,10 +128,10 @@ def test_at_every_token(model: LoadedModel, sampling: Sampling) -> None:
 
 
 def test_a_whole_answer_of_a_chat(demo: LoadedModel) -> None:
-    prompt = ChatPrompt((ChatMessage("user", "Tell me a story."),))
-    whole = _check(demo, Generate("r", prompt, GREEDY), every=157)
+    prompt = ChatPrompt((ChatMessage("user", "Hello"),))
+    whole = _check(demo, Generate("r", prompt, GREEDY), every=11)
     assert whole.finish_reason == "stop"
-    assert whole.text.startswith("The freighter Marigold")
+    assert whole.text.startswith("Hello! I am the demo model")
 
 
 @pytest.mark.parametrize("stop", ["Marigold left", "harbour on a", "the har"])
