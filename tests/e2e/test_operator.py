@@ -134,7 +134,7 @@ def test_unload_lets_running_answers_finish(gateway: Gateway) -> None:
     stream = open_stream(gateway, STORY)
     eventually(lambda: stream.text)
     status = gateway.order("unload").raise_for_status().json()
-    stream.join(10)
+    stream.join()
     assert stream.done
     assert stream.text == whole
     assert status["state"] == "unloaded"
@@ -157,7 +157,7 @@ def test_an_unload_that_holds_ends_what_is_cut_off(gateway: Gateway, *, force: b
     eventually(lambda: stream.text)
     held = gateway.order("unload", hold=True, force=force).raise_for_status().json()
     assert held["state"] == "held"
-    stream.join(10)
+    stream.join()
     assert stream.done is not force
     assert (stream.error or {}).get("code") == ("model_unavailable" if force else None)
     gateway.load()
@@ -289,7 +289,7 @@ def test_a_full_queue_and_a_passed_deadline(
     assert refused.status_code == 429
     assert refused.json()["error"]["code"] == "queue_full"
     assert int(refused.headers["retry-after"]) > 0
-    assert [each.join(20).error["code"] for each in waiting] == ["deadline_exceeded"] * 2
+    assert [each.join().error["code"] for each in waiting] == ["deadline_exceeded"] * 2
     assert waiting[0].status == 504
     assert running.chat("Hello").status_code in (200, 429)
 

@@ -90,6 +90,14 @@ def test_a_batch_gives_what_each_gives_alone(
 NEARLY_FULL = ["A ship with seven holds. " * 29, "B", "The captain counted them. " * 28, "C"]
 
 
+# Each shape, and each way to sample.
+SEEDED = [
+    *((name, 3) for name in SHAPES),
+    ("full attention", None),
+    *(pytest.param(name, None, marks=pytest.mark.slow) for name in list(SHAPES)[1:]),
+]
+
+
 def _room(model: LoadedModel, rows: int, tokens: int) -> Room:
     """Room for so many rows of that length."""
     room = Room(measure(model.model))
@@ -105,8 +113,7 @@ def _asked(model: LoadedModel, seed: int | None, max_tokens: int = 40) -> list[S
     ]
 
 
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize(("name", "seed"), SEEDED)
 def test_room_for_a_few_gives_the_same(
     name: str, seed: int | None, models: Callable[[str], LoadedModel]
 ) -> None:
@@ -138,8 +145,7 @@ def test_room_for_a_few_gives_the_same(
     assert (most_rows, put_aside) == (2, name != "state space")
 
 
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize(("name", "seed"), SEEDED)
 def test_what_is_called_back_and_lent_again_gives_the_same(
     name: str, seed: int | None, models: Callable[[str], LoadedModel]
 ) -> None:
@@ -192,6 +198,28 @@ def test_who_leaves_a_batch_and_who_comes_back_first(
     assert need.used_bytes == need.least_bytes * 2 == room.limit_bytes
     assert need.wanted_bytes > room.limit_bytes
     assert engine.short
+
+
+@pytest.mark.parametrize("name", ["full attention", "chunked attention"])
+def test_what_has_just_come_is_short_of_nothing_that_is_there(
+    name: str, models: Callable[[str], LoadedModel]
+) -> None:
+    """The engine thread lets those that are short wait, and for nobody else comes an answer."""
+    model = models(name)
+    room = Room(measure(model.model), limit_bytes=0)
+    engine: Engine = SequentialEngine(model.model, model.eos_token_ids, room, lambda: None)
+    if name == "full attention":
+        engine = BatchedEngine(model.model, model.eos_token_ids, 2, room)
+    for sequence in _sequences(model, PROMPTS[:1]):
+        engine.add(sequence)
+    assert engine.short
+    room.limit_bytes = engine.need.least_bytes - 1
+    assert engine.short
+    room.limit_bytes += 1
+    assert not engine.short
+    while not engine.step():
+        pass
+    assert engine.active
 
 
 def test_who_waits_for_memory_holds_nobody_up(models: Callable[[str], LoadedModel]) -> None:

@@ -74,12 +74,12 @@ class BatchedEngine:
 
     @property
     def short(self) -> bool:
-        """Sequences wait for memory."""
+        """The first that waits has no room; one that has just come may have it."""
         if self._rows >= self._max_concurrency:
             return False
-        return any(
-            self._keeper is None or not self._keeper.fetches(each.request_id) for each in self._held
-        )
+        fetches = self._keeper.fetches if self._keeper is not None else lambda _: False
+        first = next((each for each in self._held if not fetches(each.request_id)), None)
+        return first is not None and not self._fits(len(first.token_ids) + AHEAD_TOKENS)
 
     @property
     def fetching(self) -> bool:
@@ -236,6 +236,11 @@ class BatchedEngine:
         self._keeper.give_way(joined, sequence.path)
         batch.insert(sequence, self._begun, self._keeper.take(sequence))
 
+    def _fits(self, tokens: int) -> bool:
+        """Whether a sequence of so many tokens could begin."""
+        joined = any(self._room.holds(self._with(each, tokens)) for each in self._batches)
+        return joined or self._may_open(tokens)
+
     def _place(self, tokens: int) -> RowBatch | None:
         """The batch that a sequence of so many tokens should join; None: it has to wait."""
         fitting = [
@@ -246,11 +251,11 @@ class BatchedEngine:
         least_bytes, best = min(fitting, key=lambda each: each[0], default=(0, None))
         if best is not None and least_bytes <= self._worth_bytes:
             return best
-        if len(self._batches) < _MOST_BATCHES and self._room.holds(
-            [*self._sizes(), Batch(1, tokens)]
-        ):
-            return self._open()
-        return best
+        return self._open() if self._may_open(tokens) else best
+
+    def _may_open(self, tokens: int) -> bool:
+        alone = [*self._sizes(), Batch(1, tokens)]
+        return len(self._batches) < _MOST_BATCHES and self._room.holds(alone)
 
     def _with(self, batch: RowBatch, tokens: int) -> list[Batch]:
         joined = Batch(len(batch) + 1, max(batch.size.longest_tokens, tokens))

@@ -69,7 +69,7 @@ class Engine(Protocol):
 
     @property
     def short(self) -> bool:
-        """Sequences wait for memory alone."""
+        """Sequences wait for memory alone, of which there is too little as things are."""
 
     @property
     def fetching(self) -> bool:

@@ -57,7 +57,7 @@ class SequentialEngine:
 
     @property
     def short(self) -> bool:
-        return self._current is None and bool(self._waiting)
+        return self._current is None and bool(self._waiting) and not self._next_fits
 
     @property
     def fetching(self) -> bool:
@@ -132,9 +132,13 @@ class SequentialEngine:
         assert self._current is not None
         return len(self._current.token_ids) + len(self._generated) + 1
 
+    @property
+    def _next_fits(self) -> bool:
+        return self._room.holds([Batch(1, len(self._waiting[0].token_ids))])
+
     def _begin_next(self) -> None:
         self._tokens = None
-        if not self._waiting or not self._room.holds([Batch(1, len(self._waiting[0].token_ids))]):
+        if not self._waiting or not self._next_fits:
             return
         self._current = sequence = self._waiting.popleft()
         self._generated = []
