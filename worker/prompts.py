@@ -20,7 +20,8 @@ from protocol.tokens import BYTES_PER_TOKEN, unpack
 from worker.detokenizer import detokenizer_after
 from worker.engines.sequence import Sequence
 from worker.loading import LoadedModel
-from worker.sampling import make_processors, make_sampler
+from worker.sampling.processors import make_processors
+from worker.sampling.settings import make_row_sampling
 from worker.text import TextStream
 
 # Vocabularies have runs of spaces as single tokens, the longest known of 128.
@@ -115,7 +116,7 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context) -> Prepa
             "invalid_request_error",
             f"{len(delivered)} tokens were delivered already, of {wanted} at most.",
         )
-    sampler = make_sampler(
+    sampling = make_row_sampling(
         generate.sampling, loaded.sampling_defaults, loaded.vocabulary, position=len(delivered)
     )
     text = TextStream(detokenizer_after(prompt_ids, loaded.tokenizer), generate.stop)
@@ -126,7 +127,7 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context) -> Prepa
             request_id=generate.request_id,
             token_ids=token_ids,
             max_tokens=wanted - len(delivered),
-            sampler=sampler,
+            sampling=sampling,
             ignore_eos=generate.ignore_eos,
             priority=generate.priority,
             processors=make_processors(generate.sampling),

@@ -8,9 +8,11 @@ from typing import Any, Final
 
 from mlx_lm.generate import BatchGenerator, StopSequences
 
+from worker.engines.order import RowOrder
 from worker.engines.pace import PrefillPace
 from worker.engines.room import Batch
 from worker.engines.sequence import Sequence, Token
+from worker.sampling.batch import BatchSampler
 
 PREFILL_ROWS: Final = 8
 # A step makes a token, and mlx-lm has begun the next one when it gives it out.
@@ -44,6 +46,8 @@ class RowBatch:
             completion_batch_size=max_rows,
             prefill_batch_size=min(PREFILL_ROWS, max_rows),
         )
+        self._order = RowOrder(self._generator)
+        self._sampler = BatchSampler(self._order)
         self._until_eos = until_eos
         self._until_length = StopSequences()
         self._pace = PrefillPace(largest)
@@ -79,10 +83,12 @@ class RowBatch:
         (uid,) = self._generator.insert(
             [sequence.token_ids],
             max_tokens=[sequence.max_tokens],
-            samplers=[sequence.sampler],
+            samplers=[self._sampler],
             logits_processors=[list(sequence.processors)],
             stop_sequences=[self._until_length if sequence.ignore_eos else self._until_eos],
         )
+        self._order.insert(uid)
+        self._sampler.add(uid, sequence.sampling)
         self._rows[uid] = Row(sequence)
         self._prefilling.add(uid)
 
@@ -107,17 +113,17 @@ class RowBatch:
     def step(self, *, beside_decoding: bool) -> list[Token]:
         """`beside_decoding`: rows of another batch wait meanwhile."""
         if not self._prefilling:
-            _, responses = self._generator.next()
+            prompt_responses, responses = self._generator.next()
         else:
-            responses = self._step_with_prefill(beside_decoding=beside_decoding)
+            prompt_responses, responses = self._step_with_prefill(beside_decoding=beside_decoding)
+        self._order.observe(prompt_responses, responses)
         tokens = []
         for response in responses:
             row = self._rows[response.uid]
             row.generated.append(response.token)
             tokens.append(Token(row.sequence.request_id, response.token, response.finish_reason))
             if response.finish_reason is not None:
-                del self._rows[response.uid]
-                self._prefilling.discard(response.uid)
+                self._forget(response.uid)
         return tokens
 
     def close(self) -> None:
@@ -133,11 +139,16 @@ class RowBatch:
         for response in prompt_responses:
             if response.end_of_prompt:
                 self._prefilling.discard(response.uid)
-        return responses
+        return prompt_responses, responses
 
     def _take_out(self, uids: list[int]) -> None:
         if uids:
             self._generator.remove(uids)
+        self._order.remove(uids)
         for uid in uids:
-            del self._rows[uid]
-            self._prefilling.discard(uid)
+            self._forget(uid)
+
+    def _forget(self, uid: int) -> None:
+        self._sampler.remove(uid)
+        del self._rows[uid]
+        self._prefilling.discard(uid)

@@ -8,17 +8,18 @@ from typing import Protocol
 
 from protocol.messages import FinishReason
 from worker.engines.need import Need
-from worker.sampling import KeyedSampler, LogitsProcessor
+from worker.sampling.processors import LogitsProcessor
+from worker.sampling.settings import RowSampling
 
 
 @dataclass(frozen=True)
 class Sequence:
-    """A request ready for the engine. `sampler` None is greedy."""
+    """A request ready for the engine. `sampling` None is greedy."""
 
     request_id: str
     token_ids: list[int]
     max_tokens: int
-    sampler: KeyedSampler | None
+    sampling: RowSampling | None
     ignore_eos: bool
     priority: int = 0
     processors: tuple[LogitsProcessor, ...] = ()
@@ -31,7 +32,7 @@ class Sequence:
             token_ids=self.token_ids + generated,
             max_tokens=self.max_tokens - done,
             # mlx-lm samples a step ahead of what it gives out.
-            sampler=None if self.sampler is None else self.sampler.again_after(done),
+            sampling=None if self.sampling is None else self.sampling.again_after(done),
         )
 
 
