@@ -9,27 +9,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final, cast
 
 import mlx.core as mx
+import numpy as np
 
 from worker.sampling.blocks import in_blocks, width
 from worker.sampling.settings import RowSampling
 
-# On a CPU a whole row is sorted only where top_p needs more tokens than so many, or than this part
-# of the vocabulary.
-_CANDIDATES: Final = 64
-_CANDIDATE_PART: Final = 512
-
 
 class Filters:
-    """The bounds of a batch's rows. `on_cpu`: MLX is waited for within a step, to sort no more than
-    must be. A GPU would have nothing to do meanwhile, and sorts fast.
+    """The bounds of a batch's rows. `on_cpu`: for top_p MLX is waited for within a step, and NumPy
+    sorts. A GPU would have nothing to do meanwhile, and sorts fast.
     """
 
     def __init__(self, rows: Sequence[RowSampling], vocabulary: int, *, on_cpu: bool) -> None:
         self._count = len(rows)
-        self._vocabulary = vocabulary
+        self._on_cpu = on_cpu
         self._log_min_p: mx.array | None = None
         if any(each.min_p > 0.0 for each in rows):
             logs = [math.log(each.min_p) if each.min_p > 0.0 else -math.inf for each in rows]
@@ -38,24 +33,15 @@ class Filters:
         self._all_ranked = len(ranked) == len(rows)
         self._ranked = mx.array(ranked, dtype=mx.uint32)
         self._any_ranked = bool(ranked)
-        # Those whose bound may lie anywhere.
-        self._unbounded = [
-            (place, rows[index].top_p)
-            for place, index in enumerate(ranked)
-            if not rows[index].top_k
-        ]
-        self._largest = max((rows[index].top_k for index in ranked), default=0)
-        if self._unbounded:
-            candidates = max(_CANDIDATES, vocabulary // _CANDIDATE_PART)
-            self._largest = max(self._largest, candidates) if on_cpu else vocabulary
-        self._largest = min(self._largest, vocabulary)
-        self._may_lack = bool(self._unbounded) and self._largest < vocabulary
         top_p = [rows[index].top_p for index in ranked]
+        top_k = [rows[index].top_k for index in ranked]
+        # A row's sums are to be the same whoever shares the batch: whole, and by the same means.
+        self._sums = any(each < 1.0 for each in top_p)
+        self._largest = vocabulary if self._sums else max(top_k, default=0)
         # No sum of probabilities is 2.
         self._top_p = mx.array([each if each < 1.0 else 2.0 for each in top_p])[:, None]
         self._beyond_top_k = mx.array(
-            [self._largest - (rows[index].top_k or self._largest) for index in ranked],
-            dtype=mx.int32,
+            [self._largest - (each or self._largest) for each in top_k], dtype=mx.int32
         )[:, None]
 
     def least_kept(self, logprobs: mx.array, largest: mx.array) -> mx.array | None:
@@ -78,30 +64,25 @@ class Filters:
         return least
 
     def _least_of_ranked(self, logprobs: mx.array) -> mx.array:
+        """The value at which top_p is reached, or that at which top_k is, if it is larger."""
+        if self._sums and self._on_cpu:
+            return _least_by_numpy(logprobs, self._top_p, self._beyond_top_k)
         ascending = _largest(logprobs, self._largest)
-        reached = _reached(ascending)
-        least = _least(ascending, reached, self._top_p, self._beyond_top_k)
-        if self._may_lack:
-            known = cast("list[float]", reached[:, 0].tolist())
-            lacking = [place for place, top_p in self._unbounded if known[place] < top_p]
-            if lacking:
-                rows = mx.array(lacking, dtype=mx.uint32)
-                ascending = mx.sort(logprobs[rows], axis=-1)
-                least[rows] = _least(ascending, _reached(ascending), self._top_p[rows], mx.array(0))
-        return least
+        if not self._sums:
+            return mx.take_along_axis(ascending, self._beyond_top_k, axis=-1)
+        reached = mx.cumsum(mx.exp(ascending), axis=-1, reverse=True)
+        beyond_top_p = (reached >= self._top_p).sum(axis=-1, keepdims=True) - 1
+        beyond = mx.maximum(beyond_top_p, self._beyond_top_k)
+        return mx.take_along_axis(ascending, beyond, axis=-1)
 
 
-def _reached(ascending: mx.array) -> mx.array:
-    """How much probability each value and the larger ones have."""
-    return mx.cumsum(mx.exp(ascending), axis=-1, reverse=True)
-
-
-def _least(
-    ascending: mx.array, reached: mx.array, top_p: mx.array, beyond_top_k: mx.array
-) -> mx.array:
-    """The value at which top_p is reached, or that at which top_k is, if it is larger."""
-    beyond_top_p = (reached >= top_p).sum(axis=-1, keepdims=True) - 1
-    return mx.take_along_axis(ascending, mx.maximum(beyond_top_p, beyond_top_k), axis=-1)
+def _least_by_numpy(logprobs: mx.array, top_p: mx.array, beyond_top_k: mx.array) -> mx.array:
+    """The same. On a CPU MLX sorts twenty times as slowly."""
+    ascending = np.sort(np.array(logprobs), axis=-1)
+    reached = np.cumsum(np.exp(ascending[:, ::-1]), axis=-1)[:, ::-1]
+    beyond_top_p = (reached >= np.array(top_p)).sum(axis=-1, keepdims=True) - 1
+    beyond = np.maximum(beyond_top_p, np.array(beyond_top_k))
+    return mx.array(np.take_along_axis(ascending, beyond, axis=-1))
 
 
 def _largest(values: mx.array, count: int) -> mx.array:
