@@ -14,11 +14,13 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import msgspec
 import uvloop
 
 from bench.health import HealthProbe
-from bench.load import Address, Load, Prompt, completion_request, temperature_of
+from bench.load import Address, Load, Prompt, completion_request
 from bench.results import BULKHEAD, GATEWAY, SERVER, WORKER, FailedError, Generation
+from bench.settings import settings_of
 
 _HOST: Final = "127.0.0.1"
 _START_S: Final = 120.0
@@ -99,9 +101,9 @@ class Server:
         return await load.run()
 
     async def _open(self, prompts: Sequence[Prompt], tokens: int) -> Load:
-        temperature = temperature_of(prompts)
         requests = [
-            completion_request(self.model, prompt, tokens, temperature) for prompt in prompts
+            completion_request(self.model, prompt, tokens, msgspec.structs.asdict(settings))
+            for prompt, settings in zip(prompts, settings_of(prompts), strict=True)
         ]
         return await Load.open(self.address, requests, tokens)
 

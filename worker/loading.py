@@ -16,7 +16,7 @@ from mlx_lm.utils import load_model, load_tokenizer
 from safetensors import SafetensorError, safe_open
 
 from worker.fingerprint import fingerprint
-from worker.sampling import SamplingDefaults
+from worker.sampling.settings import SamplingDefaults
 
 # Read between two looks at the stop flag: short against a shutdown, long against the overhead.
 _SLICE_BYTES: Final = 64 << 20

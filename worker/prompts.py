@@ -23,7 +23,8 @@ from worker.engines.room import Room
 from worker.engines.sequence import Sequence
 from worker.loading import LoadedModel
 from worker.prompt_cache.path import Paths
-from worker.sampling import make_processors, make_sampler
+from worker.sampling.processors import make_processors
+from worker.sampling.settings import make_row_sampling
 from worker.text import TextStream
 
 # Vocabularies have runs of spaces as single tokens, the longest known of 128.
@@ -154,7 +155,7 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
             "invalid_request_error",
             f"{len(delivered)} tokens were delivered already, of {wanted} at most.",
         )
-    sampler = make_sampler(
+    sampling = make_row_sampling(
         generate.sampling, loaded.sampling_defaults, loaded.vocabulary, position=len(delivered)
     )
     text = TextStream(detokenizer_after(prompt_ids, loaded.tokenizer), generate.stop)
@@ -165,7 +166,7 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
             request_id=generate.request_id,
             token_ids=token_ids,
             max_tokens=wanted - len(delivered),
-            sampler=sampler,
+            sampling=sampling,
             ignore_eos=generate.ignore_eos,
             priority=generate.priority,
             processors=make_processors(generate.sampling),

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from protocol.messages import Sampling
 from worker.engines.sequence import Engine, Sequence
-from worker.sampling import SamplingDefaults, make_sampler
+from worker.sampling.settings import SamplingDefaults, make_row_sampling
 
 # Chunks of prefill grow from the shortest to the longest: each length is a shape of its own.
 _PROMPT_TOKENS: Final = (32, 128, 512, 2048)
@@ -22,12 +22,12 @@ _MOST_STEPS: Final = 64
 def warm(engine: Engine, context_tokens: int, vocabulary: int) -> None:
     """Run greedy and sampled answers together. The prompt cache keeps nothing of it."""
     sampling = Sampling(seed=0, temperature=1.0, top_p=0.9, top_k=20, min_p=0.05)
-    sampler = make_sampler(sampling, SamplingDefaults(), vocabulary)
+    settings = make_row_sampling(sampling, SamplingDefaults(), vocabulary)
     for tokens in _PROMPT_TOKENS:
         if tokens + _ANSWER_TOKENS > context_tokens:
             break
         greedy = Sequence("greedy", [0] * tokens, _ANSWER_TOKENS, None, ignore_eos=True)
-        sampled = Sequence("sampled", [0] * tokens, _ANSWER_TOKENS, sampler, ignore_eos=True)
+        sampled = Sequence("sampled", [0] * tokens, _ANSWER_TOKENS, settings, ignore_eos=True)
         _run(engine, [greedy, sampled])
         began_at = time.monotonic()
         _run(engine, [greedy])

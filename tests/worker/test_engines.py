@@ -18,7 +18,7 @@ from worker.engines.room import Batch, CacheShape, Room, measure
 from worker.engines.sequence import Engine, Sequence
 from worker.engines.sequential import SequentialEngine
 from worker.loading import LoadedModel, load
-from worker.sampling import KeyedSampler
+from worker.sampling.settings import RowSampling
 
 UNBOUNDED = Room(CacheShape(0, 0, 1.0))
 SHAPES: dict[str, Callable[[Path], Path]] = {
@@ -86,6 +86,60 @@ def test_a_batch_gives_what_each_gives_alone(
     assert _run(together) == alone
 
 
+# Of every kind of filter, greedy ones between them.
+SAMPLINGS = [
+    None,
+    RowSampling(1, 0.7),
+    RowSampling(2, 1.5, top_p=0.9),
+    RowSampling(3, 1.5, top_k=40),
+    RowSampling(4, 1.5, min_p=0.02),
+    RowSampling(5, 2.0, top_p=0.95, top_k=20, min_p=0.01),
+    RowSampling(6, 3.0, top_p=0.99),
+    None,
+]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_seed_gives_the_same_alone_among_16_and_resumed(
+    name: str, models: Callable[[str], LoadedModel]
+) -> None:
+    """Rows come and leave between steps, with prompts from one token to several chunks."""
+    model = models(name)
+    tokens = model.tokenizer.encode(PROMPTS[1] + PROMPTS[3])
+    lengths = [1, 2, 5, 20, 90, 30, 1, 60]
+    asked = [
+        Sequence(
+            str(index),
+            tokens[: lengths[index % 8]] if index < 8 else tokens[index : 5 * index],
+            16,
+            SAMPLINGS[index % 8],
+            ignore_eos=True,
+        )
+        for index in range(16)
+    ]
+    alone: dict[str, list[int]] = {}
+    for sequence in asked:
+        single = SequentialEngine(model.model, model.eos_token_ids, UNBOUNDED, lambda: None)
+        single.add(sequence)
+        alone |= _run(single)
+    together = BatchedEngine(model.model, model.eos_token_ids, 16, UNBOUNDED)
+    made: dict[str, list[int]] = {}
+    waiting = list(asked)
+    while waiting or together.active + together.waiting:
+        for _ in range(3):
+            if waiting:
+                together.add(waiting.pop(0))
+        for token in together.step():
+            made.setdefault(token.request_id, []).append(token.token_id)
+    assert made == alone
+    for sequence in asked[:8]:
+        for cut in (1, 7):
+            resumed = BatchedEngine(model.model, model.eos_token_ids, 16, UNBOUNDED)
+            whole = alone[sequence.request_id]
+            resumed.add(sequence.rest(whole[:cut]))
+            assert _run(resumed)[sequence.request_id] == whole[cut:]
+
+
 # Two that pass the first step of tokens while they generate, and two that don't.
 NEARLY_FULL = ["A ship with seven holds. " * 29, "B", "The captain counted them. " * 28, "C"]
 
@@ -106,11 +160,8 @@ def _room(model: LoadedModel, rows: int, tokens: int) -> Room:
 
 
 def _asked(model: LoadedModel, seed: int | None, max_tokens: int = 40) -> list[Sequence]:
-    sampler = None if seed is None else KeyedSampler(seed, 1.0, 0.0, 0, 0.0)
-    return [
-        replace(each, sampler=sampler and sampler.again_after(0))
-        for each in _sequences(model, NEARLY_FULL, max_tokens)
-    ]
+    sampling = None if seed is None else RowSampling(seed)
+    return [replace(each, sampling=sampling) for each in _sequences(model, NEARLY_FULL, max_tokens)]
 
 
 @pytest.mark.parametrize(("name", "seed"), SEEDED)

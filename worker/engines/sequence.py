@@ -9,19 +9,20 @@ from typing import Protocol
 from protocol.messages import FinishReason
 from worker.engines.need import Need
 from worker.prompt_cache.path import Path
-from worker.sampling import KeyedSampler, LogitsProcessor
+from worker.sampling.processors import LogitsProcessor
+from worker.sampling.settings import RowSampling
 
 
 @dataclass(frozen=True)
 class Sequence:
-    """A request ready for the engine. `sampler` None is greedy. `open_end`: it needn't
+    """A request ready for the engine. `sampling` None is greedy. `open_end`: it needn't
     become as long as it may, since it was begun already, or its client named no length.
     """
 
     request_id: str
     token_ids: list[int]
     max_tokens: int
-    sampler: KeyedSampler | None
+    sampling: RowSampling | None
     ignore_eos: bool
     priority: int = 0
     processors: tuple[LogitsProcessor, ...] = ()
@@ -42,7 +43,7 @@ class Sequence:
             max_tokens=self.max_tokens - done,
             open_end=self.open_end or done > 0,
             # mlx-lm samples a step ahead of what it gives out.
-            sampler=None if self.sampler is None else self.sampler.again_after(done),
+            sampling=None if self.sampling is None else self.sampling.again_after(done),
         )
 
 

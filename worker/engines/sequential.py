@@ -14,6 +14,7 @@ from worker.engines.need import Need
 from worker.engines.pace import PrefillPace
 from worker.engines.room import Batch, Room, largest_chunk
 from worker.engines.sequence import Sequence, Token
+from worker.sampling.batch import BatchSampler
 
 
 class _RemovedInPrefillError(Exception):
@@ -155,11 +156,13 @@ class SequentialEngine:
             if self._current is not sequence:
                 raise _RemovedInPrefillError
 
+        sampler = BatchSampler(lambda: (sequence.request_id,))
+        sampler.add(sequence.request_id, sequence.sampling)
         self._tokens = generate_step(
             mx.array(sequence.token_ids),
             self._model,
             max_tokens=sequence.max_tokens,
-            sampler=sequence.sampler,
+            sampler=sampler,
             logits_processors=list(sequence.processors),
             prefill_step_size=self._pace.chunk(rows=1, decoding=False),
             prompt_progress_callback=on_prefill,
