@@ -165,9 +165,9 @@ class Admission:
         the idle model that is least missed has to go, or with `all_idle` every idle one.
         """
         orders = Orders(self.ledger, now)
-        lent = [each for each in self.ledger.steady if each.idle_loan_bytes > NOISE_BYTES]
+        lent = [each for each in self.ledger.steady if each.loose_bytes > NOISE_BYTES]
         for each in lent:
-            orders.recall(each, each.limit_bytes - each.idle_loan_bytes)
+            orders.recall(each, each.limit_bytes - each.loose_bytes)
         if not lent or all_idle:
             idle = [each for each in self.ledger.holders if each.yields and not each.busy]
             idle.sort(key=worth)

@@ -31,7 +31,8 @@ class Need:
 
     `used_bytes` holds what runs now. With `wanted_bytes` everything that waits could run too. With
     less than `least_bytes` not even its first sequence can. So many are `held` for want of memory.
-    `prompt` numbers the prompt that its first sequence is computing; 0 if it computes none.
+    `prompt` numbers the prompt that its first sequence is computing; 0 if it computes none. Its
+    prompt cache has `cache_bytes` beside that, and could use `cache_wanted_bytes`.
     """
 
     used_bytes: int = 0
@@ -39,6 +40,8 @@ class Need:
     least_bytes: int = 0
     held: int = 0
     prompt: int = 0
+    cache_bytes: int = 0
+    cache_wanted_bytes: int = 0
 
 
 @dataclass
@@ -112,10 +115,15 @@ class Holder:
         return self.committed_bytes - self.coming_bytes
 
     @property
-    def idle_loan_bytes(self) -> int:
+    def loose_bytes(self) -> int:
         """What it was lent and neither what runs nor its next sequence needs."""
         needed_bytes = max(self.need.used_bytes, self.need.least_bytes)
         return max(0, self.limit_bytes - max(self.floor_bytes, needed_bytes))
+
+    @property
+    def idle_loan_bytes(self) -> int:
+        """Of that, what its prompt cache doesn't need either."""
+        return max(0, self.loose_bytes - self.need.cache_bytes)
 
     @property
     def rows_bytes(self) -> int:

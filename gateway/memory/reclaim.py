@@ -38,7 +38,7 @@ class Reclaim:
             """What it gives unless it has to go while it is busy."""
             if holder.yields and not holder.busy:
                 return holder.going_bytes
-            return self._rows_bytes(claim, holder) if holder in rows else holder.idle_loan_bytes
+            return self._rows_bytes(claim, holder) if holder in rows else holder.loose_bytes
 
         # Where busy models have to go in any case, the others give no more than what is missing
         # still.
@@ -60,11 +60,13 @@ class Reclaim:
         lenders: list[Holder],
         rows: list[Holder],
     ) -> int:
-        """Call back idle loans, in this order, evict idle models, and call back what sequences of
-        `rows` run in. Returns what is missing still.
+        """Call back idle loans and then prompt caches, in this order, evict idle models, and call
+        back what sequences of `rows` run in. Returns what is missing still.
         """
         for each in lenders:
             missing_bytes -= self._orders.recall_some(each, missing_bytes, each.idle_loan_bytes)
+        for each in lenders:
+            missing_bytes -= self._orders.recall_some(each, missing_bytes, each.loose_bytes)
         idle = [each for each in lenders if each.yields and not each.busy]
         for each in smallest_set(idle, missing_bytes, lambda each: each.going_bytes):
             missing_bytes -= each.going_bytes

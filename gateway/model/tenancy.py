@@ -139,7 +139,15 @@ class Tenancy:
         worker.short_of_memory = need.held
         self._steward.note_need(
             self.model.id,
-            Need(need.used_bytes, need.wanted_bytes, need.least_bytes, need.held, need.prompt),
+            Need(
+                used_bytes=need.used_bytes,
+                wanted_bytes=need.wanted_bytes,
+                least_bytes=need.least_bytes,
+                held=need.held,
+                prompt=need.prompt,
+                cache_bytes=need.cache_bytes,
+                cache_wanted_bytes=need.cache_wanted_bytes,
+            ),
             need.limit_bytes,
         )
         told = (worker.granted_bytes, self._told_bound)

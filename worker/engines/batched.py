@@ -89,9 +89,9 @@ class BatchedEngine:
     def need(self) -> Need:
         if self._keeper is None:
             return self._rows_need
-        cache = self._keeper.cache
-        wanted_bytes = cache.bytes_ + cache.refused_bytes + cache.coming_bytes
-        return self._rows_need._replace(cache_bytes=cache.bytes_, cache_wanted_bytes=wanted_bytes)
+        return self._rows_need._replace(
+            cache_bytes=self._keeper.cache.bytes_, cache_wanted_bytes=self._keeper.wanted_bytes
+        )
 
     @property
     def _rows_need(self) -> Need:

@@ -18,6 +18,8 @@ _ANSWER_BLOCKS: Final = 8
 _SHARED_BLOCKS: Final = 4
 # Of those that wait so many may have their blocks read at a time.
 _MOST_FETCHES: Final = 8
+# What it asks for when it has nothing yet.
+_FIRST_BYTES: Final = 256_000_000
 
 
 class Keeper:
@@ -27,6 +29,13 @@ class Keeper:
         self.cache = cache
         self._room = room
         self._fetching: set[str] = set()
+        self._limit_bytes = 0
+
+    @property
+    def wanted_bytes(self) -> int:
+        """What the cache could use: at most twice what it has, and then more again."""
+        more_bytes = min(self.cache.refused_bytes, max(self.cache.bytes_, _FIRST_BYTES))
+        return self.cache.bytes_ + self.cache.coming_bytes + more_bytes
 
     @property
     def fetching(self) -> bool:
@@ -37,6 +46,10 @@ class Keeper:
 
     def give_way(self, sizes: Iterable[Batch], path: Path | None = None) -> None:
         """Let go of what these batches need; of a path only after everything else."""
+        limit_bytes = self._room.limit_bytes or 0
+        if limit_bytes > self._limit_bytes:
+            self.cache.refused_bytes = 0
+        self._limit_bytes = limit_bytes
         most_bytes = self._most_bytes(sizes)
         if most_bytes is None or self.cache.shelf_bytes <= most_bytes:
             return

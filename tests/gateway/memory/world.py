@@ -86,6 +86,8 @@ class Model:
     beside: int = 0
     lag_s: int = 0
     begun: int = 0
+    # What its prompt cache has, in what its rows leave.
+    cache: int = 0
 
     @property
     def used(self) -> int:
@@ -96,14 +98,21 @@ class Model:
     def footprint(self) -> int:
         if self.process is None:
             return 0
-        return max(self.used, self.floor - ORDINARY) + self.beside
+        return max(self.used, self.floor - ORDINARY) + self.cache + self.beside
 
     def need(self) -> Need:
         wanted = self.used + sum(each.size for each in self.waiting)
         first = [*self.running, *self.waiting][:1]
         least = self.floor - ORDINARY + sum(each.size for each in first)
         prompt = next((e.number for e in self.running[:1] if e.computed_s < e.prompt_s), 0)
-        return Need(self.used, wanted, least, len(self.waiting), prompt)
+        return Need(
+            self.used, wanted, least, len(self.waiting), prompt, self.cache, 2 * self.cache + UNIT
+        )
+
+    def keep(self) -> None:
+        """What rows computed stays, as long as there is room."""
+        free = max(0, self.limit - max(self.used, self.floor - ORDINARY))
+        self.cache = min(free, self.cache + (UNIT if self.running else 0))
 
     def take_in(self) -> None:
         while self.waiting and self.used + self.waiting[0].size <= self.limit:
@@ -111,6 +120,7 @@ class Model:
             row = self.waiting.pop(0)
             row.number, row.computed_s = self.begun, 0
             self.running.append(row)
+        self.keep_to_limit()
 
     def step(self) -> None:
         for each in self.running:
@@ -119,11 +129,16 @@ class Model:
             else:
                 each.left_s -= 1.0
         self.running = [each for each in self.running if each.left_s > 0]
+        self.keep()
 
     def obey(self) -> None:
         self.limit, self.obeys_at = self.told, None
         while self.running and self.used > self.limit:
             self.waiting.insert(0, self.running.pop())
+        self.keep_to_limit()
+
+    def keep_to_limit(self) -> None:
+        self.cache = min(self.cache, max(0, self.limit - max(self.used, self.floor - ORDINARY)))
 
 
 class World(RuleBasedStateMachine):
