@@ -42,6 +42,16 @@ def test_the_limit_itself_is_enough_and_none_is_no_bound() -> None:
     assert room.holds([Batch(1000, 1_000_000)])
 
 
+def test_what_leaked_makes_nothing_impossible() -> None:
+    room = Room(SHAPE, limit_bytes=1, most_bytes=3 * ONE + 50, fixed_bytes=50)
+    assert room.could_hold(256)
+    assert not room.could_hold(257)
+    room.fixed_bytes = 60
+    assert not room.could_hold(256)
+    room.grown_bytes = 10
+    assert room.could_hold(256)
+
+
 def test_a_cpu_takes_smaller_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rooms.mx, "default_device", lambda: mx.cpu)
     assert rooms.largest_chunk() == LARGEST_TOKENS_ON_CPU
