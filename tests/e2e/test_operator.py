@@ -75,6 +75,7 @@ def test_status_has_every_field(gateway: Gateway) -> None:
         "estimate_bytes",
         "floor_bytes",
         "lent_bytes",
+        "returning_bytes",
         "wanted_bytes",
         "context_tokens",
         "last_used_at",

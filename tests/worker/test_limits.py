@@ -84,3 +84,4 @@ def test_buffers_go_back_when_less_is_left_to_mlx(
     assert (engine.made_room, mx.get_cache_memory() == 0) == (int(trimmed), trimmed)
     assert isinstance(thread.said[-1], Need)
     assert limits.mlx_bytes == (limit_mb - beside_mb) * MB
+    assert limits.room.grown_bytes == (beside_mb - 100) * MB

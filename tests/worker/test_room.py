@@ -54,6 +54,16 @@ def test_what_is_left_for_caches() -> None:
     assert Room(SHAPE).free_bytes == 0
 
 
+def test_what_leaked_makes_nothing_impossible() -> None:
+    room = Room(SHAPE, limit_bytes=1, most_bytes=3 * ONE + 50, fixed_bytes=50)
+    assert room.could_hold(256)
+    assert not room.could_hold(257)
+    room.fixed_bytes = 60
+    assert not room.could_hold(256)
+    room.grown_bytes = 10
+    assert room.could_hold(256)
+
+
 def test_a_cpu_takes_smaller_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rooms.mx, "default_device", lambda: mx.cpu)
     assert rooms.largest_chunk() == LARGEST_TOKENS_ON_CPU

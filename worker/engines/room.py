@@ -57,6 +57,8 @@ class Room:
     limit_bytes: int | None = None
     most_bytes: int | None = None
     fixed_bytes: int = 0
+    # What was taken in vain meanwhile, as by a leak; the next worker has it back.
+    grown_bytes: int = 0
     working_bytes: int = 0
     working_token_bytes: int = 0
 
@@ -88,7 +90,8 @@ class Room:
         """Whether a sequence of so many tokens can ever run, alone."""
         if self.limit_bytes is None or self.most_bytes is None:
             return True
-        return self.needed_bytes([Batch(1, tokens)]) <= max(self.limit_bytes, self.most_bytes)
+        needed_bytes = self.needed_bytes([Batch(1, tokens)]) - self.grown_bytes
+        return needed_bytes <= max(self.limit_bytes, self.most_bytes)
 
     def longest_tokens(self, tokens: int) -> int:
         """The most tokens up to these, in whole steps of a cache, that can ever run."""

@@ -339,7 +339,7 @@ class World(RuleBasedStateMachine):
     def _end(self, model: Model) -> None:
         self._park(model)
         model.process = None
-        model.beside, model.obeys_at = 0, None
+        model.beside, model.cache, model.obeys_at = 0, 0, None
         model.lag_s = min(model.lag_s, 3)
         self.admission.gone(model.name)
 
