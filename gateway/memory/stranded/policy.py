@@ -330,7 +330,8 @@ class Stranded:
         lives = self.proven.get(account.model_id, [])
         twins = [each for each in suspects if each.account.model_id == account.model_id]
         told = len(twins) > 1 or any(each != account.pid for each in lives)
-        return told and self._habits[account.model_id].agree(account)
+        # Of what an earlier gateway's worker held nothing is known.
+        return told and (account.pid < 0 or self._habits[account.model_id].agree(account))
 
     def _find(self, question: _Question) -> Finding:
         self._questions.remove(question)

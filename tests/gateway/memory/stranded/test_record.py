@@ -83,11 +83,13 @@ def test_it_is_written_when_it_has_changed_and_often_enough_for_a_crash() -> Non
     claimed = renewal.due(stranded, 9001.0)
     assert claimed is not None
     assert (claimed.level_bytes, claimed.claims) == (23 * GB, (("demo", 20 * GB),))
-    assert renewal.due(stranded, 9030.0) is None
+    for now in (9001.0, 9001.5, 9030.0):
+        assert renewal.due(stranded, now) is None
     assert renewal.due(stranded, 9062.0) is not None
     _loaded(stranded, 7, 3, 25 * GB)
     assert renewal.due(stranded, 9065.0) is None, "not every second"
     assert renewal.due(stranded, 9073.0) is not None
+    assert renewal.due(stranded, 8000.0) is not None, "the clock was set back"
 
 
 def test_the_figures_of_a_crashed_gateway_hold_from_their_writing_on() -> None:
