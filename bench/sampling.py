@@ -1,7 +1,7 @@
 """`python -m bench.sampling`: what it costs that 32 rows are sampled, each in its own way.
 
 First the sampler alone, at three sizes of vocabulary. Then whole steps of the worker's engine with
-three models: two engines, one greedy and one sampled, take turns step by step, so that the
+three models: two engines, one greedy and one sampled, take turns of a few steps, so that the
 machine's moods hit both.
 """
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
+from mlx_lm.generate import generation_stream
 from mlx_lm.sample_utils import make_sampler
 
 from bench import arguments
@@ -38,6 +39,7 @@ _PROMPT: Final = range(10, 30)
 # A token's probability falls with this power of its rank: 12 tokens have 95 % of it.
 _STEEPNESS: Final = 2.0
 _CALLS: Final = 3
+_TURN_STEPS: Final = 5
 
 _DIFFERENT: Final = list(settings_of(sampled([""] * _ROWS)))
 _CASES: Final[dict[str, list[Settings]]] = {
@@ -53,7 +55,7 @@ _CASES: Final[dict[str, list[Settings]]] = {
 
 def main() -> int:
     parser = arguments.parser(
-        "bench.sampling", __doc__, rounds=100, model=None, shown="a tiny, the demo and a wide one"
+        "bench.sampling", __doc__, rounds=30, model=None, shown="a tiny, the demo and a wide one"
     )
     parsed = parser.parse_args()
     machine = describe_machine()
@@ -66,7 +68,7 @@ def main() -> int:
             models = [folder / "tiny", DEMO_FOLDER, wide_cache(folder / "wide")]
         else:
             models = [parsed.model]
-        print(f"\nMedians of {parsed.rounds} steps.\n")
+        print(f"\nMedians of {parsed.rounds} turns of {_TURN_STEPS} steps.\n")
         print("| ms a step | greedy | 32 settings | ratio | CPU: greedy | 32 settings | ratio |")
         print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
         for model in models:
@@ -123,21 +125,26 @@ def _row_sampling(seed: int, settings: Settings) -> RowSampling | None:
     return RowSampling(seed, settings.temperature, settings.top_p, settings.top_k, settings.min_p)
 
 
-def _steps_ms(folder: Path, steps: int) -> list[list[float]]:
+def _steps_ms(folder: Path, turns: int) -> list[list[float]]:
     """Median steps of 32 rows that decode, greedy and sampled: their time, and that of the
     processor, which others on the machine disturb less.
     """
     model = load(str(folder), lambda _done, _total: None, lambda: False)
-    engines = [_decoding(model, each, steps) for each in ([GREEDY] * _ROWS, _DIFFERENT)]
+    engines = [
+        _decoding(model, each, turns * _TURN_STEPS) for each in ([GREEDY] * _ROWS, _DIFFERENT)
+    ]
     clocks = (time.perf_counter, time.process_time)
     times_s: list[list[list[float]]] = [[[], []] for _ in clocks]
-    for number in range(steps):
+    for number in range(turns):
         # Who comes first finds the processor's caches in another state.
         for index in (0, 1) if number % 2 else (1, 0):
             began = [clock() for clock in clocks]
-            engines[index].step()
+            for _ in range(_TURN_STEPS):
+                engines[index].step()
+            # The step that it computes ahead would be the other's time.
+            mx.synchronize(generation_stream)
             for clock, times, before in zip(clocks, times_s, began, strict=True):
-                times[index].append(clock() - before)
+                times[index].append((clock() - before) / _TURN_STEPS)
     for engine in engines:
         engine.close()
     return [[statistics.median(each) * 1e3 for each in times] for times in times_s]
