@@ -100,10 +100,12 @@ def test_two_under_load_where_one_and_a_half_fit(
         began = time.monotonic()
         first, second = Load(gateway, "a", clients, tokens), Load(gateway, "b", clients, tokens)
         time.sleep(seconds / 2)
+        eventually(lambda: first.ends and second.ends)
         loading = time.monotonic()
         gateway.load("c")
         loaded_s = time.monotonic() - loading
         time.sleep(seconds / 2)
+        eventually(lambda: min(first.ends[-1], second.ends[-1]) > loading)
         ended = time.monotonic()
         second.stop()
         freed = time.monotonic()

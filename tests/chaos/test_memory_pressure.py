@@ -162,7 +162,7 @@ def test_five_models_where_two_fit(
             killer.join(60)
         status = gateway.status()
     assert not clients.problems, clients.problems[:3]
-    assert clients.answers > 16
+    assert clients.answers >= 16
     assert sampler.highest_bytes <= sampler.highest_peaks_bytes <= budget
     assert status["memory"]["granted_bytes"] <= budget
     evictions = gateway.log.count("event=evict")
