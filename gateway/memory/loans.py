@@ -63,7 +63,15 @@ class Loans:
         )
         caches = shares(
             pool_bytes - sum(rows.values()),
-            [Borrower(e.model_id, e.priority, e.need.cache_wanted_bytes) for e in steady],
+            [
+                # Nothing that stands idle keeps more than it has.
+                Borrower(
+                    e.model_id,
+                    e.priority,
+                    e.need.cache_wanted_bytes if e.busy else e.need.cache_bytes,
+                )
+                for e in steady
+            ],
         )
         return {model_id: rows[model_id] + caches[model_id] for model_id in rows}
 
