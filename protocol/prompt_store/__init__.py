@@ -1,12 +1,10 @@
-from msgspec import Struct
+"""The prompt cache's tier on disk: computed prompts, shared by all processes of a gateway.
 
+`store` is the door. `index` knows what there is, in SQLite; `payloads` are the files; `home` is the
+folder that both are in, and what happens when it isn't fit to be used.
+"""
 
-class Entry(Struct, frozen=True):
-    key: bytes
-    parent: bytes
-    token_ids: bytes
-    payload_bytes: int
-    kind: str
+from protocol.prompt_store.entry import KEY_BYTES, Entry
+from protocol.prompt_store.store import PromptStore
 
-
-class PromptStore: ...
+__all__ = ["KEY_BYTES", "Entry", "PromptStore"]
