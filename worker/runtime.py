@@ -10,8 +10,6 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
-from mlx_lm.models.cache import make_prompt_cache
-
 from protocol.messages import (
     PROTOCOL_VERSION,
     ClearPromptCache,
@@ -26,6 +24,7 @@ from protocol.messages import (
     Ready,
 )
 from protocol.prompt_store import PromptStore
+from worker.caches import Caches
 from worker.engine_thread import EngineCommand, EngineThread, Loaded, Look, Remove, Stepped
 from worker.engines.batched import BatchedEngine
 from worker.engines.room import Room, measure
@@ -80,26 +79,30 @@ def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
             command.path,
             lambda done, total: thread.emit(LoadProgress(loaded_bytes=done, total_bytes=total)),
             thread.should_finish,
+            command.adapter_path,
+            command.draft_path,
         )
+        caches = Caches(loaded.model, loaded.draft, command.kv_bits)
     except ModelError as error:
         thread.emit(LoadFailed(reason=error.reason, permanent=error.permanent))
         return
     except LoadAbandonedError:
         return
     room = Room(
-        measure(loaded.model),
+        measure(caches.run, caches.make),
         working_bytes=command.working_bytes,
         working_token_bytes=command.working_token_bytes,
     )
     limits = Limits(room, device, loaded.weight_bytes, wire=command.wire)
     if command.limit_bytes is not None:
         limits.take(command.limit_bytes, command.beside_bytes)
-    cutter = Cutter(loaded.model, lambda: make_prompt_cache(loaded.model))
-    store = _open_store(command)
-    paths = Paths(_prompt_root(loaded), store, needs_snapshots=cutter.needs_snapshots)
+    cutter = Cutter(caches.run, caches.make)
+    store = _open_store(command) if cutter.can_restore else None
+    root = _prompt_root(loaded, command)
+    paths = Paths(root, store, needs_snapshots=cutter.needs_snapshots)
     disk = None if store is None else Disk(store, command.model_id, lambda: thread.post(Look()))
-    prompt_cache = PromptCache(cutter, disk)
-    engine = _build_engine(thread, loaded, command, limits, prompt_cache)
+    prompt_cache = PromptCache(cutter, disk) if cutter.can_restore else None
+    engine = _build_engine(loaded, command, limits, caches, prompt_cache)
     context = _context(command, loaded)
     ready = Ready(
         load_s=time.monotonic() - started_at,
@@ -120,7 +123,8 @@ def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
         Turns(thread, engine, limits).run()
     finally:
         engine.close()
-        prompt_cache.close(_STORE_S)
+        if prompt_cache is not None:
+            prompt_cache.close(_STORE_S)
 
 
 def _open_store(command: Load) -> PromptStore | None:
@@ -130,9 +134,15 @@ def _open_store(command: Load) -> PromptStore | None:
     return PromptStore(Path(bounds.folder), bounds.most_bytes, bounds.most_bytes_per_hour)
 
 
-def _prompt_root(loaded: LoadedModel) -> bytes:
+def _prompt_root(loaded: LoadedModel, command: Load) -> bytes:
     """Whatever the entries of a cache depend on beside the tokens."""
-    return root_key(_PROMPT_FORMAT, loaded.fingerprint, version("mlx-lm"))
+    return root_key(
+        _PROMPT_FORMAT,
+        loaded.fingerprint,
+        version("mlx-lm"),
+        str(command.kv_bits),
+        loaded.draft_fingerprint,
+    )
 
 
 def _context(command: Load, loaded: LoadedModel) -> Context:
@@ -149,13 +159,13 @@ def _context(command: Load, loaded: LoadedModel) -> Context:
 
 
 def _build_engine(
-    thread: EngineThread,
     loaded: LoadedModel,
     command: Load,
     limits: Limits,
-    prompt_cache: PromptCache,
+    caches: Caches,
+    prompt_cache: PromptCache | None,
 ) -> Engine:
-    if all(hasattr(cache, "merge") for cache in make_prompt_cache(loaded.model)):
+    if caches.can_be_merged:
         return BatchedEngine(
             loaded.model,
             loaded.eos_token_ids,
@@ -166,28 +176,15 @@ def _build_engine(
             prompt_cache,
             command.stall_s,
         )
-    engine = SequentialEngine(
+    return SequentialEngine(
         loaded.model,
         loaded.eos_token_ids,
         limits.room,
-        between_chunks=lambda: _between_chunks(thread, engine),
+        caches,
+        prompt_cache,
+        loaded.draft,
+        max(1, command.draft_tokens) if loaded.draft is not None else 0,
     )
-    return engine
-
-
-def _between_chunks(thread: EngineThread, engine: SequentialEngine) -> None:
-    """A recall waits for the end of the prompt: it can't leave its place in mid-prefill."""
-    thread.note_step(engine.active, engine.waiting)
-    for command in thread.commands():
-        match command:
-            case Sequence():
-                engine.add(command)
-            case Remove(request_ids):
-                engine.remove(request_ids)
-            case _:
-                thread.post_again(command)
-    if thread.should_finish():
-        engine.close()
 
 
 class Turns:

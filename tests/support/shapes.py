@@ -84,6 +84,21 @@ def wide_cache(folder: Path) -> Path:
     )
 
 
+def full_attention(folder: Path) -> Path:
+    """Small, with heads wide enough for their caches to be quantized."""
+    return _write(
+        folder,
+        {
+            **_ATTENTION,
+            "model_type": "qwen3",
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "head_dim": 64,
+            "tie_word_embeddings": False,
+        },
+    )
+
+
 def sliding_window(folder: Path) -> Path:
     """Rotating caches beside full ones."""
     return _write(
@@ -118,6 +133,31 @@ def state_space(folder: Path) -> Path:
             "tie_word_embeddings": False,
             "time_step_limit": [0.001, 0.1],
             "time_step_rank": "auto",
+        },
+    )
+
+
+def hybrid(folder: Path) -> Path:
+    """Recurrent states beside full caches."""
+    return _write(
+        folder,
+        {
+            **_ATTENTION,
+            "model_type": "qwen3_next",
+            "num_hidden_layers": 2,
+            "full_attention_interval": 2,
+            "linear_num_value_heads": 4,
+            "linear_num_key_heads": 2,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "linear_conv_kernel_dim": 4,
+            "num_experts": 2,
+            "num_experts_per_tok": 1,
+            "decoder_sparse_step": 1,
+            "shared_expert_intermediate_size": 64,
+            "mlp_only_layers": [],
+            "moe_intermediate_size": 64,
+            "partial_rotary_factor": 0.5,
         },
     )
 

@@ -279,22 +279,34 @@ def test_removed_sequences_get_no_more_tokens(models: Callable[[str], LoadedMode
 def test_caches_that_cannot_be_merged(models: Callable[[str], LoadedModel]) -> None:
     model = models("chunked attention")
     assert not all(hasattr(cache, "merge") for cache in make_prompt_cache(model.model))
-    chunks = []
-    engine = SequentialEngine(model.model, model.eos_token_ids, UNBOUNDED, lambda: chunks.append(1))
+    engine = SequentialEngine(model.model, model.eos_token_ids, UNBOUNDED)
     for sequence in _sequences(model, PROMPTS):
         engine.add(sequence)
     engine.remove(["2"])
     tokens = _run(engine)
     assert {key: len(each) for key, each in tokens.items()} == {"0": 24, "1": 24, "3": 24}
-    assert len(chunks) > 3, "a long prompt goes through in several chunks"
 
 
-def test_a_sequence_removed_in_its_prefill(models: Callable[[str], LoadedModel]) -> None:
+def test_a_prompt_is_computed_chunk_by_chunk(models: Callable[[str], LoadedModel]) -> None:
+    """Between two of them who was cancelled leaves, and memory that is called back is free."""
     model = models("chunked attention")
-    engine = SequentialEngine(
-        model.model, model.eos_token_ids, UNBOUNDED, lambda: engine.remove(["3"])
-    )
-    for sequence in _sequences(model, PROMPTS)[3:]:
-        engine.add(sequence)
+    (long,) = _sequences(model, PROMPTS[3:])
+    alone = SequentialEngine(model.model, model.eos_token_ids, UNBOUNDED)
+    alone.add(long)
+    expected = _run(alone)
+    room = _room(model, 1, 512)
+    engine = SequentialEngine(model.model, model.eos_token_ids, room)
+    engine.add(long)
+    assert engine.step() == []
+    assert (engine.active, engine.waiting) == (1, 0)
+    limit_bytes, room.limit_bytes = room.limit_bytes, 0
+    engine.make_room()
+    assert (engine.active, engine.waiting) == (0, 1)
+    assert engine.step() == []
+    room.limit_bytes = limit_bytes
+    assert _run(engine) == expected
+    engine.add(long)
+    assert engine.step() == []
+    engine.remove([long.request_id])
     assert engine.step() == []
     assert engine.active + engine.waiting == 0

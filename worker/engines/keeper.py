@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from worker.engines.batch import CachedRow, Row
+from worker.engines.need import Need
 from worker.engines.room import Batch, Room
 from worker.engines.sequence import Sequence
 from worker.prompt_cache.cache import PromptCache, Taken
@@ -34,6 +35,11 @@ class Keeper:
 
     def fetches(self, request_id: str) -> bool:
         return request_id in self._fetching
+
+    def complete(self, need: Need) -> Need:
+        """With what the prompt cache has, and could use."""
+        wanted_bytes = self.cache.bytes_ + self.cache.refused_bytes + self.cache.coming_bytes
+        return need._replace(cache_bytes=self.cache.bytes_, cache_wanted_bytes=wanted_bytes)
 
     def give_way(self, sizes: Iterable[Batch], path: Path | None = None) -> None:
         """Let go of what these batches need; of a path only after everything else."""
@@ -76,7 +82,7 @@ class Keeper:
         """Keep what rows have that is new."""
         for each in running:
             depth = each.row.seen_tokens // BLOCK_TOKENS
-            if each.at_boundary and self.cache.needs_snapshots:
+            if self.cache.needs_snapshots and self._is_at_boundary(each, depth):
                 self._keep(each, depth, sizes, snapshot=True)
             elif each.prefilling or depth - (each.row.kept or 0) >= _ANSWER_BLOCKS:
                 self._keep(each, depth, sizes)
@@ -84,6 +90,17 @@ class Keeper:
                 self._keep(each, depth, sizes)  # The rest of its prompt.
         for each in ended:
             self._keep(each, each.row.seen_tokens // BLOCK_TOKENS, sizes)
+
+    @staticmethod
+    def _is_at_boundary(each: CachedRow, depth: int) -> bool:
+        """mlx-lm also ends a segment before the last token, wherever that is."""
+        path = each.row.sequence.path
+        return (
+            each.at_boundary
+            and path is not None
+            and depth in path.boundaries
+            and each.row.seen_tokens == depth * BLOCK_TOKENS
+        )
 
     def _keep(
         self, each: CachedRow, depth: int, sizes: list[Batch], *, snapshot: bool = False
@@ -98,6 +115,8 @@ class Keeper:
         if depth <= first and not snapshot:
             return
         bytes_ = max(0, depth - first) * self.cache.block_bytes
+        if snapshot:
+            bytes_ += self._room.shape.row_bytes
         if not self._makes_room(bytes_, sizes):
             row.kept = None  # What comes after a gap can't be found.
             return
