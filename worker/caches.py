@@ -43,13 +43,13 @@ class Caches:
         self._model = model
         self._draft = draft
         self._kv_bits = kv_bits
+        own = make_prompt_cache(model)
+        self._own = len(own)
         if kv_bits is not None:
-            _check_quantizable(make_prompt_cache(model))
-        self._own = len(self.make())
-        if kv_bits is not None:
+            _check_quantizable(own)
             self._try()
         if draft is not None:
-            _check_rewindable("the model", make_prompt_cache(model))
+            _check_rewindable("the model", own)
             _check_rewindable("the draft model", make_prompt_cache(draft))
 
     @property
@@ -110,7 +110,7 @@ def _check_rewindable(whose: str, caches: list[Any]) -> None:
     other = [each for each in leaves_of(caches) if not isinstance(each, GROWING)]
     if other:
         raise ModelError(
-            f"draft_path: what a draft model got wrong has to be taken back from the caches, and "
+            f"draft_model: what a draft model got wrong has to be taken back from the caches, and "
             f"{whose} has {_kinds(other)}, which can't forget single tokens."
         )
 
