@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import functools
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path as Folder
+from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_lm.models.cache import KVCache
 
 from protocol.messages import Sampling
+from protocol.prompt_store import PromptStore
 from tests.support import shapes
 from worker.caches import Caches
 from worker.engines.batched import BatchedEngine
@@ -20,6 +24,7 @@ from worker.engines.sequential import SequentialEngine
 from worker.loading import LoadedModel, load
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
+from worker.prompt_cache.disk import Disk
 from worker.prompt_cache.path import Paths
 from worker.sampling import SamplingDefaults, make_processors, make_sampler
 
@@ -156,7 +161,7 @@ def test_what_branches(bench: Bench) -> None:
     chance = random.Random(3)
     cache = PromptCache(bench.cutter, None)
     turns = [bench.tokens(70)]
-    while len(turns) < 5:
+    while len(turns) < 4:
         begun = chance.choice(turns)
         cut = chance.randrange(65, len(begun))
         turns.append(begun[:cut] + bench.tokens(chance.randrange(20, 100), seed=len(turns)))
@@ -204,6 +209,52 @@ def test_memory_that_is_called_back(bench: Bench) -> None:
     assert cache.bytes_ == 0
     assert engine.need.cache_wanted_bytes > 0
     assert engine.clear_prompts() == 0
+
+
+def test_what_was_stored(bench: Bench, tmp_path: Folder) -> None:
+    """Another worker reads it from disk, and waits for that."""
+    store = PromptStore(tmp_path, 1 << 30, 1 << 30)
+    bench.paths = Paths(b"", store, needs_snapshots=bench.cutter.needs_snapshots)
+
+    def answer(cache: PromptCache | None) -> tuple[list[Token], bool]:
+        engine = bench.plain_engine() if cache is None else bench.engine(cache)
+        engine.add(bench.sequence("r", bench.tokens(80), boundaries=[80], max_tokens=3))
+        tokens = engine.step()
+        waited = engine.fetching
+        assert not (waited and (tokens or engine.short or engine.active))
+        deadline = time.monotonic() + 20
+        while engine.fetching and time.monotonic() < deadline:
+            tokens += engine.step()
+            time.sleep(0.001)
+        return tokens + _run(engine).get("r", []), waited
+
+    cache = PromptCache(bench.cutter, Disk(store, "m", lambda: None))
+    first, waited = answer(cache)
+    assert not waited
+    cache.close(at_most_s=20)
+    cache = PromptCache(bench.cutter, Disk(store, "m", lambda: None))
+    again, waited = answer(cache)
+    cache.close(at_most_s=20)
+    assert waited
+    assert {each.cached_tokens for each in again} == {64}
+    assert _ids(again) == _ids(first) == _ids(answer(None)[0])
+
+
+def test_caches_of_an_unknown_kind_are_not_kept() -> None:
+    """As an architecture's own, whose state can be read but not set."""
+
+    class Own:
+        def empty(self) -> bool:
+            return False
+
+    def model(_tokens: mx.array, cache: list[Any]) -> mx.array:
+        for each in cache:
+            if isinstance(each, KVCache):
+                each.update_and_fetch(mx.zeros((1, 1, 2, 8)), mx.zeros((1, 1, 2, 8)))
+        return mx.zeros((1,))
+
+    assert Cutter(model, lambda: [KVCache()]).can_restore
+    assert not Cutter(model, lambda: [KVCache(), Own()]).can_restore
 
 
 def test_a_snapshot_stays_what_it_was(folder: Folder) -> None:

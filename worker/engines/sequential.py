@@ -78,7 +78,9 @@ class SequentialEngine:
 
     @property
     def short(self) -> bool:
-        return self._run is None and bool(self._waiting) and not self.fetching
+        if self._run is not None or not self._waiting:
+            return False
+        return self._keeper is None or not self._keeper.fetches(self._waiting[0].request_id)
 
     @property
     def fetching(self) -> bool:

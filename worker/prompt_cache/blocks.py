@@ -105,7 +105,8 @@ class Cutter:
             leaf = leaves[at]
             single = leaf.extract(row) if hasattr(leaf, "extract") else leaf
             structure.append(_take_apart(single.state, arrays))
-        copies = tuple(mx.array(each) for each in arrays)
+        # A rotating cache has its keys as the model transposed them, and a copy would be so too.
+        copies = tuple(mx.array(mx.contiguous(each)) for each in arrays)
         mx.eval(copies)
         return Block(copies, structure)
 
