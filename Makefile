@@ -33,6 +33,9 @@ serve: install
 	@echo "  curl http://127.0.0.1:8642/v1/chat/completions -d '{\"model\": \"demo\", \"messages\": [{\"role\": \"user\", \"content\": \"What is Bulkhead?\"}]}'"
 	$(BIN)/bulkhead serve --model demo
 
+# They start hundreds of processes: what these import is compiled once, whatever the environment says.
+test test-all chaos: export PYTHONDONTWRITEBYTECODE :=
+
 # Much of what the tests do is to wait for processes: two at a time take little more than half the time.
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not chaos and not alone'

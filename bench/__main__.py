@@ -87,7 +87,8 @@ def _measure(parsed: argparse.Namespace) -> Report:
 def _show(measured: Round) -> None:
     """Progress, on stderr: the tables alone are the output."""
     print(
-        f"round {measured.number + 1}: {measured.subject}, {measured.streams} streams, "
+        f"round {measured.number + 1}: {measured.subject}, {measured.streams} "
+        f"{'sampled' if measured.sampled else 'greedy'} streams, "
         f"{measured.generation.tokens_per_s:.0f} tokens/s",
         file=sys.stderr,
     )

@@ -12,7 +12,7 @@ from statistics import median
 
 from msgspec import Struct
 
-from bench.results import BULKHEAD, RAW, SERVER, Report
+from bench.results import BULKHEAD, RAW, SERVER, Report, Round
 
 
 class Target(Struct, frozen=True):
@@ -31,15 +31,26 @@ class Target(Struct, frozen=True):
         return self.ratio <= self.bound if self.at_most else self.ratio >= self.bound
 
 
-def tokens_per_s(report: Report, subject: str, streams: int) -> float:
-    return median(each.generation.tokens_per_s for each in report.of(subject, streams))
+def tokens_per_s(report: Report, subject: str, streams: int, *, sampled: bool = False) -> float:
+    rounds = report.of(subject, streams, sampled=sampled)
+    return median(each.generation.tokens_per_s for each in rounds)
 
 
-def speed_ratio(report: Report, other: str, streams: int) -> float:
+def speed_ratio(report: Report, other: str, streams: int, *, sampled: bool = False) -> float:
     """Bulkhead's tokens per second in relation to another subject's."""
-    pairs = zip(report.of(BULKHEAD, streams), report.of(other, streams), strict=True)
+    ours = report.of(BULKHEAD, streams, sampled=sampled)
+    return _ratio(ours, report.of(other, streams, sampled=sampled))
+
+
+def sampled_share(report: Report, subject: str, streams: int) -> float:
+    """A subject's sampled tokens per second in relation to its greedy ones."""
+    return _ratio(report.of(subject, streams, sampled=True), report.of(subject, streams))
+
+
+def _ratio(rounds: list[Round], others: list[Round]) -> float:
     return median(
-        ours.generation.tokens_per_s / theirs.generation.tokens_per_s for ours, theirs in pairs
+        one.generation.tokens_per_s / other.generation.tokens_per_s
+        for one, other in zip(rounds, others, strict=True)
     )
 
 
@@ -82,6 +93,11 @@ def targets(report: Report) -> Iterator[Target]:
             f"{BULKHEAD} / {SERVER}, {_streams(streams)}",
             speed_ratio(report, SERVER, streams),
             0.9 if streams == 1 else 1.25,
+        )
+        yield Target(
+            f"{BULKHEAD}, sampled / greedy, {_streams(streams)}",
+            sampled_share(report, BULKHEAD, streams),
+            0.95,
         )
         yield Target(
             f"p99 of GET /health, {BULKHEAD} / {SERVER}, {_streams(streams)}",

@@ -29,26 +29,16 @@ Address = tuple[str, int]
 Prompt = str | list[int]
 
 
-class Sampled(list[Prompt]):
-    """Prompts, and the temperature that they are answered at; a plain list stands for 0."""
-
-    def __init__(self, prompts: Sequence[Prompt], temperature: float) -> None:
-        super().__init__(prompts)
-        self.temperature = temperature
-
-
-def temperature_of(prompts: Sequence[Prompt]) -> float:
-    return prompts.temperature if isinstance(prompts, Sampled) else 0.0
-
-
-def completion_request(model: str, prompt: Prompt, tokens: int, temperature: float) -> bytes:
+def completion_request(
+    model: str, prompt: Prompt, tokens: int, settings: dict[str, float]
+) -> bytes:
     """POST /v1/completions: the path that both servers feed to the model without a template."""
     body = json.dumps(
         {
             "model": model,
             "prompt": prompt,
             "max_tokens": tokens,
-            "temperature": temperature,
+            **settings,
             "stream": True,
             "stream_options": {"include_usage": True},
             "ignore_eos": True,

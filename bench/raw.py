@@ -7,9 +7,11 @@ import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
-from bench.load import Prompt, temperature_of
+from bench.load import Prompt
 from bench.results import RAW, FailedError, Generation
+from bench.settings import Settings, settings_of
 
 
 class Raw:
@@ -36,7 +38,7 @@ class Raw:
             FailedError: the process is gone, or a stream didn't make `tokens` tokens.
         """
         try:
-            self._connection.send((list(prompts), tokens, temperature_of(prompts)))
+            self._connection.send((list(prompts), tokens, list(settings_of(prompts))))
             generation: Generation = self._connection.recv()
         except (EOFError, OSError) as error:
             raise FailedError("The mlx-lm process ended; its traceback is above.") from error
@@ -53,12 +55,11 @@ def _serve(model: str, connection: Connection) -> None:
     # Here, not above: only this process is to hold MLX.
     from mlx_lm import load
     from mlx_lm.generate import BatchGenerator
-    from mlx_lm.sample_utils import make_sampler
 
     loaded, tokenizer = load(model)[:2]
     while True:
         try:
-            prompts, tokens, temperature = connection.recv()
+            prompts, tokens, settings = connection.recv()
         except EOFError:
             return
         token_ids = [each if isinstance(each, list) else tokenizer.encode(each) for each in prompts]
@@ -68,8 +69,7 @@ def _serve(model: str, connection: Connection) -> None:
         generator.insert(
             token_ids,
             max_tokens=[tokens] * len(prompts),
-            # As requests with seeds of their own have: a sampler each.
-            samplers=[make_sampler(temp=temperature) if temperature else None for _ in prompts],
+            samplers=[_sampler(each) for each in settings],
         )
         first_token_s: dict[int, float] = {}
         made = finished = 0
@@ -82,3 +82,17 @@ def _serve(model: str, connection: Connection) -> None:
             made += len(responses)
         connection.send(Generation(made, now - began, list(first_token_s.values())))
         generator.close()
+
+
+def _sampler(settings: Settings) -> Any:
+    """What mlx-lm has for a row with settings of its own: a sampler each."""
+    from mlx_lm.sample_utils import make_sampler
+
+    if settings.temperature == 0.0:
+        return None
+    return make_sampler(
+        temp=settings.temperature,
+        top_p=settings.top_p,
+        top_k=settings.top_k,
+        min_p=settings.min_p,
+    )

@@ -11,6 +11,7 @@ from bench.figures import (
     health_p99_s,
     health_ratio,
     health_s,
+    sampled_share,
     speed_ratio,
     targets,
     tokens_per_s,
@@ -34,6 +35,24 @@ def render(report: Report) -> str:
                 *(f"{tokens_per_s(report, each, streams):.0f}" for each in _SUBJECTS),
                 *(f"{speed_ratio(report, each, streams):.2f}" for each in (RAW, SERVER)),
             ],
+        ),
+        _table(
+            "Sampled tokens/s, each stream with settings of its own, streams",
+            [*_SUBJECTS, f"{BULKHEAD} / {RAW}", f"{BULKHEAD} / {SERVER}"],
+            report.stream_counts,
+            lambda streams: [
+                *(f"{tokens_per_s(report, each, streams, sampled=True):.0f}" for each in _SUBJECTS),
+                *(
+                    f"{speed_ratio(report, each, streams, sampled=True):.2f}"
+                    for each in (RAW, SERVER)
+                ),
+            ],
+        ),
+        _table(
+            "Sampled / greedy, streams",
+            _SUBJECTS,
+            report.stream_counts,
+            lambda streams: [f"{sampled_share(report, each, streams):.2f}" for each in _SUBJECTS],
         ),
         _table(
             "Time to first token (ms), streams",

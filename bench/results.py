@@ -33,7 +33,7 @@ class Generation(Struct, frozen=True):
 
 
 class Round(Struct, frozen=True):
-    """One subject's turn.
+    """One subject's turn. `sampled`: each stream with settings of its own, otherwise greedy.
 
     `cpu_s` is the processor time of each of its processes during the generation. `health_s` are
     the latencies of health probes during another load like it, so that probes cost no tokens.
@@ -45,6 +45,7 @@ class Round(Struct, frozen=True):
     generation: Generation
     cpu_s: dict[str, float]
     health_s: list[float]
+    sampled: bool = False
 
 
 class Machine(Struct, frozen=True):
@@ -70,9 +71,12 @@ class Report(Struct, frozen=True):
     gateway_memory_bytes: int
     rounds: list[Round]
 
-    def of(self, subject: str, streams: int) -> list[Round]:
+    def of(self, subject: str, streams: int, *, sampled: bool = False) -> list[Round]:
         """A subject's rounds with so many streams, by number."""
-        return [each for each in self.rounds if (each.subject, each.streams) == (subject, streams)]
+        wanted = (subject, streams, sampled)
+        return [
+            each for each in self.rounds if (each.subject, each.streams, each.sampled) == wanted
+        ]
 
     @property
     def stream_counts(self) -> list[int]:

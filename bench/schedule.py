@@ -12,6 +12,7 @@ from bench.processes import cpu_s
 from bench.prompts import Prompts
 from bench.results import Generation, Round
 from bench.servers import Server
+from bench.settings import Sampled, sampled
 
 # A load is repeated for so long while health is probed: some hundred probes a table cell.
 _PROBED_S: Final = 2.0
@@ -42,6 +43,7 @@ class Schedule:
         for streams in self._stream_counts:
             for subject in self._subjects:
                 subject.generate(self._prompts.take(streams), self._tokens)
+                subject.generate(sampled(self._prompts.take(streams)), self._tokens)
 
     def idle_cpu(self) -> dict[str, float]:
         """The share of one core that each process takes while it is asked nothing."""
@@ -56,20 +58,23 @@ class Schedule:
     def run(self, rounds: int, on_round: Callable[[Round], None]) -> Iterable[Round]:
         for number in range(rounds):
             for streams in self._stream_counts:
-                prompts = self._prompts.take(streams)
-                for subject in self._subjects:
-                    measured = self._turn(number, subject, prompts)
-                    on_round(measured)
-                    yield measured
+                for prompts in (
+                    self._prompts.take(streams),
+                    sampled(self._prompts.take(streams)),
+                ):
+                    for subject in self._subjects:
+                        measured = self._turn(number, subject, prompts)
+                        on_round(measured)
+                        yield measured
 
-    def _turn(self, number: int, subject: Subject, prompts: list[str]) -> Round:
+    def _turn(self, number: int, subject: Subject, prompts: Sequence[Prompt]) -> Round:
         streams = len(prompts)
         pids = subject.processes()
         before = cpu_s(pids)
         generation = subject.generate(prompts, self._tokens)
         after = cpu_s(pids)
         health_s = []
-        if isinstance(subject, Server):
+        if isinstance(subject, Server) and not isinstance(prompts, Sampled):
             health_s = subject.probe_health(
                 lambda: self._prompts.take(streams), self._tokens, _PROBED_S
             )
@@ -80,6 +85,7 @@ class Schedule:
             generation=generation,
             cpu_s={name: after[name] - before[name] for name in pids},
             health_s=health_s,
+            sampled=isinstance(prompts, Sampled),
         )
 
 

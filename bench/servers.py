@@ -14,11 +14,13 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import msgspec
 import uvloop
 
 from bench.health import HealthProbe
-from bench.load import Address, Load, Prompt, completion_request, temperature_of
+from bench.load import Address, Load, Prompt, completion_request
 from bench.results import BULKHEAD, GATEWAY, SERVER, WORKER, FailedError, Generation
+from bench.settings import settings_of
 
 _HOST: Final = "127.0.0.1"
 _START_S: Final = 120.0
@@ -37,7 +39,7 @@ class Server:
     def __init__(self, arguments: list[str], log: Path, model: str) -> None:
         """`model` is the name that requests ask for."""
         self._log = log
-        self._model = model
+        self.model = model
         with log.open("wb") as stderr:
             self._process = subprocess.Popen(
                 [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=stderr, text=True
@@ -99,9 +101,9 @@ class Server:
         return await load.run()
 
     async def _open(self, prompts: Sequence[Prompt], tokens: int) -> Load:
-        temperature = temperature_of(prompts)
         requests = [
-            completion_request(self._model, prompt, tokens, temperature) for prompt in prompts
+            completion_request(self.model, prompt, tokens, msgspec.structs.asdict(settings))
+            for prompt, settings in zip(prompts, settings_of(prompts), strict=True)
         ]
         return await Load.open(self.address, requests, tokens)
 
@@ -115,9 +117,9 @@ class Bulkhead(Server):
 
     name = BULKHEAD
 
-    def __init__(self, model: Path, state_dir: Path, log: Path) -> None:
+    def __init__(self, model: Path, state_dir: Path, log: Path, *options: str) -> None:
         arguments = ["-m", "gateway", "serve", "--model", f"{model}=bench", "--port", "0"]
-        super().__init__([*arguments, "--state-dir", str(state_dir)], log, "bench")
+        super().__init__([*arguments, "--state-dir", str(state_dir), *options], log, "bench")
         assert self._process.stdout is not None
         found = re.search(r"http://[\w.]+:(\d+)", self._process.stdout.readline())
         if found is None:

@@ -22,6 +22,7 @@ Kind: TypeAlias = Literal[
     "admit",
     "lend",
     "recall",
+    "context",
     "evict",
     "overgrown",
     "relieve",

@@ -92,6 +92,16 @@ class Sampling(Struct, frozen=True, kw_only=True):
     repetition_context_tokens: int = 20
 
 
+class Bound(Struct, frozen=True):
+    """The most that a process can get at present, whoever gives it back: in bytes, and as tokens of
+    one sequence (None: nobody could tell). `reason` is a sentence that says why it is no more.
+    """
+
+    bytes: int
+    tokens: int | None
+    reason: str
+
+
 class Usage(Struct, frozen=True):
     """Token counts of one request; an end-of-sequence token counts as generated. `cached_tokens` of
     the prompt were not computed anew.
@@ -133,8 +143,8 @@ class Load(Message, frozen=True, tag="load"):
 
     `beside_bytes` is what the process holds beside MLX's account: its footprint before the load. A
     step takes `working_bytes`, and `working_token_bytes` more for each token of its longest
-    sequence. No sequence may be longer than `admitted_tokens`, which may be fewer than were
-    configured. With `wire` the weights are kept from being paged out, where the system can.
+    sequence. The `bound` may have room for fewer tokens than were configured. With `wire` the
+    weights are kept from being paged out, where the system can.
 
     A chunk of prefill may hold up running streams for `stall_s` beside one step. `prompt_cache`
     None keeps prompts in memory alone; what is stored is `model_id`'s. With `kv_bits` sequences are
@@ -149,7 +159,6 @@ class Load(Message, frozen=True, tag="load"):
     working_bytes: int = 0
     working_token_bytes: int = 0
     wire: bool = True
-    admitted_tokens: int | None = None
     model_id: str = ""
     stall_s: float = 0.1
     prompt_cache: PromptCacheDisk | None = None
@@ -157,6 +166,7 @@ class Load(Message, frozen=True, tag="load"):
     adapter_path: str | None = None
     draft_path: str | None = None
     draft_tokens: int = 0
+    bound: Bound | None = None
 
 
 class Generate(Message, frozen=True, tag="generate"):
@@ -185,13 +195,16 @@ class Cancel(Message, frozen=True, tag="cancel"):
 
 
 class Limit(Message, frozen=True, tag="limit"):
-    """The process may hold so much from now on: more was lent, or some of it is called back.
+    """The process may hold so much from now on: more was lent, or some of it is called back. Its
+    bound may be another, too.
 
-    It is obeyed between two steps, and answered by a `Need` with this limit.
+    It is obeyed between two steps, and answered by a `Need` with this limit and with the context
+    that follows from the bound. Sequences that wait for more than the bound fail.
     """
 
     limit_bytes: int
     beside_bytes: int
+    bound: Bound | None = None
 
 
 class ClearPromptCache(Message, frozen=True, tag="clear-prompt-cache"):
@@ -299,9 +312,11 @@ class PromptCacheCleared(Message, frozen=True, tag="prompt-cache-cleared"):
 class Need(Message, frozen=True, tag="need"):
     """What the worker could use, as limits of its process in bytes; 0 while it has nothing to do.
 
-    It keeps to `limit_bytes`. `used_bytes` holds what runs now; with `wanted_bytes` everything that
-    waits could run too; with less than `least_bytes` not even its first sequence can. `held` are
-    the sequences that wait for memory alone.
+    It keeps to `limit_bytes`, and takes no new sequence longer than `context_tokens`. `used_bytes`
+    holds what runs now; with `wanted_bytes` everything that waits could run too; with less than
+    `least_bytes` not even its first sequence can. `held` are the sequences that wait for memory
+    alone. `prompt` numbers the prompt that its first sequence is computing, over several steps; 0
+    if it computes none.
 
     The prompt cache has `cache_bytes` beside that, and could use `cache_wanted_bytes`: bytes of its
     own, not limits.
@@ -312,6 +327,8 @@ class Need(Message, frozen=True, tag="need"):
     wanted_bytes: int
     least_bytes: int
     held: int
+    context_tokens: int
+    prompt: int = 0
     cache_bytes: int = 0
     cache_wanted_bytes: int = 0
 

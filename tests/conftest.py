@@ -7,11 +7,15 @@ import pytest
 from hypothesis import settings
 
 from tests.support.gateway import Gateway
+from worker.import_structure import keep_import_structure
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As a shell has it for what a script leaves in the background. Programs that the tests start
     # would inherit that, but not a handler.
     signal.signal(signal.SIGINT, lambda _signal, _frame: None)
+
+# Some tests run engines in their own process, and import what workers do.
+keep_import_structure()
 
 # How long an example takes depends on what else the machine does.
 settings.register_profile("untimed", deadline=None)

@@ -43,6 +43,10 @@ def _pin_packages() -> None:
     for package in ("protocol", "worker"):
         _pin_package(package, Path(__file__).resolve().parent.parent)
 
+    from worker.import_structure import keep_import_structure
+
+    keep_import_structure()
+
 
 def _serve() -> None:
     arguments = _parse_arguments()

@@ -54,6 +54,13 @@ class Stepped:
 
 
 @dataclass(frozen=True)
+class GivenUp:
+    """A sequence that waited for more than can be had."""
+
+    failure: RequestFailed
+
+
+@dataclass(frozen=True)
 class Ended:
     """The engine thread is over and holds nothing. `failed` if an exception ended it."""
 
@@ -75,7 +82,7 @@ class Finish:
     """Release the model and end the thread."""
 
 
-EngineEvent: TypeAlias = "Message | Loaded | Stepped | Prepared | Ended"
+EngineEvent: TypeAlias = "Message | Loaded | Stepped | Prepared | GivenUp | Ended"
 EngineCommand: TypeAlias = "Load | Sequence | Remove | Limit | ClearPromptCache | Look | Finish"
 
 
@@ -148,10 +155,6 @@ class EngineThread:
             command = self.next_command(wait=False)
             if command is not None:
                 yield command
-
-    def post_again(self, command: EngineCommand) -> None:
-        """It can't be obeyed yet."""
-        self._commands.put(command)
 
     def should_finish(self) -> bool:
         return self._finishing.is_set()

@@ -15,6 +15,8 @@ _GUARD_SHARE: Final = 0.1
 _LEAST_GUARD_BYTES: Final = 256_000_000
 # Fewer, and a step's temporaries are allocated anew each time.
 _LEAST_CACHE_BYTES: Final = 32_000_000
+# More than any machine has.
+_LARGEST_BYTES: Final = 1 << 62
 
 
 class Limits:
@@ -25,11 +27,14 @@ class Limits:
         self._device = device
         self._weight_bytes = weight_bytes
         self._wire = wire
+        self._least_beside_bytes = _LARGEST_BYTES
 
     def take(self, limit_bytes: int, beside_bytes: int) -> None:
         """Another limit, of which the process takes so much beside MLX."""
+        self._least_beside_bytes = min(self._least_beside_bytes, beside_bytes)
         self.room.limit_bytes = limit_bytes
         self.room.fixed_bytes = beside_bytes + self._weight_bytes
+        self.room.grown_bytes = beside_bytes - self._least_beside_bytes
         self.apply()
 
     @property

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from worker.adapter import WEIGHTS, add_adapter, check_adapter
 from worker.fingerprint import fingerprint
-from worker.sampling import SamplingDefaults
+from worker.sampling.settings import SamplingDefaults
 
 # Read between two looks at the stop flag: short against a shutdown, long against the overhead.
 _SLICE_BYTES: Final = 64 << 20

@@ -28,7 +28,7 @@ def _generate(loaded: LoadedModel, asked: Measure) -> float:
     """Seconds."""
     engine = BatchedEngine(loaded.model, (), 1, Room(measure(loaded.model)))
     prompt_ids = list(loaded.tokenizer.encode(asked.prompt))
-    engine.add(Sequence("measured", prompt_ids, asked.tokens, sampler=None, ignore_eos=True))
+    engine.add(Sequence("measured", prompt_ids, asked.tokens, sampling=None, ignore_eos=True))
     made, began = 0, time.monotonic()
     while made < asked.tokens:
         new = len(engine.step())

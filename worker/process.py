@@ -41,6 +41,7 @@ from worker.engine_thread import (
     Ended,
     EngineEvent,
     EngineThread,
+    GivenUp,
     Loaded,
     Remove,
     Stepped,
@@ -237,6 +238,9 @@ class Conversation:
                     self._send_step(step, tokens)
                 case RequestFailed() as failure:
                     self._engine.arriving -= 1
+                    if self._requests.pop(failure.request_id, None) is not None:
+                        self._send(failure)
+                case GivenUp(failure):
                     if self._requests.pop(failure.request_id, None) is not None:
                         self._send(failure)
                 case Loaded() as loaded:

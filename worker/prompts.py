@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 from jinja2 import TemplateError
 
 from protocol.messages import (
+    Bound,
     ChatPrompt,
     Generate,
     RequestErrorCode,
@@ -18,10 +19,12 @@ from protocol.messages import (
 )
 from protocol.tokens import BYTES_PER_TOKEN, unpack
 from worker.detokenizer import detokenizer_after
+from worker.engines.room import Room
 from worker.engines.sequence import Sequence
 from worker.loading import LoadedModel
 from worker.prompt_cache.path import Paths
-from worker.sampling import make_processors, make_sampler
+from worker.sampling.processors import make_processors
+from worker.sampling.settings import make_row_sampling
 from worker.text import TextStream
 
 # Vocabularies have runs of spaces as single tokens, the longest known of 128.
@@ -62,6 +65,39 @@ class Context(NamedTuple):
     note: str = ""
 
 
+class ContextInForce:
+    """Follows what memory there can be. The engine thread writes it, tokenizers read it."""
+
+    def __init__(self, own_tokens: int) -> None:
+        """`own_tokens` is the least of what was configured and what the model can."""
+        self._own_tokens = own_tokens
+        self._reason = ""
+        self.now = Context(own_tokens)
+
+    def take(self, bound: Bound | None) -> None:
+        self._reason = "" if bound is None else bound.reason
+        if bound is None or bound.tokens is None or bound.tokens >= self._own_tokens:
+            self.now = Context(self._own_tokens)
+        else:
+            self.now = self._cut(bound.tokens)
+
+    def hopeless(self, sequence: Sequence, room: Room) -> RequestFailed:
+        """For one that waits for more memory than can be had any more."""
+        tokens = len(sequence.token_ids)
+        why = f": it has {tokens}"
+        if not sequence.open_end:
+            why = (
+                f" for an answer of up to {sequence.max_tokens}: it has {tokens}, together "
+                f"{tokens + sequence.max_tokens}"
+            )
+        context = self._cut(room.longest_tokens(self.now.tokens))
+        error = _too_long(context, why, "Shorten the prompt or ask for fewer tokens.", "prompt")
+        return _failed(sequence.request_id, error)
+
+    def _cut(self, tokens: int) -> Context:
+        return Context(tokens, f" {self._reason} The model itself could hold {self._own_tokens}.")
+
+
 def prepare(
     generate: Generate, loaded: LoadedModel, context: Context, paths: Paths
 ) -> Prepared | RequestFailed:
@@ -72,12 +108,13 @@ def prepare(
     try:
         return _prepare(generate, loaded, context, paths)
     except PromptError as error:
-        return RequestFailed(
-            request_id=generate.request_id,
-            code=error.code,
-            message=error.message,
-            field=error.field,
-        )
+        return _failed(generate.request_id, error)
+
+
+def _failed(request_id: str, error: PromptError) -> RequestFailed:
+    return RequestFailed(
+        request_id=request_id, code=error.code, message=error.message, field=error.field
+    )
 
 
 def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: Paths) -> Prepared:
@@ -118,7 +155,7 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
             "invalid_request_error",
             f"{len(delivered)} tokens were delivered already, of {wanted} at most.",
         )
-    sampler = make_sampler(
+    sampling = make_row_sampling(
         generate.sampling, loaded.sampling_defaults, loaded.vocabulary, position=len(delivered)
     )
     text = TextStream(detokenizer_after(prompt_ids, loaded.tokenizer), generate.stop)
@@ -129,7 +166,7 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
             request_id=generate.request_id,
             token_ids=token_ids,
             max_tokens=wanted - len(delivered),
-            sampler=sampler,
+            sampling=sampling,
             ignore_eos=generate.ignore_eos,
             priority=generate.priority,
             processors=make_processors(generate.sampling),
@@ -140,6 +177,7 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
                 if paths.needs_boundaries
                 else (),
             ),
+            open_end=bool(delivered) or generate.max_tokens is None,
         ),
         prompt_ids,
         len(delivered),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 import platform
@@ -10,8 +9,11 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
+import msgspec
+
 from protocol.messages import (
     PROTOCOL_VERSION,
+    Bound,
     ClearPromptCache,
     Device,
     Hello,
@@ -25,7 +27,15 @@ from protocol.messages import (
 )
 from protocol.prompt_store import PromptStore
 from worker.caches import Caches
-from worker.engine_thread import EngineCommand, EngineThread, Loaded, Look, Remove, Stepped
+from worker.engine_thread import (
+    EngineCommand,
+    EngineThread,
+    GivenUp,
+    Loaded,
+    Look,
+    Remove,
+    Stepped,
+)
 from worker.engines.batched import BatchedEngine
 from worker.engines.room import Room, measure
 from worker.engines.sequence import Engine, Sequence
@@ -37,7 +47,8 @@ from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.disk import Disk
 from worker.prompt_cache.keys import root_key
 from worker.prompt_cache.path import Paths
-from worker.prompts import Context, prepare
+from worker.prompts import ContextInForce, prepare
+from worker.warm import warm
 
 # Another one, and what is stored isn't found any more.
 _PROMPT_FORMAT = "1"
@@ -96,6 +107,8 @@ def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
     limits = Limits(room, device, loaded.weight_bytes, wire=command.wire)
     if command.limit_bytes is not None:
         limits.take(command.limit_bytes, command.beside_bytes)
+    context = _context(command, loaded)
+    _take_bound(command.bound, room, context)
     cutter = Cutter(caches.run, caches.make)
     store = _open_store(command) if cutter.can_restore else None
     root = _prompt_root(loaded, command)
@@ -103,11 +116,15 @@ def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
     disk = None if store is None else Disk(store, command.model_id, lambda: thread.post(Look()))
     prompt_cache = PromptCache(cutter, disk) if cutter.can_restore else None
     engine = _build_engine(loaded, command, limits, caches, prompt_cache)
-    context = _context(command, loaded)
+    turns = Turns(thread, engine, limits, context)
+    warm(engine, context.now.tokens, loaded.vocabulary)
+    if thread.should_finish():
+        engine.close()
+        return
     ready = Ready(
         load_s=time.monotonic() - started_at,
         weight_bytes=loaded.weight_bytes,
-        context_tokens=context.tokens,
+        context_tokens=context.now.tokens,
         batching=engine.batching,
         fingerprint=loaded.fingerprint,
         memory=read_memory(),
@@ -116,11 +133,11 @@ def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
     thread.emit(
         Loaded(
             ready,
-            functools.partial(prepare, loaded=loaded, context=context, paths=paths),
+            lambda generate: prepare(generate, loaded, context.now, paths),
         )
     )
     try:
-        Turns(thread, engine, limits).run()
+        turns.run()
     finally:
         engine.close()
         if prompt_cache is not None:
@@ -145,17 +162,15 @@ def _prompt_root(loaded: LoadedModel, command: Load) -> bytes:
     )
 
 
-def _context(command: Load, loaded: LoadedModel) -> Context:
-    """The least of what was configured, what the model can, and what memory there can be."""
+def _context(command: Load, loaded: LoadedModel) -> ContextInForce:
+    """The least of what was configured and what the model can, until memory has less."""
     own_tokens = loaded.context_tokens or command.context_tokens
-    tokens = min(command.context_tokens, own_tokens)
-    if command.admitted_tokens is None or command.admitted_tokens >= tokens:
-        return Context(tokens)
-    return Context(
-        command.admitted_tokens,
-        f" That is what fitted into the memory budget when it was loaded; the model itself could "
-        f"hold {tokens}.",
-    )
+    return ContextInForce(min(command.context_tokens, own_tokens))
+
+
+def _take_bound(bound: Bound | None, room: Room, context: ContextInForce) -> None:
+    room.most_bytes = None if bound is None else bound.bytes
+    context.take(bound)
 
 
 def _build_engine(
@@ -190,10 +205,13 @@ def _build_engine(
 class Turns:
     """Steps of an engine, and between them what it is told and what it says of its needs."""
 
-    def __init__(self, thread: EngineThread, engine: Engine, limits: Limits) -> None:
+    def __init__(
+        self, thread: EngineThread, engine: Engine, limits: Limits, context: ContextInForce
+    ) -> None:
         self._thread = thread
         self._engine = engine
         self._limits = limits
+        self._context = context
         self._told: Need | None = None
         self._memory_read_at = 0.0
 
@@ -204,6 +222,7 @@ class Turns:
             if thread.should_finish():
                 # Among those commands was the one to finish: no other follows.
                 return
+            self._refuse_hopeless()
             asked = self._tell_need()
             if engine.active + engine.waiting == 0:
                 self._rest()
@@ -259,23 +278,28 @@ class Turns:
                 bytes_ = self._engine.clear_prompts()
                 trim()
                 self._thread.emit(PromptCacheCleared(reclaimed_bytes=bytes_))
-            case Limit(limit_bytes=limit_bytes, beside_bytes=beside_bytes):
-                self._take_limit(limit_bytes, beside_bytes)
+            case Limit() as limit:
+                self._take_limit(limit)
             case _:
                 # A second load can't be, and finishing is asked for by a flag.
                 return
 
-    def _take_limit(self, limit_bytes: int, beside_bytes: int) -> None:
+    def _take_limit(self, limit: Limit) -> None:
         before_bytes = self._limits.mlx_bytes
-        self._limits.take(limit_bytes, beside_bytes)
+        self._limits.take(limit.limit_bytes, limit.beside_bytes)
+        _take_bound(limit.bound, self._limits.room, self._context)
         # What drivers keep beside MLX's account, as pools on CUDA, leaves it less under any limit.
         if self._limits.mlx_bytes < before_bytes:
             self._engine.make_room()
             trim()
         self._tell_need(anyway=True)
 
+    def _refuse_hopeless(self) -> None:
+        for each in self._engine.take_hopeless():
+            self._thread.emit(GivenUp(self._context.hopeless(each, self._limits.room)))
+
     def _tell_need(self, *, anyway: bool = False) -> bool:
-        """Say what has changed; True if anything has."""
+        """Say what has changed; True if that may bring memory."""
         limit_bytes = self._limits.room.limit_bytes
         if limit_bytes is None:
             return False
@@ -285,9 +309,11 @@ class Turns:
             limit_bytes=limit_bytes,
             **figures._asdict(),
             held=self._engine.waiting if self._engine.short else 0,
+            context_tokens=self._context.now.tokens,
         )
-        if need == self._told and not anyway:
+        told = self._told
+        if need == told and not anyway:
             return False
         self._told = need
         self._thread.emit(need)
-        return True
+        return told is None or msgspec.structs.replace(need, prompt=told.prompt) != told

@@ -27,6 +27,12 @@ _SETTLED: Final = (State.READY, State.UNLOADED, State.HELD, State.BACKOFF, State
 _FIRST_READING_S: Final = 2.0
 
 
+class Reclaimed(Struct):
+    """Bytes of memory and disk that are free again."""
+
+    reclaimed_bytes: int
+
+
 class Options(Struct, forbid_unknown_fields=True):
     """`wait`: answer when it is done. `force` and `hold` as in the command line's verbs."""
 
@@ -64,6 +70,23 @@ async def kill(request: Request) -> Response:
     compartment, options = await _target(request)
     await _end(compartment, options, compartment.kill)
     return _json(model_status(compartment, request.app.state.fleet))
+
+
+async def clear_prompts(request: Request) -> Response:
+    """Of all models, or of one."""
+    fleet: Fleet = request.app.state.fleet
+    if "model_id" in request.path_params:
+        compartment = _compartment(request)
+        cleared = await fleet.prompts.clear([compartment], compartment.model.id)
+    else:
+        cleared = await fleet.prompts.clear(fleet.roster.everyone)
+    if not cleared.failures:
+        return _json(Reclaimed(cleared.reclaimed_bytes))
+    what = "; ".join(cleared.failures)
+    raise Refusal(
+        "model_unavailable",
+        f"Not everything was cleared, {cleared.reclaimed_bytes} bytes were: {what}.",
+    )
 
 
 async def reload(request: Request) -> Response:
@@ -126,6 +149,8 @@ routes = [
         routes=[
             Route("/status", status),
             Route("/reload", reload, methods=["POST"]),
+            Route("/prompt-cache/clear", clear_prompts, methods=["POST"]),
+            Route("/models/{model_id:path}/prompt-cache/clear", clear_prompts, methods=["POST"]),
             Route("/models/{model_id:path}/load", load, methods=["POST"]),
             Route("/models/{model_id:path}/unload", unload, methods=["POST"]),
             Route("/models/{model_id:path}/restart", restart, methods=["POST"]),

@@ -28,6 +28,14 @@ _decoder: Final = Lane("decoder")
 _DECODED_S: Final = 60.0
 _RETRY_AFTER_S: Final = 10
 
+# Escapes, and surrogates written as they are; of the first, those that are no half of a pair.
+_SURROGATE: Final = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|(?P<half>\\u[dD][89a-fA-F][0-9a-fA-F]{2}|\xed[\xa0-\xbf][\x80-\xbf])"
+    rb"|\\.",
+    re.DOTALL,
+)
+
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 
@@ -88,22 +96,43 @@ def _decode(body: bytearray, kind: type[T], optional: bool) -> T:
         named = f"{param}: " if param else ""
         raise Refusal("invalid_request_error", f"{named}{reason}.", param=param) from error
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise Refusal("invalid_request_error", f"The body is not valid JSON: {error}.") from error
+        # What the decoder says of these depends on what follows them.
+        reason = _lone_surrogate(body) or str(error)
+        raise Refusal("invalid_request_error", f"The body is not valid JSON: {reason}.") from error
+
+
+def _lone_surrogate(body: bytearray) -> str | None:
+    """A text that was cut in the middle of a character, as by its UTF-16 length."""
+    for each in _SURROGATE.finditer(body):
+        if each["half"]:
+            return (
+                f"at byte {each.start()} a string has half of a character, a lone surrogate: send "
+                "both halves of the pair, or neither"
+            )
+    return None
 
 
 async def _read(request: Request) -> bytearray:
+    declared = request.headers.get("content-length", "")
+    # Before any of it is asked for: who sends `Expect: 100-continue` sends none.
+    if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
+        raise _too_large()
     body = bytearray()
     try:
         async for chunk in request.stream():
             body += chunk
             if len(body) > MAX_BODY_BYTES:
-                raise Refusal(
-                    "request_too_large",
-                    f"The body is larger than {MAX_BODY_BYTES >> 20} MiB, the most that is taken.",
-                )
+                raise _too_large()
     except ClientDisconnect:
         raise Refusal("invalid_request_error", "The client left before its body ended.") from None
     return body
+
+
+def _too_large() -> Refusal:
+    return Refusal(
+        "request_too_large",
+        f"The body is larger than {MAX_BODY_BYTES >> 20} MiB, the most that is taken.",
+    )
 
 
 def read_count(request: Request, name: str, default: int) -> int:

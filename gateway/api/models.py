@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.api.status import model_status
+from gateway.api.status import PromptCacheStatus, model_status
 from gateway.fleet.fleet import Fleet
 from gateway.model.compartment import Compartment
 
@@ -16,7 +16,7 @@ from gateway.model.compartment import Compartment
 class ModelBody(Struct):
     """OpenAI's model object, the state with its reason, vLLM's name for the context in force, and
     what the model holds of the memory: its floor, what was lent to it, and what it wants in all
-    (null until the model is loaded).
+    (null until the model is loaded). `prompt_cache` is what is kept of its prompts.
     """
 
     id: str
@@ -29,6 +29,7 @@ class ModelBody(Struct):
     floor_bytes: int | None
     lent_bytes: int | None
     wanted_bytes: int | None
+    prompt_cache: PromptCacheStatus
 
 
 class ModelList(Struct):
@@ -60,6 +61,7 @@ def _body(fleet: Fleet, compartment: Compartment) -> ModelBody:
         floor_bytes=status.floor_bytes,
         lent_bytes=status.lent_bytes,
         wanted_bytes=status.wanted_bytes,
+        prompt_cache=status.prompt_cache,
     )
 
 

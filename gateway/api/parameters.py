@@ -64,7 +64,7 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
     *_done("model", "stream", "stream_options", "max_tokens", "max_completion_tokens"),
     *_done("temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos"),
     *_done("repetition_penalty", "repetition_context_size"),
-    *_done("priority", "keep_alive"),
+    *_done("priority", "keep_alive", "cache_salt"),
     *_done("messages", places=_CHAT),
     *_done("prompt", places=_COMPLETIONS),
     _refused("prompt", places=_CHAT, note="send it to /v1/completions"),
@@ -159,7 +159,6 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
         "it belongs to images and sounds", "media_io_kwargs", "mm_processor_kwargs", places=_CHAT
     ),
     *_harmless("only tokenizers that aren't used here know it", "spaces_between_special_tokens"),
-    *_harmless("requests share no cached prompts", "cache_salt"),
     *_harmless("a label; the header X-Request-Id names a request", "request_id", "session_id"),
     *_harmless("how the pieces of a stream are cut is free", "stream_interval"),
     *_harmless(

@@ -89,6 +89,7 @@ def _log(scope: Scope, record: Record, seconds: float) -> None:
             status=record.status,
             model=record.model,
             prompt_tokens=record.usage and record.usage.prompt_tokens,
+            cached_tokens=record.usage and record.usage.cached_tokens,
             completion_tokens=record.usage and record.usage.completion_tokens,
             seconds=round(seconds, 3),
         ),

@@ -23,6 +23,7 @@ from protocol.messages import ChatPrompt, Generate, Prompt, RequestField, Sampli
 _MOST_STOPS: Final = 16
 # A machine is built from them before the answer begins, and its size grows with theirs.
 _LONGEST_STOP: Final = 1000
+_LONGEST_SALT: Final = 256
 _MOST_PRIORITY: Final = 1000
 _LARGEST_PENALTY: Final = 10.0
 # As mlx_lm.server has it.
@@ -34,6 +35,8 @@ _LARGEST_COUNT: Final = (1 << 31) - 1
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Tokens = Annotated[int, Meta(ge=1, le=_LARGEST_COUNT)]
 StopSequence = Annotated[str, Meta(min_length=1, max_length=_LONGEST_STOP)]
+# vLLM advises 43 characters.
+Salt = Annotated[str, Meta(max_length=_LONGEST_SALT)]
 Stop = StopSequence | Annotated[list[StopSequence], Meta(max_length=_MOST_STOPS)] | None
 
 
@@ -61,6 +64,7 @@ class GenerationBody(Struct, kw_only=True):
     ignore_eos: bool | None = None
     priority: Annotated[int, Meta(ge=-_MOST_PRIORITY, le=_MOST_PRIORITY)] | None = None
     keep_alive: float | str | None = None
+    cache_salt: Salt | None = None
 
     @property
     def limit(self) -> int | None:
@@ -165,6 +169,7 @@ def generate_message(
         max_tokens=max_tokens,
         stop=stop,
         ignore_eos=bool(body.ignore_eos),
+        cache_salt=body.cache_salt or "",
     )
 
 

@@ -20,7 +20,8 @@ from gateway.version import VERSION
 
 class MemoryStatus(Struct):
     """The machine's memory. Workers', spares', the gateway's, others', stranded and available bytes
-    add up to the total, but for what moves between two readings.
+    add up to the total, but for what moves between two readings. What is granted are the floors,
+    the loans and the spare's room.
 
     Workers that compute on a card with memory of its own are counted there, as its budget and
     their grants are: it has a total of its own, and of the machine's memory they are among the
@@ -60,11 +61,25 @@ class WorkerStatus(Struct):
     prompt_cache_bytes: int | None
 
 
+class PromptCacheStatus(Struct):
+    """Bytes of prompts that are kept in memory, where no worker is loaded none, and on disk, where
+    they outlive their worker. Of `prompt_tokens` that were asked for since the gateway's start and
+    answered, `cached_tokens` were not computed anew; the rate is their share.
+    """
+
+    memory_bytes: int | None
+    disk_bytes: int | None
+    prompt_tokens: int
+    cached_tokens: int
+    hit_rate: float | None
+
+
 class ModelStatus(Struct):
     """The oldest request's age counts from its arrival, also of one that was parked; null if there
     is none. `context_tokens` is the longest prompt with its answer, once the model is loaded.
-    `floor_bytes` are its own as long as it is loaded, `lent_bytes` may be called back, and with
-    `wanted_bytes` in all nothing in it would wait.
+    `floor_bytes` are its own as long as it is loaded, `lent_bytes` may be called back,
+    `returning_bytes` were and are held still, and with `wanted_bytes` in all nothing in it would
+    wait.
     """
 
     id: str
@@ -78,9 +93,11 @@ class ModelStatus(Struct):
     estimate_bytes: int | None
     floor_bytes: int | None
     lent_bytes: int | None
+    returning_bytes: int | None
     wanted_bytes: int | None
     context_tokens: int | None
     last_used_at: float | None
+    prompt_cache: PromptCacheStatus
     worker: WorkerStatus | None
     restarts: int
     last_exit: LastExit | None
@@ -101,11 +118,13 @@ class Status(Struct):
     reason: str | None
     config: ConfigStatus
     memory: MemoryStatus
+    prompt_cache: PromptCacheStatus
     models: list[ModelStatus]
 
 
 def gateway_status(fleet: Fleet, configuration: Configuration) -> Status:
     file = configuration.file
+    models = [model_status(each, fleet) for each in fleet.roster.configured.values()]
     return Status(
         version=VERSION,
         pid=os.getpid(),
@@ -114,7 +133,8 @@ def gateway_status(fleet: Fleet, configuration: Configuration) -> Status:
         reason=fleet.caution,
         config=ConfigStatus(None if file is None else str(file.absolute()), configuration.digest),
         memory=_memory_status(fleet),
-        models=[model_status(each, fleet) for each in fleet.roster.configured.values()],
+        prompt_cache=_together([each.prompt_cache for each in models], fleet),
+        models=models,
     )
 
 
@@ -125,7 +145,7 @@ def model_status(compartment: Compartment, fleet: Fleet) -> ModelStatus:
     return ModelStatus(
         id=compartment.model.id,
         state=compartment.state,
-        reason=compartment.condition.reason or _shortage(compartment, fleet),
+        reason=compartment.condition.reason or _remark(compartment, fleet),
         pinned=compartment.model.settings.pinned,
         queue_depth=compartment.traffic.waiting,
         oldest_waiting_s=compartment.traffic.oldest_waiting_s,
@@ -134,21 +154,23 @@ def model_status(compartment: Compartment, fleet: Fleet) -> ModelStatus:
         estimate_bytes=None if estimated is None else estimated.whole_bytes,
         floor_bytes=None if holder is None else holder.floor_bytes,
         lent_bytes=None if holder is None else holder.lent_bytes,
+        returning_bytes=None if holder is None else holder.returning_bytes,
         wanted_bytes=None if holder is None else holder.need.wanted_bytes,
         context_tokens=None if worker is None else worker.context_tokens,
         last_used_at=compartment.traffic.last_used_at,
+        prompt_cache=_prompt_cache_status(compartment, fleet),
         worker=None if worker is None else _worker_status(worker),
         restarts=compartment.recovery.restarts,
         last_exit=compartment.recovery.last_exit,
     )
 
 
-def _shortage(compartment: Compartment, fleet: Fleet) -> str | None:
-    """Why requests wait inside a model that is well."""
+def _remark(compartment: Compartment, fleet: Fleet) -> str | None:
+    """What is to be said of the memory of a model that is well."""
     worker = compartment.worker
     if worker is None or compartment.state is not State.READY:
         return None
-    return fleet.steward.shortage(compartment.model.id, worker.short_of_memory)
+    return fleet.steward.remark(compartment.model.id, worker.short_of_memory)
 
 
 def _worker_status(worker: Worker) -> WorkerStatus:
@@ -165,8 +187,37 @@ def _worker_status(worker: Worker) -> WorkerStatus:
         buffer_bytes=worker.buffer_bytes,
         last_step_age_s=worker.last_step_age_s,
         tokens_per_s=worker.tokens_per_s,
-        prompt_cache_bytes=None,
+        prompt_cache_bytes=worker.prompt_cache_bytes,
     )
+
+
+def _prompt_cache_status(compartment: Compartment, fleet: Fleet) -> PromptCacheStatus:
+    worker, traffic = compartment.worker, compartment.traffic
+    return PromptCacheStatus(
+        memory_bytes=0 if worker is None else worker.prompt_cache_bytes,
+        disk_bytes=fleet.prompts.of(compartment.model.id),
+        prompt_tokens=traffic.prompt_tokens,
+        cached_tokens=traffic.cached_tokens,
+        hit_rate=_rate(traffic.prompt_tokens, traffic.cached_tokens),
+    )
+
+
+def _together(each: list[PromptCacheStatus], fleet: Fleet) -> PromptCacheStatus:
+    """On disk there may be prompts of models, too, that aren't configured any more."""
+    on_disk = fleet.prompts.disk_bytes
+    prompt_tokens = sum(model.prompt_tokens for model in each)
+    cached_tokens = sum(model.cached_tokens for model in each)
+    return PromptCacheStatus(
+        memory_bytes=sum(model.memory_bytes or 0 for model in each),
+        disk_bytes=None if on_disk is None else sum(on_disk.values()),
+        prompt_tokens=prompt_tokens,
+        cached_tokens=cached_tokens,
+        hit_rate=_rate(prompt_tokens, cached_tokens),
+    )
+
+
+def _rate(prompt_tokens: int, cached_tokens: int) -> float | None:
+    return cached_tokens / prompt_tokens if prompt_tokens else None
 
 
 def _memory_status(fleet: Fleet) -> MemoryStatus:
@@ -179,7 +230,7 @@ def _memory_status(fleet: Fleet) -> MemoryStatus:
     return MemoryStatus(
         total_bytes=host.total_bytes,
         budget_bytes=ledger.budget_bytes,
-        granted_bytes=sum(each.limit_bytes for each in ledger.holders),
+        granted_bytes=ledger.spare_bytes + sum(each.limit_bytes for each in ledger.holders),
         footprint_bytes=footprint_bytes,
         spare_bytes=_sum(each.footprint for each in fleet.spares),
         gateway_bytes=gateway_bytes,

@@ -7,10 +7,17 @@ from msgspec import Struct
 from protocol.messages import Usage
 
 
+class PromptTokensDetails(Struct):
+    """`cached_tokens` of the prompt were not computed anew."""
+
+    cached_tokens: int
+
+
 class UsageBody(Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
     @classmethod
     def of(cls, usage: Usage) -> UsageBody:
@@ -18,4 +25,5 @@ class UsageBody(Struct):
             usage.prompt_tokens,
             usage.completion_tokens,
             usage.prompt_tokens + usage.completion_tokens,
+            PromptTokensDetails(usage.cached_tokens),
         )

@@ -35,6 +35,13 @@ class WorkerReading(Struct, frozen=True):
     tokens_per_s: float | None = None
 
 
+class PromptCacheReading(Struct, frozen=True):
+    memory_bytes: int | None = None
+    disk_bytes: int | None = None
+    prompt_tokens: int = 0
+    hit_rate: float | None = None
+
+
 class LastExit(Struct, frozen=True):
     at: float
     reason: str
@@ -60,6 +67,7 @@ class ModelReading(Struct, frozen=True):
     floor_bytes: int | None = None
     lent_bytes: int | None = None
     wanted_bytes: int | None = None
+    prompt_cache: PromptCacheReading = PromptCacheReading()
     worker: WorkerReading | None = None
     last_exit: LastExit | None = None
 
@@ -72,6 +80,7 @@ class GatewayReading(Struct, frozen=True):
     memory: MemoryReading
     models: tuple[ModelReading, ...]
     reason: str | None = None
+    prompt_cache: PromptCacheReading = PromptCacheReading()
 
     def model(self, model_id: str) -> ModelReading | None:
         return next((each for each in self.models if each.id == model_id), None)

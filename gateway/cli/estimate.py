@@ -16,9 +16,11 @@ from gateway.config.read import read_settings
 from gateway.config.settings import ConfigError, Flags, ModelSettings, Settings
 from gateway.config.sizes import format_size
 from gateway.memory.budget import budget_bytes
+from gateway.memory.estimate.beside import possible_beside
 from gateway.memory.estimate.estimate import Estimate
 from gateway.memory.estimate.fitting import Fit, fit, whole
 from gateway.memory.estimate.learned import Learned
+from gateway.memory.estimate.options import options_in
 from gateway.memory.estimate.weights import EstimateError
 from gateway.memory.stranded.record import read_stranded
 from gateway.state.state_dir import StateDir, default_state_dir
@@ -100,7 +102,7 @@ def command(
         raise NoSuchModelError(f"Nothing can be said of {model}: {error}") from error
     try:
         answer = _answer(folder, tokens, configured, settings)
-    except (OSError, EstimateError) as error:
+    except (OSError, ValueError, EstimateError) as error:
         raise CommandError(f"Nothing can be said of {model}: {error}") from error
     if not answer.estimate.shape.sequence_bytes(tokens):
         raise CommandError(
@@ -124,26 +126,12 @@ def _answer(folder: Path, tokens: int, configured: ModelSettings, settings: Sett
     state_dir = StateDir(Path(settings.gateway.state_dir or default_state_dir()))
     learned = Learned(state_dir.learned_path)
     ordinary_tokens = settings.memory.ordinary_tokens
-    _, found = whole(folder, tokens, ordinary_tokens, configured.python, learned)
-    pinned_bytes = sum(
-        _floor_bytes(each, ordinary_tokens, learned)
-        for each in settings.models.values()
-        if each.pinned and each is not configured
+    _, found = whole(
+        folder, tokens, ordinary_tokens, configured.python, learned, options_in(configured)
     )
-    stranded_bytes = read_stranded(state_dir.stranded_path).bytes
-    possible_bytes = budget_bytes(settings.memory) - stranded_bytes - pinned_bytes
-    return _Answer(found, fit(found, max(0, possible_bytes)), pinned_bytes)
-
-
-def _floor_bytes(model: ModelSettings, ordinary_tokens: int, learned: Learned) -> int:
-    """Of a pinned model; 0 if nothing can be said of it, which `doctor` says better."""
-    try:
-        folder = find_folder(locate(model.path))
-        return whole(folder, model.context_tokens, ordinary_tokens, model.python, learned)[
-            1
-        ].floor_bytes
-    except (ValueError, OSError, EstimateError):
-        return 0
+    usable_bytes = budget_bytes(settings.memory) - read_stranded(state_dir.stranded_path).bytes
+    possible = possible_beside(configured, settings, usable_bytes, learned)
+    return _Answer(found, fit(found, possible.bytes), possible.pinned_bytes)
 
 
 def _printed(model: str, answer: _Answer) -> Printed:
@@ -155,7 +143,7 @@ def _printed(model: str, answer: _Answer) -> Printed:
         floor_bytes=result.floor_bytes,
         idle_bytes=result.calculated_fixed_bytes,
         measured_idle_bytes=result.measured_fixed_bytes,
-        token_bytes=result.shape.full_token_bytes,
+        token_bytes=result.token_bytes,
         rows=answer.rows,
         verdict=answer.verdict,
         needed_bytes=answer.fit.needed_bytes,

@@ -64,5 +64,9 @@ def _rest(worker: WorkerReading) -> int | None:
     return None if rest_bytes is None else max(0, rest_bytes)
 
 
+def share(rate: float | None) -> str:
+    return UNKNOWN if rate is None else f"{rate:.0%}"
+
+
 def size(size_bytes: int | None) -> str:
     return UNKNOWN if size_bytes is None else format_size(size_bytes)

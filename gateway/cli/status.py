@@ -12,10 +12,16 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from gateway.cli.bodies import GatewayReading, LastExit, MemoryReading, ModelReading
+from gateway.cli.bodies import (
+    GatewayReading,
+    LastExit,
+    MemoryReading,
+    ModelReading,
+    PromptCacheReading,
+)
 from gateway.cli.client import GatewayClient
 from gateway.cli.console import stdout_console
-from gateway.cli.memory_table import UNKNOWN, memory_table, size
+from gateway.cli.memory_table import UNKNOWN, memory_table, share, size
 from gateway.cli.options import json_option, reaches_gateway
 from gateway.cli.printable import printable
 
@@ -32,7 +38,7 @@ def command(gateway: GatewayClient, *, as_json: bool, watch: bool) -> None:
     """Show the gateway, its memory and its models.
 
     A worker holds what the system would get back if it ended. Last step is how long ago it last
-    produced something.
+    produced something, cached the share of prompts' tokens that weren't computed anew.
     """
     _show(gateway, as_json=as_json)
     while watch:
@@ -59,6 +65,7 @@ def _print(console: Console, reading: GatewayReading, url: str) -> None:
     if reading.reason is not None:
         console.print(printable(f"Careful: {reading.reason}"))
     console.print(_budget_line(reading.memory))
+    console.print(_prompts_line(reading.prompt_cache))
     console.print()
     console.print(_table(reading.models))
     if any(next(_remarks(each), None) for each in reading.models):
@@ -80,11 +87,18 @@ def _budget_line(memory: MemoryReading) -> str:
     )
 
 
+def _prompts_line(prompts: PromptCacheReading) -> str:
+    return (
+        f"Prompts: {size(prompts.memory_bytes)} kept in memory, {size(prompts.disk_bytes)} on "
+        f"disk; {share(prompts.hit_rate)} of {prompts.prompt_tokens:,} tokens were cached"
+    )
+
+
 def _table(models: tuple[ModelReading, ...]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("model", overflow="fold")
     table.add_column("state", no_wrap=True)
-    for heading in ("pid", "context", "active", "queued", "restarts", "last step"):
+    for heading in ("pid", "context", "active", "queued", "restarts", "last step", "cached"):
         table.add_column(heading, justify="right", no_wrap=True)
     for model in models:
         worker = model.worker
@@ -98,6 +112,7 @@ def _table(models: tuple[ModelReading, ...]) -> Table:
             str(model.queue_depth),
             str(model.restarts),
             UNKNOWN if step_age_s is None else _duration(step_age_s),
+            share(model.prompt_cache.hit_rate),
         )
     return table
 

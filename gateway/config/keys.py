@@ -16,6 +16,7 @@ from gateway.config.settings import (
     Key,
     MemorySettings,
     ModelSettings,
+    PromptCacheSettings,
     QueueSettings,
     Section,
     WorkersSettings,
@@ -55,6 +56,7 @@ SECTIONS: Final[dict[str, type[Section]]] = {
     "memory": MemorySettings,
     "workers": WorkersSettings,
     "queue": QueueSettings,
+    "prompt_cache": PromptCacheSettings,
 }
 MODELS: Final = "models"
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")

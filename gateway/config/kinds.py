@@ -135,6 +135,28 @@ class Whole(Struct, frozen=True):
         return str(value)
 
 
+class Choice(Struct, frozen=True):
+    """One of some whole numbers."""
+
+    numbers: tuple[int, ...]
+
+    @property
+    def expected(self) -> str:
+        return " or ".join(map(str, self.numbers))
+
+    def read(self, value: object) -> int:
+        # 4.0 is equal to 4.
+        if type(value) is not int or value not in self.numbers:
+            raise UnexpectedError(value)
+        return value
+
+    def schema(self) -> dict[str, Any]:
+        return {"enum": list(self.numbers)}
+
+    def write(self, value: int) -> str:
+        return str(value)
+
+
 class Time(Struct, frozen=True):
     """Seconds from `least_s` to ten years, or text with a unit; `zero` says what 0 stands for."""
 
@@ -169,14 +191,16 @@ class Time(Struct, frozen=True):
 
 
 class Size(Struct, frozen=True):
-    """Bytes, or text with a unit; where `automatic`, "auto" and a share of the memory too."""
+    """Bytes, or text with a unit; where `automatic`, "auto" and a share of the memory too, and none
+    is not enough.
+    """
 
     automatic: bool = False
 
     @property
     def expected(self) -> str:
         if self.automatic:
-            return '"auto", bytes, a size as "12GB", or a share of the memory as "75%"'
+            return '"auto", bytes above 0, a size as "12GB", or a share of the memory as "75%"'
         return 'bytes, or a size as "2GB"'
 
     def read(self, value: object) -> int | str:
@@ -185,14 +209,21 @@ class Size(Struct, frozen=True):
         if self.automatic and value == "auto":
             return value
         try:
-            parse_size(value, 1 if self.automatic else None)
+            # Of so much, the smallest share that can be written is something still.
+            bytes_ = parse_size(value, LARGEST_BYTES if self.automatic else None)
         except ValueError:
             raise UnexpectedError(value) from None
+        if self.automatic and not bytes_:
+            raise UnexpectedError(value)
         return value
 
     def schema(self) -> dict[str, Any]:
         pattern = f"auto|{SIZE_PATTERN}|{PERCENT_PATTERN}" if self.automatic else SIZE_PATTERN
-        number = {"type": "integer", "minimum": 0, "maximum": LARGEST_BYTES}
+        number = {
+            "type": "integer",
+            "minimum": int(self.automatic),
+            "maximum": LARGEST_BYTES,
+        }
         return {"anyOf": [number, {"type": "string", "pattern": rf"^\s*({pattern})\s*$"}]}
 
     def write(self, value: int | str) -> str:

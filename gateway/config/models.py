@@ -14,6 +14,9 @@ import gateway
 DEMO_ID: Final = "demo"
 DEMO_FOLDER: Final = Path(gateway.__file__).resolve().parent / "demo_model"
 
+# What mlx-lm's `load_adapters` opens.
+_ADAPTER_FILES: Final = ("adapter_config.json", "adapters.safetensors")
+
 _REPOSITORY: Final = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -110,6 +113,50 @@ def check_allowed(located: str, allowed: Iterable[str]) -> None:
         elif fnmatchcase(located, each):
             return
     raise ValueError(f"{located} is not allowed: gateway.allow has {', '.join(allowed)}.")
+
+
+def find_model(path: str, allowed: Iterable[str]) -> str:
+    """What a worker is to load as a model. Where nothing is said to be `allowed`, everything is.
+
+    Raises:
+        ValueError: with a sentence for the operator.
+    """
+    located = locate(path)
+    check_holds_model(located)
+    if allowed:
+        check_allowed(located, allowed)
+    return located
+
+
+def find_draft(path: str, allowed: Iterable[str]) -> str:
+    """The folder of a draft model, which the worker of another loads beside that.
+
+    Raises:
+        ValueError: with a sentence for the operator.
+    """
+    located = find_model(path, allowed)
+    try:
+        return str(find_folder(located))
+    except OSError as error:
+        raise ValueError(f"{located} can't be read: {error}.") from error
+
+
+def find_adapter(path: str, allowed: Iterable[str]) -> str:
+    """The absolute folder of an adapter, which makes a model of its own and is allowed as one.
+
+    Raises:
+        ValueError: with a sentence for the operator.
+    """
+    folder = expand_home(path)
+    if not path.strip() or not _is_folder(str(folder)):
+        raise ValueError(f"There is no adapter's folder {path}.")
+    for name in _ADAPTER_FILES:
+        if not os.path.isfile(folder / name):  # noqa: PTH113 - this one never raises.
+            raise ValueError(f"{path} holds no adapter: there is no {name}.")
+    located = str(folder.resolve())
+    if allowed:
+        check_allowed(located, allowed)
+    return located
 
 
 def find_folder(located: str) -> Path:

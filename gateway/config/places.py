@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.system.threads import start_thread
 
@@ -13,22 +13,30 @@ from gateway.system.threads import start_thread
 _ANSWER_S: Final = 10.0
 
 
+class Sought(NamedTuple):
+    """`what` is looked for at `path`, by the name of its key."""
+
+    what: str
+    path: str
+
+
 class Places:
     """Asks each place on a thread of its own, and one that hangs only once."""
 
     def __init__(self) -> None:
         # With the time when it was asked.
-        self._asked: dict[str, tuple[float, Future[str]]] = {}
+        self._asked: dict[Sought, tuple[float, Future[str]]] = {}
 
-    def locate(self, looks: Mapping[str, Callable[[], str]]) -> dict[str, str | ValueError]:
-        """What each look gave, by the path that it looks at, or the sentence for the operator."""
-        for path, look in looks.items():
-            if path not in self._asked or self._asked[path][1].done():
-                self._asked[path] = (time.monotonic(), _ask(path, look))
-        return {path: self._answer(path) for path in looks}
+    def locate(self, looks: Mapping[Sought, Callable[[], str]]) -> dict[Sought, str | ValueError]:
+        """What each look gave, or the sentence for the operator."""
+        for sought, look in looks.items():
+            if sought not in self._asked or self._asked[sought][1].done():
+                self._asked[sought] = (time.monotonic(), _ask(sought.path, look))
+        return {sought: self._answer(sought) for sought in looks}
 
-    def _answer(self, path: str) -> str | ValueError:
-        began, answer = self._asked[path]
+    def _answer(self, sought: Sought) -> str | ValueError:
+        path = sought.path
+        began, answer = self._asked[sought]
         try:
             return answer.result(max(0.0, began + _ANSWER_S - time.monotonic()))
         except TimeoutError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,8 +25,8 @@ from gateway.config.keys import (
 from gateway.config.kinds import UnexpectedError, toml_text
 from gateway.config.locations import Locations, Place
 from gateway.config.mistakes import Mistake, Source
-from gateway.config.models import check_allowed, check_holds_model, locate, model_from_flag
-from gateway.config.places import Places
+from gateway.config.models import find_adapter, find_draft, find_model, model_from_flag
+from gateway.config.places import Places, Sought
 from gateway.config.rules import complaints
 from gateway.config.settings import ConfigError, Flags, ModelSettings, Settings
 from gateway.config.toml_file import Document, UnreadableError, read_document
@@ -37,20 +37,36 @@ _HOMES: Final = {
     definition.name: "[models.ID]" if table == MODELS else f"[{table}]"
     for table, definition in definitions()
 }
+# What finds the folders that models' keys name.
+_LOOKS: Final[dict[str, Callable[[str, tuple[str, ...]], str]]] = {
+    "path": find_model,
+    "adapter": find_adapter,
+    "draft_model": find_draft,
+}
+
+
+class Located(msgspec.Struct, frozen=True):
+    """What a worker is to load, by the names of the keys: absolute folders; of the model itself it
+    may be a repository in the Hugging Face cache.
+    """
+
+    path: str
+    adapter: str | None = None
+    draft_model: str | None = None
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     """What is in force, and why.
 
     `file` is the one that was read, and `digest` tells its content from another. `located` has what
-    a worker is to load, by the model's id.
+    workers are to load, by the models' ids.
     `sources` has the keys that were given: the others have their defaults.
     """
 
     settings: Settings
     file: Path | None
     digest: str | None
-    located: dict[str, str]
+    located: dict[str, Located]
     sources: dict[Place, Source]
 
     def source(self, place: Place) -> Source:
@@ -172,24 +188,33 @@ class _Draft:
             self._complain(place, message)
         return settings
 
-    def locate_models(self, settings: Settings, places: Places) -> dict[str, str]:
-        """What the workers are to load; not for models whose path is known to be wrong."""
-        paths = {
-            model_id: model.path
+    def locate_models(self, settings: Settings, places: Places) -> dict[str, Located]:
+        """What the workers are to load; not for models where some of it is missing."""
+        sought = {
+            (model_id, key): Sought(key, path)
             for model_id, model in settings.models.items()
-            if (MODELS, model_id, "path") not in self._wrong
+            for key in _LOOKS
+            if (path := getattr(model, key)) is not None
+            and (MODELS, model_id, key) not in self._wrong
         }
         found = places.locate(
-            {each: functools.partial(_look, each, settings) for each in paths.values()}
+            {
+                each: functools.partial(_LOOKS[each.what], each.path, settings.gateway.allow)
+                for each in sought.values()
+            }
         )
-        located = {}
-        for model_id, path in paths.items():
-            answer = found[path]
+        located: dict[str, dict[str, str]] = {each: {} for each in settings.models}
+        for (model_id, key), each in sought.items():
+            answer = found[each]
             if isinstance(answer, ValueError):
-                self._complain((MODELS, model_id, "path"), str(answer))
+                self._complain((MODELS, model_id, key), str(answer))
             else:
-                located[model_id] = answer
-        return located
+                located[model_id][key] = answer
+        return {
+            model_id: Located(**answers)
+            for model_id, answers in located.items()
+            if "path" in answers
+        }
 
     def without_lost(self, settings: Settings) -> Settings:
         """The settings less the models of which it isn't known where they are."""
@@ -341,12 +366,3 @@ def _shown(value: object) -> str:
         case _:
             shown = str(value)
     return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}..."
-
-
-def _look(path: str, settings: Settings) -> str:
-    """Raises: ValueError with a sentence for the operator."""
-    located = locate(path)
-    check_holds_model(located)
-    if settings.gateway.allow:
-        check_allowed(located, settings.gateway.allow)
-    return located

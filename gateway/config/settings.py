@@ -11,9 +11,10 @@ from typing import Annotated, ClassVar
 
 from msgspec import Struct, field
 
-from gateway.config.kinds import Kind, Size, Switch, Text, Texts, Time, Whole
+from gateway.config.kinds import Choice, Kind, Size, Switch, Text, Texts, Time, Whole
 from gateway.config.mistakes import Mistake
 from gateway.config.models import expand_home
+from gateway.config.sizes import parse_size
 
 
 class Key(Struct, frozen=True):
@@ -25,7 +26,7 @@ class Key(Struct, frozen=True):
 
     kind: Kind
     about: str
-    example: str | None = None
+    example: str | int | None = None
     unset: str | None = None
     restart: bool = False
 
@@ -54,7 +55,7 @@ class GatewaySettings(Section, frozen=True):
         str | None,
         Key(
             Text("a folder"),
-            "Folder for lock, sockets and logs.",
+            "Folder for lock, sockets, logs and prompts.",
             example="~/bulkhead",
             unset="the platform's folder",
             restart=True,
@@ -164,6 +165,15 @@ class WorkersSettings(Section, frozen=True):
         float,
         Key(Time(least_s=0.1), "A worker that has work and makes no step for so long is hung."),
     ] = 60.0
+    # No chunk would be short enough for less.
+    prefill_stall_s: Annotated[
+        float,
+        Key(
+            Time(least_s=0.01),
+            "The longest that a prompt's chunk holds up running streams beside one step; a worker "
+            "takes it at its load.",
+        ),
+    ] = 0.1
 
 
 class QueueSettings(Section, frozen=True):
@@ -178,6 +188,35 @@ class QueueSettings(Section, frozen=True):
     max_wait_s: Annotated[
         float, Key(Time(), "Who waits longer for memory may displace a busy model.")
     ] = 60.0
+
+
+class PromptCacheSettings(Section, frozen=True):
+    """Sizes are as they were written. By default, eight hours a day at the bound write 600 TB in
+    five years, which is what makers of disks of 1 TB warrant.
+    """
+
+    about: ClassVar[str] = "Prompts that were computed once, kept for those that begin alike."
+
+    disk: Annotated[
+        int | str,
+        Key(
+            Size(),
+            "What they may take of the disk, in the state folder; 0 keeps them in memory alone.",
+            restart=True,
+        ),
+    ] = "20GB"
+    disk_writes_per_hour: Annotated[
+        int | str,
+        Key(Size(), "What is written to the disk in an hour at most, as it wears.", restart=True),
+    ] = "40GB"
+
+    @property
+    def disk_bytes(self) -> int:
+        return parse_size(self.disk)
+
+    @property
+    def disk_writes_per_hour_bytes(self) -> int:
+        return parse_size(self.disk_writes_per_hour)
 
 
 class ModelSettings(Section, frozen=True):
@@ -211,6 +250,37 @@ class ModelSettings(Section, frozen=True):
         int,
         Key(Whole(1), "The longest prompt + answer; the model's own limit may be lower."),
     ] = 32768
+    kv_bits: Annotated[
+        int | None,
+        Key(
+            Choice((4, 8)),
+            "Bits of a number in the caches of sequences: fewer take less memory, and may change "
+            "the text.",
+            example=8,
+            unset="as the model computes",
+        ),
+    ] = None
+    adapter: Annotated[
+        str | None,
+        Key(
+            Text("an adapter's folder"),
+            "Folder of a LoRA adapter, as mlx-lm writes it.",
+            example="~/adapters/legal",
+            unset="none",
+        ),
+    ] = None
+    draft_model: Annotated[
+        str | None,
+        Key(
+            Text("a model's folder, or a repository in the Hugging Face cache"),
+            "A small model with the same tokens, which guesses what comes next.",
+            example="demo",
+            unset="none",
+        ),
+    ] = None
+    draft_tokens: Annotated[
+        int, Key(Whole(1, 32), "So many tokens are guessed at a time, with a draft model.")
+    ] = 3
     python: Annotated[
         str | None,
         Key(
@@ -234,6 +304,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     memory: MemorySettings = field(default_factory=MemorySettings)
     workers: WorkersSettings = field(default_factory=WorkersSettings)
     queue: QueueSettings = field(default_factory=QueueSettings)
+    prompt_cache: PromptCacheSettings = field(default_factory=PromptCacheSettings)
     models: dict[str, ModelSettings] = field(default_factory=dict)
 
 

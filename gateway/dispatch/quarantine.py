@@ -36,6 +36,6 @@ class Quarantine:
 
 
 def _content(generate: Generate) -> Generate:
-    """Without what differs when a client sends the same body again."""
+    """Without what differs when a client sends the same body again, or salts it anew."""
     sampling = msgspec.structs.replace(generate.sampling, seed=0)
-    return msgspec.structs.replace(generate, request_id="", sampling=sampling)
+    return msgspec.structs.replace(generate, request_id="", sampling=sampling, cache_salt="")

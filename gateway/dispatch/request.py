@@ -81,6 +81,11 @@ class Request:
         self._started_at: float | None = None
 
     @property
+    def usage(self) -> Usage | None:
+        """Once the whole answer is there; `cached_tokens` are those that the last worker found."""
+        return self._usage
+
+    @property
     def over(self) -> bool:
         """Nothing more will arrive."""
         return self._finish_reason is not None or self._refusal is not None
@@ -102,7 +107,7 @@ class Request:
         elif delta.finish_reason is None:
             return
         self._finish_reason = delta.finish_reason
-        self._usage = delta.usage
+        self._usage = None if delta.usage is None else _plausible(delta.usage)
         if delta.finish_reason is not None:
             self._arrived.set()
         elif self._pause is None:
@@ -158,3 +163,11 @@ class Request:
         self._pause = None
         if self._text:
             self._arrived.set()
+
+
+def _plausible(usage: Usage) -> Usage:
+    """A worker that goes on with a request finds delivered tokens in its cache, too: they are none
+    of the prompt.
+    """
+    cached_tokens = min(max(usage.cached_tokens, 0), usage.prompt_tokens)
+    return Usage(usage.prompt_tokens, usage.completion_tokens, cached_tokens)

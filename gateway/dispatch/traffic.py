@@ -61,13 +61,16 @@ class Traffic:
     """Sends requests while there is a connection and keeps them while there is none.
 
     `last_used_at` is a Unix time, `last_used` the same on the event loop's clock, both in seconds.
-    `keep_alive_s` is what the last request asked for. Everything runs on the event loop.
+    `keep_alive_s` is what the last request asked for. Of all prompts that were answered,
+    `prompt_tokens`, `cached_tokens` were not computed anew. Everything runs on the event loop.
     """
 
     def __init__(self, model_id: str, bounds: Bounds, host: Host, events: EventLog) -> None:
         self.last_used_at: float | None = None
         self.last_used = 0.0
         self.keep_alive_s: float | None = None
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
         self._model_id = model_id
         self._queue = RequestQueue(bounds.depth, bounds.concurrency, bounds.priority)
         self._host = host
@@ -171,6 +174,7 @@ class Traffic:
             request.deliver(delta)
             self._check_length(len(progress.delivered))
             if request.over:
+                self._count(request)
                 self._finished(request)
             elif self._queue.acquit(request):
                 self._send(Cancel(request_id=progress.wire_id))
@@ -293,6 +297,11 @@ class Traffic:
         self._note_use(request)
         self.dispatch()
         self._host.notify()
+
+    def _count(self, request: Request) -> None:
+        if request.usage is not None and not request.probe:
+            self.prompt_tokens += request.usage.prompt_tokens
+            self.cached_tokens += request.usage.cached_tokens
 
     def _note_use(self, request: Request) -> None:
         if not request.probe:

@@ -7,15 +7,17 @@ from typing import Final
 
 import msgspec
 
-from gateway.config.models import check_allowed, check_holds_model, find_folder, locate
-from gateway.config.settings import ModelSettings
+from gateway.config.models import find_adapter, find_draft, find_folder, find_model
+from gateway.config.settings import ModelSettings, Settings
 from gateway.config.sizes import format_size
 from gateway.doctor.errands import Outcome, run_errand
 from gateway.doctor.finding import Finding, error, ok, warning
 from gateway.doctor.installation import Installation
 from gateway.doctor.machine import budget_bytes
+from gateway.memory.estimate.beside import possible_beside
 from gateway.memory.estimate.fitting import Fit, fit, whole
 from gateway.memory.estimate.learned import Learned
+from gateway.memory.estimate.options import options_in
 from gateway.memory.estimate.weights import EstimateError
 from gateway.memory.stranded.record import read_stranded
 from protocol.errands import Environment, Examine, Examined
@@ -59,30 +61,24 @@ def look_at_models(installation: Installation) -> Iterator[Finding]:
             )
     if not located:
         return
-    possible_bytes = _possible_bytes(installation)
     learned = Learned(installation.state_dir.learned_path)
+    stranded_bytes = read_stranded(installation.state_dir.stranded_path).bytes
+    usable_bytes = budget_bytes(installation) - stranded_bytes
     for python in dict.fromkeys(models[each].interpreter for each in located):
         sources = {each: at for each, at in located.items() if models[each].interpreter == python}
         examined = _examined(sources, python)
         for model_id, source in sources.items():
-            ordinary = installation.settings.memory.ordinary_tokens
-            size = _size(source, models[model_id], ordinary, learned, possible_bytes)
+            size = _size(source, models[model_id], installation.settings, usable_bytes, learned)
             yield from judge_model(model_id, examined[model_id], size)
 
 
 def _located(model: ModelSettings, allowed: tuple[str, ...]) -> str:
     """Raises: ValueError."""
-    located = locate(model.path)
-    check_holds_model(located)
-    if allowed:
-        check_allowed(located, allowed)
-    return located
-
-
-def _possible_bytes(installation: Installation) -> int:
-    """What a model alone can be granted; the spare worker's room is a load's."""
-    stranded_bytes = read_stranded(installation.state_dir.stranded_path).bytes
-    return max(0, budget_bytes(installation) - stranded_bytes)
+    if model.adapter is not None:
+        find_adapter(model.adapter, allowed)
+    if model.draft_model is not None:
+        find_draft(model.draft_model, allowed)
+    return find_model(model.path, allowed)
 
 
 def _examined(sources: Mapping[str, str], python: str | None) -> dict[str, Examined | str]:
@@ -120,15 +116,20 @@ def read_examined(
 
 
 def _size(
-    source: str, model: ModelSettings, ordinary_tokens: int, learned: Learned, possible_bytes: int
+    source: str, model: ModelSettings, settings: Settings, usable_bytes: int, learned: Learned
 ) -> Fit | None:
     """None: nothing can be said, which whoever reads the files says better."""
     try:
         _, found = whole(
-            find_folder(source), model.context_tokens, ordinary_tokens, model.python, learned
+            find_folder(source),
+            model.context_tokens,
+            settings.memory.ordinary_tokens,
+            model.python,
+            learned,
+            options_in(model),
         )
-        return fit(found, possible_bytes)
-    except (EstimateError, OSError):
+        return fit(found, possible_beside(model, settings, usable_bytes, learned).bytes)
+    except (EstimateError, OSError, ValueError):
         return None
 
 

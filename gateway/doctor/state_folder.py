@@ -50,8 +50,7 @@ def _obstacles(state_dir: StateDir) -> Iterator[str]:
     yield from (f"{each}." for each in unusual)
     if unusual:
         return
-    folders = [state_dir.path, state_dir.sockets, state_dir.logs, state_dir.workers]
-    for folder in folders:
+    for folder in state_dir.folders:
         if not os.path.lexists(folder):
             continue
         try:

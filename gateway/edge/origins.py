@@ -1,8 +1,8 @@
 """Which requests come from a web page that may not make them. No I/O.
 
 A browser on this machine reaches loopback on behalf of any page. Its requests carry the page's
-Origin or say that they cross sites, or, after DNS rebinding, have a Host that isn't ours. Programs
-that are no browsers send no Origin.
+Origin or say that they cross origins, or, after DNS rebinding, have a Host that isn't ours.
+Programs that are no browsers send no Origin.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from starlette.datastructures import Headers
 from gateway.config.loopback import LOOPBACK_NAMES
 
 _HOST: Final = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
+# Ports tell origins apart and sites not, so any other server of this machine is of the same site.
+_FOREIGN_SITES: Final = ("cross-site", "same-site")
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://(?P<host>[^/@]+)")
 
 
@@ -36,9 +38,9 @@ def complaint(
                 "others."
             )
     if "origin" not in headers:
-        if headers.get("sec-fetch-site") == "cross-site":
+        if headers.get("sec-fetch-site") in _FOREIGN_SITES:
             return (
-                "A page of another site asks for this; gateway.allowed_origins can allow pages "
+                "A page of another server asks for this; gateway.allowed_origins can allow pages "
                 "that say who they are."
             )
         return None

@@ -15,6 +15,7 @@ from gateway.config.in_force import InForce
 from gateway.config.settings import Settings
 from gateway.dispatch.request import Request
 from gateway.events import EventLog
+from gateway.fleet.prompts import Prompts
 from gateway.fleet.readings import Readings
 from gateway.fleet.roster import Roster
 from gateway.fleet.starter import Starter
@@ -51,7 +52,7 @@ class Phase(StrEnum):
 
 class Fleet:
     """`phase` is the gateway's own, `roster` has the models, `readings` what was measured last,
-    `faults` what failed inside the gateway.
+    `prompts` what is kept of them on disk, `faults` what failed inside the gateway.
     """
 
     def __init__(
@@ -102,12 +103,14 @@ class Fleet:
             settings.memory.ordinary_tokens,
         )
         self._state_dir = state_dir
+        self.prompts = Prompts(state_dir.prompts, settings.prompt_cache)
         self.roster = Roster(models, self._new_compartment, self.steward)
         self.readings = Readings(self.roster, lambda: self.workers, self.steward)
         self._tasks = Tasks("fleet")
 
     def start(self) -> None:
         self.readings.start()
+        self.prompts.start()
         self._tasks.keep(self._tick, "deadlines", _TICK_S)
         self.phase = Phase.SERVING
         for compartment in self.roster.configured.values():
@@ -153,6 +156,7 @@ class Fleet:
             self._starter,
             WorkerLog(self._state_dir.log_path(model.id)),
             self.events,
+            self.prompts.for_workers,
         )
 
     def now(self) -> float:
@@ -196,6 +200,7 @@ class Fleet:
         self.phase = Phase.STOPPED
         await self._tasks.cancel_all()
         await self.readings.close()
+        await self.prompts.close()
         await self.roster.close()
         await self.steward.close()
         self._starter.close()

@@ -30,7 +30,9 @@ class Admission:
     5. busy models.
 
     Memory that is becoming free for one isn't given to another behind it; while one waits for busy
-    models, others that fit may pass. What nobody waits for is lent (`gateway.memory.lending`).
+    models, others that fit may pass. What nobody waits for is lent (`gateway.memory.lending`). For
+    requests that merely want more the spare and idle models go after a while
+    (`gateway.memory.wants`).
     """
 
     def __init__(self, budget_bytes: int, patience_s: float, spare_bytes: int = 0) -> None:
@@ -49,7 +51,15 @@ class Admission:
 
     # What happens
 
-    def ask(self, model_id: str, needed_bytes: int, priority: int, now: float) -> None:
+    def ask(
+        self,
+        model_id: str,
+        needed_bytes: int,
+        priority: int,
+        now: float,
+        *,
+        pinned: bool = False,
+    ) -> None:
         """A model wants to be loaded. Asking again changes its priority and not its turn."""
         if self.ledger.holder(model_id) is not None:
             raise ValueError(f"{model_id} holds memory already")
@@ -57,6 +67,7 @@ class Admission:
         claim = self._claims.setdefault(model_id, Claim(model_id, needed_bytes, priority, since))
         claim.needed_bytes = needed_bytes
         claim.priority = priority
+        claim.pinned = pinned
 
     def withdraw(self, model_id: str) -> None:
         """It doesn't want to be loaded any more."""
@@ -82,20 +93,19 @@ class Admission:
             holder.need = need
             holder.kept_bytes = kept_bytes
 
-    def ready(
-        self, model_id: str, now: float, *, pinned: bool = False, reload_s: float = 0.0
-    ) -> None:
+    def ready(self, model_id: str, now: float, *, reload_s: float = 0.0) -> None:
         """It is loaded, so it may borrow, and be asked to go unless it is pinned."""
         holder = self.ledger.holder(model_id)
         assert holder is not None
         holder.ready_at = now
-        holder.pinned = pinned
         holder.reload_s = reload_s
 
     def pin(self, model_id: str, *, pinned: bool) -> None:
-        """Whether a model that is loaded may be asked to go."""
+        """Whether a model may be asked to go once it is loaded."""
+        if (claim := self._claims.get(model_id)) is not None:
+            claim.pinned = pinned
         if (holder := self.ledger.holder(model_id)) is not None:
-            holder.pinned = pinned and holder.ready_at is not None
+            holder.pinned = pinned
 
     def ending(self, model_id: str) -> None:
         """Its process is on its way out."""
@@ -119,6 +129,15 @@ class Admission:
         self._wanted_spare_bytes = spare_bytes
 
     # Decisions
+
+    def attainable_bytes(self, model_id: str) -> int | None:
+        """What a model that has memory could get at best, whoever gives it back; what is undecided
+        may come back, too. None if it has none.
+        """
+        holder = self.ledger.holder(model_id)
+        if holder is None:
+            return None
+        return self.ledger.possible_for(holder) + self.ledger.undecided_bytes
 
     def decide(self, now: float) -> list[Decision]:
         """What follows from all that; to be called after each change, and as time passes.
@@ -146,9 +165,9 @@ class Admission:
         the idle model that is least missed has to go, or with `all_idle` every idle one.
         """
         orders = Orders(self.ledger, now)
-        lent = [each for each in self.ledger.steady if each.idle_loan_bytes > NOISE_BYTES]
+        lent = [each for each in self.ledger.steady if each.loose_bytes > NOISE_BYTES]
         for each in lent:
-            orders.recall(each, each.limit_bytes - each.idle_loan_bytes)
+            orders.recall(each, each.limit_bytes - each.loose_bytes)
         if not lent or all_idle:
             idle = [each for each in self.ledger.holders if each.yields and not each.busy]
             idle.sort(key=worth)
@@ -162,7 +181,8 @@ class Admission:
         if ledger.spare_bytes > self._wanted_spare_bytes or ledger.free_bytes < 0:
             ledger.spare_bytes = 0
         more_bytes = self._wanted_spare_bytes - ledger.spare_bytes
-        if not self._claims and 0 < more_bytes <= ledger.free_bytes:
+        waited_for = self._claims or any(each.short for each in ledger.steady)
+        if not waited_for and 0 < more_bytes <= ledger.free_bytes:
             ledger.spare_bytes = self._wanted_spare_bytes
 
     def _in_turn(self, turn: Turn) -> list[Claim]:

@@ -10,8 +10,9 @@ from msgspec import Struct
 
 from gateway.config.models import find_folder
 from gateway.memory.estimate.estimate import Estimate
-from gateway.memory.estimate.fitting import guess, shortened, whole
+from gateway.memory.estimate.fitting import guess, whole
 from gateway.memory.estimate.learned import Learned
+from gateway.memory.estimate.options import options_of
 from gateway.model.model import Model
 from gateway.system.lane import HangsError, Lane
 
@@ -50,16 +51,14 @@ class Appraiser:
         self._learned = learned
         self._lanes: dict[str, Lane] = {}
 
-    async def appraise(self, model: Model, most_bytes: int) -> Appraised | Guessed:
-        """With as much context as `most_bytes` allow.
+    async def appraise(self, model: Model) -> Appraised | Guessed:
+        """With its whole context.
 
         Raises:
             UnreadableError: no answer comes in time, or there are no threads or descriptors left.
         """
         lane = self._lanes.setdefault(model.source, Lane(f"estimate {model.id}"))
-        appraise = functools.partial(
-            _appraise, model, self.ordinary_tokens, self._learned, most_bytes
-        )
+        appraise = functools.partial(_appraise, model, self.ordinary_tokens, self._learned)
         try:
             return await lane.run(appraise, _ANSWER_S, f"{model.source}")
         except HangsError as error:
@@ -68,22 +67,26 @@ class Appraiser:
             raise UnreadableError(f"{model.source} can't be read now: {error}.") from error
 
 
-def _appraise(
-    model: Model, ordinary_tokens: int, learned: Learned, most_bytes: int
-) -> Appraised | Guessed:
+def _appraise(model: Model, ordinary_tokens: int, learned: Learned) -> Appraised | Guessed:
     """Raises: OSError if something is short just now that reading takes."""
     settings = model.settings
     try:
         folder = find_folder(model.source)
         key, found = whole(
-            folder, settings.context_tokens, ordinary_tokens, settings.python, learned
+            folder,
+            settings.context_tokens,
+            ordinary_tokens,
+            settings.python,
+            learned,
+            options_of(model),
         )
-        return Appraised(key, shortened(found, most_bytes))
+        return Appraised(key, found)
     except Exception as error:
         _raise_shortage(error)
         why = str(error) or repr(error)
     try:
-        return Guessed(guess(find_folder(model.source), learned.process_bytes), why)
+        guessed_bytes = guess(find_folder(model.source), learned.process_bytes, options_of(model))
+        return Guessed(guessed_bytes, why)
     except Exception as error:
         _raise_shortage(error)
         # The worker will find out more, and say it better.

@@ -30,9 +30,34 @@ def short(ledger: Ledger, model_id: str, requests: int) -> str | None:
         return None  # It was lent just now, and will be taken with the next step.
     who = "1 request waits" if requests == 1 else f"{requests} requests wait"
     text = f"{who} for memory: {format_size(wanted_bytes)} more is wanted"
-    if holder.recalled_at is not None:
-        return f"{text}, and some is being called back"
+    if holder.returning_bytes:
+        return f"{text}, and {format_size(holder.returning_bytes)} are being called back"
     return f"{text}, {format_size(max(0, ledger.free_bytes))} are free"
+
+
+def returning(ledger: Ledger, model_id: str) -> str | None:
+    """That a loan is on its way back; None if none is."""
+    holder = ledger.holder(model_id)
+    if holder is None or not holder.returning_bytes:
+        return None
+    return f"{format_size(holder.returning_bytes)} of what it holds are being called back"
+
+
+def at_best(ledger: Ledger, model_id: str, bytes_: int) -> str:
+    """Why a model that is loaded can't get more than so much."""
+    keeping = [
+        f"{each.model_id} keeps {format_size(each.floor_bytes)} (pinned)"
+        for each in ledger.holders
+        if each.pinned and not each.ending and each.model_id != model_id
+    ]
+    lost_bytes = ledger.stranded_bytes - ledger.undecided_bytes
+    if lost_bytes > 0:
+        keeping.append(f"{format_size(lost_bytes)} are stranded")
+    because = f", as {', '.join(keeping)}" if keeping else ""
+    return (
+        f"At most {format_size(max(0, bytes_))} of the memory budget of "
+        f"{format_size(ledger.budget_bytes)} can be had for it at present{because}."
+    )
 
 
 def no_room(ledger: Ledger, refused: Refuse) -> Refusal:

@@ -22,6 +22,7 @@ class Claim:
     priority: int
     since: float
     loan: bool = False
+    pinned: bool = False
 
 
 @dataclass
@@ -29,12 +30,30 @@ class Need:
     """What a worker says of itself, as limits of its process.
 
     `used_bytes` holds what runs now. With `wanted_bytes` everything that waits could run too. With
-    less than `least_bytes` not even its first sequence can.
+    less than `least_bytes` not even its first sequence can. So many are `held` for want of memory.
+    `prompt` numbers the prompt that its first sequence is computing; 0 if it computes none. Its
+    prompt cache has `cache_bytes` beside that, and could use `cache_wanted_bytes`.
     """
 
     used_bytes: int = 0
     wanted_bytes: int = 0
     least_bytes: int = 0
+    held: int = 0
+    prompt: int = 0
+    cache_bytes: int = 0
+    cache_wanted_bytes: int = 0
+
+
+@dataclass
+class Prompt:
+    """One that the first sequence of a model computes, or has computed last. `in_turn`: it is what
+    the model waited for.
+    """
+
+    number: int
+    began_at: float
+    in_turn: bool
+    ended_at: float | None = None
 
 
 @dataclass
@@ -61,7 +80,11 @@ class Holder:
     last_used: float = 0.0
     recalled_at: float | None = None
     thirsty_since: float | None = None
+    short_since: float | None = None
     placed_at: float = float("-inf")
+    prompt: Prompt | None = None
+    # It got what it waited for, and has begun nothing with it yet.
+    turn_begins: bool = True
     overgrown_since: float | None = None
     rebalanced_at: float = float("-inf")
 
@@ -79,8 +102,11 @@ class Holder:
     @property
     def coming_bytes(self) -> int:
         """Of that, what is on its way back."""
-        if self.ending:
-            return self.committed_bytes
+        return self.committed_bytes if self.ending else self.returning_bytes
+
+    @property
+    def returning_bytes(self) -> int:
+        """What was called back and isn't seen to be free yet."""
         return 0 if self.recalled_at is None else self.committed_bytes - self.limit_bytes
 
     @property
@@ -89,15 +115,25 @@ class Holder:
         return self.committed_bytes - self.coming_bytes
 
     @property
-    def idle_loan_bytes(self) -> int:
+    def loose_bytes(self) -> int:
         """What it was lent and neither what runs nor its next sequence needs."""
         needed_bytes = max(self.need.used_bytes, self.need.least_bytes)
         return max(0, self.limit_bytes - max(self.floor_bytes, needed_bytes))
 
     @property
+    def idle_loan_bytes(self) -> int:
+        """Of that, what its prompt cache doesn't need either."""
+        return max(0, self.loose_bytes - self.need.cache_bytes)
+
+    @property
     def rows_bytes(self) -> int:
         """What it was lent and could give back without coming to a stop."""
         return max(0, self.limit_bytes - max(self.floor_bytes, self.need.least_bytes))
+
+    @property
+    def short(self) -> bool:
+        """Requests wait in it for memory."""
+        return self.need.held > 0 and self.need.wanted_bytes > self.limit_bytes
 
     @property
     def steady(self) -> bool:
@@ -116,6 +152,8 @@ class Ledger:
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         self.stranded_bytes = 0
+        # Of that, what may still come back.
+        self.undecided_bytes = 0
         # For workers without a model.
         self.spare_bytes = 0
         self._holders: dict[str, Holder] = {}
@@ -150,10 +188,16 @@ class Ledger:
     @property
     def possible_bytes(self) -> int:
         """What a model could get at best: pinned ones stay, and keep their floors."""
-        staying = sum(
-            each.floor_bytes for each in self._holders.values() if each.pinned and not each.ending
-        )
-        return self.usable_bytes - staying
+        return self.usable_bytes - sum(map(_staying_bytes, self._holders.values()))
+
+    def possible_for(self, holder: Holder) -> int:
+        """The same for one of the holders, whose own floor is no obstacle."""
+        return self.possible_bytes + _staying_bytes(holder)
+
+    def floor_bytes(self, model_ids: Iterable[str]) -> int:
+        """What these keep as long as they are loaded; of those that aren't, nothing."""
+        holders = map(self._holders.get, model_ids)
+        return sum(each.floor_bytes for each in holders if each is not None and not each.ending)
 
     def holder(self, model_id: str) -> Holder | None:
         return self._holders.get(model_id)
@@ -168,8 +212,14 @@ class Ledger:
             floor_bytes,
             limit_bytes=floor_bytes,
             kept_bytes=floor_bytes,
+            pinned=claim.pinned,
         )
 
     def remove(self, model_id: str) -> Holder | None:
         """Its process has ended: what it held is free."""
         return self._holders.pop(model_id, None)
+
+
+def _staying_bytes(holder: Holder) -> int:
+    """What of it can't be had for others, whatever is called back."""
+    return holder.floor_bytes if holder.pinned and not holder.ending else 0

@@ -34,13 +34,7 @@ class Loans:
         """
         steady = self._ledger.steady
         free_bytes = max(0, free_bytes)
-        targets = shares(
-            free_bytes + sum(each.lent_bytes for each in steady),
-            [
-                Borrower(e.model_id, e.priority, max(0, e.need.wanted_bytes - e.floor_bytes))
-                for e in steady
-            ],
-        )
+        targets = self._targets(free_bytes + sum(each.lent_bytes for each in steady))
         short_bytes = 0
         for each in sorted(steady, key=lambda e: (-e.priority, e.lent_bytes)):
             target_bytes = targets[each.model_id]
@@ -57,6 +51,22 @@ class Loans:
                 return
             short_bytes -= self._rebalance(each, short_bytes, targets[each.model_id])
 
+    def _targets(self, pool_bytes: int) -> dict[str, int]:
+        """What each should have lent: sequences first, and prompt caches of what they leave."""
+        steady = self._ledger.steady
+        rows = shares(
+            pool_bytes,
+            [
+                Borrower(e.model_id, e.priority, max(0, e.need.wanted_bytes - e.floor_bytes))
+                for e in steady
+            ],
+        )
+        caches = shares(
+            pool_bytes - sum(rows.values()),
+            [Borrower(e.model_id, e.priority, e.need.cache_wanted_bytes) for e in steady],
+        )
+        return {model_id: rows[model_id] + caches[model_id] for model_id in rows}
+
     def take_idle_back(self) -> None:
         """Of models that nobody has used for a while."""
         for each in self._ledger.steady:
@@ -66,9 +76,9 @@ class Loans:
     def _rebalance(self, holder: Holder, short_bytes: int, target_bytes: int) -> int:
         """Call back what a model has beyond its share; returns how much."""
         above_bytes = min(holder.lent_bytes - target_bytes, holder.rows_bytes)
-        if above_bytes > holder.idle_loan_bytes:
+        if above_bytes > holder.loose_bytes:
             if self._now - holder.rebalanced_at < REBALANCE_S:
-                above_bytes = holder.idle_loan_bytes
+                above_bytes = holder.loose_bytes
             else:
                 holder.rebalanced_at = self._now
         return self._orders.recall_some(holder, short_bytes, above_bytes)

@@ -14,6 +14,8 @@ from gateway.memory.orders import Orders
 # A busy model keeps its place for this part of the patience, and as long as its load took: two that
 # displace each other would otherwise do nothing but load.
 _SLICE: Final = 0.25
+# A prompt that would have to be computed anew is left alone for so many times the patience.
+_PROMPT: Final = 10.0
 
 
 class Reclaim:
@@ -36,7 +38,7 @@ class Reclaim:
             """What it gives unless it has to go while it is busy."""
             if holder.yields and not holder.busy:
                 return holder.going_bytes
-            return self._rows_bytes(holder) if holder in rows else holder.idle_loan_bytes
+            return self._rows_bytes(claim, holder) if holder in rows else holder.loose_bytes
 
         # Where busy models have to go in any case, the others give no more than what is missing
         # still.
@@ -48,28 +50,30 @@ class Reclaim:
         for each in going:
             self._orders.evict(each, claim.model_id)
         others = [each for each in others if not each.ending]
-        self.take(missing_bytes, claim.model_id, others, rows)
+        self.take(missing_bytes, claim, others, rows)
         return True
 
     def take(
         self,
         missing_bytes: int,
-        for_model_id: str | None,
+        claim: Claim | None,
         lenders: list[Holder],
         rows: list[Holder],
     ) -> int:
-        """Call back idle loans, in this order, evict idle models, and call back what sequences of
-        `rows` run in. Returns what is missing still.
+        """Call back idle loans and then prompt caches, in this order, evict idle models, and call
+        back what sequences of `rows` run in. Returns what is missing still.
         """
         for each in lenders:
             missing_bytes -= self._orders.recall_some(each, missing_bytes, each.idle_loan_bytes)
+        for each in lenders:
+            missing_bytes -= self._orders.recall_some(each, missing_bytes, each.loose_bytes)
         idle = [each for each in lenders if each.yields and not each.busy]
         for each in smallest_set(idle, missing_bytes, lambda each: each.going_bytes):
             missing_bytes -= each.going_bytes
-            self._orders.evict(each, for_model_id)
+            self._orders.evict(each, None if claim is None else claim.model_id)
         for each in rows:
             if not each.ending:
-                most_bytes = self._rows_bytes(each)
+                most_bytes = self._rows_bytes(claim, each)
                 missing_bytes -= self._orders.recall_some(each, missing_bytes, most_bytes)
         return missing_bytes
 
@@ -81,14 +85,20 @@ class Reclaim:
         if holder.ready_at is None:
             return True
         since = max(holder.ready_at, holder.placed_at)
-        return holder.busy and self._now - since < self._kept_s(holder)
+        return holder.busy and self._now - since < self.kept_s(holder)
 
     def fresh(self, holder: Holder) -> bool:
         """It has just been loaded."""
-        return holder.ready_at is not None and self._now - holder.ready_at < self._kept_s(holder)
+        return holder.ready_at is not None and self._now - holder.ready_at < self.kept_s(holder)
 
-    def _kept_s(self, holder: Holder) -> float:
-        return max(self._patience_s * _SLICE, holder.reload_s)
+    @property
+    def slice_s(self) -> float:
+        """How long anybody keeps what it has just got."""
+        return self._patience_s * _SLICE
+
+    def kept_s(self, holder: Holder) -> float:
+        """The same, and at least as long as its load took."""
+        return max(self.slice_s, holder.reload_s)
 
     def _may_take_rows(self, claim: Claim, holder: Holder) -> bool:
         """A floor goes before the loans of equals; a loan before those of a lower priority."""
@@ -99,13 +109,31 @@ class Reclaim:
         return claim.priority >= holder.priority
 
     def _may_displace(self, claim: Claim, holder: Holder) -> bool:
-        if not holder.yields or self.keeps_place(holder):
+        if not holder.yields or self._is_left_alone(claim, holder):
             return False
         return claim.priority > holder.priority or self.overdue(claim)
 
-    def _rows_bytes(self, holder: Holder) -> int:
+    def _rows_bytes(self, claim: Claim | None, holder: Holder) -> int:
         """What its running sequences could give back; one may stay while it keeps its place."""
-        return holder.rows_bytes if self.keeps_place(holder) else holder.lent_bytes
+        return holder.rows_bytes if self._is_left_alone(claim, holder) else holder.lent_bytes
+
+    def _is_left_alone(self, claim: Claim | None, holder: Holder) -> bool:
+        return self.keeps_place(holder) or (claim is not None and self._finishes(claim, holder))
+
+    def _finishes(self, claim: Claim, holder: Holder) -> bool:
+        """Its first sequence computes a prompt, and began that before it was anybody else's turn.
+        Without its memory all of that would be done anew, and two that take turns at it would
+        finish neither. As long as the prompt took it may then go on.
+        """
+        prompt = holder.prompt
+        if prompt is None or not holder.busy or claim.priority > holder.priority:
+            return False
+        if not prompt.in_turn and prompt.began_at - claim.since >= self._patience_s:
+            return False
+        if prompt.ended_at is None:
+            return self._now - prompt.began_at < self._patience_s * _PROMPT
+        kept_s = max(self.kept_s(holder), prompt.ended_at - prompt.began_at)
+        return self._now - prompt.ended_at < kept_s
 
 
 def worth(holder: Holder) -> tuple[int, float, float]:

@@ -26,6 +26,7 @@ from gateway.memory.decisions import (
     Unanswered,
 )
 from gateway.memory.estimate.estimate import Estimate
+from gateway.memory.estimate.fitting import shortened
 from gateway.memory.estimate.learned import Learned
 from gateway.memory.ledger import Claim, Need
 from gateway.memory.reading import Pressure
@@ -35,6 +36,7 @@ from gateway.memory.stranded.renewal import Renewal
 from gateway.model.model import Model
 from gateway.system.lane import Lane
 from gateway.system.tasks import Tasks
+from protocol.messages import Bound
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +84,9 @@ class Tenant(Protocol):
     def take_limit(self, limit_bytes: int) -> None:
         """Its worker may hold so much from now on."""
 
+    def take_bound(self) -> None:
+        """The most that its worker can get has changed."""
+
     def replace(self, reason: str) -> None:
         """Its worker has to make place for another, which goes on."""
 
@@ -121,7 +126,9 @@ class Steward:
         self._renewal = Renewal()
         if stranded is not None:
             self.admission.ledger.stranded_bytes = stranded.bytes
+        # With the context that is possible, and with the whole one.
         self.estimates: dict[str, Estimate] = {}
+        self._whole: dict[str, Estimate] = {}
         self._learned = learned
         self._wanted_spares = spares
         self._appraiser = Appraiser(learned, ordinary_tokens)
@@ -129,8 +136,9 @@ class Steward:
         self._events = events
         self._tenants: dict[str, Tenant] = {}
         self._keys: dict[str, str] = {}
-        # What events told of limits.
+        # What events told of limits, and what each could get at best in the last round.
         self._told_limits: dict[str, int] = {}
+        self._attainable: dict[str, int] = {}
         self._tasks = Tasks("memory")
         self._loop = asyncio.get_running_loop()
         self._decision: asyncio.Handle | None = None
@@ -177,7 +185,6 @@ class Steward:
         self.admission.ready(
             tenant.model.id,
             self._loop.time(),
-            pinned=tenant.model.settings.pinned,
             reload_s=tenant.reload_s,
         )
 
@@ -194,6 +201,7 @@ class Steward:
         """Its process has ended, by itself if `clean`; None: there was none."""
         self.admission.gone(model_id)
         self._told_limits.pop(model_id, None)
+        self._attainable.pop(model_id, None)
         if self._stranded is not None and pid is not None:
             self._stranded.ended(pid, self._loop.time(), clean=clean)
         self.decide_soon()
@@ -219,6 +227,7 @@ class Steward:
             self._events.emit("stranded", None, stranded_bytes=stranded.bytes)
         # What may still be on its way back is lent to nobody.
         withheld_bytes = stranded.bytes + stranded.undecided_bytes
+        self.admission.ledger.undecided_bytes = stranded.undecided_bytes
         if withheld_bytes != self.admission.ledger.stranded_bytes:
             self.admission.ledger.stranded_bytes = withheld_bytes
             self.decide_soon()
@@ -252,9 +261,22 @@ class Steward:
             self.admission.reserve_spare(self._wanted_spares * process_bytes)
             self.decide_soon()
 
-    def shortage(self, model_id: str, requests: int) -> str | None:
-        """Why so many requests wait inside a model that is loaded; None if it isn't for memory."""
-        return explain.short(self.admission.ledger, model_id, requests)
+    def remark(self, model_id: str, requests: int) -> str | None:
+        """What there is to say of the memory of a model that is loaded, in which so many requests
+        wait for it: why, or what is being called back. None: nothing.
+        """
+        ledger = self.admission.ledger
+        return explain.short(ledger, model_id, requests) or explain.returning(ledger, model_id)
+
+    def bound(self, model_id: str) -> Bound | None:
+        """The most that a model which has memory can get; None if it has none."""
+        bytes_ = self.admission.attainable_bytes(model_id)
+        if bytes_ is None:
+            return None
+        estimated = self.estimates.get(model_id)
+        tokens = None if estimated is None else estimated.context_tokens
+        reason = explain.at_best(self.admission.ledger, model_id, bytes_)
+        return Bound(max(0, bytes_), tokens, reason)
 
     def decide_soon(self) -> None:
         """Not at once: whoever calls is in the middle of a decision of its own."""
@@ -289,17 +311,26 @@ class Steward:
                 tenant.cannot_be_read(str(error))
             return
         if tenant.waits_for_memory:
-            self.admission.ask(model_id, needed_bytes, tenant.priority, self._loop.time())
+            self.admission.ask(
+                model_id,
+                needed_bytes,
+                tenant.priority,
+                self._loop.time(),
+                pinned=tenant.model.settings.pinned,
+            )
             self._decide_now()
 
     async def _needed_bytes(self, model: Model) -> int:
-        found = await self._appraiser.appraise(model, self.admission.ledger.possible_bytes)
+        found = await self._appraiser.appraise(model)
         if isinstance(found, Guessed):
             logger.warning("%s: no estimate: %s", model.id, found.why, extra=about(model=model.id))
+            self.estimates.pop(model.id, None)
             return found.bytes
         self._keys[model.id] = found.key
-        self.estimates[model.id] = found.estimate
-        return found.estimate.floor_bytes
+        self._whole[model.id] = found.estimate
+        possible_bytes = self.admission.ledger.possible_bytes
+        self.estimates[model.id] = shortened(found.estimate, possible_bytes)
+        return self.estimates[model.id].floor_bytes
 
     def _decide_now(self) -> None:
         if self._decision is not None:
@@ -313,6 +344,7 @@ class Steward:
         for claim in self.admission.claims:
             waits = explain.waiting(self.admission.ledger, claim)
             self._tenants[claim.model_id].note_wait(waits)
+        self._tell_bounds()
 
     def _note_all(self) -> None:
         for model_id, tenant in self._tenants.items():
@@ -322,6 +354,27 @@ class Steward:
                 busy=tenant.busy,
                 last_used=tenant.last_used,
             )
+
+    def _tell_bounds(self) -> None:
+        """Contexts follow what is possible: pins, other budgets and lost memory change it."""
+        for model_id, tenant in self._tenants.items():
+            bytes_ = self.admission.attainable_bytes(model_id)
+            before_bytes = self._attainable.get(model_id)
+            if bytes_ is None or bytes_ == before_bytes:
+                continue
+            self._attainable[model_id] = bytes_
+            before = self.estimates.get(model_id)
+            if before is not None:
+                self.estimates[model_id] = after = shortened(self._whole[model_id], bytes_)
+                if before_bytes is not None and after.context_tokens != before.context_tokens:
+                    self._events.emit(
+                        "context",
+                        model_id,
+                        context_tokens=after.context_tokens,
+                        before_tokens=before.context_tokens,
+                        attainable_bytes=bytes_,
+                    )
+            tenant.take_bound()
 
     def _tell_of_limit(self, model_id: str, limit_bytes: int, *, recall: bool) -> None:
         """Sequences grow all the time, and their loans with them: not every step is news."""

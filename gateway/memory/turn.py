@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.memory.ledger import Claim, Ledger
+from gateway.memory.ledger import Claim, Ledger, Prompt
 from gateway.memory.loans import Loans
 from gateway.memory.orders import NOISE_BYTES, Orders
 from gateway.memory.reclaim import Reclaim, smallest_set, worth
+from gateway.memory.wants import Wants
 
 # A worker answers between two steps, and a chunk of prefill is bounded in time.
 RECALL_S: Final = 15.0
@@ -25,6 +26,7 @@ class Turn:
         self.orders = Orders(ledger, now)
         self.reclaim = Reclaim(ledger, self.orders, now, patience_s)
         self._loans = Loans(ledger, self.orders, now)
+        self._wants = Wants(ledger, self.orders, self.reclaim, now)
         self._ledger = ledger
         self._now = now
         # What is free, and what is coming, and nobody's by right.
@@ -38,6 +40,7 @@ class Turn:
         """Account for what workers really hold, and take back what is too much."""
         self._settle_recalls()
         self._settle_footprints()
+        self._settle_prompts()
         missing_bytes = -self._ledger.free_bytes - self._ledger.coming_bytes
         if missing_bytes > 0:
             self._cover(missing_bytes)
@@ -72,6 +75,16 @@ class Turn:
             elif each.recalled_at is None and each.overgrown_since is None:
                 each.overgrown_since = self._now
 
+    def _settle_prompts(self) -> None:
+        """Note when the prompts of first sequences begin and end."""
+        for each in self._ledger.steady:
+            number, prompt = each.need.prompt, each.prompt
+            if number and (prompt is None or prompt.number != number):
+                each.prompt = Prompt(number, self._now, in_turn=each.turn_begins)
+                each.turn_begins = False
+            elif not number and prompt is not None and prompt.ended_at is None:
+                prompt.ended_at = self._now
+
     def _cover(self, missing_bytes: int) -> None:
         """More is held than may be, since workers outgrew their limits or the budget shrank."""
         steady = sorted(
@@ -101,7 +114,8 @@ class Turn:
         for each in self._ledger.steady:
             if each.recalled_at is not None:
                 continue  # First it gives back what it was told to.
-            least_bytes = min(each.need.least_bytes, self._ledger.usable_bytes)
+            # For more than is possible it would wait in vain; its worker refuses that.
+            least_bytes = min(each.need.least_bytes, self._ledger.possible_for(each))
             if least_bytes <= each.limit_bytes:
                 each.thirsty_since = None
                 continue
@@ -156,6 +170,7 @@ class Turn:
         """What nobody waits for."""
         self._loans.lend(self._unclaimed_bytes, self._coming_bytes, self._promised_bytes)
         self._loans.take_idle_back()
+        self._wants.serve(self._coming_bytes)
 
     def _grant(self, claim: Claim) -> None:
         if not claim.loan:
@@ -164,3 +179,4 @@ class Turn:
             self.orders.lend(holder, holder.limit_bytes + claim.needed_bytes)
             holder.thirsty_since = None
             holder.placed_at = self._now
+            holder.turn_begins = True

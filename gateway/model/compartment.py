@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from gateway.clock.waiting import until_set
 from gateway.config.in_force import InForce
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
@@ -30,6 +31,7 @@ from gateway.process.process import ExitStatus
 from gateway.process.worker import Worker
 from gateway.process.worker_log import WorkerLog
 from gateway.system.tasks import Tasks
+from protocol.messages import PromptCacheDisk
 
 # Deaths by these are the worker's own; orders and shutdowns are not.
 _BLAMED: Final = (Event.MISBEHAVED, Event.HUNG, Event.EXIT)
@@ -51,6 +53,7 @@ class Compartment:
         starter: Starter,
         log: WorkerLog,
         events: EventLog,
+        prompt_cache: PromptCacheDisk | None,
     ) -> None:
         self.model = model
         self.log = log
@@ -65,6 +68,7 @@ class Compartment:
         self._in_force = in_force
         self._starter = starter
         self._events = events
+        self._prompt_cache = prompt_cache
         self._tasks = Tasks(model.id)
         self._load_ordered = False
         self._removed = False
@@ -127,6 +131,18 @@ class Compartment:
     async def until_ended(self) -> None:
         """Wait until no process is left, or the ladder has given up on one."""
         await self.condition.until(lambda: self._supervisor is None or self._supervisor.given_up)
+
+    async def clear_prompts(self, deadline_s: float) -> int | None:
+        """Have its worker let go of the prompts in memory: the bytes that are free; None if that
+        takes longer. One that is ending may write some of them to the disk until it has.
+        """
+        match self.worker:
+            case Worker() as worker if self.state is State.STOPPING:
+                return 0 if await until_set(worker.ended, deadline_s) else None
+            case Worker() as worker if worker.fingerprint is not None:
+                return await worker.clear_prompts(deadline_s)
+            case _:
+                return 0
 
     # Requests and time
 
@@ -320,6 +336,7 @@ class Compartment:
                 self._in_force,
                 self._events,
                 self._tasks,
+                self._prompt_cache,
             )
         except Exception as error:
             # Whatever it is: without a worker nothing else would end this state.

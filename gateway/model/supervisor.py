@@ -33,6 +33,8 @@ from protocol.messages import (
     LoadProgress,
     Need,
     Output,
+    PromptCacheCleared,
+    PromptCacheDisk,
     Ready,
     Rendered,
     RequestFailed,
@@ -58,8 +60,10 @@ class WorkerSupervisor:
         in_force: InForce,
         events: EventLog,
         tasks: Tasks,
+        prompt_cache: PromptCacheDisk | None,
     ) -> None:
-        """Start the worker; `ended` is told its end.
+        """Start the worker; `ended` is told its end. Without a `prompt_cache` it keeps prompts in
+        memory alone.
 
         Raises:
             OSError: it can't be started.
@@ -72,6 +76,7 @@ class WorkerSupervisor:
         self._in_force = in_force
         self._events = events
         self._tasks = tasks
+        self._prompt_cache = prompt_cache
         self._loop = asyncio.get_running_loop()
         self._hang: HangDetector | None = None
         self._ladder: asyncio.Task[None] | None = None
@@ -156,12 +161,19 @@ class WorkerSupervisor:
                 path=self._model.source,
                 max_concurrency=self._model.settings.max_concurrency,
                 context_tokens=self._model.settings.context_tokens,
-                admitted_tokens=None if estimated is None else estimated.context_tokens,
                 limit_bytes=worker.granted_bytes,
                 beside_bytes=worker.tell_beside(),
                 working_bytes=0 if estimated is None else estimated.working_bytes,
                 working_token_bytes=0 if estimated is None else estimated.working_token_bytes,
                 wire=self._in_force.settings.memory.wire_weights,
+                model_id=self._model.id,
+                stall_s=self._in_force.settings.workers.prefill_stall_s,
+                prompt_cache=self._prompt_cache,
+                kv_bits=self._model.settings.kv_bits,
+                adapter_path=self._model.adapter,
+                draft_path=self._model.draft,
+                draft_tokens=self._model.draft_tokens,
+                bound=self._tenancy.tell_bound(),
             )
         )
 
@@ -209,10 +221,14 @@ class WorkerSupervisor:
                 case LoadProgress(loaded_bytes=done, total_bytes=total):
                     self._condition.progress(
                         f"loading: {format_size(done)} of {format_size(total)}"
+                        if done < total
+                        else f"loading: {format_size(total)} are read, kernels are compiled"
                     )
                     self._check_weights(worker, total)
                 case Hello() | Ready() | LoadFailed():
                     self._advance(worker, message)
+                case PromptCacheCleared():
+                    progress = False
                 case Need():
                     progress = False
                     self._tenancy.needs(worker, message)

@@ -52,6 +52,7 @@ class Tenancy:
         self._loop = asyncio.get_running_loop()
         self._ready_at = 0.0
         self._read_again_at: float | None = None
+        self._told_bound: messages.Bound | None = None
         # Who keeps to the limit, once it is loaded.
         self._worker: Worker | None = None
 
@@ -64,6 +65,11 @@ class Tenancy:
     def estimate(self) -> Estimate | None:
         """What it was admitted by; None: it couldn't be estimated."""
         return self._steward.estimates.get(self.model.id)
+
+    def tell_bound(self) -> messages.Bound | None:
+        """The most that it can get at present, for its worker."""
+        self._told_bound = self._steward.bound(self.model.id)
+        return self._told_bound
 
     # From the model
 
@@ -133,10 +139,19 @@ class Tenancy:
         worker.short_of_memory = need.held
         self._steward.note_need(
             self.model.id,
-            Need(need.used_bytes, need.wanted_bytes, need.least_bytes),
+            Need(
+                used_bytes=need.used_bytes,
+                wanted_bytes=need.wanted_bytes,
+                least_bytes=need.least_bytes,
+                held=need.held,
+                prompt=need.prompt,
+                cache_bytes=need.cache_bytes,
+                cache_wanted_bytes=need.cache_wanted_bytes,
+            ),
             need.limit_bytes,
         )
-        if worker.granted_bytes != self.granted_bytes:
+        told = (worker.granted_bytes, self._told_bound)
+        if told != (self.granted_bytes, self._steward.bound(self.model.id)):
             # It was decided on before its first word.
             self._tell(worker)
 
@@ -172,6 +187,11 @@ class Tenancy:
     def take_limit(self, limit_bytes: int) -> None:
         """Its worker may hold so much from now on."""
         self.granted_bytes = limit_bytes
+        if self._worker is not None and not self._worker.ended.is_set():
+            self._tell(self._worker)
+
+    def take_bound(self) -> None:
+        """Its worker can get less at best, or more."""
         if self._worker is not None and not self._worker.ended.is_set():
             self._tell(self._worker)
 
@@ -227,5 +247,9 @@ class Tenancy:
             return
         worker.granted_bytes = self.granted_bytes
         worker.send(
-            messages.Limit(limit_bytes=self.granted_bytes, beside_bytes=worker.tell_beside())
+            messages.Limit(
+                limit_bytes=self.granted_bytes,
+                beside_bytes=worker.tell_beside(),
+                bound=self.tell_bound(),
+            )
         )

@@ -27,10 +27,13 @@ from gateway.process.worker_log import WorkerLog
 from gateway.state.state_dir import StateDir
 from gateway.system.lane import Lane
 from protocol.messages import (
+    ClearPromptCache,
     Heartbeat,
     Message,
     MlxMemory,
+    Need,
     Output,
+    PromptCacheCleared,
     Ready,
     Stop,
     WorkerMessage,
@@ -49,7 +52,8 @@ _READING_S: Final = 5.0
 _TRIES: Final = 5
 # The other way round, for one that was killed: ZeroMQ's thread may still read its last frames.
 _LAST_FRAMES_S: Final = 0.5
-
+# Orders to let go of prompts that a worker hasn't answered yet.
+_MOST_CLEARS: Final = 16
 
 _READINGS: Final = 5
 _NOISE_BYTES: Final = 64_000_000
@@ -109,6 +113,10 @@ class Worker:
         self._beside: deque[int] = deque(maxlen=_READINGS)
         self._told_beside_bytes = 0
         self.fingerprint: str | None = None
+        # Of prompts that it keeps in memory, once it is loaded.
+        self.prompt_cache_bytes: int | None = None
+        # Who waits for its word that they are gone, in the order of asking.
+        self._clears: deque[asyncio.Future[int]] = deque()
         self.tokens_per_s: float | None = None
         self.ended = asyncio.Event()
         self.given_up = False
@@ -228,6 +236,18 @@ class Worker:
         self.tokens_per_s = self._tokens / max(now - self._tokens_counted_at, 1e-3)
         self._tokens, self._tokens_counted_at = 0, now
 
+    async def clear_prompts(self, deadline_s: float) -> int | None:
+        """Have it let go of the prompts in its memory: the bytes that are free, 0 if it has ended
+        meanwhile; None if it doesn't answer in time.
+        """
+        if len(self._clears) >= _MOST_CLEARS:
+            return None
+        answer: asyncio.Future[int] = self._loop.create_future()
+        self._clears.append(answer)
+        self.send(ClearPromptCache())
+        await asyncio.wait({answer}, timeout=deadline_s)
+        return answer.result() if answer.done() else None
+
     async def look_for_descendants(self) -> None:
         """What it has started ends with it, but can't be found any more once it has ended. Without
         an answer there are those that were known.
@@ -304,14 +324,23 @@ class Worker:
             case Output(deltas=deltas):
                 self._last_step_at = self._loop.time()
                 self._tokens += sum(len(delta.token_ids) for delta in deltas)
-            case Heartbeat(step_age_s=age_s, memory=memory):
+            case PromptCacheCleared(reclaimed_bytes=reclaimed_bytes):
+                if not self._clears:
+                    self._on_garbage("it cleared prompts that nobody asked it to")
+                    return
+                self._clears.popleft().set_result(max(0, reclaimed_bytes))
+            case Heartbeat(step_age_s=age_s, memory=memory, prompt_cache_bytes=prompt_bytes):
                 self._mlx = memory
+                if self.weight_bytes is not None:
+                    self.prompt_cache_bytes = max(0, prompt_bytes)
                 if age_s is not None:
                     self._last_step_at = self._loop.time() - age_s
             case Ready(weight_bytes=weight_bytes, context_tokens=context_tokens, memory=memory):
                 self.weight_bytes = weight_bytes
                 self.context_tokens = context_tokens
                 self._mlx = memory
+            case Need(context_tokens=context_tokens):
+                self.context_tokens = context_tokens
             case _:
                 pass
         self._supervisor.worker_said(self, message)
@@ -351,6 +380,8 @@ class Worker:
             return
         self.ended.set()
         self._link.close()
+        while self._clears:
+            self._clears.popleft().set_result(0)
         self._end_descendants(_TRIES)
         self._supervisor.worker_ended(self, self._exit_status)
 

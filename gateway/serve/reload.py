@@ -13,8 +13,9 @@ from msgspec import Struct
 
 from gateway.config.changes import changes
 from gateway.config.mistakes import Mistake, Source
-from gateway.config.read import Configuration
+from gateway.config.read import Configuration, Located
 from gateway.config.settings import ConfigError, Settings
+from gateway.config.sizes import format_size
 from gateway.dispatch.refusal import Refusal
 from gateway.fleet.fleet import Fleet
 from gateway.memory.budget import budget_bytes
@@ -117,12 +118,12 @@ class Reloader:
                 _BUDGET_S,
                 "MLX, which was asked for the memory that it may use,",
             )
+        self._check_pinned(new, budget)
         found = changes(self._present.settings, new.settings)
+        # The same words may mean another place, or another revision in the cache.
         moved = {
-            model_id: ("path",)
-            for model_id, source in new.located.items()
-            # The same words may mean another place, or another revision in the cache.
-            if self._present.located.get(model_id, source) != source
+            model_id: _differing(self._present.located.get(model_id, located), located)
+            for model_id, located in new.located.items()
         }
         settings = _without_restart(self._present.settings, new.settings, found.restart)
         self._present = msgspec.structs.replace(new, settings=settings)
@@ -134,10 +135,42 @@ class Reloader:
             | {
                 model_id: tuple(dict.fromkeys((*keys, *found.changed.get(model_id, ()))))
                 for model_id, keys in moved.items()
+                if keys
             },
             applied=found.live,
             needs_restart=found.restart,
         )
+
+    def _check_pinned(self, new: Configuration, budget_bytes: int) -> None:
+        """Nobody may ask a pinned model to go, so a budget below what they keep would never hold.
+
+        Raises:
+            ConfigError: it is newly so.
+        """
+        ledger = self._fleet.steward.admission.ledger
+        models = new.settings.models
+        pinned = [each for each in models if models[each].pinned and ledger.floor_bytes([each])]
+        kept_bytes = ledger.floor_bytes(pinned)
+        lasting = [each.model_id for each in ledger.holders if each.pinned]
+        same = budget_bytes >= ledger.budget_bytes and set(pinned) <= set(lasting)
+        if kept_bytes <= budget_bytes or same:
+            return
+        who = f"{', '.join(pinned)} {'keeps' if len(pinned) == 1 else 'keep'}"
+        which = "is" if len(pinned) == 1 else "are"
+        raise ConfigError(
+            [
+                Mistake(
+                    new.source(("memory", "budget")),
+                    "memory.budget",
+                    f"{format_size(budget_bytes)} is less than {who}, which {which} pinned "
+                    f"({format_size(kept_bytes)}): unload or unpin first",
+                )
+            ]
+        )
+
+
+def _differing(old: Located, new: Located) -> tuple[str, ...]:
+    return tuple(key for key in Located.__struct_fields__ if getattr(old, key) != getattr(new, key))
 
 
 def _without_restart(old: Settings, new: Settings, keys: tuple[str, ...]) -> Settings:

@@ -1,4 +1,4 @@
-"""The state folder: lock, sockets and logs of one gateway."""
+"""The state folder: lock, sockets, logs and prompts of one gateway."""
 
 from __future__ import annotations
 
@@ -72,6 +72,7 @@ class StateDir:
         self.sockets = self.path / "run"
         self.logs = self.path / "logs"
         self.workers = self.path / "workers"
+        self.prompts = self.path / "prompts"
         self._lock: int | None = None
 
     def acquire(self) -> None:
@@ -85,7 +86,7 @@ class StateDir:
             endpoint(self.longest_socket_path)
             for obstacle in self.obstacles():
                 raise self._unusable(obstacle)
-            for folder in self._folders:
+            for folder in self.folders:
                 make_folder(folder)
             # Whoever may open a worker's socket learns when it comes and goes.
             self.sockets.chmod(0o700)
@@ -99,7 +100,7 @@ class StateDir:
 
     def obstacles(self) -> Iterator[str]:
         """What keeps it from being used, other than rights, in sentences without an end."""
-        for folder in self._folders:
+        for folder in self.folders:
             if (reason := untrusted(folder)) is not None:
                 yield reason
         kept = (self.starts_path, self.stranded_path, self.learned_path)
@@ -110,8 +111,9 @@ class StateDir:
         yield from no_files(files)
 
     @property
-    def _folders(self) -> tuple[Path, ...]:
-        return (self.path, self.sockets, self.logs, self.workers)
+    def folders(self) -> tuple[Path, ...]:
+        """The folder and those in it, which are there while it is used."""
+        return (self.path, self.sockets, self.logs, self.workers, self.prompts)
 
     def _unusable(self, reason: str) -> StateDirError:
         return StateDirError(f"The state folder {self.path} can't be used: {reason}.")
@@ -139,13 +141,13 @@ class StateDir:
             self._lock = None
 
     def socket_path(self, incarnation: int) -> Path:
-        """Where a worker that is started now is to connect. Every folder is there then, also if
-        somebody has removed one.
+        """Where a worker that is started now is to connect. Every folder that this takes is there
+        then, also if somebody has removed one.
 
         Raises:
             OSError: they can't be made again, or were taken by another gateway since.
         """
-        for folder in self._folders:
+        for folder in (self.path, self.sockets, self.logs, self.workers):
             make_folder(folder)
         if self._lock is not None and not self._holds_lock(self._lock):
             try:

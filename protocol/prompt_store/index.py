@@ -24,6 +24,8 @@ _BUSY_S: Final = 2.0
 # The log is cut back to this when it was longer.
 _LOG_BYTES: Final = 4 << 20
 _MINUTES: Final = 60
+# Nobody else can write while so many are given back.
+_PAGES: Final = 1000
 
 # A block's last use is the tick of its last reading or writing. Only leaves are evicted, and one
 # that goes hands its last use on to its parent: using a block counts as using its ancestors.
@@ -232,7 +234,9 @@ class Index:
     def shrink(self) -> None:
         """Give back the space of rows that are gone, as far as nobody is in the way."""
         with self._writing:
-            self._writer.execute("PRAGMA incremental_vacuum").fetchall()
+            (free,) = self._writer.execute("PRAGMA freelist_count").fetchone()
+            for _ in range(0, free, _PAGES):
+                self._writer.execute(f"PRAGMA incremental_vacuum({_PAGES})").fetchall()
             self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
@@ -310,12 +314,15 @@ class Transaction:
         return None
 
     def some_of(self, owner: str | None, last_number: int, most: int) -> list[Victim]:
-        """Blocks of an owner, or of all, up to the one with this number."""
+        """Blocks of an owner, or of all, up to the one with this number; the newest first, since
+        most come after their parents.
+        """
+        last = " ORDER BY number DESC LIMIT ?"
         query = "SELECT key, disk_bytes FROM block WHERE number <= ?"
         values: tuple[object, ...] = (last_number, most)
         if owner is not None:
             query, values = query + " AND owner = ?", (last_number, owner, most)
-        return [Victim(*row) for row in self._connection.execute(query + " LIMIT ?", values)]
+        return [Victim(*row) for row in self._connection.execute(query + last, values)]
 
     def written_within_an_hour(self, now: float) -> int:
         minute = int(now // 60)

@@ -36,6 +36,7 @@ _UNFIT_ERRORS: Final = {
     errno.ELOOP: "it is a link",
     errno.EMLINK: "it is a link",
     errno.ENXIO: "it is no file",
+    errno.EOPNOTSUPP: "it is no file",
     errno.EACCES: "it may not be read",
 }
 

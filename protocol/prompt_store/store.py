@@ -130,8 +130,8 @@ class PromptStore:
         """Remove what was stored up to now for one owner, or for all: the bytes on disk that are
         free again.
 
-        A payload that was written under two owners belongs to the first of them. Work for some
-        seconds where there is very much.
+        A payload that was written under two owners belongs to the first of them. Takes as long as
+        the disk takes to remove the files: minutes where a slow one has very many.
         """
         freed = _Freed()
         self._attempt(lambda home: self._clear(home, owner, freed), None)
@@ -295,24 +295,22 @@ class PromptStore:
 
     def _failed(self, error: Exception, home: Home | None) -> bool:
         """Note what went wrong; whether another attempt may do better."""
+        if isinstance(error, sqlite3.ProgrammingError):
+            # Another thread has closed it, since it was damaged or moved away.
+            return True
         code = getattr(error, "sqlite_errorcode", getattr(error, "errno", None))
         kind = f"{type(error).__name__} {code}"
         self._log(kind, "The prompts stored in %s can't be used: %s.", self._folder, error)
         if code in _FULL if isinstance(error, OSError) else code == sqlite3.SQLITE_FULL:
             self._full_at = self._clock()
-            # What was removed before this made room for saying so.
-            return True
-        if home is None or not isinstance(error, sqlite3.Error):
+        if home is None or not isinstance(error, sqlite3.Error) or not is_damage(error):
             return False
-        if is_damage(error):
-            try:
-                drop(self._folder, home.index)
-            except OSError as obstacle:
-                self._failed(obstacle, None)
-                return False
-            return True
-        # Another thread has closed it, since it was damaged or moved away.
-        return isinstance(error, sqlite3.ProgrammingError)
+        try:
+            drop(self._folder, home.index)
+        except OSError as obstacle:
+            self._failed(obstacle, None)
+            return False
+        return True
 
     def _open(self) -> Home | None:
         """None if it couldn't be opened just now, or by another thread.

@@ -36,7 +36,7 @@ heartbeat_timeout_s = 3.0
 stall_timeout_s = 3.0
 """
 BOUND_S = 60.0
-TOKENS = 400
+TOKENS = 250
 SHORT = (
     "stopped",
     "the engine raises",

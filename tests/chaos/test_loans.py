@@ -107,7 +107,7 @@ def test_two_under_load_where_one_and_a_half_fit(
         ended = time.monotonic()
         second.stop()
         freed = time.monotonic()
-        eventually(lambda: _has_all(gateway, "a"), within_s=20.0)
+        eventually(lambda: _has_all(gateway, "a"))
         moved_s = time.monotonic() - freed
         first.stop()
         status = gateway.status()

@@ -63,7 +63,7 @@ def test_a_stop_ends_within_the_time_that_is_granted(
         assert "outlived=SIGTERM" not in running.log
     assert _workers(running) == []
     for stream in streams:
-        assert stream.join(10).error["code"] == "shutting_down"
+        assert stream.join().error["code"] == "shutting_down"
 
 
 def _enter(running: Gateway, state: str, flag: Path) -> list[Stream]:

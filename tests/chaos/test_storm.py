@@ -155,7 +155,7 @@ def test_everything_comes_to_rest(
         asked_for[each] = "held" if held else state
         gateway.order(verb, each, **options)
     for each, state in asked_for.items():
-        eventually(lambda e=each, s=state: gateway.model(e)["state"] == s, within_s=30)
+        eventually(lambda e=each, s=state: gateway.model(e)["state"] == s)
     time.sleep(1)
     assert {each: gateway.model(each)["state"] for each in IDS} == asked_for, "they stay there"
 

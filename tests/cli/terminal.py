@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tests.support.gateway import EVENTUALLY_S
+
 BULKHEAD = (sys.executable, "-m", "gateway")
 
 
@@ -72,7 +74,7 @@ class Terminal:
     def type(self, keys: str) -> None:
         os.write(self._descriptor, keys.encode())
 
-    def expect(self, text: str, within_s: float = 30.0) -> str:
+    def expect(self, text: str, within_s: float = EVENTUALLY_S) -> str:
         """Read until the text has come; returns what came before it, and forgets both."""
         deadline = time.monotonic() + within_s
         while text not in self.screen:
@@ -82,7 +84,7 @@ class Terminal:
         before, _, self.screen = self.screen.partition(text)
         return before
 
-    def exit_status(self, within_s: float = 30.0) -> int:
+    def exit_status(self, within_s: float = EVENTUALLY_S) -> int:
         deadline = time.monotonic() + within_s
         while (left_s := deadline - time.monotonic()) > 0 and self._read(left_s):
             pass

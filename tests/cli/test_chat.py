@@ -4,7 +4,6 @@ import json
 import time
 
 from tests.cli.canned import CannedGateway, chat_events
-from tests.cli.conftest import SLOW_S
 from tests.cli.terminal import bulkhead, terminal
 from tests.support.gateway import Gateway
 
@@ -124,7 +123,7 @@ def test_tells_what_the_wait_is_for(fleet: Gateway) -> None:
     with terminal("chat", "slow", url=fleet.url) as screen:
         screen.expect("> ")
         screen.type("What is Bulkhead?\n")
-        screen.expect("waiting for slow (starting...)", within_s=SLOW_S + 5)
-        screen.expect("\n> ", within_s=SLOW_S + 20)
+        screen.expect("waiting for slow (starting...)")
+        screen.expect("\n> ")
         screen.type("/exit\n")
         assert screen.exit_status() == 0

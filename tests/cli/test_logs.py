@@ -84,7 +84,7 @@ def test_follows_until_interrupted(talked: Gateway) -> None:
         new = "".join(following.stdout.readline() for _ in range(4))
         assert re.fullmatch(rf"{TIME}{STARTED}\n{TIME}first\n{TIME}second\n{TIME}third\n", new)
         following.send_signal(signal.SIGINT)
-        _, stderr = following.communicate(timeout=20)
+        _, stderr = following.communicate(timeout=60)
     assert (following.returncode, stderr) == (130, "")
 
 
@@ -203,7 +203,7 @@ def test_follows_across_rotation_and_gateways(tmp_path: Path) -> None:
             file.close()
         assert path.with_name("demo.log.2").exists()
         following.send_signal(signal.SIGINT)
-        _, stderr = following.communicate(timeout=20)
+        _, stderr = following.communicate(timeout=60)
     assert (following.returncode, stderr) == (130, "")
 
 
@@ -269,7 +269,7 @@ def test_a_pipe_that_closes_early(tmp_path: Path) -> None:
         following.stdout.close()
         with path.open("a") as log:
             log.write("two\n")
-        assert following.wait(20) == 1
+        assert following.wait(60) == 1
         assert following.stderr.read() == ""
 
 

@@ -148,6 +148,6 @@ def test_the_wait_can_be_left_without_a_terminal(fleet: Gateway) -> None:
         assert waiting.stderr is not None
         assert waiting.stderr.readline() == "slow: starting\n"
         waiting.send_signal(signal.SIGINT)
-        stdout, stderr = waiting.communicate(timeout=20)
+        stdout, stderr = waiting.communicate(timeout=60)
     assert (waiting.returncode, stdout) == (130, "")
     assert stderr == "bulkhead: Not waiting any longer; the load goes on.\n"

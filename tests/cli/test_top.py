@@ -22,10 +22,9 @@ from gateway.cli.client import GatewayClient
 from gateway.cli.top.app import Top
 from tests.cli.canned import CannedGateway
 from tests.cli.terminal import bulkhead, terminal
-from tests.support.gateway import Gateway
+from tests.support.gateway import EVENTUALLY_S, Gateway
 from tests.support.streams import open_stream
 
-WITHIN_S = 30.0
 NOBODY = "http://127.0.0.1:1"
 LONG = {"max_tokens": 1000, "ignore_eos": True}
 # How a terminal gets back the screen that it had before.
@@ -67,12 +66,12 @@ class Screen:
         await self._until(lambda: text not in self.text, text)
 
     async def ends(self) -> None:
-        async with asyncio.timeout(WITHIN_S):
+        async with asyncio.timeout(EVENTUALLY_S):
             while self._pilot.app.is_running:
                 await asyncio.to_thread(time.sleep, 0.05)
 
     async def _until(self, condition: Callable[[], bool], wanted: object) -> None:
-        deadline = time.monotonic() + WITHIN_S
+        deadline = time.monotonic() + EVENTUALLY_S
         while not condition():
             assert self._pilot.app.is_running, "it has ended"
             assert time.monotonic() < deadline, f"{wanted} never came; there is: {self.lines}"

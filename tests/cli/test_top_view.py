@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from gateway.cli.bodies import (
     GatewayReading,
     MemoryReading,
     ModelReading,
+    PromptCacheReading,
     WorkerReading,
 )
 from gateway.cli.top.fitting import age, tail_of
@@ -194,9 +196,18 @@ def test_loans_are_told_in_words(kind: str, fields: dict[str, Any], told: str) -
 def test_totals_of_requests_and_tokens() -> None:
     first = _model("a", active_requests=2, worker=WORKER)
     second = _model("b", active_requests=1, queue_depth=4, worker=WORKER)
-    assert "Requests: 3 active, 4 waiting; 237 tokens/s" in _plain(
-        _view(_reading(first, second)).head(80)
-    )
+    prompts = PromptCacheReading(GB, 2 * GB, 50, 0.62)
+    reading = msgspec.structs.replace(_reading(first, second), prompt_cache=prompts)
+    told = "3 active, 4 waiting; 237 tokens/s; prompts 1.0 GB, 2.0 GB on disk, 62% cached"
+    assert f"Requests: {told}" in _plain(_view(reading).head(100))
+
+
+def test_what_is_kept_of_prompts_is_told_on_wide_screens() -> None:
+    kept = PromptCacheReading(418_000_000, 2 * GB, 50, 0.62)
+    view = _view(_reading(_model(worker=WORKER, prompt_cache=kept)))
+    row = " ".join(_plain(view.rows(200))[0].split())
+    assert "418 MB 2.0 GB 62%" in row
+    assert _plain(view.head(200))[-1].split()[10:14] == ["prompts", "on", "disk", "cached"]
 
 
 def test_a_reason_stands_under_its_model_and_is_bounded() -> None:

@@ -6,6 +6,7 @@ import fcntl
 import getpass
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -95,14 +96,6 @@ def machine() -> Iterator[Machine]:
     """Short, since the paths of sockets are bounded; pytest's are not."""
     with short_folder() as folder:
         yield Machine(Path(folder))
-
-
-@pytest.fixture
-def model(machine: Machine) -> Path:
-    """A copy of the demo model, to be damaged."""
-    folder = machine.home / "models" / "tiny"
-    shutil.copytree(DEMO_FOLDER, folder)
-    return folder
 
 
 def _is_plain(text: str) -> bool:
@@ -371,76 +364,93 @@ class TestConfiguration:
         assert machine.fault()[0] == "configuration"
 
 
+def _cut_short(model: Path) -> None:
+    weights = model / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size - 1000)
+
+
+def _lead_nowhere(model: Path) -> None:
+    """As in a Hugging Face cache whose blobs were removed."""
+    (model / "model.safetensors").unlink()
+    (model / "model.safetensors").symlink_to(model / "gone")
+
+
+def _rename_architecture(model: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "model_type": "abacus"}))
+
+
+def _unlink_tokenizer(model: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    (model / "tokenizer_config.json").unlink()
+
+
+def _put(name: str, text: str) -> Callable[[Path], None]:
+    return lambda model: (model / name).write_text(text) and None
+
+
+# What is done to a copy of the demo model, and how the evidence begins. All are looked at in one
+# run, as an examination takes the imports of a worker.
+DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a missing folder": (shutil.rmtree, "There is no model folder {model}.$"),
+    "weights cut short": (_cut_short, "{model}/model.safetensors is damaged or incomplete"),
+    "weights that lead nowhere": (_lead_nowhere, ".*{model}/model.safetensors"),
+    "half a template": (
+        _put("chat_template.jinja", "{% for message in messages %}"),
+        "Its chat template fails: ",
+    ),
+    "a template that refuses": (
+        _put("chat_template.jinja", "{{ raise_exception('no') }}"),
+        "Its chat template fails: ",
+    ),
+    "a broken tokenizer": (_put("tokenizer.json", "{}"), "Its tokenizer fails: "),
+    "no tokenizer": (_unlink_tokenizer, "{model} has no tokenizer"),
+    "an unknown architecture": (_rename_architecture, ".*abacus"),
+}
+
+
+@pytest.fixture(scope="module")
+def damaged() -> Iterator[tuple[Path, list[dict[str, Any]]]]:
+    """The folder of the damaged models, and what is found; good ones stand among them."""
+    with short_folder() as folder:
+        machine = Machine(Path(folder))
+        lines = ["[models.first]", 'path = "demo"']
+        for name, (damage, _) in DAMAGES.items():
+            shutil.copytree(DEMO_FOLDER, machine.home / name)
+            damage(machine.home / name)
+            lines += [f'[models."{name}"]', f'path = "{machine.home / name}"']
+        machine.configure(*lines, "[models.last]", 'path = "demo"')
+        yield machine.home, machine.findings()
+
+
 class TestModel:
-    def fault(self, machine: Machine, path: Path, *arguments: str) -> tuple[str, str]:
-        check, severity, evidence = machine.fault("--model", f"{path}=tiny", *arguments)
-        assert check == "model"
-        return severity, evidence
+    @pytest.mark.parametrize("name", DAMAGES)
+    def test_each_is_found_by_itself(
+        self, name: str, damaged: tuple[Path, list[dict[str, Any]]]
+    ) -> None:
+        home, findings = damaged
+        (found,) = [each for each in findings if each["subject"] == name]
+        assert (found["check"], found["severity"]) == ("model", "error")
+        assert re.match(DAMAGES[name][1].format(model=home / name), found["evidence"]), found
+        assert found["remedy"]
 
-    def test_a_missing_folder(self, machine: Machine) -> None:
-        folder = machine.home / "nowhere"
-        severity, evidence = self.fault(machine, folder)
-        assert (severity, evidence) == ("error", f"There is no model folder {folder}.")
-
-    def test_weights_that_were_cut_short(self, machine: Machine, model: Path) -> None:
-        weights = model / "model.safetensors"
-        os.truncate(weights, weights.stat().st_size - 1000)
-        severity, evidence = self.fault(machine, model)
-        assert severity == "error"
-        assert f"{weights} is damaged or incomplete" in evidence
-
-    def test_weights_that_lead_nowhere(self, machine: Machine, model: Path) -> None:
-        """As in a Hugging Face cache whose blobs were removed."""
-        weights = model / "model.safetensors"
-        weights.unlink()
-        weights.symlink_to(model / "gone")
-        severity, evidence = self.fault(machine, model)
-        assert severity == "error"
-        assert str(weights) in evidence
-
-    def test_a_model_that_cannot_fit(self, machine: Machine) -> None:
-        severity, evidence = self.fault(machine, DEMO_FOLDER, "--memory-budget", "60MB")
-        assert severity == "error"
-        assert "Its floor is " in evidence
-        assert "can be had" in evidence
-
-    def test_a_context_that_does_not_fit(self, machine: Machine) -> None:
-        severity, evidence = self.fault(machine, DEMO_FOLDER, "--memory-budget", "102MB")
-        assert severity == "warning"
-        assert "Its context of 4,096 tokens doesn't fit" in evidence
+    def test_good_ones_are_left_alone(self, damaged: tuple[Path, list[dict[str, Any]]]) -> None:
+        assert {each["subject"] for each in damaged[1]} == set(DAMAGES)
 
     @pytest.mark.parametrize(
-        "template", ["{% for message in messages %}", "{{ raise_exception('no') }}"]
+        ("budget", "expected", "parts"),
+        [
+            ("60MB", "error", ("Its floor is ", "can be had")),
+            ("102MB", "warning", ("Its context of 4,096 tokens doesn't fit",)),
+        ],
     )
-    def test_a_broken_template(self, machine: Machine, model: Path, template: str) -> None:
-        (model / "chat_template.jinja").write_text(template)
-        severity, evidence = self.fault(machine, model)
-        assert severity == "error"
-        assert evidence.startswith("Its chat template fails: ")
-
-    def test_a_broken_tokenizer(self, machine: Machine, model: Path) -> None:
-        (model / "tokenizer.json").write_text("{}")
-        severity, evidence = self.fault(machine, model)
-        assert severity == "error"
-        assert evidence.startswith("Its tokenizer fails: ")
-
-    def test_an_unknown_architecture(self, machine: Machine, model: Path) -> None:
-        config = json.loads((model / "config.json").read_text())
-        (model / "config.json").write_text(json.dumps({**config, "model_type": "abacus"}))
-        severity, evidence = self.fault(machine, model)
-        assert severity == "error"
-        assert "abacus" in evidence
-
-    def test_one_bad_model_among_good_ones(self, machine: Machine, model: Path) -> None:
-        (model / "tokenizer.json").unlink()
-        (model / "tokenizer_config.json").unlink()
-        machine.configure(
-            *("[models.first]", 'path = "demo"'),
-            *("[models.second]", f'path = "{model}"'),
-            *("[models.third]", 'path = "demo"'),
-        )
-        (found,) = machine.findings()
-        assert (found["subject"], found["severity"]) == ("second", "error")
+    def test_one_that_does_not_fit(
+        self, budget: str, expected: str, parts: tuple[str, ...], machine: Machine
+    ) -> None:
+        found = machine.fault("--model", f"{DEMO_FOLDER}=tiny", "--memory-budget", budget)
+        check, severity, evidence = found
+        assert (check, severity) == ("model", expected)
+        assert all(each in evidence for each in parts)
 
 
 def test_the_speed_of_the_gateway_and_of_the_shell(gateway: Gateway, machine: Machine) -> None:

@@ -11,6 +11,7 @@ import pytest
 from gateway.memory.estimate.estimate import model_key
 from gateway.memory.estimate.fitting import whole
 from gateway.memory.estimate.learned import Learned
+from gateway.memory.estimate.options import Options
 from gateway.memory.footprint import Footprint, footprint
 from tests.support import shapes
 from tests.support.gateway import Gateway, eventually
@@ -59,7 +60,7 @@ def test_it_is_enough_and_a_load_is_within_5_percent_once_measured(
         models=(), config=f'[models.m]\npath = "{folder}"\ncontext_tokens = {CONTEXT}\n'
     )
     path = gateway.state_dir / "learned.json"
-    _, before = whole(folder, CONTEXT, CONTEXT, None, Learned(path))
+    _, before = whole(folder, CONTEXT, CONTEXT, None, Learned(path), Options())
     idle, full = _took(gateway)
     assert full.peak_bytes is not None
     assert before.fixed_bytes == pytest.approx(idle.current_bytes, rel=0.15)
@@ -69,7 +70,7 @@ def test_it_is_enough_and_a_load_is_within_5_percent_once_measured(
 
     key = model_key(folder, None)
     eventually(lambda: Learned(path).fixed_bytes(key))
-    _, after = whole(folder, CONTEXT, CONTEXT, None, Learned(path))
+    _, after = whole(folder, CONTEXT, CONTEXT, None, Learned(path), Options())
     gateway.order("unload", "m").raise_for_status()
     idle, full = _took(gateway)
     assert after.fixed_bytes == pytest.approx(idle.current_bytes, rel=0.05)

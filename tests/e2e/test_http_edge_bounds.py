@@ -88,7 +88,7 @@ def test_dripping_gives_no_more_time(gateway: Gateway) -> None:
             except TimeoutError:
                 return False
 
-        eventually(refused, within_s=10)
+        eventually(refused)
 
 
 def test_a_body_that_nobody_waits_for(gateway: Gateway) -> None:
@@ -106,7 +106,7 @@ def test_an_answer_that_nobody_takes(gateway: Gateway) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         send(connection, get("/admin/v1/models/demo/logs?lines=10000"))
         eventually(lambda: _is_held(gateway, connection))
-        eventually(lambda: not _is_held(gateway, connection), within_s=20)
+        eventually(lambda: not _is_held(gateway, connection))
 
 
 def test_an_idle_connection_is_closed_and_a_busy_one_is_not(gateway: Gateway) -> None:
@@ -138,7 +138,7 @@ def test_bodies_have_a_bound_together(gateway: Gateway) -> None:
         assert int(answer.headers["retry-after"]) > 0
         # Small ones have their place.
         assert gateway.say("Hello", max_tokens=1)
-    eventually(lambda: ask(gateway, _closing(3_000_000)).status == 400, within_s=10)
+    eventually(lambda: ask(gateway, _closing(3_000_000)).status == 400)
 
 
 def _closing(size: int) -> bytes:

@@ -41,6 +41,7 @@ def test_status_has_every_field(gateway: Gateway) -> None:
         "reason",
         "config",
         "memory",
+        "prompt_cache",
         "models",
     }
     assert status["config"]["file"] == str(gateway.config_path)
@@ -74,9 +75,11 @@ def test_status_has_every_field(gateway: Gateway) -> None:
         "estimate_bytes",
         "floor_bytes",
         "lent_bytes",
+        "returning_bytes",
         "wanted_bytes",
         "context_tokens",
         "last_used_at",
+        "prompt_cache",
         "worker",
         "restarts",
         "last_exit",
@@ -95,6 +98,8 @@ def test_status_has_every_field(gateway: Gateway) -> None:
         "tokens_per_s",
         "prompt_cache_bytes",
     }
+    kept = {"memory_bytes", "disk_bytes", "prompt_tokens", "cached_tokens", "hit_rate"}
+    assert set(status["prompt_cache"]) == set(model["prompt_cache"]) == kept
     assert model["worker"]["footprint_bytes"] > 10_000_000
     assert (model["oldest_waiting_s"], model["oldest_active_s"]) == (None, None)
 
@@ -130,7 +135,7 @@ def test_unload_lets_running_answers_finish(gateway: Gateway) -> None:
     stream = open_stream(gateway, STORY)
     eventually(lambda: stream.text)
     status = gateway.order("unload").raise_for_status().json()
-    stream.join(10)
+    stream.join()
     assert stream.done
     assert stream.text == whole
     assert status["state"] == "unloaded"
@@ -153,7 +158,7 @@ def test_an_unload_that_holds_ends_what_is_cut_off(gateway: Gateway, *, force: b
     eventually(lambda: stream.text)
     held = gateway.order("unload", hold=True, force=force).raise_for_status().json()
     assert held["state"] == "held"
-    stream.join(10)
+    stream.join()
     assert stream.done is not force
     assert (stream.error or {}).get("code") == ("model_unavailable" if force else None)
     gateway.load()
@@ -285,7 +290,7 @@ def test_a_full_queue_and_a_passed_deadline(
     assert refused.status_code == 429
     assert refused.json()["error"]["code"] == "queue_full"
     assert int(refused.headers["retry-after"]) > 0
-    assert [each.join(20).error["code"] for each in waiting] == ["deadline_exceeded"] * 2
+    assert [each.join().error["code"] for each in waiting] == ["deadline_exceeded"] * 2
     assert waiting[0].status == 504
     assert running.chat("Hello").status_code in (200, 429)
 

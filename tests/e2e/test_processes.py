@@ -66,7 +66,7 @@ def test_the_death_of_one_leaves_the_other_alone(gateway: Gateway) -> None:
 def test_an_exit_is_noticed_without_a_request(gateway: Gateway) -> None:
     gateway.load("demo")
     os.kill(gateway.worker_pid("demo"), signal.SIGKILL)
-    model = eventually(lambda: (m := gateway.model("demo"))["worker"] is None and m, within_s=5)
+    model = eventually(lambda: (m := gateway.model("demo"))["worker"] is None and m)
     assert model["state"] == "unloaded"
     assert model["last_exit"]["signal"] == "SIGKILL"
     assert model["last_exit"]["code"] is None

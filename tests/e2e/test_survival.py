@@ -95,7 +95,7 @@ class TestRequests:
         template = copy / "chat_template.jinja"
         template.write_text(template.read_text() + "{# changed #}")
         os.kill(running.worker_pid("copy"), signal.SIGKILL)
-        stream.join(30)
+        stream.join()
         assert not stream.done
         assert stream.error["code"] == "model_unavailable"
         assert "files of 'copy' changed" in stream.error["message"]
@@ -125,7 +125,7 @@ class TestRequests:
         time.sleep(2.5)  # What runs is not waiting.
         assert stream.error is None
         os.kill(gateway.worker_pid(), signal.SIGKILL)
-        stream.join(20)
+        stream.join()
         assert (stream.done, stream.error["code"]) == (False, "deadline_exceeded")
 
     def test_ordered_deaths_count_against_nobody(self, gateway: Gateway, flags: Path) -> None:
@@ -153,7 +153,7 @@ class TestRequests:
         stream = open_stream(gateway, STORY, **LONG)
         eventually(lambda: stream.text)
         os.kill(gateway.worker_pid(), signal.SIGKILL)
-        stream.join(30)
+        stream.join()
         assert stream.error["code"] == "model_unavailable"
         model = gateway.model()
         assert model["state"] == "failed"
@@ -321,7 +321,7 @@ class TestNoHalfWay:
         stream = open_stream(running, STORY, max_tokens=300, ignore_eos=True)
         eventually(lambda: stream.text)
         os.kill(running.worker_pid(), signal.SIGKILL)
-        assert stream.join(30).text == whole
+        assert stream.join().text == whole
 
     def test_no_descriptors_left(self, start_gateway: Callable[..., Gateway]) -> None:
         running = start_gateway("--spare", "1", config="[workers]\nbackoff_first_s = 0.5\n")

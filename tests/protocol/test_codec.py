@@ -18,6 +18,7 @@ from protocol.codec import (
 )
 from protocol.messages import (
     PROTOCOL_VERSION,
+    Bound,
     Cancel,
     ChatMessage,
     ChatPrompt,
@@ -107,6 +108,8 @@ _deltas = st.builds(
     ),
 )
 
+_bounds = st.builds(Bound, bytes=_integers, tokens=_optional(_integers), reason=_texts)
+
 _from_gateway: dict[type[Message], st.SearchStrategy[Any]] = {
     Load: st.builds(
         Load,
@@ -117,7 +120,6 @@ _from_gateway: dict[type[Message], st.SearchStrategy[Any]] = {
         beside_bytes=_integers,
         working_bytes=_integers,
         working_token_bytes=_integers,
-        admitted_tokens=_optional(_integers),
         wire=st.booleans(),
         model_id=_texts,
         stall_s=_floats,
@@ -133,6 +135,7 @@ _from_gateway: dict[type[Message], st.SearchStrategy[Any]] = {
         adapter_path=_optional(_texts),
         draft_path=_optional(_texts),
         draft_tokens=_integers,
+        bound=_optional(_bounds),
     ),
     Generate: st.builds(
         Generate,
@@ -147,7 +150,9 @@ _from_gateway: dict[type[Message], st.SearchStrategy[Any]] = {
         cache_salt=_texts,
     ),
     Cancel: st.builds(Cancel, request_id=_texts),
-    Limit: st.builds(Limit, limit_bytes=_integers, beside_bytes=_integers),
+    Limit: st.builds(
+        Limit, limit_bytes=_integers, beside_bytes=_integers, bound=_optional(_bounds)
+    ),
     ClearPromptCache: st.builds(ClearPromptCache),
     Drain: st.builds(Drain),
     Stop: st.builds(Stop),
@@ -162,6 +167,8 @@ _from_worker: dict[type[Message], st.SearchStrategy[Any]] = {
         held=_integers,
         cache_bytes=_integers,
         cache_wanted_bytes=_integers,
+        context_tokens=_integers,
+        prompt=_integers,
     ),
     PromptCacheCleared: st.builds(PromptCacheCleared, reclaimed_bytes=_integers),
     Hello: st.builds(

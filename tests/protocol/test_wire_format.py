@@ -12,6 +12,7 @@ from msgspec.structs import asdict, fields
 from protocol.codec import decode_from_gateway, decode_from_worker, encode
 from protocol.messages import (
     PROTOCOL_VERSION,
+    Bound,
     Cancel,
     ChatMessage,
     ChatPrompt,
@@ -89,7 +90,7 @@ SAMPLES: dict[type[Message], Message] = {
         working_bytes=500_000_000,
         working_token_bytes=65_536,
         wire=False,
-        admitted_tokens=16_384,
+        bound=Bound(20_000_000_000, 16_384, "At most 20 GB can be had."),
         model_id="qwen3-4b",
         stall_s=0.25,
         prompt_cache=PromptCacheDisk(
@@ -102,7 +103,11 @@ SAMPLES: dict[type[Message], Message] = {
     ),
     Generate: _generate(PROMPTS[ChatPrompt]),
     Cancel: Cancel(request_id="r-1"),
-    Limit: Limit(limit_bytes=9_000_000_000, beside_bytes=400_000_000),
+    Limit: Limit(
+        limit_bytes=9_000_000_000,
+        beside_bytes=400_000_000,
+        bound=Bound(10_000_000_000, None, "At most 10 GB can be had."),
+    ),
     ClearPromptCache: ClearPromptCache(),
     PromptCacheCleared: PromptCacheCleared(reclaimed_bytes=1_000_000),
     Drain: Drain(),
@@ -148,6 +153,8 @@ SAMPLES: dict[type[Message], Message] = {
         wanted_bytes=11_000_000_000,
         least_bytes=6_000_000_000,
         held=4,
+        context_tokens=16_384,
+        prompt=7,
         cache_bytes=2_000_000_000,
         cache_wanted_bytes=3_000_000_000,
     ),

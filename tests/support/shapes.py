@@ -138,26 +138,25 @@ def state_space(folder: Path) -> Path:
 
 
 def hybrid(folder: Path) -> Path:
-    """Recurrent states beside full caches."""
+    """Convolutions with a state beside full attention."""
     return _write(
         folder,
         {
-            **_ATTENTION,
-            "model_type": "qwen3_next",
-            "num_hidden_layers": 2,
-            "full_attention_interval": 2,
-            "linear_num_value_heads": 4,
-            "linear_num_key_heads": 2,
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 16,
-            "linear_conv_kernel_dim": 4,
-            "num_experts": 2,
-            "num_experts_per_tok": 1,
-            "decoder_sparse_step": 1,
-            "shared_expert_intermediate_size": 64,
-            "mlp_only_layers": [],
-            "moe_intermediate_size": 64,
-            "partial_rotary_factor": 0.5,
+            "model_type": "lfm2",
+            "hidden_size": 64,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 4096,
+            "norm_eps": 1e-5,
+            "conv_bias": False,
+            "conv_L_cache": 3,
+            "block_dim": 64,
+            "block_multiple_of": 32,
+            "block_ffn_dim_multiplier": 1.0,
+            "block_auto_adjust_ff_dim": False,
+            "block_ff_dim": 128,
+            "layer_types": ["conv", "full_attention", "conv", "full_attention"],
         },
     )
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import re
+import shutil
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
 from msgspec import Struct, field
 
 from gateway.config.keys import KEYS, MODEL_KEYS, MODELS, SECTIONS, Definition
-from gateway.config.kinds import Size, Switch, Text, Texts, Time, Whole, toml_text
+from gateway.config.kinds import Choice, Size, Switch, Text, Texts, Time, Whole, toml_text
 from gateway.config.locations import Place
 from gateway.config.loopback import LOOPBACK_NAMES
 from gateway.config.models import DEMO_FOLDER
@@ -36,6 +41,18 @@ _IDS = st.lists(
     max_size=8,
     unique=True,
 )
+
+
+@functools.cache
+def _adapter() -> str:
+    """A folder with the files of an adapter, as long as the tests run."""
+    folder = Path(tempfile.mkdtemp(prefix="bulkhead-adapter-"))
+    atexit.register(shutil.rmtree, folder)
+    for name in ("adapter_config.json", "adapters.safetensors"):
+        (folder / name).touch()
+    return str(folder)
+
+
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _COMMENTS = ("", "# port = 1", '# [x] "', "   \t")
 
@@ -115,10 +132,15 @@ def spelled(draw: Draw, definition: Definition) -> Spelled:
         case Texts() if definition.name in _VISITORS:
             return draw(spelled_list(draw(st.lists(st.sampled_from(_VISITORS[definition.name])))))
         case Texts():
-            return draw(spelled_list([str(DEMO_FOLDER), *draw(st.lists(_TEXT, max_size=3))]))
+            return draw(
+                spelled_list([str(DEMO_FOLDER), _adapter(), *draw(st.lists(_TEXT, max_size=3))])
+            )
         case Switch():
             value = draw(st.booleans())
             return Spelled(str(value).lower(), value)
+        case Choice(numbers):
+            number = draw(st.sampled_from(numbers))
+            return Spelled(str(number), number)
         case Whole(least, most):
             number = draw(st.integers(least, most))
             return Spelled(draw(st.sampled_from([str, _underscored]))(number), number)
@@ -170,8 +192,12 @@ def _spelled_time(draw: Draw, least_s: float) -> Spelled:
 
 def _sizes(*, automatic: bool) -> st.SearchStrategy[int | str]:
     sizes = st.one_of(
-        st.integers(0, (1 << 63) - 1),
-        st.builds("{}{}".format, st.integers(0, 999), st.sampled_from(["", "B", "kB", " GiB"])),
+        st.integers(int(automatic), (1 << 63) - 1),
+        st.builds(
+            "{}{}".format,
+            st.integers(int(automatic), 999),
+            st.sampled_from(["", "B", "kB", " GiB"]),
+        ),
     )
     shares = st.builds("{}%".format, st.integers(1, 100))
     return st.one_of(sizes, st.just("auto"), shares) if automatic else sizes
@@ -179,7 +205,13 @@ def _sizes(*, automatic: bool) -> st.SearchStrategy[int | str]:
 
 def _texts(name: str) -> st.SearchStrategy[str]:
     """Only what is there can be named as a path."""
-    known = {"host": sorted(LOOPBACK_NAMES), "path": ["demo", str(DEMO_FOLDER)]}
+    models = ["demo", str(DEMO_FOLDER)]
+    known = {
+        "host": sorted(LOOPBACK_NAMES),
+        "path": models,
+        "draft_model": models,
+        "adapter": [_adapter()],
+    }
     return st.sampled_from(known[name]) if name in known else _TEXT
 
 

@@ -26,7 +26,8 @@ from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.disk import Disk
 from worker.prompt_cache.path import Paths
-from worker.sampling import SamplingDefaults, make_processors, make_sampler
+from worker.sampling.processors import make_processors
+from worker.sampling.settings import SamplingDefaults, make_row_sampling
 
 SHAPES: dict[str, Callable[[Folder], Folder]] = {
     "full": shapes.full_attention,
@@ -75,7 +76,7 @@ class Bench:
             name,
             token_ids,
             max_tokens,
-            make_sampler(sampling, SamplingDefaults(), self.vocabulary),
+            make_row_sampling(sampling, SamplingDefaults(), self.vocabulary),
             ignore_eos=True,
             processors=make_processors(sampling),
             path=self.paths.find(token_ids, "", boundaries or [len(token_ids)]),

@@ -18,7 +18,7 @@ from worker.engines.room import Batch, CacheShape, Room, measure
 from worker.engines.sequence import Engine, Sequence
 from worker.engines.sequential import SequentialEngine
 from worker.loading import LoadedModel, load
-from worker.sampling import KeyedSampler
+from worker.sampling.settings import RowSampling
 
 UNBOUNDED = Room(CacheShape(0, 0, 1.0))
 SHAPES: dict[str, Callable[[Path], Path]] = {
@@ -86,8 +86,70 @@ def test_a_batch_gives_what_each_gives_alone(
     assert _run(together) == alone
 
 
+# Of every kind of filter, greedy ones between them.
+SAMPLINGS = [
+    None,
+    RowSampling(1, 0.7),
+    RowSampling(2, 1.5, top_p=0.9),
+    RowSampling(3, 1.5, top_k=40),
+    RowSampling(4, 1.5, min_p=0.02),
+    RowSampling(5, 2.0, top_p=0.95, top_k=20, min_p=0.01),
+    RowSampling(6, 3.0, top_p=0.99),
+    None,
+]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_seed_gives_the_same_alone_among_16_and_resumed(
+    name: str, models: Callable[[str], LoadedModel]
+) -> None:
+    """Rows come and leave between steps, with prompts from one token to several chunks."""
+    model = models(name)
+    tokens = model.tokenizer.encode(PROMPTS[1] + PROMPTS[3])
+    lengths = [1, 2, 5, 20, 90, 30, 1, 60]
+    asked = [
+        Sequence(
+            str(index),
+            tokens[: lengths[index % 8]] if index < 8 else tokens[index : 5 * index],
+            16,
+            SAMPLINGS[index % 8],
+            ignore_eos=True,
+        )
+        for index in range(16)
+    ]
+    alone: dict[str, list[int]] = {}
+    for sequence in asked:
+        single = SequentialEngine(model.model, model.eos_token_ids, UNBOUNDED)
+        single.add(sequence)
+        alone |= _run(single)
+    together = BatchedEngine(model.model, model.eos_token_ids, 16, UNBOUNDED)
+    made: dict[str, list[int]] = {}
+    waiting = list(asked)
+    while waiting or together.active + together.waiting:
+        for _ in range(3):
+            if waiting:
+                together.add(waiting.pop(0))
+        for token in together.step():
+            made.setdefault(token.request_id, []).append(token.token_id)
+    assert made == alone
+    for sequence in asked[:8]:
+        for cut in (1, 7):
+            resumed = BatchedEngine(model.model, model.eos_token_ids, 16, UNBOUNDED)
+            whole = alone[sequence.request_id]
+            resumed.add(sequence.rest(whole[:cut]))
+            assert _run(resumed)[sequence.request_id] == whole[cut:]
+
+
 # Two that pass the first step of tokens while they generate, and two that don't.
 NEARLY_FULL = ["A ship with seven holds. " * 29, "B", "The captain counted them. " * 28, "C"]
+
+
+# Each shape, and each way to sample.
+SEEDED = [
+    *((name, 3) for name in SHAPES),
+    ("full attention", None),
+    *(pytest.param(name, None, marks=pytest.mark.slow) for name in list(SHAPES)[1:]),
+]
 
 
 def _room(model: LoadedModel, rows: int, tokens: int) -> Room:
@@ -98,15 +160,11 @@ def _room(model: LoadedModel, rows: int, tokens: int) -> Room:
 
 
 def _asked(model: LoadedModel, seed: int | None, max_tokens: int = 40) -> list[Sequence]:
-    sampler = None if seed is None else KeyedSampler(seed, 1.0, 0.0, 0, 0.0)
-    return [
-        replace(each, sampler=sampler and sampler.again_after(0))
-        for each in _sequences(model, NEARLY_FULL, max_tokens)
-    ]
+    sampling = None if seed is None else RowSampling(seed)
+    return [replace(each, sampling=sampling) for each in _sequences(model, NEARLY_FULL, max_tokens)]
 
 
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize(("name", "seed"), SEEDED)
 def test_room_for_a_few_gives_the_same(
     name: str, seed: int | None, models: Callable[[str], LoadedModel]
 ) -> None:
@@ -138,8 +196,7 @@ def test_room_for_a_few_gives_the_same(
     assert (most_rows, put_aside) == (2, name != "state space")
 
 
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize(("name", "seed"), SEEDED)
 def test_what_is_called_back_and_lent_again_gives_the_same(
     name: str, seed: int | None, models: Callable[[str], LoadedModel]
 ) -> None:
@@ -194,6 +251,28 @@ def test_who_leaves_a_batch_and_who_comes_back_first(
     assert engine.short
 
 
+@pytest.mark.parametrize("name", ["full attention", "chunked attention"])
+def test_what_has_just_come_is_short_of_nothing_that_is_there(
+    name: str, models: Callable[[str], LoadedModel]
+) -> None:
+    """The engine thread lets those that are short wait, and for nobody else comes an answer."""
+    model = models(name)
+    room = Room(measure(model.model), limit_bytes=0)
+    engine: Engine = SequentialEngine(model.model, model.eos_token_ids, room)
+    if name == "full attention":
+        engine = BatchedEngine(model.model, model.eos_token_ids, 2, room)
+    for sequence in _sequences(model, PROMPTS[:1]):
+        engine.add(sequence)
+    assert engine.short
+    room.limit_bytes = engine.need.least_bytes - 1
+    assert engine.short
+    room.limit_bytes += 1
+    assert not engine.short
+    while not engine.step():
+        pass
+    assert engine.active
+
+
 def test_who_waits_for_memory_holds_nobody_up(models: Callable[[str], LoadedModel]) -> None:
     model = models("full attention")
     room = _room(model, 1, 256)
@@ -210,6 +289,65 @@ def test_who_waits_for_memory_holds_nobody_up(models: Callable[[str], LoadedMode
     assert need.least_bytes > (room.limit_bytes or 0), "it still says what it needs"
     room.limit_bytes = need.least_bytes
     assert set(_run(engine)) == {large.request_id}
+
+
+def test_who_waits_for_what_cannot_be_had_is_taken_out(
+    models: Callable[[str], LoadedModel],
+) -> None:
+    model = models("full attention")
+    room = _room(model, 1, 256)
+    tokens = model.tokenizer.encode("A ship with seven holds. " * 400)
+    long = Sequence("long", tokens[:600], 24, None, ignore_eos=True)
+    hopes = Sequence("hopes", tokens[:500], 300, None, ignore_eos=True)
+    maybe = replace(hopes, request_id="maybe", open_end=True)
+    for engine in (
+        BatchedEngine(model.model, model.eos_token_ids, 4, room),
+        SequentialEngine(model.model, model.eos_token_ids, room),
+    ):
+        for each in (long, hopes, maybe):
+            engine.add(each)
+        room.most_bytes = None
+        assert engine.take_hopeless() == [], "nobody knows"
+        room.most_bytes = room.needed_bytes([Batch(1, 1024)])
+        assert engine.take_hopeless() == []
+        room.most_bytes = room.needed_bytes([Batch(1, 512)])
+        assert room.longest_tokens(4000) == 512
+        assert engine.take_hopeless() == [long, hopes]
+        assert engine.waiting == 1
+    assert hopes.rest([1]).open_end, "what has begun may end with any token"
+    assert room.longest_tokens(100) == 100
+    room.most_bytes = 0
+    assert room.longest_tokens(4000) == 256, "what it holds already it can have"
+
+
+@pytest.mark.parametrize("name", ["full attention", "chunked attention"])
+def test_the_prompt_that_is_computed_has_a_number(
+    name: str, models: Callable[[str], LoadedModel]
+) -> None:
+    model = models(name)
+    room = Room(measure(model.model))
+    tokens = model.tokenizer.encode("A ship with seven holds. " * 400)[:600]
+    seen: list[int] = []
+    engine: Engine
+    if name == "full attention":
+        engine = BatchedEngine(model.model, model.eos_token_ids, 4, room)
+    else:
+        engine = SequentialEngine(model.model, model.eos_token_ids, room)
+    engine.add(Sequence("a", tokens, 3, None, ignore_eos=True))
+    for _ in range(3):
+        engine.step()
+        seen.append(engine.need.prompt)
+    room.limit_bytes = 1
+    engine.make_room()
+    assert set(seen[:2]) == {1}
+    assert (engine.active, engine.waiting, engine.need.prompt) == (0, 1, 0)
+    room.limit_bytes = None
+    seen.clear()
+    for _ in range(40):
+        engine.step()
+        seen.append(engine.need.prompt)
+    assert 2 in seen, "computed anew, it is another"
+    assert seen[-1] == 0
 
 
 def test_a_long_row_does_not_make_short_ones_long(models: Callable[[str], LoadedModel]) -> None:

@@ -34,4 +34,4 @@ def test_an_order_among_the_commands_that_are_read_at_once() -> None:
         ran.set()
 
     threading.Thread(target=run, daemon=True).start()
-    assert ran.wait(30)
+    assert ran.wait(60)

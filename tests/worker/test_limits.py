@@ -13,6 +13,7 @@ from worker.engine_thread import EngineFigures, Limit
 from worker.engines.need import Need as EngineNeed
 from worker.engines.room import CacheShape, Room
 from worker.limits import Limits
+from worker.prompts import ContextInForce
 from worker.runtime import Turns
 
 MB = 10**6
@@ -78,7 +79,9 @@ def test_buffers_go_back_when_less_is_left_to_mlx(
     mx.eval(scratch)
     del scratch
     assert mx.get_cache_memory() > MB
-    Turns(thread, engine, limits)._obey_all()  # type: ignore[arg-type]
+    turns = Turns(thread, engine, limits, ContextInForce(100))  # type: ignore[arg-type]
+    turns._obey_all()
     assert (engine.made_room, mx.get_cache_memory() == 0) == (int(trimmed), trimmed)
     assert isinstance(thread.said[-1], Need)
     assert limits.mlx_bytes == (limit_mb - beside_mb) * MB
+    assert limits.room.grown_bytes == (beside_mb - 100) * MB

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support import shapes
 from worker.loading import LoadAbandonedError, ModelError, load
-from worker.sampling import SamplingDefaults
+from worker.sampling.settings import SamplingDefaults
 
 
 def _config(folder: Path, **fields: object) -> None:

@@ -51,3 +51,50 @@ def test_a_machine_too_slow_for_its_chunk_is_believed_however_small_the_chunk() 
     pace = PrefillPace(beside_decoding_s=0.2)
     pace.observe(40, 2.0)
     assert pace.chunk(1, decoding=True) == 16
+
+
+def _speed(pace: PrefillPace, *, decoding: bool = False) -> int:
+    """The chunk that it settles on."""
+    return [pace.chunk(1, decoding) for _ in range(8)][-1]
+
+
+def test_by_itself_it_keeps_the_loop_for_a_second_and_beside_decoding_for_a_fifth() -> None:
+    pace = PrefillPace()
+    pace.observe(1024, 1.0)
+    assert (_speed(pace), _speed(pace, decoding=True)) == (1024, 128)
+    pace.observe(1280, 1.0)
+    assert _speed(pace, decoding=True) == 256
+
+
+def test_what_took_no_time_or_had_no_tokens_is_no_speed() -> None:
+    for tokens, seconds in ((0, 5.0), (100, 0.0), (0, 0.0), (-1, 5.0), (100, -1.0)):
+        pace = PrefillPace()
+        pace.observe(tokens, seconds)
+        assert _speed(pace) == 64, "nothing is known yet"
+    pace = PrefillPace()
+    # One token in a long time is one; so is half a second for many.
+    pace.observe(1, 0.5)
+    assert _speed(pace) == 16
+    pace.observe(512, 0.5)
+    assert _speed(pace) == 1024
+
+
+def test_few_tokens_tell_the_speed_only_if_they_took_long_or_were_fast() -> None:
+    pace = PrefillPace()
+    pace.observe(64, 0.1)
+    assert _speed(pace) == 512, "64 are enough to tell"
+    pace.observe(63, 0.2)
+    assert _speed(pace) == 512, "a fifth of a second may be the fixed cost of a step"
+    pace.observe(63, 0.05)
+    assert _speed(pace) == 1024, "it was faster than that"
+    pace.observe(63, 0.21)
+    assert _speed(pace) == 256
+
+
+def test_rows_share_a_chunk() -> None:
+    pace = PrefillPace(largest=2048)
+    pace.observe(4096, 1.0)
+    assert [pace.chunk(2, decoding=False) for _ in range(4)][-1] == 1024
+    assert [pace.chunk(0, decoding=False) for _ in range(4)][-1] == 2048
+    pace.observe(512, 1.0)
+    assert pace.chunk(0, decoding=False) == 512

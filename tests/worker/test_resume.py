@@ -122,15 +122,16 @@ def _check(model: LoadedModel, generate: Generate, every: int = 1) -> Answer:
     "sampling", [GREEDY, SEEDED, PENALIZED], ids=["greedy", "seeded", "penalized"]
 )
 def test_at_every_token(model: LoadedModel, sampling: Sampling) -> None:
-    prompt = TextPrompt("Once there was a ship with seven holds and a captain. " * 4)
-    _check(model, Generate("r", prompt, sampling, max_tokens=24, ignore_eos=True))
+    # Longer than the window of those that have one.
+    prompt = TextPrompt("Once there was a ship with seven holds and a captain. " * 3)
+    _check(model, Generate("r", prompt, sampling, max_tokens=14, ignore_eos=True))
 
 
 def test_a_whole_answer_of_a_chat(demo: LoadedModel) -> None:
-    prompt = ChatPrompt((ChatMessage("user", "Tell me a story."),))
-    whole = _check(demo, Generate("r", prompt, GREEDY), every=157)
+    prompt = ChatPrompt((ChatMessage("user", "Hello"),))
+    whole = _check(demo, Generate("r", prompt, GREEDY), every=11)
     assert whole.finish_reason == "stop"
-    assert whole.text.startswith("The freighter Marigold")
+    assert whole.text.startswith("Hello! I am the demo model")
 
 
 @pytest.mark.parametrize("stop", ["Marigold left", "harbour on a", "the har"])

@@ -42,6 +42,28 @@ def test_the_limit_itself_is_enough_and_none_is_no_bound() -> None:
     assert room.holds([Batch(1000, 1_000_000)])
 
 
+def test_what_is_left_for_caches() -> None:
+    room = Room(SHAPE, limit_bytes=1_000, fixed_bytes=300, working_bytes=50)
+    assert room.free_bytes == 650
+    room.limit_bytes = 350
+    assert room.free_bytes == 0
+    room.limit_bytes = 349
+    assert room.free_bytes == 0
+    room.limit_bytes = None
+    assert room.free_bytes == 0
+    assert Room(SHAPE).free_bytes == 0
+
+
+def test_what_leaked_makes_nothing_impossible() -> None:
+    room = Room(SHAPE, limit_bytes=1, most_bytes=3 * ONE + 50, fixed_bytes=50)
+    assert room.could_hold(256)
+    assert not room.could_hold(257)
+    room.fixed_bytes = 60
+    assert not room.could_hold(256)
+    room.grown_bytes = 10
+    assert room.could_hold(256)
+
+
 def test_a_cpu_takes_smaller_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rooms.mx, "default_device", lambda: mx.cpu)
     assert rooms.largest_chunk() == LARGEST_TOKENS_ON_CPU
@@ -70,6 +92,18 @@ class TestMeasure:
         assert self.measured(monkeypatch, rooms.KVCache(), rooms.KVCache())[:2] == (256, 0)
         nested = rooms.CacheList(rooms.KVCache(), rooms.KVCache())
         assert self.measured(monkeypatch, nested, rooms.KVCache())[:2] == (384, 0)
+
+    def test_it_runs_two_tokens(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        seen: list[list[list[int]]] = []
+        monkeypatch.setattr(rooms, "make_prompt_cache", lambda _model: [])
+
+        def model(tokens: mx.array, cache: list[object]) -> mx.array:
+            assert cache == []
+            seen.append(tokens.tolist())
+            return tokens
+
+        assert rooms.measure(model)[:2] == (0, 0)
+        assert seen == [[[0, 0]]], "which every vocabulary has"
 
     def test_those_with_a_bound(self, monkeypatch: pytest.MonkeyPatch) -> None:
         window = rooms.RotatingKVCache(max_size=100)

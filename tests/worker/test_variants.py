@@ -34,7 +34,8 @@ from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import Paths
 from worker.prompts import Prepared
 from worker.runtime import _prompt_root
-from worker.sampling import SamplingDefaults, make_processors, make_sampler
+from worker.sampling.processors import make_processors
+from worker.sampling.settings import SamplingDefaults, make_row_sampling
 
 UNBOUNDED = Room(CacheShape(0, 0, 1.0))
 PROMPT = [5 + 7 * each % 600 for each in range(140)]
@@ -73,7 +74,7 @@ def _sequence(model: LoadedModel, sampling: Sampling, paths: Paths | None = None
         "r",
         PROMPT,
         24,
-        make_sampler(sampling, SamplingDefaults(), model.vocabulary),
+        make_row_sampling(sampling, SamplingDefaults(), model.vocabulary),
         ignore_eos=True,
         processors=make_processors(sampling),
         path=None if paths is None else paths.find(PROMPT, ""),

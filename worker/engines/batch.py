@@ -8,11 +8,13 @@ from typing import Any, Final, NamedTuple
 
 from mlx_lm.generate import BatchGenerator, StopSequences
 
+from worker.engines.order import RowOrder
 from worker.engines.pace import PrefillPace
 from worker.engines.room import Batch
 from worker.engines.sequence import Sequence, Token
 from worker.prompt_cache.cache import Taken
 from worker.prompt_cache.keys import BLOCK_TOKENS
+from worker.sampling.batch import BatchSampler
 
 PREFILL_ROWS: Final = 8
 # A step makes a token, and mlx-lm has begun the next one when it gives it out.
@@ -21,9 +23,10 @@ AHEAD_TOKENS: Final = 2
 
 @dataclass(eq=False)
 class Row:
-    """A sequence in the batch, and what it has made there."""
+    """A sequence in the batch, and what it has made there. They are numbered as they come."""
 
     sequence: Sequence
+    number: int = 0
     generated: list[int] = field(default_factory=list)
     # Of its tokens: how many came from the prompt cache, and how many its caches have seen.
     cached_tokens: int = 0
@@ -68,6 +71,8 @@ class RowBatch:
             completion_batch_size=max_rows,
             prefill_batch_size=min(PREFILL_ROWS, max_rows),
         )
+        self._order = RowOrder(self._generator)
+        self._sampler = BatchSampler(self._order)
         self._until_eos = until_eos
         self._until_length = StopSequences()
         self._pace = pace
@@ -94,6 +99,10 @@ class RowBatch:
         """
         return max(0, len(self._prefilling) - PREFILL_ROWS)
 
+    def prefills(self, row: Row) -> bool:
+        """Whether a row of this batch computes its prompt."""
+        return any(self._rows[uid] is row for uid in self._prefilling)
+
     @property
     def decodes(self) -> bool:
         return len(self._rows) > len(self._prefilling)
@@ -104,7 +113,7 @@ class RowBatch:
         longest = max((each.tokens for each in self._rows.values()), default=0)
         return Batch(len(self._rows), longest + AHEAD_TOKENS)
 
-    def insert(self, sequence: Sequence, taken: Taken | None = None) -> None:
+    def insert(self, sequence: Sequence, number: int, taken: Taken | None = None) -> None:
         """`taken` is what the prompt cache has of it."""
         done = 0 if taken is None else taken.tokens
         (uid,) = self._generator.insert_segments(
@@ -112,11 +121,13 @@ class RowBatch:
             max_tokens=[sequence.max_tokens],
             caches=[None if taken is None else taken.caches],
             all_tokens=[sequence.token_ids[:done]],
-            samplers=[sequence.sampler],
+            samplers=[self._sampler],
             logits_processors=[list(sequence.processors)],
             stop_sequences=[self._until_length if sequence.ignore_eos else self._until_eos],
         )
-        row = Row(sequence, cached_tokens=done, seen_tokens=done)
+        self._order.insert(uid)
+        self._sampler.add(uid, sequence.sampling)
+        row = Row(sequence, number, cached_tokens=done, seen_tokens=done)
         if sequence.path is not None:
             row.kept = done // BLOCK_TOKENS
         self._rows[uid] = row
@@ -143,9 +154,10 @@ class RowBatch:
     def step(self, *, beside_decoding: bool) -> list[Token]:
         """`beside_decoding`: rows of another batch wait meanwhile."""
         if not self._prefilling:
-            _, responses = self._generator.next()
+            prompt_responses, responses = self._generator.next()
         else:
-            responses = self._step_with_prefill(beside_decoding=beside_decoding)
+            prompt_responses, responses = self._step_with_prefill(beside_decoding=beside_decoding)
+        self._order.observe(prompt_responses, responses)
         tokens = []
         for response in responses:
             row = self._rows[response.uid]
@@ -162,8 +174,7 @@ class RowBatch:
             )
             if response.finish_reason is not None:
                 self._ended.append((row, response.prompt_cache))
-                del self._rows[response.uid]
-                self._prefilling.discard(response.uid)
+                self._forget(response.uid)
         return tokens
 
     def close(self) -> None:
@@ -185,7 +196,7 @@ class RowBatch:
                 self._prefilling.discard(response.uid)
             elif response.end_of_segment:
                 self._at_boundary.append(row)
-        return responses
+        return prompt_responses, responses
 
     # For the prompt cache
 
@@ -224,9 +235,14 @@ class RowBatch:
     def _take_out(self, uids: list[int]) -> None:
         if uids:
             self._generator.remove(uids)
+        self._order.remove(uids)
         for uid in uids:
-            del self._rows[uid]
-            self._prefilling.discard(uid)
+            self._forget(uid)
+
+    def _forget(self, uid: int) -> None:
+        self._sampler.remove(uid)
+        del self._rows[uid]
+        self._prefilling.discard(uid)
 
 
 def _segments(sequence: Sequence, done: int) -> list[list[int]]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from mlx_lm.generate import StopSequences
 
-from worker.engines.batch import AHEAD_TOKENS, RowBatch
+from worker.engines.batch import AHEAD_TOKENS, Row, RowBatch
 from worker.engines.keeper import Keeper
 from worker.engines.need import Need
 from worker.engines.pace import PrefillPace
@@ -61,7 +61,8 @@ class BatchedEngine:
         self._held: deque[Sequence] = deque()
         self._batches: deque[RowBatch] = deque()
         self._keeper = None if prompt_cache is None else Keeper(prompt_cache, room)
-        self._stall_s = stall_s
+        self._pace = PrefillPace(largest_chunk(), beside_decoding_s=stall_s)
+        self._begun = 0
 
     @property
     def active(self) -> int:
@@ -73,12 +74,12 @@ class BatchedEngine:
 
     @property
     def short(self) -> bool:
-        """Sequences wait for memory."""
+        """The first that waits has no room; one that has just come may have it."""
         if self._rows >= self._max_concurrency:
             return False
-        return any(
-            self._keeper is None or not self._keeper.fetches(each.request_id) for each in self._held
-        )
+        fetches = self._keeper.fetches if self._keeper is not None else lambda _: False
+        first = next((each for each in self._held if not fetches(each.request_id)), None)
+        return first is not None and not self._fits(len(first.token_ids) + AHEAD_TOKENS)
 
     @property
     def fetching(self) -> bool:
@@ -88,9 +89,9 @@ class BatchedEngine:
     def need(self) -> Need:
         if self._keeper is None:
             return self._rows_need
-        cache = self._keeper.cache
-        wanted_bytes = cache.bytes_ + cache.refused_bytes + cache.coming_bytes
-        return self._rows_need._replace(cache_bytes=cache.bytes_, cache_wanted_bytes=wanted_bytes)
+        return self._rows_need._replace(
+            cache_bytes=self._keeper.cache.bytes_, cache_wanted_bytes=self._keeper.wanted_bytes
+        )
 
     @property
     def _rows_need(self) -> Need:
@@ -111,13 +112,19 @@ class BatchedEngine:
                 *(Batch(each.rows, each.longest_tokens + _HORIZON_TOKENS) for each in sizes),
                 *(Batch(1, each) for each in soon[len(rows) :]),
             ]
-        alone = Batch(1, (rows[0].tokens if rows else soon[0]) + AHEAD_TOKENS)
+        last = self._last_to_leave()
+        alone = Batch(1, (last[1].tokens if last else soon[0]) + AHEAD_TOKENS)
         if self._held:
             first = Batch(1, len(self._held[0].token_ids) + AHEAD_TOKENS)
             if not rows or not self._room.holds([first]):
                 # Others may run before it, but it is the one that waits.
                 alone = first
-        return Need(used_bytes, self._room.needed_bytes(wanted), self._room.needed_bytes([alone]))
+        return Need(
+            used_bytes,
+            self._room.needed_bytes(wanted),
+            self._room.needed_bytes([alone]),
+            last[1].number if last and last[0].prefills(last[1]) else 0,
+        )
 
     def add(self, sequence: Sequence) -> None:
         """Behind those of its priority."""
@@ -163,6 +170,14 @@ class BatchedEngine:
     def clear_prompts(self) -> int:
         return 0 if self._keeper is None else self._keeper.cache.clear()
 
+    def take_hopeless(self) -> list[Sequence]:
+        hopeless = [
+            each for each in self._held if not self._room.could_hold(each.sure_tokens(AHEAD_TOKENS))
+        ]
+        for each in hopeless:
+            self._held.remove(each)
+        return hopeless
+
     def close(self) -> None:
         for batch in list(self._batches):
             self._close(batch)
@@ -171,6 +186,13 @@ class BatchedEngine:
     @property
     def _rows(self) -> int:
         return sum(len(each) for each in self._batches)
+
+    def _last_to_leave(self) -> tuple[RowBatch, Row] | None:
+        """The row that stays when all others are put aside, and its batch."""
+        rows = [(batch, row) for batch in self._batches for row in batch.rows]
+        return max(
+            rows, key=lambda each: (each[1].sequence.priority, -each[1].number), default=None
+        )
 
     def _hold_first(self, sequence: Sequence) -> None:
         """It ran already: before those of its priority."""
@@ -204,14 +226,20 @@ class BatchedEngine:
                 overtaken = True
 
     def _insert(self, batch: RowBatch, sequence: Sequence) -> None:
+        self._begun += 1
         if self._keeper is None:
-            batch.insert(sequence)
+            batch.insert(sequence, self._begun)
             return
         joined = self._with(batch, len(sequence.token_ids) + AHEAD_TOKENS)
         # What is taken exists once more until it is merged into the batch.
         joined.append(Batch(1, len(sequence.token_ids)))
         self._keeper.give_way(joined, sequence.path)
-        batch.insert(sequence, self._keeper.take(sequence))
+        batch.insert(sequence, self._begun, self._keeper.take(sequence))
+
+    def _fits(self, tokens: int) -> bool:
+        """Whether a sequence of so many tokens could begin."""
+        joined = any(self._room.holds(self._with(each, tokens)) for each in self._batches)
+        return joined or self._may_open(tokens)
 
     def _place(self, tokens: int) -> RowBatch | None:
         """The batch that a sequence of so many tokens should join; None: it has to wait."""
@@ -223,11 +251,11 @@ class BatchedEngine:
         least_bytes, best = min(fitting, key=lambda each: each[0], default=(0, None))
         if best is not None and least_bytes <= self._worth_bytes:
             return best
-        if len(self._batches) < _MOST_BATCHES and self._room.holds(
-            [*self._sizes(), Batch(1, tokens)]
-        ):
-            return self._open()
-        return best
+        return self._open() if self._may_open(tokens) else best
+
+    def _may_open(self, tokens: int) -> bool:
+        alone = [*self._sizes(), Batch(1, tokens)]
+        return len(self._batches) < _MOST_BATCHES and self._room.holds(alone)
 
     def _with(self, batch: RowBatch, tokens: int) -> list[Batch]:
         joined = Batch(len(batch) + 1, max(batch.size.longest_tokens, tokens))
@@ -244,7 +272,7 @@ class BatchedEngine:
             self._model,
             self._until_eos,
             self._max_concurrency,
-            PrefillPace(largest_chunk(), beside_decoding_s=self._stall_s),
+            self._pace,
             self._on_prefill,
         )
         self._on_built()

@@ -10,7 +10,9 @@ from mlx_lm.generate import generate_step, speculative_generate_step
 
 from worker.caches import Caches
 from worker.engines.sequence import Sequence
-from worker.sampling import LogitsProcessor
+from worker.sampling.batch import BatchSampler
+from worker.sampling.processors import LogitsProcessor
+from worker.sampling.settings import RowSampling
 
 # Chooses a token of shape (1,) from log probabilities of shape (1, vocabulary), so many tokens
 # after the sequence's first one.
@@ -28,7 +30,7 @@ def decode(sequence: Sequence, model: Any, caches: list[Any]) -> Iterator[int]:
         mx.array(sequence.token_ids[-1:]),
         model,
         max_tokens=sequence.max_tokens,
-        sampler=sequence.sampler,
+        sampler=_sampler(sequence.sampling),
         logits_processors=_processors(sequence),
         prompt_cache=caches,
     )
@@ -44,8 +46,8 @@ def decode_ahead(
     the last `UNSEEN_TOKENS`, and what they hold after them is of no use.
     """
     sampler = None
-    if sequence.sampler is not None:
-        sampler = RoundSampler(_draw(sequence), sequence.max_tokens, draft_tokens)
+    if sequence.sampling is not None:
+        sampler = RoundSampler(_draw(sequence.sampling), sequence.max_tokens, draft_tokens)
     steps = speculative_generate_step(
         mx.array(sequence.token_ids[-1:]),
         _Layered(model, caches.model_part(made)),
@@ -102,10 +104,15 @@ class _Layered:
         return self._model(tokens, cache=cache)
 
 
-def _draw(sequence: Sequence) -> Draw:
-    sampler = sequence.sampler
-    assert sampler is not None
-    return lambda at, logprobs: sampler.again_after(at)(logprobs)
+def _sampler(sampling: RowSampling | None) -> BatchSampler[int]:
+    """Of the only row that there is."""
+    sampler = BatchSampler[int](lambda: (0,))
+    sampler.add(0, sampling)
+    return sampler
+
+
+def _draw(sampling: RowSampling) -> Draw:
+    return lambda at, logprobs: _sampler(sampling.again_after(at))(logprobs)
 
 
 def _processors(sequence: Sequence) -> list[LogitsProcessor]:

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Final
 
 from worker.engines.batch import CachedRow, Row
-from worker.engines.need import Need
 from worker.engines.room import Batch, Room
 from worker.engines.sequence import Sequence
 from worker.prompt_cache.cache import PromptCache, Taken
@@ -19,6 +18,8 @@ _ANSWER_BLOCKS: Final = 8
 _SHARED_BLOCKS: Final = 4
 # Of those that wait so many may have their blocks read at a time.
 _MOST_FETCHES: Final = 8
+# What it asks for when it has nothing yet.
+_FIRST_BYTES: Final = 256_000_000
 
 
 class Keeper:
@@ -28,6 +29,13 @@ class Keeper:
         self.cache = cache
         self._room = room
         self._fetching: set[str] = set()
+        self._limit_bytes = 0
+
+    @property
+    def wanted_bytes(self) -> int:
+        """What the cache could use: at most twice what it has, and then more again."""
+        more_bytes = min(self.cache.refused_bytes, max(self.cache.bytes_, _FIRST_BYTES))
+        return self.cache.bytes_ + self.cache.coming_bytes + more_bytes
 
     @property
     def fetching(self) -> bool:
@@ -36,13 +44,12 @@ class Keeper:
     def fetches(self, request_id: str) -> bool:
         return request_id in self._fetching
 
-    def complete(self, need: Need) -> Need:
-        """With what the prompt cache has, and could use."""
-        wanted_bytes = self.cache.bytes_ + self.cache.refused_bytes + self.cache.coming_bytes
-        return need._replace(cache_bytes=self.cache.bytes_, cache_wanted_bytes=wanted_bytes)
-
     def give_way(self, sizes: Iterable[Batch], path: Path | None = None) -> None:
         """Let go of what these batches need; of a path only after everything else."""
+        limit_bytes = self._room.limit_bytes or 0
+        if limit_bytes > self._limit_bytes:
+            self.cache.refused_bytes = 0
+        self._limit_bytes = limit_bytes
         most_bytes = self._most_bytes(sizes)
         if most_bytes is None or self.cache.shelf_bytes <= most_bytes:
             return
@@ -82,25 +89,17 @@ class Keeper:
         """Keep what rows have that is new."""
         for each in running:
             depth = each.row.seen_tokens // BLOCK_TOKENS
-            if self.cache.needs_snapshots and self._is_at_boundary(each, depth):
-                self._keep(each, depth, sizes, snapshot=True)
+            if self.cache.needs_snapshots:
+                # mlx-lm tells the end of every segment, and the last token is one of its own.
+                if each.at_boundary and _at_boundary(each.row):
+                    self._keep(each, depth, sizes, snapshot=True)
             elif each.prefilling or depth - (each.row.kept or 0) >= _ANSWER_BLOCKS:
                 self._keep(each, depth, sizes)
             elif depth > (each.row.kept or 0) and len(each.row.generated) <= 1:
                 self._keep(each, depth, sizes)  # The rest of its prompt.
-        for each in ended:
-            self._keep(each, each.row.seen_tokens // BLOCK_TOKENS, sizes)
-
-    @staticmethod
-    def _is_at_boundary(each: CachedRow, depth: int) -> bool:
-        """mlx-lm also ends a segment before the last token, wherever that is."""
-        path = each.row.sequence.path
-        return (
-            each.at_boundary
-            and path is not None
-            and depth in path.boundaries
-            and each.row.seen_tokens == depth * BLOCK_TOKENS
-        )
+        if not self.cache.needs_snapshots:
+            for each in ended:
+                self._keep(each, each.row.seen_tokens // BLOCK_TOKENS, sizes)
 
     def _keep(
         self, each: CachedRow, depth: int, sizes: list[Batch], *, snapshot: bool = False
@@ -109,9 +108,6 @@ class Keeper:
         if path is None or row.kept is None:
             return
         first = row.kept
-        if self.cache.needs_snapshots and not snapshot:
-            # Without a snapshot at its end a block is of no use, and of the answer there is none.
-            depth = min(depth, max(path.boundaries, default=0))
         if depth <= first and not snapshot:
             return
         bytes_ = max(0, depth - first) * self.cache.block_bytes
@@ -168,3 +164,9 @@ class Keeper:
             row.kept <= last < min(len(path.keys), len(other.keys))
             and path.keys[last] == other.keys[last]
         )
+
+
+def _at_boundary(row: Row) -> bool:
+    path = row.sequence.path
+    depth, beyond = divmod(row.seen_tokens, BLOCK_TOKENS)
+    return path is not None and not beyond and depth in path.boundaries

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -48,13 +49,17 @@ class Batch(NamedTuple):
 class Room:
     """The limit of this process, and how much of it anything but caches takes.
 
-    `limit_bytes` None is no bound. A step takes `working_bytes`, and `working_token_bytes` more for
-    each token of the longest sequence. It changes as memory is lent and called back.
+    `limit_bytes` None is no bound. It changes as memory is lent and called back, and can grow to
+    `most_bytes`, if these are known. A step takes `working_bytes`, and `working_token_bytes` more
+    for each token of the longest sequence.
     """
 
     shape: CacheShape
     limit_bytes: int | None = None
+    most_bytes: int | None = None
     fixed_bytes: int = 0
+    # What was taken in vain meanwhile, as by a leak; the next worker has it back.
+    grown_bytes: int = 0
     working_bytes: int = 0
     working_token_bytes: int = 0
 
@@ -81,6 +86,24 @@ class Room:
 
     def holds(self, batches: Iterable[Batch]) -> bool:
         return self.limit_bytes is None or self.needed_bytes(batches) <= self.limit_bytes
+
+    def could_hold(self, tokens: int) -> bool:
+        """Whether a sequence of so many tokens can ever run, alone."""
+        if self.limit_bytes is None or self.most_bytes is None:
+            return True
+        needed_bytes = self.needed_bytes([Batch(1, tokens)]) - self.grown_bytes
+        return needed_bytes <= max(self.limit_bytes, self.most_bytes)
+
+    def longest_tokens(self, tokens: int) -> int:
+        """The most tokens up to these, in whole steps of a cache, that can ever run."""
+        if self.could_hold(tokens):
+            return tokens
+        steps = bisect_left(
+            range(1, tokens // STEP_TOKENS + 2),
+            True,
+            key=lambda step: not self.could_hold(step * STEP_TOKENS),
+        )
+        return steps * STEP_TOKENS
 
 
 def largest_chunk() -> int:

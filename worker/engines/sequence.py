@@ -9,22 +9,30 @@ from typing import Protocol
 from protocol.messages import FinishReason
 from worker.engines.need import Need
 from worker.prompt_cache.path import Path
-from worker.sampling import KeyedSampler, LogitsProcessor
+from worker.sampling.processors import LogitsProcessor
+from worker.sampling.settings import RowSampling
 
 
 @dataclass(frozen=True)
 class Sequence:
-    """A request ready for the engine. `sampler` None is greedy."""
+    """A request ready for the engine. `sampling` None is greedy. `open_end`: it needn't
+    become as long as it may, since it was begun already, or its client named no length.
+    """
 
     request_id: str
     token_ids: list[int]
     max_tokens: int
-    sampler: KeyedSampler | None
+    sampling: RowSampling | None
     ignore_eos: bool
     priority: int = 0
     processors: tuple[LogitsProcessor, ...] = ()
     # None: neither taken from the prompt cache nor kept there.
     path: Path | None = None
+    open_end: bool = False
+
+    def sure_tokens(self, ahead: int) -> int:
+        """How many it must be possible to hold, if an engine is so many tokens ahead."""
+        return len(self.token_ids) + max(ahead, 0 if self.open_end else self.max_tokens)
 
     def rest(self, generated: list[int]) -> Sequence:
         """What is left to do for another turn in an engine."""
@@ -33,8 +41,9 @@ class Sequence:
             self,
             token_ids=self.token_ids + generated,
             max_tokens=self.max_tokens - done,
+            open_end=self.open_end or done > 0,
             # mlx-lm samples a step ahead of what it gives out.
-            sampler=None if self.sampler is None else self.sampler.again_after(done),
+            sampling=None if self.sampling is None else self.sampling.again_after(done),
         )
 
 
@@ -61,7 +70,7 @@ class Engine(Protocol):
 
     @property
     def short(self) -> bool:
-        """Sequences wait for memory alone."""
+        """Sequences wait for memory alone, of which there is too little as things are."""
 
     @property
     def fetching(self) -> bool:
@@ -69,6 +78,9 @@ class Engine(Protocol):
 
     def make_room(self) -> None:
         """Put aside what is beyond the limit, to be computed anew when there is room."""
+
+    def take_hopeless(self) -> list[Sequence]:
+        """Take out what waits for more than can be had."""
 
     @property
     def active(self) -> int:

@@ -67,6 +67,7 @@ class SequentialEngine:
         self._waiting: deque[Sequence] = deque()
         self._run: _Run | None = None
         self._pace = PrefillPace(largest_chunk())
+        self._begun = 0
 
     @property
     def active(self) -> int:
@@ -78,7 +79,7 @@ class SequentialEngine:
 
     @property
     def short(self) -> bool:
-        if self._run is not None or not self._waiting:
+        if self._run is not None or not self._waiting or self._next_fits:
             return False
         return self._keeper is None or not self._keeper.fetches(self._waiting[0].request_id)
 
@@ -88,13 +89,17 @@ class SequentialEngine:
 
     @property
     def need(self) -> Need:
-        return self._rows_need if self._keeper is None else self._keeper.complete(self._rows_need)
+        if self._keeper is None:
+            return self._rows_need
+        return self._rows_need._replace(
+            cache_bytes=self._keeper.cache.bytes_, cache_wanted_bytes=self._keeper.wanted_bytes
+        )
 
     @property
     def _rows_need(self) -> Need:
         if self._run is not None:
             bytes_ = self._room.needed_bytes(self._sizes())
-            return Need(bytes_, bytes_, bytes_)
+            return Need(bytes_, bytes_, bytes_, 0 if self._run.row.generated else self._begun)
         if self._waiting:
             bytes_ = self._room.needed_bytes([_size_of(self._waiting[0])])
             return Need(0, bytes_, bytes_)
@@ -107,6 +112,16 @@ class SequentialEngine:
             self._run = None
         if self._keeper is not None:
             self._keeper.give_way(self._sizes())
+
+    def take_hopeless(self) -> list[Sequence]:
+        hopeless = [
+            each for each in self._waiting if not self._room.could_hold(each.sure_tokens(ahead=1))
+        ]
+        for each in hopeless:
+            self._waiting.remove(each)
+        if self._keeper is not None:
+            self._keeper.forget(each.request_id for each in hopeless)
+        return hopeless
 
     def add(self, sequence: Sequence) -> None:
         """Behind those of its priority."""
@@ -153,12 +168,16 @@ class SequentialEngine:
             return []
         return [Batch(1, self._run.row.tokens + 1 + self._draft_tokens)]
 
+    @property
+    def _next_fits(self) -> bool:
+        return self._room.holds([_size_of(self._waiting[0])])
+
     def _begin_next(self) -> None:
         if not self._waiting:
             return
         sequence = self._waiting[0]
         sizes = [_size_of(sequence)]
-        if not self._room.holds(sizes):
+        if not self._next_fits:
             return
         taken = None
         if self._keeper is not None:
@@ -167,6 +186,7 @@ class SequentialEngine:
             self._keeper.give_way(sizes, sequence.path)
             taken = self._keeper.take(sequence)
         self._waiting.popleft()
+        self._begun += 1
         done = 0 if taken is None else taken.tokens
         row = Row(sequence, cached_tokens=done, seen_tokens=done)
         if sequence.path is not None:

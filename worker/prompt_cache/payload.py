@@ -32,7 +32,7 @@ def to_parts(block: Block) -> list[bytes | memoryview]:
             block.structure,
         )
     )
-    raw = [each.view(mx.uint8) for each in block.arrays if each.size]
+    raw = [each.reshape(-1).view(mx.uint8) for each in block.arrays if each.size]
     mx.eval(raw)
     buffers = [np.asarray(each).data for each in raw]
     return [len(header).to_bytes(4, "little"), header, *buffers]

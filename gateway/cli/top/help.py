@@ -33,6 +33,9 @@ Columns
   weights   it holds: the model itself
   caches    it holds: the caches of its sequences
   buffers   it holds: what MLX keeps for later
+  prompts   among its caches: prompts that are kept
+  on disk   prompts that outlive its worker
+  cached    share of prompts' tokens not computed anew
   active    requests that run, and the age of the oldest
   waiting   requests that wait, and the age of the oldest
   tok/s     tokens per second, of all its requests

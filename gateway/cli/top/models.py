@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from gateway.cli.bodies import ModelReading, WorkerReading
-from gateway.cli.memory_table import UNKNOWN, size
+from gateway.cli.memory_table import UNKNOWN, share, size
 from gateway.cli.top.fitting import age, one_line, tail_of, wrapped
 
 _INDENT: Final = "  "
@@ -97,6 +97,9 @@ _COLUMNS: Final = (
     Column("weights", 7, 129, _of_worker(lambda worker: size(worker.weight_bytes))),
     Column("caches", 7, 129, _of_worker(lambda worker: size(worker.cache_bytes))),
     Column("buffers", 7, 129, _of_worker(lambda worker: size(worker.buffer_bytes))),
+    Column("prompts", 7, 170, lambda model: size(model.prompt_cache.memory_bytes)),
+    Column("on disk", 7, 170, lambda model: size(model.prompt_cache.disk_bytes)),
+    Column("cached", 6, 170, lambda model: share(model.prompt_cache.hit_rate)),
     Column("active", 6, 0, lambda model: str(model.active_requests)),
     Column("age", 4, 0, lambda model: age(model.oldest_active_s)),
     Column("waiting", 7, 0, lambda model: str(model.queue_depth)),

@@ -8,7 +8,8 @@ from typing import Final
 
 from rich.text import Text
 
-from gateway.cli.bodies import GatewayReading, ModelReading
+from gateway.cli.bodies import GatewayReading, ModelReading, PromptCacheReading
+from gateway.cli.memory_table import share, size
 from gateway.cli.top import models
 from gateway.cli.top.fitting import age, one_line, wrapped
 from gateway.cli.top.happenings import Happening
@@ -89,4 +90,9 @@ class View:
         waiting = sum(each.queue_depth for each in self.models)
         rates = (each.worker.tokens_per_s for each in self.models if each.worker is not None)
         per_s = sum(each for each in rates if each is not None)
-        return Text(f"Requests: {active} active, {waiting} waiting; {per_s:.0f} tokens/s")
+        prompts = PromptCacheReading() if self.reading is None else self.reading.prompt_cache
+        return Text(
+            f"Requests: {active} active, {waiting} waiting; {per_s:.0f} tokens/s; "
+            f"prompts {size(prompts.memory_bytes)}, {size(prompts.disk_bytes)} on disk, "
+            f"{share(prompts.hit_rate)} cached"
+        )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from math import ceil
 from typing import Any, Final
 
 from msgspec import Struct
@@ -16,6 +17,8 @@ from gateway.memory.estimate.language import language_of
 from protocol.caches import STEP_TOKENS, peak_share
 
 _MOST_LAYERS: Final = 10_000
+# mlx-lm's QuantizedKVCache gives so many numbers one scale and one bias, which are not quantized.
+_QUANTIZED_GROUP: Final = 64
 # States are summed up in single precision.
 _STATE_ELEMENT_BYTES: Final = 4
 
@@ -95,8 +98,11 @@ _WINDOW_NAMES: Final = (
 )
 
 
-def cache_shape(config: Mapping[str, Any], element_bytes: int) -> CacheShape:
-    """The shape of a model's caches; what its configuration doesn't say counts as keeping all.
+def cache_shape(
+    config: Mapping[str, Any], element_bytes: int, kv_bits: int | None = None
+) -> CacheShape:
+    """The shape of a model's caches; what its configuration doesn't say counts as keeping all. With
+    `kv_bits` the layers that keep all tokens are quantized: mlx-lm has nothing like it for others.
 
     Raises:
         TypeError, ValueError: the configuration makes no sense.
@@ -108,13 +114,20 @@ def cache_shape(config: Mapping[str, Any], element_bytes: int) -> CacheShape:
     states = [each for each in layers if each in (Layer.STATE, Layer.BOTH)]
     token_bytes = token_bytes_of(text, element_bytes)
     return CacheShape(
-        full_token_bytes=len(kept) * token_bytes,
+        full_token_bytes=len(kept) * _quantized_bytes(token_bytes, element_bytes, kv_bits),
         window_token_bytes=len(windowed) * token_bytes,
         window_tokens=window_of(text) if windowed else 0,
         state_bytes=len(states) * _state_bytes(text, element_bytes),
         layers=max(1, sum(each is not Layer.NONE for each in layers)),
         in_chunks=text.get("model_type") in _CHUNKED,
     )
+
+
+def _quantized_bytes(plain_bytes: int, element_bytes: int, kv_bits: int | None) -> int:
+    if kv_bits is None:
+        return plain_bytes
+    groups = plain_bytes / element_bytes / _QUANTIZED_GROUP
+    return ceil(groups * (_QUANTIZED_GROUP * kv_bits / 8 + 2 * element_bytes))
 
 
 def window_of(config: Mapping[str, Any]) -> int:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 from msgspec import Struct
 
 from gateway.memory.back_end import BackEnd
 from gateway.memory.estimate.cache import CacheShape, cache_shape
 from gateway.memory.estimate.language import language_of
-from gateway.memory.estimate.weights import EstimateError, Weights, read_weights
+from gateway.memory.estimate.options import Options
+from gateway.memory.estimate.weights import EstimateError, Weights, adapter_bytes, read_weights
 from gateway.memory.estimate.working import working_bytes
 from protocol.caches import STEP_TOKENS
 
 # Weights are known to the byte. What computing takes is calculated, within this of the truth.
 _MARGIN: Final = 0.15
+_NO_OPTIONS: Final = Options()
 # Where sequences take nothing, something else bounds their number.
 _MOST_ROWS: Final = 10_000
 
@@ -33,9 +37,10 @@ class Line(Struct, frozen=True):
 class Estimate(Struct, frozen=True):
     """What a worker takes, in bytes.
 
-    `fixed_bytes` is the process with its weights: calculated, or as it was measured after an
-    earlier load. A step takes `working_bytes`, and `working_token_bytes` more for each token of its
-    longest sequence. `context_tokens` is the lesser of the configured limit and the model's own.
+    `fixed_bytes` is the process with its weights, the adapter's and the draft model's among them:
+    calculated, or as it was measured after an earlier load. A step takes `working_bytes`, and
+    `working_token_bytes` more for each token of its longest sequence. `context_tokens` is the
+    lesser of the configured limit and the model's own.
     """
 
     weight_bytes: int
@@ -47,6 +52,9 @@ class Estimate(Struct, frozen=True):
     shape: CacheShape
     context_tokens: int
     ordinary_tokens: int
+    adapter_bytes: int = 0
+    draft_bytes: int = 0
+    draft_shape: CacheShape | None = None
 
     @property
     def fixed_bytes(self) -> int:
@@ -63,28 +71,45 @@ class Estimate(Struct, frozen=True):
         return self.limit_bytes(1, self.context_tokens)
 
     @property
+    def token_bytes(self) -> int:
+        """What one more token takes in the layers that keep all of them."""
+        draft_bytes = 0 if self.draft_shape is None else self.draft_shape.full_token_bytes
+        return self.shape.full_token_bytes + draft_bytes
+
+    @property
     def lines(self) -> tuple[Line, ...]:
         """The parts of the floor, which add up to it."""
         tokens = min(self.ordinary_tokens, self.context_tokens)
         measured = "as measured after a load" if self.measured_fixed_bytes else None
-        process_bytes = self.fixed_bytes - self.weight_bytes
-        cache_bytes = self.shape.peak_bytes(1, tokens)
+        added_bytes = self.adapter_bytes + self.draft_bytes
+        process_bytes = self.fixed_bytes - self.weight_bytes - added_bytes
+        cache_bytes = self._cache_bytes(1, tokens)
         working_bytes = self.working_bytes + self.working_token_bytes * tokens
         known_bytes = self.fixed_bytes + cache_bytes + working_bytes
         return (
             Line("process", process_bytes, measured or "interpreter, MLX, mlx-lm"),
             Line("weights", self.weight_bytes, "all model*.safetensors"),
+            *self._added_lines(),
             Line("cache", cache_bytes, f"one sequence of {tokens:,} tokens, while it grows"),
             Line("working space", working_bytes, "a chunk of a prompt, freed buffers"),
             Line("margin", self.floor_bytes - known_bytes, "of what is calculated"),
         )
 
+    def _added_lines(self) -> Iterator[Line]:
+        if self.adapter_bytes:
+            yield Line("adapter", self.adapter_bytes, "adapters.safetensors")
+        if self.draft_bytes:
+            yield Line("draft model", self.draft_bytes, "all of its model*.safetensors")
+
+    def _cache_bytes(self, rows: int, tokens: int) -> int:
+        """Of both models."""
+        draft = 0 if self.draft_shape is None else self.draft_shape.peak_bytes(rows, tokens)
+        return self.shape.peak_bytes(rows, tokens) + draft
+
     def limit_bytes(self, rows: int, tokens: int) -> int:
         """What the process may hold with so many sequences of so many tokens in one batch."""
         uncertain_bytes = (
-            self.shape.peak_bytes(rows, tokens)
-            + self.working_bytes
-            + self.working_token_bytes * tokens
+            self._cache_bytes(rows, tokens) + self.working_bytes + self.working_token_bytes * tokens
         )
         return self.fixed_bytes + int(uncertain_bytes * (1.0 + _MARGIN))
 
@@ -114,6 +139,7 @@ def estimate(
     process_bytes: int,
     measured_fixed_bytes: int | None,
     system: BackEnd,
+    options: Options = _NO_OPTIONS,
 ) -> Estimate:
     """Read a model's files; blocks for some milliseconds.
 
@@ -122,17 +148,43 @@ def estimate(
     Raises:
         EstimateError: the files can't be understood.
     """
-    weights = read_weights(folder)
-    config = _config(folder)
-    return estimated(
-        config,
-        weights,
+    found = estimated(
+        _config(folder),
+        read_weights(folder),
         context_tokens,
         ordinary_tokens,
         process_bytes,
         measured_fixed_bytes,
         system,
         str(folder / "config.json"),
+        options.kv_bits,
+    )
+    if options.adapter is not None:
+        found = _with_adapter(found, adapter_bytes(options.adapter))
+    if options.draft is not None:
+        # Its own caches count as they are, whether an engine quantizes them or not.
+        draft = estimate(options.draft, context_tokens, ordinary_tokens, 0, None, system)
+        found = _with_draft(found, draft)
+    return found
+
+
+def _with_adapter(model: Estimate, added_bytes: int) -> Estimate:
+    return msgspec.structs.replace(
+        model,
+        adapter_bytes=added_bytes,
+        calculated_fixed_bytes=model.calculated_fixed_bytes + added_bytes,
+    )
+
+
+def _with_draft(model: Estimate, draft: Estimate) -> Estimate:
+    """Both are computed with one after the other."""
+    return msgspec.structs.replace(
+        model,
+        draft_bytes=draft.weight_bytes,
+        draft_shape=draft.shape,
+        calculated_fixed_bytes=model.calculated_fixed_bytes + draft.weight_bytes,
+        working_bytes=max(model.working_bytes, draft.working_bytes),
+        working_token_bytes=max(model.working_token_bytes, draft.working_token_bytes),
     )
 
 
@@ -145,6 +197,7 @@ def estimated(
     measured_fixed_bytes: int | None,
     system: BackEnd,
     name: str,
+    kv_bits: int | None = None,
 ) -> Estimate:
     """The same of what the files say; `name` is what errors call the configuration."""
     text = language_of(config)
@@ -153,9 +206,13 @@ def estimated(
         context_tokens = min(context_tokens, own_context)
     ordinary_tokens = min(ordinary_tokens, context_tokens)
     try:
-        shape = cache_shape(config, weights.element_bytes)
-        short_bytes = working_bytes(text, weights.element_bytes, ordinary_tokens, system)
-        long_bytes = working_bytes(text, weights.element_bytes, context_tokens, system)
+        shape = cache_shape(config, weights.element_bytes, kv_bits)
+        short_bytes, long_bytes = (
+            working_bytes(
+                text, weights.element_bytes, tokens, system, quantized=kv_bits is not None
+            )
+            for tokens in (ordinary_tokens, context_tokens)
+        )
     except (TypeError, ValueError) as error:
         raise EstimateError(f"{name} can't be understood: {error}") from error
     more_tokens = context_tokens - ordinary_tokens
@@ -173,14 +230,19 @@ def estimated(
     )
 
 
-def model_key(folder: Path, python: str | None) -> str:
+def model_key(folder: Path, python: str | None, options: Options = _NO_OPTIONS) -> str:
     """What measurements are remembered by: these files with this interpreter.
 
     Raises:
         OSError: the folder can't be read.
     """
+    added = (each for each in (options.adapter, options.draft) if each is not None)
+    return "|".join((_state_of(folder), python or "", *map(_state_of, added)))
+
+
+def _state_of(folder: Path) -> str:
     newest = max((each.stat().st_mtime_ns for each in folder.iterdir()), default=0)
-    return f"{folder.resolve()}|{newest}|{python or ''}"
+    return f"{folder.resolve()}|{newest}"
 
 
 def _config(folder: Path) -> dict[str, Any]:

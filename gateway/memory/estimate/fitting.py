@@ -11,7 +11,8 @@ from msgspec import Struct
 from gateway.memory.back_end import back_end
 from gateway.memory.estimate.estimate import Estimate, estimate, model_key
 from gateway.memory.estimate.learned import Learned
-from gateway.memory.estimate.weights import read_weights
+from gateway.memory.estimate.options import Options
+from gateway.memory.estimate.weights import adapter_bytes, read_weights
 
 # Weights and what comes beside them, where the rest can't be estimated.
 _GUESS: Final = 1.3
@@ -20,14 +21,19 @@ LEAST_CONTEXT_TOKENS: Final = 2048
 
 
 def whole(
-    folder: Path, context_tokens: int, ordinary_tokens: int, python: str | None, learned: Learned
+    folder: Path,
+    context_tokens: int,
+    ordinary_tokens: int,
+    python: str | None,
+    learned: Learned,
+    options: Options,
 ) -> tuple[str, Estimate]:
     """The estimate with the whole context, and the key that its measurements are kept by.
 
     Raises:
         EstimateError, OSError: the files can't be understood, or read.
     """
-    key = model_key(folder, python)
+    key = model_key(folder, python, options)
     return key, estimate(
         folder,
         context_tokens,
@@ -35,6 +41,7 @@ def whole(
         learned.process_bytes,
         learned.fixed_bytes(key),
         back_end(),
+        options,
     )
 
 
@@ -76,11 +83,16 @@ def fit(whole: Estimate, possible_bytes: int) -> Fit:
     return Fit(found.floor_bytes, found.context_tokens, whole.context_tokens, possible_bytes)
 
 
-def guess(folder: Path, process_bytes: int) -> int:
+def guess(folder: Path, process_bytes: int, options: Options) -> int:
     """What is asked for where only the weights are understood: bytes. `process_bytes` is a worker
     without them.
 
     Raises:
         EstimateError, OSError: not even these are.
     """
-    return process_bytes + int(read_weights(folder).bytes * _GUESS)
+    weight_bytes = read_weights(folder).bytes
+    if options.adapter is not None:
+        weight_bytes += adapter_bytes(options.adapter)
+    if options.draft is not None:
+        weight_bytes += read_weights(options.draft).bytes
+    return process_bytes + int(weight_bytes * _GUESS)

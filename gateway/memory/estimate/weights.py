@@ -41,12 +41,26 @@ def read_weights(folder: Path) -> Weights:
     tensors: dict[str, _Tensor] = {}
     for path in sorted(folder.glob("model*.safetensors")):
         # mlx-lm too keeps one of tensors with the same name, as when shards lie beside their whole.
-        tensors |= {name: _tensor(path, name, entry) for name, entry in _header(path).items()}
+        tensors |= _tensors(path)
     if not tensors:
         raise EstimateError(f"{folder} has no weights (model*.safetensors)")
     floats = Counter(each.dtype for each in tensors.values() if each.dtype in _ELEMENT_BYTES)
     element_bytes = _ELEMENT_BYTES[floats.most_common(1)[0][0]] if floats else 2
     return Weights(sum(each.bytes for each in tensors.values()), element_bytes)
+
+
+def adapter_bytes(folder: Path) -> int:
+    """What a LoRA adapter adds. One of full weights takes the place of the model's, but both are
+    there while it is loaded.
+
+    Raises:
+        EstimateError: it can't be read.
+    """
+    return sum(each.bytes for each in _tensors(folder / "adapters.safetensors").values())
+
+
+def _tensors(path: Path) -> dict[str, _Tensor]:
+    return {name: _tensor(path, name, entry) for name, entry in _header(path).items()}
 
 
 def _header(path: Path) -> dict[str, Any]:

@@ -46,13 +46,22 @@ _WITH_SINKS: Final = ("gpt_oss",)
 
 
 def working_bytes(
-    config: Mapping[str, Any], element_bytes: int, context_tokens: int, system: BackEnd
+    config: Mapping[str, Any],
+    element_bytes: int,
+    context_tokens: int,
+    system: BackEnd,
+    *,
+    quantized: bool = False,
 ) -> int:
-    """For a chunk at the end of so many tokens; `config` is that of the language model."""
+    """For a chunk at the end of so many tokens; `config` is that of the language model, and its
+    caches may be `quantized`.
+    """
     largest = LARGEST_TOKENS_ON_CPU if system is BackEnd.CPU else LARGEST_TOKENS
     chunk = min(largest, context_tokens)
     layers = layers_of(config)
-    attention = _attention_bytes(config, element_bytes, chunk, context_tokens, system)
+    # mlx-lm's attention over quantized caches (models/base.py) is no kernel of MLX.
+    written = quantized or not _in_one_kernel(config, element_bytes, system)
+    attention = _attention_bytes(config, element_bytes, chunk, context_tokens, written=written)
     scan = 0
     if config.get("model_type") in _SCANNED and (Layer.STATE in layers or Layer.BOTH in layers):
         scan = _scan_bytes(config, chunk)
@@ -71,9 +80,10 @@ def _attention_bytes(
     element_bytes: int,
     chunk: int,
     context_tokens: int,
-    system: BackEnd,
+    *,
+    written: bool,
 ) -> int:
-    """Scores of every token of a chunk with every token that it sees, where they are written out;
+    """Scores of every token of a chunk with every token that it sees, if they are `written` out;
     and what a latent becomes.
     """
     # Of the last layer a prompt needs what the cache keeps, and no scores.
@@ -85,7 +95,6 @@ def _attention_bytes(
     else:
         return 0
     heads = first(config, "num_attention_heads", "n_heads", "n_head")
-    written = not _in_one_kernel(config, element_bytes, system)
     copies = int(written)
     if written and config.get("model_type") in _WITH_SINKS:
         copies = 3

@@ -39,8 +39,19 @@ class Account:
     computed to the last, which takes wired pages, or was seen to keep them at rest.
     """
 
-    def __init__(self, pid: int, model_id: str, now: float) -> None:
+    def __init__(
+        self,
+        pid: int,
+        model_id: str,
+        now: float,
+        *,
+        usual_share: float = 1.0,
+        usually_keeps: bool = False,
+    ) -> None:
+        """With what earlier lives of the model have shown."""
         self.pid = pid
+        self._usual_share = usual_share
+        self._usually_keeps = usually_keeps
         self.model_id = model_id
         self.since = now
         self.held_bytes = 0
@@ -52,13 +63,13 @@ class Account:
         self.swings = False
         self.changed_at = now
         self.ended_at: float | None = None
-        self._worked_s = 0.0
+        self._worked_s = self._computed_s = 0.0
         self._loads = False
         self._due_bytes = 0
         self._due_until = now
         self._usual_bytes: int | None = None
         self._at_rest_bytes: int | None = None
-        self._rests_kept = self._rests_fallen = 0
+        self.rests_kept = self.rests_fallen = 0
         self._falls: deque[tuple[float, int]] = deque()
 
     @property
@@ -68,8 +79,18 @@ class Account:
 
     @property
     def unclear(self) -> bool:
-        """Whose the pages are: unless all of those that wired at once have wired all they hold."""
-        return self.mixed and self.most_bytes < self.held_bytes * _ALL
+        """Whose the pages are: unless all of those that wired at once have wired all they do."""
+        return self.mixed and self.most_bytes < self.held_bytes * self._usual_share * _ALL
+
+    @property
+    def tells(self) -> bool:
+        """It has computed for long enough to have wired what it wires."""
+        return self._computed_s >= PROMPT_S and not self.unclear
+
+    @property
+    def share(self) -> float:
+        """Of what it holds, the most that it had wired."""
+        return self.most_bytes / max(self.held_bytes, 1)
 
     @property
     def room_bytes(self) -> int:
@@ -106,13 +127,15 @@ class Account:
             self.works, self.changed_at = True, now
         elif works:
             self._worked_s += step_s
+            self._computed_s += 0.0 if loads else step_s
             if now - self.changed_at >= PROMPT_S and self._keeps:
                 # Computing takes wired pages: what has fallen meanwhile was another's.
                 self.wired_bytes = min(self.most_bytes, held_bytes)
         elif self._at_rest_bytes is not None and now - self.changed_at >= 2 * PROMPT_S:
-            fallen = self.wired_bytes < self._at_rest_bytes * _UNWIRED
-            self._rests_fallen += fallen
-            self._rests_kept += not fallen
+            if self._at_rest_bytes >= self.held_bytes * _PLAUSIBLE:
+                fallen = self.wired_bytes < self._at_rest_bytes * _UNWIRED
+                self.rests_fallen += fallen
+                self.rests_kept += not fallen
             self._at_rest_bytes = None
 
     def settle(self, now: float) -> None:
@@ -126,6 +149,8 @@ class Account:
         rests = not self.works and now - self.changed_at > PROMPT_S
         self.judged = not self.unclear and (not rests or self._keeps)
         if self.works:
+            if self._keeps:
+                self.wired_bytes = min(self.most_bytes, self.held_bytes)
             self._own_falls(now, _TEARDOWN_S)
         self.works = False
         self.ended_at = now
@@ -157,7 +182,9 @@ class Account:
 
     @property
     def _keeps(self) -> bool:
-        return self._rests_kept >= _RESTS and self._rests_kept > 2 * self._rests_fallen
+        if self._usually_keeps:
+            return self.rests_fallen <= self.rests_kept + _RESTS
+        return self.rests_kept >= _RESTS and self.rests_kept > 2 * self.rests_fallen
 
     def _own_falls(self, now: float, within_s: float) -> None:
         """What fell while it seemed to compute may have been its own."""

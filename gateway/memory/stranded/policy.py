@@ -9,11 +9,12 @@ is known to wire and to give back, or the same was seen twice.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from gateway.memory.stranded.account import PROMPT_S, RETURNS_S, Account
+from gateway.memory.stranded.habits import Habits
 
 # Of the machine's memory: what moves by less has not moved, what is less is not looked for.
 _STEP_SHARE: Final = 1 / 256
@@ -91,8 +92,7 @@ class Stranded:
         self.proven: dict[str, list[int]] = {}
         self.floor_bytes: int | None = None
         self.level_bytes: int | None = None
-        # Of what it holds, that the worker of a model wires: the least and the most that was seen.
-        self._shares: dict[str, tuple[float, float]] = {}
+        self._habits: defaultdict[str, Habits] = defaultdict(Habits)
         self._step_bytes = int(total_bytes * _STEP_SHARE)
         self._least_bytes = int(total_bytes * _LEAST_SHARE)
         self._accounts: dict[int, Account] = {}
@@ -137,6 +137,7 @@ class Stranded:
         for question in self._questions:
             question.hidden_bytes += self._doubt(question, account)
         account.end(now)
+        self._habits[account.model_id].note(account)
         hidden_bytes = sum(size for at, size in self._rises if now - at <= PROMPT_S)
         self._questions.append(_Question(account, now, hidden_bytes, clean=clean))
 
@@ -155,7 +156,7 @@ class Stranded:
         for pid, held in reading.workers.items():
             account = self._accounts.get(pid)
             if account is None:
-                account = self._accounts[pid] = Account(pid, held.model_id, now)
+                account = self._accounts[pid] = self._account(pid, held.model_id, now)
             account.observe(now, step_s, held.footprint_bytes, loads=held.loads, works=held.works)
         self._move(now, reading.wired_bytes)
         self._settle(now)
@@ -163,6 +164,10 @@ class Stranded:
         findings = self._decide(now)
         self.bytes = min(self.bytes, self._above_bytes)
         return findings
+
+    def _account(self, pid: int, model_id: str, now: float) -> Account:
+        habits = self._habits[model_id]
+        return Account(pid, model_id, now, usual_share=habits.share, usually_keeps=habits.keeps)
 
     @property
     def _above_bytes(self) -> int:
@@ -208,11 +213,13 @@ class Stranded:
                 account.climb(taken)
                 size_bytes -= taken
         young = [each for each in working if each.young]
-        room_bytes = sum(each.room_bytes for each in young)
-        shared_bytes = min(size_bytes, room_bytes)
+        shared_bytes = 0
+        # As much as their models usually wire comes before what they may wire.
+        for room_of in (self._usual_room, _room):
+            rooms = [room_of(each) for each in young]
+            shared_bytes += self._share_out(size_bytes - shared_bytes, young, rooms)
         for account in young:
             account.mixed = account.mixed or (len(young) > 1 and shared_bytes > self._step_bytes)
-            account.climb(shared_bytes * account.room_bytes // max(room_bytes, 1))
         size_bytes -= shared_bytes
         if size_bytes > self._step_bytes:
             self._rises.append((now, size_bytes))
@@ -220,6 +227,19 @@ class Stranded:
                 self._rises.popleft()
             for question in self._questions:
                 question.hidden_bytes += size_bytes
+
+    def _usual_room(self, account: Account) -> int:
+        usual_bytes = int(account.held_bytes * self._habits[account.model_id].share)
+        return max(0, usual_bytes - account.wired_bytes)
+
+    @staticmethod
+    def _share_out(size_bytes: int, accounts: list[Account], rooms: list[int]) -> int:
+        """How much of a rise fits into their rooms."""
+        room_bytes = sum(rooms)
+        shared_bytes = min(size_bytes, room_bytes)
+        for account, own_bytes in zip(accounts, rooms, strict=True):
+            account.climb(shared_bytes * own_bytes // max(room_bytes, 1))
+        return shared_bytes
 
     def _fall(self, now: float, size_bytes: int) -> None:
         """What is nobody's for certain counts as the return of everybody who may have had it."""
@@ -229,7 +249,8 @@ class Stranded:
         for account in accounts:
             taken_bytes = account.take_due(now, size_bytes)
             size_bytes -= taken_bytes
-            if taken_bytes and account.pid in self._accounts and not account.swings:
+            swings = account.swings or self._habits[account.model_id].unwires
+            if taken_bytes and account.pid in self._accounts and not swings:
                 for question in self._questions:
                     owed_bytes = question.owed_bytes.get(account.pid, 0)
                     question.owed_bytes[account.pid] = owed_bytes + taken_bytes
@@ -239,9 +260,6 @@ class Stranded:
     def _learn(self, now: float) -> None:
         for account in [*self._accounts.values(), *(each.account for each in self._questions)]:
             if account.most_bytes >= self._least_bytes and account.proves(now):
-                share = account.most_bytes / max(account.held_bytes, 1)
-                least, most = self._shares.get(account.model_id, (share, share))
-                self._shares[account.model_id] = (min(share, least), max(share, most))
                 lives = self.proven.setdefault(account.model_id, [])
                 if account.pid not in lives:
                     self.proven[account.model_id] = [*lives[-1:], account.pid]
@@ -260,6 +278,8 @@ class Stranded:
                 question.suspect = convinced
                 if not convinced:
                     self._questions.remove(question)
+        if not self._questions:
+            return []
         suspects = [each for each in self._questions if each.suspect]
         for question in suspects[:-_MOST_SUSPECTS]:
             self._questions.remove(question)
@@ -294,7 +314,7 @@ class Stranded:
         if other.since >= since:
             expected_bytes = question.before_bytes
             if other.model_id != question.account.model_id:
-                expected_bytes = int(other.held_bytes * self._share(other)[1])
+                expected_bytes = int(other.held_bytes * self._habits[other.model_id].share)
             return max(0, int(expected_bytes * _NEARLY) - other.most_bytes)
         return other.missed_bytes if other.works and other.changed_at >= since else 0
 
@@ -302,24 +322,26 @@ class Stranded:
         account = self._accounts.get(pid)
         return account is not None and account.works and account.changed_at > question.ended_at
 
-    def _share(self, account: Account) -> tuple[float, float]:
-        """The least and the most of what it holds that its model has wired."""
-        return self._shares.get(account.model_id, (1.0, 1.0))
-
     def _confirmed(self, question: _Question, suspects: list[_Question]) -> bool:
-        """By another life of the same model, that gave back or that did not either."""
+        """By another life of the same model, that gave back or that did not either, and by what
+        its lives have wired.
+        """
         account = question.account
         lives = self.proven.get(account.model_id, [])
         twins = [each for each in suspects if each.account.model_id == account.model_id]
-        return len(twins) > 1 or any(each != account.pid for each in lives)
+        told = len(twins) > 1 or any(each != account.pid for each in lives)
+        # Of what an earlier gateway's worker held nothing is known.
+        return told and (account.pid < 0 or self._habits[account.model_id].agree(account))
 
     def _find(self, question: _Question) -> Finding:
         self._questions.remove(question)
         account = question.account
-        # Another program may have wired some of it while the worker loaded.
-        usual_bytes = int(account.held_bytes * self._share(account)[0])
-        missing_bytes = min(account.wired_bytes, usual_bytes, self._above_bytes - self.bytes)
+        missing_bytes = min(account.wired_bytes, self._above_bytes - self.bytes)
         if missing_bytes < self._least_bytes:
             missing_bytes = 0
         self.bytes += missing_bytes
         return Finding(account.model_id, question.before_bytes, missing_bytes)
+
+
+def _room(account: Account) -> int:
+    return account.room_bytes

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.api.status import _memory_status
 from gateway.memory.host import HostMemory
+from gateway.memory.ledger import Claim, Ledger
 from gateway.memory.reading import CardMemory, Footprint
 
 GB = 10**9
@@ -17,7 +18,9 @@ CARD = CardMemory(85 * GB, 40 * GB)
 
 def _fleet(card: CardMemory | None, *workers: Footprint | None) -> Any:
     """What a status reads of it."""
-    ledger = SimpleNamespace(budget_bytes=83 * GB, stranded_bytes=0, holders=[])
+    ledger = Ledger(83 * GB)
+    ledger.spare_bytes = GB
+    ledger.enter(Claim("m", 4 * GB, 0, 0.0))
     return SimpleNamespace(
         readings=SimpleNamespace(
             host=HostMemory(64 * GB, 50 * GB, None, "normal"),
@@ -50,5 +53,6 @@ def test_who_holds_what(
     status = _memory_status(_fleet(card, *workers))
     assert (status.footprint_bytes, status.other_bytes) == (footprint_bytes, other_bytes)
     assert (status.total_bytes, status.available_bytes) == (64 * GB, 50 * GB)
+    assert status.granted_bytes == 5 * GB, "the spare's room is granted, too"
     assert status.card_total_bytes == (None if card is None else card.total_bytes)
     assert status.card_available_bytes == (None if card is None else card.available_bytes)

@@ -115,7 +115,7 @@ class TestReading:
         assert '"b" is a model\'s id already' in by_id
         assert '"c" is an alias of "a" already' in by_alias
 
-    @pytest.mark.parametrize("budget", ["much", "12XB", "0%", "101%", ""])
+    @pytest.mark.parametrize("budget", ["much", "12XB", "0%", "101%", "", "0", "0.0GB"])
     def test_budgets_that_are_none(self, file: Path, budget: str) -> None:
         assert "memory.budget" in _mistakes(file, f'[memory]\nbudget = "{budget}"')[0]
 

@@ -36,7 +36,10 @@ class TestExample:
         assert settings == Settings(models={"demo": ModelSettings(path="demo")})
 
     def test_what_is_not_in_force_is_right_too(self, tmp_path: Path) -> None:
+        for name in ("adapter_config.json", "adapters.safetensors"):
+            (tmp_path / name).touch()
         text = re.sub(r"^# (\w+ = )", r"\1", example(), flags=re.MULTILINE)
+        text = text.replace("~/adapters/legal", str(tmp_path))
         configuration = _read(tmp_path, text)
         assert len(configuration.sources) == len(list(definitions()))
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.config.keys import KEYS, MODEL_KEYS, MODELS, Definition, label
-from gateway.config.kinds import Size, Switch, Text, Texts, Time, Whole, toml_text
+from gateway.config.kinds import Choice, Size, Switch, Text, Texts, Time, Whole, toml_text
 from gateway.config.locations import Place
 from gateway.config.mistakes import Mistake
 from gateway.config.read import Configuration, read_configuration
@@ -178,20 +178,24 @@ def _wrong(definition: Definition) -> list[str]:
     """TOML values that the key doesn't take."""
     match definition.kind:
         case Text():
-            known = {"host": ['"0.0.0.0"', '""'], "path": ['"/nowhere/at/all"', '""']}
+            nowhere = ['"/nowhere/at/all"', '""']
+            known = {"host": ['"0.0.0.0"', '""']}
+            known |= dict.fromkeys(("path", "adapter", "draft_model"), nowhere)
             own = ["1", "true", "[]", *known.get(definition.name, [])]
         case Texts():
             own = ["1", '"x"', "true"]
         case Switch():
             own = ["1", '"true"', "[]"]
+        case Choice(numbers):
+            own = [str(max(numbers) + 1), f"{numbers[0]}.0", f'"{numbers[0]}"', "true", "[]"]
         case Whole(least, most):
             own = [str(least - 1), str(most + 1), "1.0", '"1"', "true", "[1]", "9" * 30]
         case Time(least_s):
             own = ["-1", '"5 minutes"', '"-5s"', '""', "inf", "nan", "1e12", "true", "[]"]
-            own += ["0.05"] if least_s else []
+            own += [str(least_s / 2)] if least_s else []
         case Size(automatic):
             own = ["-1", "1.5", '"much"', '"12XB"', '"101%"', "true", "9" * 30]
-            own += [] if automatic else ['"auto"', '"50%"']
+            own += ["0", '"0GB"'] if automatic else ['"auto"', '"50%"']
         case _:
             raise AssertionError(definition)
     return [*own, *_NONE_OF_ANY_KIND]

@@ -10,6 +10,8 @@ import pytest
 from gateway.config import places
 from tests.support.faults import no_threads
 
+A, B, DEAD = (places.Sought("path", each) for each in ("a", "b", "dead"))
+
 
 def _refuses() -> str:
     raise ValueError("There is no model folder b.")
@@ -24,21 +26,28 @@ def test_each_place_has_its_answer_or_its_sentence(monkeypatch: pytest.MonkeyPat
         answers.wait(30)
         return "/dead"
 
-    looks = {"a": lambda: "/a", "b": _refuses, "dead": hangs}
+    looks = {A: lambda: "/a", B: _refuses, DEAD: hangs}
     asked = places.Places()
     for _ in range(2):
         found = asked.locate(looks)
-        assert found["a"] == "/a"
-        assert str(found["b"]) == "There is no model folder b."
-        assert str(found["dead"]).startswith("dead did not answer within ")
+        assert found[A] == "/a"
+        assert str(found[B]) == "There is no model folder b."
+        assert str(found[DEAD]).startswith("dead did not answer within ")
     assert len(made) == 1, "and nobody asks again while it hangs"
     answers.set()
     deadline = time.monotonic() + 30
-    while isinstance(asked.locate(looks)["dead"], ValueError):
+    while isinstance(asked.locate(looks)[DEAD], ValueError):
         assert time.monotonic() < deadline
+
+
+def test_one_folder_is_looked_at_for_each_thing_that_it_may_be() -> None:
+    adapter = places.Sought("adapter", "a")
+    found = places.Places().locate({A: lambda: "/a", adapter: _refuses})
+    assert found[A] == "/a"
+    assert isinstance(found[adapter], ValueError)
 
 
 def test_without_threads_nothing_can_be_looked_at() -> None:
     with no_threads():
-        (sentence,) = places.Places().locate({"a": lambda: "/a"}).values()
+        (sentence,) = places.Places().locate({A: lambda: "/a"}).values()
     assert "a can't be looked at" in str(sentence)

@@ -66,3 +66,11 @@ async def test_nobody_reads_an_abandoned_answer() -> None:
     request.abandon()
     with pytest.raises(ClientGoneError):
         await request.take()
+
+
+@pytest.mark.parametrize(("told", "counted"), [(-1, 0), (0, 0), (3, 3), (4, 3)])
+async def test_no_more_is_cached_than_the_prompt_has(told: int, counted: int) -> None:
+    """The worker that goes on with a request finds delivered tokens, too."""
+    request = _request()
+    request.deliver(Delta("r", (1,), "a", "stop", Usage(3, 4, told)))
+    assert (await request.take()).usage == Usage(3, 4, counted)

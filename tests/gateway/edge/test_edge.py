@@ -180,6 +180,7 @@ def test_what_is_no_foreign_page(headers: dict[str, str]) -> None:
         {"host": "localhost", "origin": "https://chat.example.evil.example"},
         {"host": "localhost", "origin": "http://evil@localhost"},
         {"host": "localhost", "sec_fetch_site": "cross-site"},
+        {"host": "localhost", "sec_fetch_site": "same-site"},
     ],
 )
 def test_what_is_one(headers: dict[str, str]) -> None:

@@ -20,8 +20,16 @@ class Account(Admission):
     def __init__(self, budget: int = BUDGET, spare: int = 0) -> None:
         super().__init__(budget * UNIT, PATIENCE_S, spare * UNIT)
 
-    def claim(self, name: str, floor: int, priority: int = 0, now: float = LATER) -> None:
-        self.ask(name, floor * UNIT, priority, now)
+    def claim(
+        self,
+        name: str,
+        floor: int,
+        priority: int = 0,
+        now: float = LATER,
+        *,
+        pinned: bool = False,
+    ) -> None:
+        self.ask(name, floor * UNIT, priority, now, pinned=pinned)
 
     def load(
         self,
@@ -37,22 +45,34 @@ class Account(Admission):
         used: int = 0,
         wanted: int | None = None,
         least: int = 0,
+        held: int = 0,
+        prompt: int = 0,
     ) -> None:
         """Load a model that fits; with something `wanted` it borrows that, and holds it."""
-        self.claim(name, floor, priority, at)
+        self.claim(name, floor, priority, at, pinned=pinned)
         assert name in {each.model_id for each in self.decide(at)}
-        self.ready(name, at, pinned=pinned, reload_s=reload_s)
+        self.ready(name, at, reload_s=reload_s)
         self.note(name, priority=priority, busy=busy, last_used=last_used)
-        self.need(name, used, used if wanted is None else wanted, least)
+        self.need(name, used, wanted, least, held=held, prompt=prompt)
         self.obey(self.decide(at))
         self.footprint(name, max(floor, used))
 
-    def need(self, name: str, used: int, wanted: int | None = None, least: int = 0) -> None:
+    def need(
+        self,
+        name: str,
+        used: int,
+        wanted: int | None = None,
+        least: int = 0,
+        *,
+        held: int = 0,
+        prompt: int = 0,
+    ) -> None:
         """As its worker says, which keeps to the limit that it kept to."""
         holder = self.ledger.holder(name)
         assert holder is not None
         wanted = used if wanted is None else wanted
-        self.note_need(name, Need(used * UNIT, wanted * UNIT, least * UNIT), holder.kept_bytes)
+        need = Need(used * UNIT, wanted * UNIT, least * UNIT, held, prompt)
+        self.note_need(name, need, holder.kept_bytes)
 
     def footprint(self, name: str, size: float) -> None:
         self.note_footprint(name, int(size * UNIT))

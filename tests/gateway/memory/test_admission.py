@@ -297,18 +297,35 @@ class TestRoomForALoad:
         account.claim("b", 40, priority=1)
         assert account.decide(LATER) == []
 
-    def test_who_loads_is_not_pinned_yet(self) -> None:
+    def test_who_loads_is_pinned_already(self) -> None:
         account = Account()
-        account.claim("a", 10)
-        account.decide(LATER)
+        account.claim("a", 30, pinned=True)
+        account.claim("b", 71, now=LATER + 1)
+        assert account.decide(LATER + 1) == [Refuse("b", 71 * UNIT, 70 * UNIT), admits("a", 30)]
+        account.pin("a", pinned=False)
+        account.claim("b", 71, now=LATER + 1)
+        assert account.decide(LATER + 1) == []
+        account.pin("a", pinned=True)
+        assert account.decide(LATER + 1) == [Refuse("b", 71 * UNIT, 70 * UNIT)]
+        account.ready("a", LATER)
         holder = account.ledger.holder("a")
         assert holder is not None
-        account.pin("a", pinned=True)
-        assert not holder.pinned
-        account.ready("a", LATER)
-        assert (holder.pinned, holder.reload_s) == (False, 0.0)
-        account.pin("a", pinned=True)
-        assert holder.pinned
+        assert (holder.pinned, holder.reload_s) == (True, 0.0)
+
+    def test_who_waits_may_be_pinned(self) -> None:
+        account = Account()
+        account.load("busy", 80, busy=True)
+        account.claim("a", 40, pinned=True)
+        account.claim("b", 40, now=LATER + 1)
+        account.decide(LATER + 1)
+        account.pin("a", pinned=False)
+        account.pin("b", pinned=True)
+        account.gone("busy")
+        assert account.decide(LATER + 2) == [admits("a", 40), admits("b", 40)]
+        for name, pinned in (("a", False), ("b", True)):
+            holder = account.ledger.holder(name)
+            assert holder is not None
+            assert holder.pinned is pinned
 
 
 class TestRecalls:
@@ -700,7 +717,7 @@ class TestThirst:
 
     def test_it_takes_nothing_from_itself(self) -> None:
         account = Account()
-        account.load("other", 40, busy=True, pinned=True)
+        account.load("other", 40, busy=True, reload_s=1000.0)
         account.load("dry", 40, busy=True, used=60)
         account.need("dry", 60, 70, 70)
         assert account.decide(LATER) == []
@@ -708,7 +725,7 @@ class TestThirst:
 
     def test_it_waits_from_when_it_was_thirsty_last(self) -> None:
         account = Account()
-        account.load("other", 40, busy=True, pinned=True)
+        account.load("other", 40, busy=True, reload_s=1000.0)
         account.load("dry", 40, busy=True)
         for least, since in ((70, 0.0), (40, None), (70, 9.0)):
             account.need("dry", 0, least, least)
@@ -720,7 +737,7 @@ class TestThirst:
     def test_who_was_just_loaded_has_waited_for_that_too(self) -> None:
         for ready_at, since in ((LATER, 3.0), (LATER - 2.4, 3.0), (LATER - 2.5, LATER)):
             account = Account()
-            account.load("other", 40, busy=True, pinned=True)
+            account.load("other", 40, busy=True, reload_s=1000.0)
             account.load("dry", 40, busy=True, at=3.0)
             account.ready("dry", ready_at)
             account.need("dry", 0, 70, 70)
@@ -870,3 +887,36 @@ class TestSpare:
         account.configure(100 * UNIT, PATIENCE_S, 0)
         account.decide(LATER)
         assert account.ledger.spare_bytes == 0
+
+
+class TestAttainable:
+    def test_pinned_floors_of_others_are_what_is_not(self) -> None:
+        account = Account()
+        assert account.attainable_bytes("a") is None
+        account.load("a", 20)
+        account.claim("b", 30, pinned=True)
+        assert account.attainable_bytes("a") == 100 * UNIT
+        account.decide(LATER)
+        assert account.attainable_bytes("a") == 70 * UNIT, "it is loading"
+        assert account.attainable_bytes("b") == 100 * UNIT
+        account.ending("b")
+        assert account.attainable_bytes("a") == 100 * UNIT
+        account.configure(200 * UNIT, PATIENCE_S, 0)
+        assert account.attainable_bytes("a") == 200 * UNIT
+
+    def test_what_may_come_back_counts(self) -> None:
+        account = Account()
+        account.load("a", 20)
+        account.ledger.stranded_bytes, account.ledger.undecided_bytes = 30 * UNIT, 10 * UNIT
+        assert account.attainable_bytes("a") == 80 * UNIT
+
+    def test_nobody_waits_for_more(self) -> None:
+        account = Account()
+        account.load("pinned", 40, pinned=True)
+        account.load("dry", 30, busy=True)
+        account.need("dry", 0, 200, 200)
+        assert account.decide(LATER) == [lends("dry", 60)]
+        assert account.decide(LATER + 1) == []
+        holder = account.ledger.holder("dry")
+        assert holder is not None
+        assert holder.thirsty_since is None

@@ -28,10 +28,32 @@ def test_while_it_gives_back() -> None:
     ledger = _ledger()
     holder = ledger.holder("m")
     assert holder is not None
+    holder.kept_bytes = 5 * GB
+    assert explain.returning(ledger, "m") is None
     holder.recalled_at = 1.0
     told = explain.short(ledger, "m", 2)
     assert told is not None
-    assert told.endswith("8.0 GB more is wanted, and some is being called back")
+    assert told.endswith("8.0 GB more is wanted, and 1.0 GB are being called back")
+    told = explain.returning(ledger, "m")
+    assert told == "1.0 GB of what it holds are being called back"
+    assert explain.returning(ledger, "unknown") is None
+
+
+def test_why_there_can_be_no_more() -> None:
+    ledger = _ledger()
+    told = explain.at_best(ledger, "m", 10 * GB)
+    assert told == "At most 10.0 GB of the memory budget of 10.0 GB can be had for it at present."
+    ledger.enter(Claim("p", 2 * GB, 0, 0.0, pinned=True))
+    ledger.enter(Claim("q", 1 * GB, 0, 0.0))
+    ledger.stranded_bytes, ledger.undecided_bytes = 3 * GB, GB
+    told = explain.at_best(ledger, "m", -1)
+    assert told.endswith(
+        "be had for it at present, as p keeps 2.0 GB (pinned), 2.0 GB are stranded."
+    )
+    assert told.startswith("At most 0 B of ")
+    ledger.undecided_bytes = 3 * GB
+    assert "stranded" not in explain.at_best(ledger, "m", 0)
+    assert "keeps" not in explain.at_best(Ledger(GB), "p", 0)
 
 
 def test_nothing_waits() -> None:

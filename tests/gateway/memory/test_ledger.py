@@ -18,11 +18,14 @@ def test_a_floor_is_reserved_before_anything_is_held() -> None:
     ledger = Ledger(100)
     holder = _holder(ledger, "a", 30)
     assert holder == Holder("a", 3, 7.0, floor_bytes=30, limit_bytes=30, kept_bytes=30)
+    assert (holder.pinned, holder.turn_begins, holder.short) == (False, True, False)
     assert (holder.lent_bytes, holder.idle_loan_bytes, holder.rows_bytes) == (0, 0, 0)
     # A model that loads is as good as busy, and neither borrows nor goes.
     assert (holder.busy, holder.steady, holder.yields) == (True, False, False)
     assert (ledger.committed_bytes, ledger.free_bytes, ledger.coming_bytes) == (30, 70, 0)
     assert list(ledger.holders) == [holder]
+    assert (holder.footprint_bytes, holder.reload_s, holder.last_used) == (0, 0.0, 0.0)
+    assert holder.need == Need(used_bytes=0, wanted_bytes=0, least_bytes=0)
     assert ledger.steady == []
     assert ledger.remove("a") is holder
     assert (ledger.remove("a"), ledger.holder("a"), ledger.free_bytes) == (None, None, 100)
@@ -39,11 +42,13 @@ def test_what_is_committed_is_the_most_that_it_may_come_to(
     holder = _holder(ledger, "a", 20)
     holder.limit_bytes, holder.kept_bytes, holder.footprint_bytes = limit, kept, footprint
     assert (holder.committed_bytes, ledger.committed_bytes) == (committed, committed)
-    assert holder.coming_bytes == 0
+    assert (holder.coming_bytes, holder.going_bytes) == (0, committed)
     holder.recalled_at = 1.0
     assert holder.coming_bytes == ledger.coming_bytes == committed - limit
+    assert holder.going_bytes == limit, "its end would bring the rest"
     holder.ending = True
     assert holder.coming_bytes == ledger.coming_bytes == committed
+    assert holder.going_bytes == 0
 
 
 def test_of_a_loan_what_neither_runs_nor_comes_next_stands_idle() -> None:
@@ -79,7 +84,28 @@ def test_the_budget_less_what_nobody_can_give_back() -> None:
     first.pinned = second.pinned = True
     first.limit_bytes = 35
     assert ledger.possible_bytes == -10, "a loan can be called back from a pinned model too"
+    assert (ledger.possible_for(first), ledger.possible_for(second)) == (10, 20)
+    assert ledger.floor_bytes(["a", "b", "unknown"]) == 50
     second.ending = True
     assert ledger.possible_bytes == 20
+    assert (ledger.possible_for(first), ledger.possible_for(second)) == (40, 20)
+    assert ledger.floor_bytes(["a", "b"]) == 20
     ledger.stranded_bytes = 101
     assert ledger.usable_bytes == 0
+
+
+def test_who_is_short_has_requests_that_wait_for_more() -> None:
+    holder = _holder(Ledger(100), "a", 20)
+    for held, wanted, short in ((1, 21, True), (1, 20, False), (0, 21, False)):
+        holder.need = Need(20, wanted, 10, held)
+        assert holder.short is short
+
+
+def test_what_was_called_back_is_returning_until_it_is_seen() -> None:
+    holder = _holder(Ledger(100), "a", 20)
+    holder.footprint_bytes = 50
+    assert holder.returning_bytes == 0, "it is over its limit, and nobody asked for it"
+    holder.recalled_at = 1.0
+    assert holder.returning_bytes == holder.coming_bytes == 30
+    holder.ending = True
+    assert (holder.returning_bytes, holder.coming_bytes) == (30, 50)

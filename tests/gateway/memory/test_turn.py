@@ -78,7 +78,7 @@ def test_what_comes_for_one_and_isnt_needed_is_the_nexts() -> None:
 def test_thirst_counts_anew_after_it_was_stilled() -> None:
     account = Account()
     account.load("a", 20, busy=True)
-    account.load("b", 60, busy=True, pinned=True)
+    account.load("b", 60, busy=True)
     account.need("a", 20, least=30)
     account.obey(account.decide(LATER))
     assert account.limit("a") == 30

@@ -13,7 +13,7 @@ from tests.gateway.memory.world import BUDGET, PATIENCE_S, SPARE, World, run_wor
 
 def test_random_worlds() -> None:
     World.steps = World.recalls = 0
-    run_worlds(World, 600)
+    run_worlds(World, 400)
     assert World.steps >= 10_000
     assert World.recalls >= 50
 

@@ -42,20 +42,27 @@ MODELS = 6
 ORDINARY = 2 * UNIT
 # What a worker holds at most that it doesn't account for.
 MOST_BESIDE = 10 * UNIT
+# A long prompt: more than the patience of those who wait for its memory.
+PROMPT_S = 30
 # Patience, and then each of the others in turn: the end of one process, the start of another, and
 # the time that this one may keep its place; and what a worker that hangs or grew too large takes.
 BOUND_S = PATIENCE_S + MODELS * (
-    2 * SLOWEST_S + 2 + PATIENCE_S / 4 + RECALL_S + OVERGROWN_S + REBALANCE_S
+    2 * SLOWEST_S + 2 + PATIENCE_S / 4 + RECALL_S + OVERGROWN_S + REBALANCE_S + 2 * PROMPT_S
 )
 
 
 @dataclass
 class Row:
-    """A request: waiting since then, with so much left to do, and so large."""
+    """A request: waiting since then, with so much left to do, and so large. First its prompt must
+    be computed, and again if it has left its batch.
+    """
 
     since: float
     left_s: float
     size: int
+    prompt_s: int = 0
+    computed_s: int = 0
+    number: int = 0
 
 
 @dataclass
@@ -78,6 +85,9 @@ class Model:
     limit: int = 0
     beside: int = 0
     lag_s: int = 0
+    begun: int = 0
+    # What its prompt cache has, in what its rows leave.
+    cache: int = 0
 
     @property
     def used(self) -> int:
@@ -88,22 +98,47 @@ class Model:
     def footprint(self) -> int:
         if self.process is None:
             return 0
-        return max(self.used, self.floor - ORDINARY) + self.beside
+        return max(self.used, self.floor - ORDINARY) + self.cache + self.beside
 
     def need(self) -> Need:
         wanted = self.used + sum(each.size for each in self.waiting)
         first = [*self.running, *self.waiting][:1]
         least = self.floor - ORDINARY + sum(each.size for each in first)
-        return Need(self.used, wanted, least)
+        prompt = next((e.number for e in self.running[:1] if e.computed_s < e.prompt_s), 0)
+        return Need(
+            self.used, wanted, least, len(self.waiting), prompt, self.cache, 2 * self.cache + UNIT
+        )
+
+    def keep(self) -> None:
+        """What rows computed stays, as long as there is room."""
+        free = max(0, self.limit - max(self.used, self.floor - ORDINARY))
+        self.cache = min(free, self.cache + (UNIT if self.running else 0))
 
     def take_in(self) -> None:
         while self.waiting and self.used + self.waiting[0].size <= self.limit:
-            self.running.append(self.waiting.pop(0))
+            self.begun += 1
+            row = self.waiting.pop(0)
+            row.number, row.computed_s = self.begun, 0
+            self.running.append(row)
+        self.keep_to_limit()
+
+    def step(self) -> None:
+        for each in self.running:
+            if each.computed_s < each.prompt_s:
+                each.computed_s += 1
+            else:
+                each.left_s -= 1.0
+        self.running = [each for each in self.running if each.left_s > 0]
+        self.keep()
 
     def obey(self) -> None:
         self.limit, self.obeys_at = self.told, None
         while self.running and self.used > self.limit:
             self.waiting.insert(0, self.running.pop())
+        self.keep_to_limit()
+
+    def keep_to_limit(self) -> None:
+        self.cache = min(self.cache, max(0, self.limit - max(self.used, self.floor - ORDINARY)))
 
 
 class World(RuleBasedStateMachine):
@@ -145,14 +180,15 @@ class World(RuleBasedStateMachine):
         length_s=st.sampled_from((1, 3, 8, 150)),
         size=st.sampled_from((1, 1, 2, 5, 20)),
         count=st.integers(1, 8),
+        prompt_s=st.sampled_from((0, 0, 0, PROMPT_S)),
     )
-    def requests(self, number: int, length_s: int, size: int, count: int) -> None:
+    def requests(self, number: int, length_s: int, size: int, count: int, prompt_s: int) -> None:
         model = self._model(number)
         # What could never fit is refused by the worker: its context is bounded by this.
         pinned = sum(e.floor for e in self.models.values() if e.pinned and e is not model)
         room = BUDGET - pinned - model.floor - 2 * MOST_BESIDE
         size_bytes = min(size * UNIT, max(ORDINARY, room + ORDINARY))
-        model.waiting += [Row(self.now, length_s, size_bytes) for _ in range(count)]
+        model.waiting += [Row(self.now, length_s, size_bytes, prompt_s) for _ in range(count)]
         self._settle()
 
     @rule(number=st.integers(0, MODELS - 1))
@@ -198,14 +234,12 @@ class World(RuleBasedStateMachine):
     def _second(self) -> None:
         self.now += 1.0
         for model in self.models.values():
-            for each in model.running:
-                each.left_s -= 1.0
-            model.running = [each for each in model.running if each.left_s > 0]
+            model.step()
             if model.obeys_at is not None and self.now >= model.obeys_at:
                 model.obey()
             if model.process == "loading" and self.now >= model.until:
                 model.process = "ready"
-                self.admission.ready(model.name, self.now, pinned=model.pinned, reload_s=1.0)
+                self.admission.ready(model.name, self.now, reload_s=1.0)
             elif model.process == "ending" and self.now >= model.until:
                 self._end(model)
         self._settle()
@@ -241,7 +275,9 @@ class World(RuleBasedStateMachine):
             self.admission.note_footprint(model.name, model.footprint)
         elif model.process is None:
             if model.waiting:
-                self.admission.ask(model.name, model.floor, model.priority, self.now)
+                self.admission.ask(
+                    model.name, model.floor, model.priority, self.now, pinned=model.pinned
+                )
             else:
                 self.admission.withdraw(model.name)
         self.admission.note(
@@ -303,7 +339,7 @@ class World(RuleBasedStateMachine):
     def _end(self, model: Model) -> None:
         self._park(model)
         model.process = None
-        model.beside, model.obeys_at = 0, None
+        model.beside, model.cache, model.obeys_at = 0, 0, None
         model.lag_s = min(model.lag_s, 3)
         self.admission.gone(model.name)
 

@@ -198,17 +198,26 @@ class _RandomLife(RuleBasedStateMachine):
         self.world.settle()
 
 
-def test_random_lives():
+@pytest.mark.parametrize(
+    ("lives", "steps"),
+    [
+        pytest.param(300, 1_600, id="short"),
+        pytest.param(1500, 8_000, id="long", marks=pytest.mark.slow),
+    ],
+)
+def test_random_lives(lives: int, steps: int):
+    """Beside every situation, which all are visited below."""
+    before = _RandomLife.steps
     run_state_machine_as_test(
         _RandomLife,
         settings=settings(
-            max_examples=1500,
+            max_examples=lives,
             stateful_step_count=20,
             deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )
-    assert _RandomLife.steps >= 8_000
+    assert _RandomLife.steps - before >= steps
 
 
 Step = Event | tuple[Event, Verdict]

@@ -131,7 +131,7 @@ class TestSweep:
         time.sleep(0.5)
         records.add(WorkerRecord(identity, "demo"))
         assert [each.ended for each in sweep(records)] == [True]
-        assert processes[0].wait(5) == -signal.SIGKILL
+        assert processes[0].wait(60) == -signal.SIGKILL
 
     def test_ends_what_it_has_started(
         self, processes: list[subprocess.Popen[bytes]], records: WorkerRecords

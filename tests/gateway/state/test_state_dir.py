@@ -55,7 +55,7 @@ def test_a_folder_that_others_may_write_to(folder: Path, mode: int) -> None:
     assert "chmod go-w" in text
 
 
-@pytest.mark.parametrize("name", ["run", "logs", "workers"])
+@pytest.mark.parametrize("name", ["run", "logs", "workers", "prompts"])
 def test_a_part_of_it_that_others_may_write_to(folder: Path, name: str) -> None:
     (folder / name).mkdir()
     (folder / name).chmod(0o777)

@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 GB = 1_000_000_000
+# After so long without a move, readings are as far apart as that: they'd only repeat themselves.
+QUIET_S = 6.0
+LONGEST_STEP_S = 12
 SIZES_GB = (32, 48, 64, 96, 128, 192, 256, 512)
 
 
@@ -26,10 +29,11 @@ class Ramp:
         self.speed = abs(target - self.now) / max(seconds, 1.0)
 
     def step(self) -> None:
-        if self.now < self.target:
-            self.now = min(self.target, self.now + self.speed)
-        elif self.now > self.target:
-            self.now = max(self.target, self.now - self.speed)
+        now, target = self.now, self.target
+        if now < target:
+            self.now = min(target, now + self.speed)
+        elif now > target:
+            self.now = max(target, now - self.speed)
 
 
 @dataclass
@@ -47,7 +51,8 @@ class Program:
             self.next_at = now + self.chance.expovariate(1 / self.every_s)
             target = 0.0 if self.chance.random() < 0.4 else self.chance.uniform(0, self.most)
             self.wired.go(target, self.chance.choice((1, 2, 5, 20, 60)))
-        self.wired.step()
+        if self.wired.now != self.wired.target:
+            self.wired.step()
 
 
 @dataclass
@@ -75,6 +80,9 @@ class Worker:
         self.loads = self.works = True
         self.next_at = 0.0
         self.unwires_at: float | None = None
+        self.rests = 0
+        self.computed_at: float | None = None
+        self.worked_at = now
         self.ends_at = now + chance.expovariate(1 / kind.life_s) + 30
 
     def step(self, now: float) -> None:
@@ -96,19 +104,27 @@ class Worker:
 
     def _work(self, now: float) -> None:
         self.works, self.unwires_at = True, None
+        if self.computed_at is None:
+            self.computed_at = now
+        self.worked_at = now
         self.wired.go(self.kind.size * self.kind.share, self.chance.choice((1, 2)))
         self.next_at = now + 3 + self.chance.expovariate(1 / self.kind.work_s)
 
     def _rest(self, now: float) -> None:
         self.works = False
+        self.rests += 1
         if not self.kind.keeps:
             self.unwires_at = now + self.chance.choice((1, 1, 2))
         self.next_at = now + 3 + self.chance.expovariate(1 / self.kind.rest_s)
 
 
 @dataclass(frozen=True)
-class Loss:
-    """What stays wired after the death of a worker, from now on."""
+class End:
+    """Of a worker: what it had wired, and how much of that stays wired from now on.
+
+    It first computed at `computed_at`, and has rested so often. `at_rest`: nobody has seen it
+    compute since the last time.
+    """
 
     at: float
     born_at: float
@@ -116,11 +132,13 @@ class Loss:
     model: str
     wired: float
     lost: float
+    computed_at: float | None
+    rests: int
     at_rest: bool
 
 
 class Mac:
-    """One second at a time."""
+    """One second at a time, and several where nothing happens."""
 
     def __init__(self, seed: int, *, strands: bool = True) -> None:
         chance = self.chance = random.Random(seed)
@@ -137,15 +155,16 @@ class Mac:
         self.kinds = [self._kind(each) for each in range(chance.choice((1, 1, 2, 3)))]
         self.workers: dict[str, Worker] = {}
         self.starts = {each.name: chance.uniform(0, 600) for each in self.kinds}
-        self.returning: list[Ramp] = []
+        self.returning: list[tuple[str, Ramp]] = []
         self.ended: list[tuple[int, bool]] = []
-        # By how much other programs' wired pages have moved in all, a second after the other.
-        self.moves = [0.0]
-        self.losses: list[Loss] = []
+        # By how much wired pages had moved at a time in all, but for those of a model's workers.
+        self.moves = {each.name: [(0.0, 0.0)] for each in self.kinds}
+        self.ends: list[End] = []
         # Inactive, compressed and resident pages of everybody else.
         self.inactive = Program(chance, 0.3 * self.total, 300.0)
         self.resident = Program(chance, 0.3 * self.total, 300.0)
         self._pids = iter(range(100, 10**9))
+        self._stirred_at = 0.0
 
     def _kind(self, number: int) -> ModelKind:
         chance = self.chance
@@ -170,35 +189,76 @@ class Mac:
             + self.stranded
             + sum(each.wired.now for each in self.programs)
             + sum(each.wired.now for each in self.workers.values())
-            + sum(each.now for each in self.returning)
+            + sum(each.now for _, each in self.returning)
         )
 
-    def step(self) -> None:
-        self.now += 1.0
+    @property
+    def losses(self) -> list[End]:
+        return [each for each in self.ends if each.lost]
+
+    def step(self, until: float) -> None:
+        step_s = self._step_s(until)
+        self.now += step_s
         self.ended = []
-        self.kernel = min(8 * GB, max(2 * GB, self.kernel + self.chance.gauss(0, 4e6)))
-        before = sum(each.wired.now for each in self.programs)
+        drift = self.chance.gauss(0, 4e6 * step_s**0.5)
+        self.kernel = min(8 * GB, max(2 * GB, self.kernel + drift))
+        before = self._moving()
         for program in (*self.programs, self.inactive, self.resident):
             program.step(self.now)
-        moved = abs(sum(each.wired.now for each in self.programs) - before)
-        self.moves.append(self.moves[-1] + moved)
-        for ramp in self.returning:
+        for _, ramp in self.returning:
             ramp.step()
-        self.returning = [each for each in self.returning if each.now > 0]
+        for kind in self.kinds:
+            worker = self.workers.get(kind.name)
+            if worker is not None:
+                worker.step(self.now)
+            elif self.now >= self.starts[kind.name]:
+                self.workers[kind.name] = Worker(kind, next(self._pids), self.now, self.chance)
+        after = self._moving()
+        if after != before:
+            self._note(before, after)
+        if self.returning:
+            self.returning = [each for each in self.returning if each[1].now > 0]
+        for name, worker in list(self.workers.items()):
+            if self.now >= worker.ends_at and not worker.loads:
+                self.end(name)
+
+    def _moving(self) -> list[tuple[str, float, bool]]:
+        """What is wired, by the model that has it; "" is none."""
+        moving = [("", each.wired.now, True) for each in self.programs]
+        moving += [(name, each.now, True) for name, each in self.returning]
+        moving += [(name, each.wired.now, each.works) for name, each in self.workers.items()]
+        return moving
+
+    def _note(
+        self, before: list[tuple[str, float, bool]], after: list[tuple[str, float, bool]]
+    ) -> None:
+        self._stirred_at = self.now
+        # A worker that has just begun has wired nothing.
+        pairs = list(zip(before, after, strict=False))
+        for model, moves in self.moves.items():
+            moved = sum(abs(new[1] - old[1]) for old, new in pairs if old[0] != model)
+            if moved:
+                moves.append((self.now, moves[-1][1] + moved))
+
+    def _step_s(self, until: float) -> float:
+        """As long as nothing has moved for a while, to the second before something will."""
+        if self.now - self._stirred_at < QUIET_S or self.returning:
+            return 1.0
+        times = [until + 1, *(each.next_at for each in self.programs)]
         for kind in self.kinds:
             worker = self.workers.get(kind.name)
             if worker is None:
-                if self.now >= self.starts[kind.name]:
-                    pid = next(self._pids)
-                    self.workers[kind.name] = Worker(kind, pid, self.now, self.chance)
-                continue
-            worker.step(self.now)
-            if self.now >= worker.ends_at and not worker.loads:
-                self.end(kind.name)
+                times.append(self.starts[kind.name])
+            elif worker.loads:
+                return 1.0
+            else:
+                times += worker.next_at, worker.ends_at
+        return float(max(1, min(LONGEST_STEP_S, int(min(times) - self.now) - 1)))
 
     def end(self, name: str, *, killed: bool | None = None) -> None:
         """A clean end, or a violent one; most of those come while a worker computes."""
         worker = self.workers[name]
+        self._stirred_at = self.now
         if killed is None:
             killed = self.chance.random() < (0.3 if worker.works else 0.1)
         del self.workers[name]
@@ -209,12 +269,22 @@ class Mac:
         if killed and self.strands and room and self.chance.random() < 0.25:
             lost = wired * self.chance.uniform(0.85, 1.0)
             self.stranded += lost
-            self.losses.append(
-                Loss(self.now, worker.born_at, worker.pid, name, wired, lost, not worker.works)
+        self.ends.append(
+            End(
+                at=self.now,
+                born_at=worker.born_at,
+                pid=worker.pid,
+                model=name,
+                wired=wired,
+                lost=lost,
+                computed_at=worker.computed_at,
+                rests=worker.rests,
+                at_rest=not worker.works or self.now == worker.worked_at,
             )
+        )
         back = Ramp(wired - lost)
         back.go(0.0, self.chance.choice((1, 1, 1, 2, 5, 20, 60)))
-        self.returning.append(back)
+        self.returning.append((name, back))
         soon = killed and self.chance.random() < 0.7
         self.starts[name] = self.now + (1 if soon else self.chance.uniform(5, 1200))
 
@@ -223,6 +293,7 @@ class Mac:
         self.stranded = 0.0
 
     def seconds(self, count: int) -> Iterator[None]:
-        for _ in range(count):
-            self.step()
+        until = self.now + count
+        while self.now < until:
+            self.step(until)
             yield

@@ -235,3 +235,104 @@ def test_a_worker_of_which_nobody_told_is_no_question_for_long() -> None:
     assert machine.seconds(900) == []
     machine.stranded.ended(pid, machine.now, clean=False)
     assert machine.seconds(900) == []
+
+
+def test_a_coincidence_does_not_outweigh_the_other_lives_of_a_model() -> None:
+    """Of one that wires nothing: another program wired while it loaded, and went as it ended."""
+    machine = Machine()
+    machine.prove()
+    for _ in range(2):
+        machine.end(machine.start(wires=0), back=0)
+        machine.seconds(300)
+    machine.end(machine.start(), back=0)
+    assert machine.seconds(900) == []
+    assert machine.stranded.bytes == 0
+
+
+def _unwiring(machine: Machine, pid: int, times: int) -> None:
+    for _ in range(times):
+        machine.wired -= 20 * GB
+        machine.rest(pid)
+        machine.wired += 20 * GB
+        machine.work(pid, 20)
+
+
+def test_a_successor_that_unwires_as_its_model_does_takes_no_return_for_its_own() -> None:
+    machine = Machine()
+    pid = machine.start()
+    _unwiring(machine, pid, 5)
+    machine.end(pid, back=0)
+    machine.seconds(5)
+    machine.workers[99] = Held("demo", 20 * GB, loads=True, works=True)
+    machine.seconds(2)
+    machine.wired += 20 * GB
+    machine.seconds(5)
+    machine.wired -= 20 * GB
+    machine.rest(99, 60)
+    del machine.workers[99]
+    machine.stranded.ended(99, machine.now, clean=True)
+    machine.seconds(300)
+    machine.end(machine.start())
+    machine.seconds(300)
+    assert machine.stranded.bytes == 20 * GB
+
+
+def test_what_comes_back_slowly_as_the_successor_stops_is_not_the_successors() -> None:
+    """It was seen to keep what it has at rest."""
+    machine = Machine()
+    machine.prove()
+    pid = machine.start()
+    for _ in range(5):
+        machine.rest(pid)
+        machine.work(pid, 10)
+    machine.end(pid, back=4 * GB)
+    machine.workers[99] = Held("demo", 20 * GB, loads=True, works=True)
+    machine.seconds(1)
+    machine.wired += 20 * GB - 4 * GB
+    machine.seconds(1)
+    machine.workers[99] = machine.workers[99]._replace(loads=False, works=False)
+    for _ in range(3):
+        machine.wired -= 4 * GB
+        machine.seconds(1)
+    assert machine.seconds(900) == []
+    assert machine.stranded.bytes == 0
+
+
+def test_two_that_load_at_once_wire_what_their_models_usually_do() -> None:
+    machine = Machine()
+    machine.prove("large")
+    for _ in range(2):
+        machine.end(machine.start("small", wires=2 * GB), back=2 * GB)
+        machine.seconds(100)
+    machine.workers |= {
+        98: Held("large", 20 * GB, loads=True, works=True),
+        99: Held("small", 20 * GB, loads=True, works=True),
+    }
+    machine.seconds(2)
+    machine.wired += 22 * GB
+    machine.seconds(2)
+    machine.work(98)
+    machine.work(99)
+    machine.end(98, back=0)
+    assert [each.model_id for each in machine.seconds(300)] == ["large"]
+    assert machine.stranded.bytes == 20 * GB
+
+
+def test_what_falls_while_a_model_rests_that_keeps_is_not_its_own() -> None:
+    machine = Machine()
+    machine.prove()
+    pid = machine.start()
+    for _ in range(5):
+        machine.rest(pid)
+        machine.work(pid, 10)
+    machine.end(pid, clean=True)
+    machine.seconds(100)
+    pid = machine.start()
+    machine.wired += 20 * GB
+    machine.seconds(100)
+    machine.rest(pid)
+    machine.wired -= 20 * GB
+    machine.seconds(60)
+    machine.work(pid, 2)
+    machine.end(pid, back=0)
+    assert [each.missing_bytes for each in machine.seconds(300)] == [20 * GB]

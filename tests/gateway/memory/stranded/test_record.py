@@ -83,8 +83,27 @@ def test_it_is_written_when_it_has_changed_and_often_enough_for_a_crash() -> Non
     claimed = renewal.due(stranded, 9001.0)
     assert claimed is not None
     assert (claimed.level_bytes, claimed.claims) == (23 * GB, (("demo", 20 * GB),))
-    assert renewal.due(stranded, 9030.0) is None
+    for now in (9001.0, 9001.5, 9030.0):
+        assert renewal.due(stranded, now) is None
     assert renewal.due(stranded, 9062.0) is not None
     _loaded(stranded, 7, 3, 25 * GB)
     assert renewal.due(stranded, 9065.0) is None, "not every second"
     assert renewal.due(stranded, 9073.0) is not None
+    assert renewal.due(stranded, 8000.0) is not None, "the clock was set back"
+
+
+def test_the_figures_of_a_crashed_gateway_hold_from_their_writing_on() -> None:
+    for now in (KNOWN.at, KNOWN.at + 0.5):
+        stranded = take_up(KNOWN, TOTAL, now, follows_crash=True)
+        assert (stranded.floor_bytes, stranded.level_bytes) == (2 * GB, 50 * GB)
+        _look(stranded, 50 * GB, 0, 10)
+        assert stranded.undecided_bytes == 30 * GB
+    stranded = take_up(KNOWN, TOTAL, KNOWN.at + FRESH_S, follows_crash=False)
+    assert (stranded.floor_bytes, stranded.level_bytes) == (2 * GB, None)
+
+
+def test_a_record_can_not_owe_memory() -> None:
+    stranded = take_up(StrandedRecord(bytes=-GB), TOTAL, 100.0, follows_crash=False)
+    assert stranded.bytes == 0
+    stranded = take_up(StrandedRecord(), TOTAL, 100.0, follows_crash=False)
+    assert stranded.bytes == 0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, fields
 
 import pytest
@@ -10,11 +13,17 @@ from gateway.memory.stranded.at_start import take_up
 from gateway.memory.stranded.policy import Finding, Held, Reading, Stranded
 from gateway.memory.stranded.renewal import Renewal
 from tests.gateway.memory.stranded.available import AvailableRule
-from tests.gateway.memory.stranded.mac import GB, Loss, Mac
+from tests.gateway.memory.stranded.mac import GB, End, Mac
 
 HOUR_S = 3600
 # From the end of a worker until what it has stranded is found.
 FOUND_S = 660.0
+# Of computing: by then it has wired what it wires.
+YOUNG_S = 75.0
+# From an end until nothing more comes back and that is known.
+RETURNED_S = 200.0
+# So often it must have rested before it is known to keep what it wires.
+RESTS = 3
 # What is less than a thirty-second of the machine isn't looked for.
 LEAST = 1.2 / 32
 
@@ -52,31 +61,52 @@ def _watch(mac: Mac, stranded: Stranded, seconds: int) -> list[tuple[float, Find
     return found
 
 
-def _hidden(mac: Mac, loss: Loss) -> bool:
-    """Another program moved by a good part of it while it was wired or should have come back, or
-    other workers wired or unwired in the same minutes, or nobody knows what this one, at rest, had
-    still wired.
+def _quiet(mac: Mac, end: End, begin: float, until: float) -> bool:
+    """Neither another program nor another model's worker moved by a good part of what this one has
+    wired.
     """
-    if loss.at_rest:
+    moves = mac.moves[end.model]
+    first, last = (bisect(moves, (at, math.inf)) - 1 for at in (max(begin, 0.0), until))
+    return moves[last][1] - moves[first][1] <= 0.1 * end.wired
+
+
+def _seen_to_wire(mac: Mac, end: End) -> bool:
+    if end.computed_at is None:
+        return False
+    return _quiet(mac, end, end.born_at - 5, end.computed_at + YOUNG_S)
+
+
+def _seen_to_end(mac: Mac, end: End) -> bool:
+    return _quiet(mac, end, end.at - 20, end.at + RETURNED_S)
+
+
+def _hidden(mac: Mac, loss: End) -> bool:
+    """Others moved while it first wired or when it should have come back, or nobody knows what this
+    one, at rest, had still wired.
+    """
+    if loss.at_rest and loss.rests <= RESTS:
         return True
-    windows = ((loss.born_at - 5, loss.born_at + 300), (loss.at - 30, loss.at + FOUND_S))
-    for begin, end in windows:
-        last = len(mac.moves) - 1
-        moved = mac.moves[min(int(end), last)] - mac.moves[min(max(int(begin), 0), last)]
-        if moved > 0.1 * loss.wired:
-            return True
-    return len(mac.kinds) > 1 or loss.at + FOUND_S > mac.now
+    if loss.at + FOUND_S > mac.now:
+        return True
+    return not (_seen_to_wire(mac, loss) and _seen_to_end(mac, loss))
+
+
+def _unproven(mac: Mac, loss: End) -> bool:
+    """No earlier life of the model has shown what it wires, and that it gives it back."""
+    return not any(
+        each.model == loss.model
+        and each.at < loss.born_at
+        and each.wired >= LEAST * mac.total
+        and _seen_to_wire(mac, each)
+        and _seen_to_end(mac, each)
+        for each in mac.ends
+    )
 
 
 def judge(seed: int, hours: int) -> Tally:
     mac, tally = Mac(seed), Tally()
     stranded = Stranded(int(mac.total))
-    proven_at: dict[str, float] = {}
-    found = []
-    for _ in range(hours * 60):
-        found += _watch(mac, stranded, 60)
-        for model in stranded.proven:
-            proven_at.setdefault(model, mac.now)
+    found = _watch(mac, stranded, hours * HOUR_S)
     open_losses = list(mac.losses)
     for at, finding in found:
         mine = [each for each in open_losses if each.model == finding.model_id and each.at < at]
@@ -88,10 +118,10 @@ def judge(seed: int, hours: int) -> Tally:
     for loss in open_losses:
         if loss.lost < LEAST * mac.total:
             tally.small += 1
-        elif proven_at.get(loss.model, mac.now) >= loss.born_at:
-            tally.unproven += 1
         elif _hidden(mac, loss):
             tally.hidden += 1
+        elif _unproven(mac, loss):
+            tally.unproven += 1
         else:
             tally.missed += 1
     return tally
@@ -99,8 +129,9 @@ def judge(seed: int, hours: int) -> Tally:
 
 def _judge_all(seeds: range, hours: int) -> Tally:
     tally = Tally()
-    for seed in seeds:
-        tally.add(judge(seed, hours))
+    with ProcessPoolExecutor() as pool:
+        for each in pool.map(judge, seeds, [hours] * len(seeds)):
+            tally.add(each)
     return tally
 
 

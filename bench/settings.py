@@ -1,0 +1,55 @@
+"""How prompts are to be answered: greedy, or each with sampling settings of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from bench.load import Prompt
+
+
+class Settings(Struct, frozen=True):
+    """No seed: mlx_lm.server answers a request with one outside of its batch. Bulkhead gives every
+    request a seed of its own.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+
+
+GREEDY = Settings()
+
+
+class Sampled(list[Prompt]):
+    """Prompts, and the settings of each; a plain list is answered greedily."""
+
+    def __init__(self, prompts: Sequence[Prompt], settings: Sequence[Settings]) -> None:
+        super().__init__(prompts)
+        self.settings = settings
+
+
+def sampled(prompts: Sequence[Prompt]) -> Sampled:
+    """No two of them in the same way, up to 60: of every five one has a temperature alone."""
+    return Sampled(prompts, [_different(index) for index in range(len(prompts))])
+
+
+def settings_of(prompts: Sequence[Prompt]) -> Sequence[Settings]:
+    return prompts.settings if isinstance(prompts, Sampled) else [GREEDY] * len(prompts)
+
+
+def _different(index: int) -> Settings:
+    temperature = 0.5 + index % 60 / 60
+    match index % 5:
+        case 0:
+            return Settings(temperature)
+        case 1:
+            return Settings(temperature, top_p=0.9)
+        case 2:
+            return Settings(temperature, top_k=20 + index)
+        case 3:
+            return Settings(temperature, min_p=0.05)
+        case _:
+            return Settings(temperature, top_p=0.95, top_k=40, min_p=0.01)

@@ -1,0 +1,40 @@
+"""What a worker is told of a model beside its files, as far as it takes memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec import Struct
+
+from gateway.config.models import find_adapter, find_draft
+from gateway.config.settings import ModelSettings
+from gateway.model.model import Model
+
+
+class Options(Struct, frozen=True):
+    """The adapter and the draft model are folders."""
+
+    kv_bits: int | None = None
+    adapter: Path | None = None
+    draft: Path | None = None
+
+
+def options_of(model: Model) -> Options:
+    return Options(
+        model.settings.kv_bits,
+        None if model.adapter is None else Path(model.adapter),
+        None if model.draft is None else Path(model.draft),
+    )
+
+
+def options_in(settings: ModelSettings) -> Options:
+    """Those of a model that nobody has looked for yet.
+
+    Raises:
+        ValueError: the adapter or the draft model isn't there; with a sentence for the operator.
+    """
+    return Options(
+        settings.kv_bits,
+        None if settings.adapter is None else Path(find_adapter(settings.adapter, ())),
+        None if settings.draft_model is None else Path(find_draft(settings.draft_model, ())),
+    )

@@ -1,0 +1,105 @@
+"""What a worker is told at its load, and what a reload of it touches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from gateway.config.models import DEMO_FOLDER
+from tests.support.faults import interpreter
+from tests.support.gateway import Gateway, eventually
+
+# Leaves what it was told beside it.
+TOLD = """
+socket = connect()
+socket.send(encode(hello()))
+import msgspec, pathlib
+load = socket.recv()
+pathlib.Path(__file__).with_name("load.json").write_bytes(
+    msgspec.json.encode(msgspec.msgpack.decode(load)))
+socket.send(encode(ready()))
+wait()
+"""
+BOUNDS = '[prompt_cache]\ndisk = "{disk}"\ndisk_writes_per_hour = "1GB"\n'
+WORKERS = '[workers]\nprefill_stall_s = "50ms"\nspare = 0\n'
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("told")
+    for name in ("plain", "full"):
+        interpreter(folder / name, TOLD)
+    adapter = folder / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
+    mx.save_safetensors(str(adapter / "adapters.safetensors"), {"lora_a": mx.zeros((64, 4000))})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def gateway(folder: Path) -> Iterator[Gateway]:
+    running = Gateway(models=(), config=_config(folder))
+    yield running
+    assert running.stop() == 0, running.log
+
+
+def _config(folder: Path, *, disk: str = "2GB", tokens: int = 5) -> str:
+    options = f'kv_bits = 8\nadapter = "{folder}/adapter"\n'
+    options += f'draft_model = "demo"\ndraft_tokens = {tokens}\n'
+    models = [
+        f'[models.{name}]\npath = "demo"\npython = "{folder}/{name}/python"\n{more}'
+        for name, more in (("plain", "draft_tokens = 7\n"), ("full", options))
+    ]
+    return "".join((BOUNDS.format(disk=disk), WORKERS, *models))
+
+
+def _told(folder: Path, name: str) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads((folder / name / "load.json").read_bytes())
+    return told
+
+
+def test_what_a_worker_is_told_and_what_it_counts_for(gateway: Gateway, folder: Path) -> None:
+    plain, full = gateway.load("plain"), gateway.load("full")
+    told = _told(folder, "plain")
+    assert (told["model_id"], told["stall_s"]) == ("plain", 0.05)
+    assert told["prompt_cache"] == {
+        "folder": str(gateway.state_dir / "prompts"),
+        "most_bytes": 2 * 10**9,
+        "most_bytes_per_hour": 10**9,
+    }
+    options = ("kv_bits", "adapter_path", "draft_path", "draft_tokens")
+    assert [told[each] for each in options] == [None, None, None, 0]
+    told = _told(folder, "full")
+    adapter = str((folder / "adapter").resolve())
+    assert [told[each] for each in options] == [8, adapter, str(DEMO_FOLDER), 5]
+    more = full["floor_bytes"] - plain["floor_bytes"]
+    assert more > 64 * 4000 * 4 + (DEMO_FOLDER / "model.safetensors").stat().st_size - 100_000
+
+
+def test_a_reload_touches_that_model_alone(gateway: Gateway, folder: Path) -> None:
+    pids = {each: gateway.load(each)["worker"]["pid"] for each in ("plain", "full")}
+    gateway.config_path.write_text(_config(folder, disk="3GB", tokens=6), "utf-8")
+    answer = gateway.client.post("/admin/v1/reload").raise_for_status().json()
+    assert answer["changed"] == {"full": ["draft_tokens"]}
+    assert answer["needs_restart"] == ["prompt_cache.disk"]
+    eventually(lambda: _told(folder, "full")["draft_tokens"] == 6)
+    assert gateway.worker_pid("plain") == pids["plain"]
+    eventually(lambda: gateway.model("full")["state"] == "ready")
+    assert gateway.worker_pid("full") != pids["full"]
+    most_bytes = _told(folder, "full")["prompt_cache"]["most_bytes"]
+    assert most_bytes == 2 * 10**9, "all workers share the folder"
+
+
+def test_an_adapter_that_has_gone_is_said_by_its_key(gateway: Gateway, folder: Path) -> None:
+    weights = folder / "adapter" / "adapters.safetensors"
+    content = weights.read_bytes()
+    weights.unlink()
+    answer = gateway.client.post("/admin/v1/reload")
+    weights.write_bytes(content)
+    assert answer.status_code == 400
+    assert '"full".adapter: ' in answer.json()["error"]["message"]

@@ -1,0 +1,70 @@
+"""Bodies that are refused before they are read, and texts with half of a character."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.types import Message
+
+from gateway.api import bodies
+from gateway.dispatch.refusal import Refusal
+
+PAIR = rb"\ud83d\ude00"
+
+
+class _Body(Struct):
+    text: str
+
+
+async def _decoded(body: bytes, declared: bytes | None = None) -> str:
+    asked = 0
+
+    async def receive() -> Message:
+        nonlocal asked
+        asked += 1
+        assert declared is None, "it was asked for"
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    headers = [] if declared is None else [(b"content-length", declared)]
+    request = Request({"type": "http", "headers": headers}, receive)
+    return (await bodies.read_json(request, _Body)).text
+
+
+@pytest.mark.parametrize("declared", [bodies.MAX_BODY_BYTES + 1, 1 << 62])
+def test_what_declares_too_much_is_not_asked_for(declared: int) -> None:
+    with pytest.raises(Refusal, match="larger than 32 MiB") as raised:
+        asyncio.run(_decoded(b"", str(declared).encode()))
+    assert raised.value.status == 413
+
+
+def test_whole_characters_are_taken() -> None:
+    assert asyncio.run(_decoded(b'{"text": "%b \\\\ud83d"}' % PAIR)) == "\U0001f600 \\ud83d"
+
+
+@pytest.mark.parametrize(
+    ("text", "at"),
+    [
+        (rb"\ud83d", 10),
+        (rb"ab\ude00 and more", 12),
+        (PAIR + rb"\ud83dA", 22),
+        (rb"\\\ud83d\n", 12),
+        (rb"\ud83d\ud83d\ude00", 10),
+        (b"\xed\xa0\xbd", 10),
+    ],
+)
+def test_half_of_one_is_named(text: bytes, at: int) -> None:
+    with pytest.raises(Refusal, match=f"at byte {at} a string has half of a character") as raised:
+        asyncio.run(_decoded(b'{"text": "%b"}' % text))
+    assert raised.value.code == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"text": "%b"' % PAIR, b'{"text": "\\u12"}', b'{"text": "\xff"}']
+)
+def test_other_mistakes_are_none_of_that(body: bytes) -> None:
+    with pytest.raises(Refusal, match="not valid JSON") as raised:
+        asyncio.run(_decoded(body))
+    assert "half" not in raised.value.message

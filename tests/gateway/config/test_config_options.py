@@ -1,0 +1,136 @@
+"""Adapters, draft models, quantized caches and the prompts on disk, as an operator writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.config.models import DEMO_FOLDER
+from gateway.config.read import Configuration, Located, read_configuration, read_settings
+from gateway.config.settings import ConfigError, Flags, Settings
+from gateway.model.model import Model, models_of
+
+MODEL = '[models.a]\npath = "demo"\n'
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    for name in ("adapter_config.json", "adapters.safetensors"):
+        (folder / name).touch()
+    return folder
+
+
+def _read(tmp_path: Path, text: str) -> Configuration:
+    file = tmp_path / "config.toml"
+    file.write_text(text, "utf-8")
+    return read_configuration(Flags(config=file), {})
+
+
+def _mistake(tmp_path: Path, text: str) -> str:
+    with pytest.raises(ConfigError) as raised:
+        _read(tmp_path, text)
+    (mistake,) = raised.value.mistakes
+    return str(mistake)
+
+
+def _model(tmp_path: Path, keys: str) -> Model:
+    (model,) = models_of(_read(tmp_path, MODEL + keys))
+    return model
+
+
+def test_where_an_adapter_and_a_draft_model_are(
+    tmp_path: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    keys = 'adapter = "~/adapter"\ndraft_model = "demo"\n'
+    configuration = _read(tmp_path, MODEL + keys)
+    assert configuration.located == {
+        "a": Located(str(DEMO_FOLDER), str(adapter.resolve()), str(DEMO_FOLDER))
+    }
+    (model,) = models_of(configuration)
+    assert (model.adapter, model.draft) == (str(adapter.resolve()), str(DEMO_FOLDER))
+
+
+def test_a_draft_model_of_the_cache_is_the_folder_of_its_revision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--who--small"
+    revision = repository / "snapshots" / "abc"
+    revision.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("abc")
+    (revision / "config.json").write_text("{}")
+    model = _model(tmp_path, 'draft_model = "who/small"\n')
+    assert model.draft == str(revision)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ('adapter = "/nowhere"', 'models."a".adapter: There is no adapter\'s folder /nowhere.'),
+        ('adapter = ""', 'models."a".adapter: There is no adapter\'s folder .'),
+        ("adapter = 3", "expected an adapter's folder, not 3."),
+        (f'adapter = "{DEMO_FOLDER}"', "holds no adapter: there is no adapter_config.json."),
+        (
+            'draft_model = "./nowhere"',
+            'models."a".draft_model: There is no model folder ./nowhere.',
+        ),
+        ("kv_bits = 5", 'models."a".kv_bits: expected 4 or 8, not 5.'),
+        ("kv_bits = true", "expected 4 or 8, not true."),
+        ("kv_bits = 4.0", "expected 4 or 8, not 4.0."),
+        ("draft_tokens = 0", "expected a whole number from 1 to 32, not 0."),
+    ],
+)
+def test_what_is_wrong_is_said(tmp_path: Path, keys: str, said: str) -> None:
+    assert said in _mistake(tmp_path, MODEL + keys)
+
+
+def test_weights_that_are_missing_from_an_adapter(tmp_path: Path, adapter: Path) -> None:
+    (adapter / "adapters.safetensors").unlink()
+    assert f"{adapter} holds no adapter: there is no adapters.safetensors." in _mistake(
+        tmp_path, f'{MODEL}adapter = "{adapter}"'
+    )
+
+
+@pytest.mark.parametrize("key", ["adapter", "draft_model"])
+def test_an_allow_list_is_for_them_too(tmp_path: Path, adapter: Path, key: str) -> None:
+    elsewhere = adapter if key == "adapter" else tmp_path / "small"
+    elsewhere.mkdir(exist_ok=True)
+    (elsewhere / "config.json").touch()
+    text = f'[gateway]\nallow = ["{DEMO_FOLDER}"]\n{MODEL}{key} = "{elsewhere}"\n'
+    assert f"{elsewhere.resolve()} is not allowed" in _mistake(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    ["kv_bits = 8", 'draft_model = "demo"', 'adapter = "{adapter}"', "max_concurrency = 1"],
+)
+def test_what_takes_another_worker(tmp_path: Path, adapter: Path, keys: str) -> None:
+    plain = _model(tmp_path, "")
+    other = _model(tmp_path, keys.format(adapter=adapter))
+    assert not plain.same_for_workers(other)
+    assert other.same_for_workers(_model(tmp_path, keys.format(adapter=adapter)))
+
+
+def test_how_much_is_guessed_matters_with_a_draft_model_alone(tmp_path: Path) -> None:
+    assert _model(tmp_path, "").same_for_workers(_model(tmp_path, "draft_tokens = 5"))
+    draft = 'draft_model = "demo"\n'
+    three, five = _model(tmp_path, draft), _model(tmp_path, f"{draft}draft_tokens = 5")
+    assert (three.draft_tokens, five.draft_tokens) == (3, 5)
+    assert not three.same_for_workers(five)
+
+
+def test_what_prompts_may_take_of_the_disk(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('[prompt_cache]\ndisk = "1GiB"\ndisk_writes_per_hour = 5000\n')
+    kept = read_settings(Flags(config=file), {}).prompt_cache
+    assert (kept.disk_bytes, kept.disk_writes_per_hour_bytes) == (1 << 30, 5000)
+    kept = Settings().prompt_cache
+    assert (kept.disk_bytes, kept.disk_writes_per_hour_bytes) == (20 * 10**9, 40 * 10**9)
+    assert 'prompt_cache.disk: expected bytes, or a size as "2GB", not "50%".' in _mistake(
+        tmp_path, '[prompt_cache]\ndisk = "50%"\n'
+    )

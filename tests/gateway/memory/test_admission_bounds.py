@@ -1,0 +1,148 @@
+"""Where one decision turns into another: exactly enough, nothing asked, asked too often."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.memory.admission import Admission
+from gateway.memory.decisions import Admit, Evict, Limit, Refuse
+from gateway.memory.ledger import Need
+from gateway.memory.orders import NOISE_BYTES
+
+GB = 1_000_000_000
+
+
+def _load(
+    admission: Admission, name: str, size: int, *, busy: bool = False, last_used: float = 0.0
+) -> None:
+    admission.ask(name, size * GB, 0, 0.0)
+    assert Admit(name, size * GB) in admission.decide(0.0)
+    admission.ready(name, 0.0)
+    admission.note(name, priority=0, busy=busy, last_used=last_used)
+
+
+def test_who_holds_memory_asks_for_none() -> None:
+    admission = Admission(100 * GB, 10.0)
+    _load(admission, "a", 60)
+    with pytest.raises(ValueError, match="a holds memory already"):
+        admission.ask("a", 60 * GB, 0, 1.0)
+    assert list(admission.claims) == []
+    admission.gone("a")
+    admission.ask("a", 60 * GB, 0, 1.0)
+    assert [each.model_id for each in admission.claims] == ["a"]
+
+
+def test_who_is_ready_may_go_unless_it_is_pinned() -> None:
+    admission = Admission(100 * GB, 10.0)
+    _load(admission, "a", 60)
+    holder = admission.ledger.holder("a")
+    assert holder is not None
+    assert (holder.ready_at, holder.pinned, holder.reload_s) == (0.0, False, 0.0)
+    admission.pin("a", pinned=True)
+    admission.ask("b", 50 * GB, 0, 1.0)
+    assert admission.decide(1.0) == [Refuse("b", 50 * GB, 40 * GB)]
+    admission.pin("a", pinned=False)
+    admission.pin("nobody", pinned=True)
+    admission.ask("b", 50 * GB, 0, 2.0)
+    assert admission.decide(2.0) == [Evict("a", "b", busy=False)]
+
+
+def test_what_is_just_possible_is_waited_for() -> None:
+    admission = Admission(100 * GB, 1000.0)
+    _load(admission, "pinned", 40, busy=True)
+    _load(admission, "busy", 30, busy=True)
+    admission.pin("pinned", pinned=True)
+    admission.ask("just", 60 * GB, 0, 1.0)
+    admission.ask("over", 60 * GB + 1, 0, 1.0)
+    assert admission.decide(1.0) == [Refuse("over", 60 * GB + 1, 60 * GB)]
+    assert [each.model_id for each in admission.claims] == ["just"]
+
+
+def test_no_spare_is_kept_that_nobody_asked_for() -> None:
+    admission = Admission(100, 10.0)
+    admission.decide(0.0)
+    assert (admission.ledger.spare_bytes, admission.ledger.free_bytes) == (0, 100)
+
+
+def test_the_spare_has_exactly_what_is_left_or_nothing() -> None:
+    admission = Admission(100 * GB, 10.0, spare_bytes=5 * GB)
+    _load(admission, "a", 95, busy=True)
+    for now in (1.0, 2.0):
+        admission.decide(now)
+        assert admission.ledger.spare_bytes == 5 * GB, "nothing is left beside it"
+    admission.reserve_spare(6 * GB)
+    admission.decide(3.0)
+    assert admission.ledger.spare_bytes == 5 * GB, "there is no room for more"
+    admission.reserve_spare(4 * GB)
+    admission.decide(4.0)
+    assert admission.ledger.spare_bytes == 4 * GB
+    admission.configure(100 * GB, 10.0, 5 * GB)
+    admission.decide(5.0)
+    assert admission.ledger.spare_bytes == 5 * GB
+    admission.configure(100 * GB - 1, 10.0, 5 * GB)
+    admission.decide(6.0)
+    assert admission.ledger.spare_bytes == 0
+
+
+def test_the_spare_waits_for_those_that_wait() -> None:
+    admission = Admission(100 * GB, 1000.0)
+    _load(admission, "a", 60, busy=True)
+    admission.ask("b", 50 * GB, 0, 1.0)
+    admission.reserve_spare(5 * GB)
+    admission.decide(1.0)
+    assert admission.ledger.spare_bytes == 0
+    admission.withdraw("b")
+    admission.decide(2.0)
+    assert admission.ledger.spare_bytes == 5 * GB
+
+
+def test_a_shortage_takes_the_idle_one_that_is_least_missed_and_no_busy_one() -> None:
+    admission = Admission(100 * GB, 10.0)
+    _load(admission, "busy", 10, busy=True, last_used=1.0)
+    _load(admission, "new", 10, last_used=3.0)
+    _load(admission, "old", 10, last_used=2.0)
+    _load(admission, "pinned", 10, last_used=0.5)
+    admission.pin("pinned", pinned=True)
+    assert admission.relieve(4.0, all_idle=False) == [Evict("old", None, busy=False)]
+    assert admission.relieve(5.0, all_idle=True) == [Evict("new", None, busy=False)]
+    assert admission.relieve(6.0, all_idle=True) == []
+
+
+def test_a_shortage_takes_idle_loans_first_and_leaves_what_runs() -> None:
+    admission = Admission(100 * GB, 10.0)
+    _load(admission, "lender", 10, busy=True)
+    _load(admission, "idle", 10)
+    admission.note_need("lender", Need(40 * GB, 40 * GB, 10 * GB), 10 * GB)
+    admission.decide(1.0)
+    noise_bytes = NOISE_BYTES
+    admission.note_need("lender", Need(40 * GB - noise_bytes, 40 * GB, 10 * GB), 40 * GB)
+    assert admission.relieve(2.0, all_idle=False) == [Evict("idle", None, busy=False)]
+    admission.gone("idle")
+    _load(admission, "idle", 10)
+    admission.note_need("lender", Need(30 * GB, 40 * GB, 10 * GB), 40 * GB)
+    assert admission.relieve(3.0, all_idle=False) == [Limit("lender", 30 * GB, recall=True)]
+    holder = admission.ledger.holder("lender")
+    assert holder is not None
+    assert (holder.limit_bytes, holder.recalled_at) == (30 * GB, 3.0)
+
+
+def test_who_is_on_its_way_out_borrows_nothing_and_goes_once() -> None:
+    admission = Admission(100 * GB, 10.0)
+    _load(admission, "a", 60)
+    admission.ending("a")
+    admission.ending("nobody")
+    admission.ask("b", 50 * GB, 0, 1.0)
+    assert admission.decide(1.0) == [], "what it waits for is coming"
+    admission.gone("a")
+    assert admission.decide(2.0) == [Admit("b", 50 * GB)]
+
+
+def test_what_matters_more_comes_first_and_then_who_asked_first() -> None:
+    admission = Admission(100 * GB, 10.0)
+    for name, priority, since in (("late", 0, 2.0), ("early", 0, 1.0), ("dear", 1, 3.0)):
+        admission.ask(name, 50 * GB, priority, since)
+    assert admission.decide(3.0) == [Admit("dear", 50 * GB), Admit("early", 50 * GB)]
+    admission.gone("dear")
+    admission.note("late", priority=2, busy=True, last_used=0.0)
+    admission.ask("dear", 50 * GB, 1, 4.0)
+    assert admission.decide(4.0) == [Admit("late", 50 * GB)]

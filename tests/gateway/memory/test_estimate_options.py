@@ -1,0 +1,115 @@
+"""What adapters, draft models and quantized caches take, against mlx-lm's own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import QuantizedKVCache
+
+from gateway.memory.back_end import BackEnd
+from gateway.memory.estimate.cache import cache_shape
+from gateway.memory.estimate.estimate import Estimate, estimate, model_key
+from gateway.memory.estimate.options import Options
+from gateway.memory.estimate.weights import EstimateError, read_weights
+from gateway.memory.estimate.working import working_bytes
+from protocol.chunks import LARGEST_TOKENS
+from tests.support import shapes
+
+PROCESS = 50_000_000
+HEADS, SIZE, LAYERS = 2, 128, 3
+CONFIG = {
+    "model_type": "qwen3",
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": HEADS,
+    "head_dim": SIZE,
+}
+
+
+def _estimate(options: Options) -> Estimate:
+    return estimate(shapes.DEMO, 1024, 512, PROCESS, None, BackEnd.CPU, options)
+
+
+def _adapter(folder: Path) -> Path:
+    folder.mkdir()
+    weights = {"lora_a": mx.zeros((64, 8)), "lora_b": mx.zeros((8, 64))}
+    mx.save_safetensors(str(folder / "adapters.safetensors"), weights)
+    # As training leaves it behind; mlx-lm doesn't load it.
+    mx.save_safetensors(str(folder / "0000100_adapters.safetensors"), weights)
+    return folder
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("kind", [mx.bfloat16, mx.float32])
+def test_a_quantized_token(bits: int, kind: mx.Dtype) -> None:
+    cache = QuantizedKVCache(group_size=64, bits=bits)
+    rows = mx.zeros((1, HEADS, cache.step, SIZE), kind)
+    cache.update_and_fetch(rows, rows)
+    shape = cache_shape(CONFIG, kind.size, bits)
+    assert shape.full_token_bytes * cache.step == LAYERS * cache.nbytes
+    assert shape.full_token_bytes < cache_shape(CONFIG, kind.size).full_token_bytes
+
+
+def test_windows_are_not_quantized() -> None:
+    config = {**CONFIG, "sliding_window": 64, "sliding_window_pattern": 3}
+    plain, quantized = (cache_shape(config, 2, bits) for bits in (None, 4))
+    assert plain.window_token_bytes == quantized.window_token_bytes > 0
+    assert quantized.full_token_bytes < plain.full_token_bytes / 3
+
+
+def test_attention_over_quantized_caches_is_no_kernel() -> None:
+    """So its scores take room where those of others don't."""
+    tokens, heads = 8192, 4
+    plain, quantized = (
+        working_bytes(CONFIG, 2, tokens, BackEnd.METAL, quantized=each) for each in (False, True)
+    )
+    assert quantized - plain == heads * LARGEST_TOKENS * tokens * 2
+    assert _estimate(Options(8)).token_bytes < _estimate(Options()).token_bytes
+
+
+def test_an_adapter_counts_with_what_is_loaded_of_it(tmp_path: Path) -> None:
+    plain, adapted = _estimate(Options()), _estimate(Options(adapter=_adapter(tmp_path / "a")))
+    assert adapted.adapter_bytes == 2 * 64 * 8 * 4
+    assert adapted.floor_bytes == plain.floor_bytes + adapted.adapter_bytes
+    assert sum(each.bytes for each in adapted.lines) == adapted.floor_bytes
+    assert [each.name for each in adapted.lines][1:3] == ["weights", "adapter"]
+
+
+def test_an_adapter_that_is_damaged(tmp_path: Path) -> None:
+    folder = _adapter(tmp_path / "a")
+    (folder / "adapters.safetensors").write_bytes(b"\xff" * 100)
+    with pytest.raises(EstimateError, match=r"adapters.safetensors is damaged"):
+        _estimate(Options(adapter=folder))
+
+
+def test_a_draft_model_counts_with_weights_and_caches() -> None:
+    plain, drafted = _estimate(Options()), _estimate(Options(draft=shapes.DEMO))
+    assert drafted.draft_bytes == read_weights(shapes.DEMO).bytes
+    assert drafted.fixed_bytes == plain.fixed_bytes + drafted.draft_bytes
+    assert drafted.token_bytes == 2 * plain.token_bytes
+    assert drafted.working_bytes == plain.working_bytes
+    for rows, tokens in ((1, 512), (4, 1024)):
+        more = drafted.limit_bytes(rows, tokens) - plain.limit_bytes(rows, tokens)
+        assert more >= drafted.draft_bytes + plain.shape.peak_bytes(rows, tokens)
+    assert sum(each.bytes for each in drafted.lines) == drafted.floor_bytes
+
+
+def test_measurements_are_of_one_set_of_files(tmp_path: Path) -> None:
+    adapter = _adapter(tmp_path / "a")
+    plain = model_key(shapes.DEMO, None)
+    assert plain == model_key(shapes.DEMO, None, Options(kv_bits=8)), "it is empty when measured"
+    keys = {plain, *(model_key(shapes.DEMO, None, each) for each in _sets(adapter))}
+    assert len(keys) == 4
+    before = model_key(shapes.DEMO, None, Options(adapter=adapter))
+    os.utime(adapter / "adapters.safetensors", (2e9, 2e9))
+    assert model_key(shapes.DEMO, None, Options(adapter=adapter)) != before
+
+
+def _sets(adapter: Path) -> list[Options]:
+    draft = shapes.DEMO
+    return [Options(adapter=adapter), Options(draft=draft), Options(adapter=adapter, draft=draft)]

@@ -1,0 +1,124 @@
+"""Whose memory is left alone until a prompt is computed, and until when."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.memory.decisions import Decision, Evict
+from tests.gateway.memory.account import LATER, PATIENCE_S, Account, recalls
+from tests.gateway.memory.world import UNIT, Row, World
+
+# Longer than any other time that a place is kept.
+PROMPT_S = 30.0
+
+
+def _computing(*, prompt: int = 1) -> Account:
+    """Of 100 "a" has 70 and computes a prompt; "b" has 30 and waits for 60; both since
+    `LATER`.
+    """
+    account = Account()
+    account.load("b", 30, busy=True)
+    account.load("a", 20, busy=True, used=70, least=70)
+    account.need("a", 70, 70, 70, prompt=prompt)
+    account.obey(account.decide(LATER))
+    account.need("b", 0, 60, 60)
+    assert account.decide(LATER) == []
+    return account
+
+
+def _turn(account: Account, now: float) -> list[Decision]:
+    decided = account.decide(now)
+    account.obey(decided)
+    return decided
+
+
+def test_a_prompt_that_began_before_is_finished_and_has_its_worth() -> None:
+    account = _computing()
+    for seconds in (PATIENCE_S, PROMPT_S):
+        assert _turn(account, LATER + seconds) == []
+    account.need("a", 70, 70, 70)
+    assert _turn(account, LATER + PROMPT_S) == []
+    assert _turn(account, LATER + 2 * PROMPT_S - 0.1) == [], "as long as the prompt took"
+    assert _turn(account, LATER + 2 * PROMPT_S) == [recalls("a", 40)]
+
+
+def test_a_short_prompt_is_worth_a_slice() -> None:
+    account = _computing(prompt=0)
+    account.need("a", 70, 70, 70, prompt=1)
+    assert _turn(account, LATER + PATIENCE_S - 2) == []
+    account.need("a", 70, 70, 70)
+    assert _turn(account, LATER + PATIENCE_S - 1) == []
+    assert _turn(account, LATER + PATIENCE_S + 1.4) == []
+    assert _turn(account, LATER + PATIENCE_S + 1.5) == [recalls("a", 40)]
+
+
+def test_it_has_an_end() -> None:
+    account = _computing()
+    assert _turn(account, LATER + 10 * PATIENCE_S - 0.1) == []
+    assert _turn(account, LATER + 10 * PATIENCE_S) == [recalls("a", 40)]
+
+
+@pytest.mark.parametrize(("seconds", "left"), [(PATIENCE_S - 0.1, True), (PATIENCE_S, False)])
+def test_one_that_began_when_it_was_anothers_turn_is_not(seconds: float, *, left: bool) -> None:
+    account = _computing(prompt=1)
+    account.need("a", 70, 70, 70)
+    account.decide(LATER)
+    account.need("a", 70, 70, 70, prompt=2)
+    account.decide(LATER + seconds)
+    assert (_turn(account, LATER + PROMPT_S) == []) is left
+
+
+def test_what_it_waited_for_is_its_own_turn() -> None:
+    """However long the other has waited; but only for the first prompt."""
+    account = Account()
+    account.load("a", 20, busy=True)
+    account.load("b", 30, busy=True)
+    account.load("full", 50, busy=True, reload_s=1000.0)
+    account.need("a", 0, 70, 70)
+    account.need("b", 0, 60, 60)
+    account.decide(LATER)
+    account.gone("full")
+    now = LATER + 2 * PATIENCE_S
+    decided = _turn(account, now)
+    assert account.limit("a") == 70, decided
+    account.need("a", 70, 70, 70, prompt=5)
+    account.footprint("a", 70)
+    assert _turn(account, now + 1) == []
+    assert _turn(account, now + PROMPT_S) == []
+    account.need("a", 70, 70, 70, prompt=6)
+    assert _turn(account, now + PROMPT_S + 1) == [recalls("a", 40)]
+
+
+def test_it_is_nothing_to_a_higher_priority_or_when_nobody_waits_for_it() -> None:
+    account = _computing()
+    account.note("b", priority=1, busy=True, last_used=LATER)
+    assert _turn(account, LATER + 1) == [recalls("a", 40)]
+    account = _computing()
+    account.note("a", priority=0, busy=False, last_used=LATER)
+    assert Evict("a", "b", busy=False) in _turn(account, LATER + PATIENCE_S)
+
+
+def test_a_floor_waits_for_it_too() -> None:
+    account = _computing()
+    account.need("b", 0)
+    account.claim("new", 20)
+    account.note("b", priority=0, busy=True, last_used=LATER)
+    assert _turn(account, LATER + PATIENCE_S) == [Evict("b", "new", busy=True)]
+    account = Account()
+    account.load("a", 80, busy=True, used=80, least=80)
+    account.need("a", 80, 80, 80, prompt=1)
+    account.decide(LATER)
+    account.claim("new", 40)
+    assert _turn(account, LATER + PROMPT_S) == [], "nor is a model displaced in the middle of one"
+
+
+@pytest.mark.parametrize(("floor", "size"), [(10, 60), (60, 2)], ids=["loans", "floors"])
+def test_two_in_each_others_way_both_finish(floor: int, size: int) -> None:
+    """Prompts of three times the patience; what they make next takes longer still."""
+    world = World()
+    world.begin([floor, floor], set(), [0] * 6, [0] * 6)
+    for model in world.models.values():
+        model.waiting.append(Row(0.0, 100.0, size * UNIT, int(PROMPT_S)))
+    for _ in range(1000):
+        world._second()
+    assert [len(each.waiting) + len(each.running) for each in world.models.values()] == [0, 0]

@@ -1,0 +1,152 @@
+"""What goes for requests that merely want more, and when."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.memory.decisions import Decision, Evict
+from tests.gateway.memory.account import LATER, PATIENCE_S, UNIT, Account, lends
+
+SLICE_S = PATIENCE_S / 4
+
+
+def _wanting(
+    *, floor: int = 30, priority: int = 0, spare: int = 0, last_used: float = LATER, **idle: float
+) -> Account:
+    """ "busy" has 60 of 100, "idle" the rest; from `LATER` on four requests want 50 more."""
+    account = Account(spare=spare)
+    account.decide(0.0)
+    account.load("busy", 20, busy=True, used=70 - spare)
+    account.load("idle", floor, priority=priority, last_used=last_used, **idle)  # type: ignore[arg-type]
+    account.need("busy", 70 - spare, 120 - spare, 20, held=4)
+    assert account.decide(LATER) == []
+    return account
+
+
+def _gone(decided: list[Decision]) -> list[str]:
+    return [each.model_id for each in decided if isinstance(each, Evict)]
+
+
+def test_an_idle_model_goes_after_a_slice() -> None:
+    account = _wanting()
+    assert account.decide(LATER + SLICE_S - 0.1) == []
+    assert account.decide(LATER + SLICE_S) == [Evict("idle", "busy", busy=False)]
+    assert account.decide(LATER + SLICE_S) == []
+    account.gone("idle")
+    assert account.decide(LATER + SLICE_S) == [lends("busy", 100)]
+
+
+def test_and_after_as_long_as_its_load_took() -> None:
+    account = _wanting(reload_s=40.0)
+    assert account.decide(LATER + 39.9) == []
+    assert _gone(account.decide(LATER + 40)) == ["idle"]
+
+
+def test_nobody_may_have_used_it_meanwhile() -> None:
+    account = _wanting()
+    account.note("idle", priority=0, busy=False, last_used=LATER + 1)
+    assert account.decide(LATER + SLICE_S) == []
+    assert _gone(account.decide(LATER + 1 + SLICE_S)) == ["idle"]
+
+
+def test_one_that_was_just_loaded_stays() -> None:
+    account = _wanting(last_used=0.0)
+    account.ready("idle", LATER + 1)
+    assert account.decide(LATER + SLICE_S) == []
+    assert _gone(account.decide(LATER + 1 + SLICE_S)) == ["idle"]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"priority": 1}, {"pinned": True}, {"busy": True}], ids=lambda each: str(each)
+)
+def test_who_stays(settings: dict[str, int]) -> None:
+    account = _wanting(**settings)
+    assert account.decide(LATER + 100) == []
+
+
+def test_they_must_have_waited_without_a_break() -> None:
+    account = _wanting()
+    account.need("busy", 70, 70, 20)
+    account.decide(LATER + 1)
+    account.need("busy", 70, 120, 20, held=1)
+    account.decide(LATER + 2)
+    assert account.decide(LATER + 2 + SLICE_S - 0.1) == []
+    assert _gone(account.decide(LATER + 2 + SLICE_S)) == ["idle"]
+
+
+def test_rows_that_grow_are_nobody_who_waits() -> None:
+    account = _wanting()
+    account.need("busy", 70, 120, 20)
+    assert account.decide(LATER + 100) == []
+    account.need("busy", 70, 70, 20, held=1)
+    assert account.decide(LATER + 200) == [], "it has all that it wants"
+
+
+def test_who_is_to_give_back_asks_for_nothing() -> None:
+    account = _wanting()
+    account.note("busy", priority=0, busy=True, last_used=LATER)
+    account.claim("new", 10)
+    account.note("idle", priority=0, busy=True, last_used=LATER)
+    account.decide(LATER)
+    account.note("idle", priority=0, busy=False, last_used=0.0)
+    holder = account.ledger.holder("busy")
+    assert holder is not None
+    assert holder.recalled_at == LATER
+    assert _gone(account.decide(LATER + SLICE_S)) == []
+
+
+def test_no_more_go_than_it_takes_the_least_missed_first() -> None:
+    account = Account()
+    account.load("busy", 10, busy=True, used=40)
+    for name, last_used in (("old", 1.0), ("new", 2.0), ("mid", 1.5)):
+        account.load(name, 20, last_used=last_used)
+    account.need("busy", 40, 70, 10, held=2)
+    account.decide(LATER)
+    assert _gone(account.decide(LATER + SLICE_S)) == ["old", "mid"]
+
+
+def test_what_comes_already_counts() -> None:
+    account = Account()
+    account.load("busy", 10, busy=True, used=40)
+    account.load("ends", 20)
+    account.load("idle", 40, last_used=1.0)
+    account.ending("ends")
+    account.need("busy", 40, 60, 10, held=2)
+    account.decide(LATER)
+    assert _gone(account.decide(LATER + SLICE_S)) == []
+    account.need("busy", 40, 61, 10, held=2)
+    assert _gone(account.decide(LATER + SLICE_S)) == ["idle"]
+
+
+def test_of_several_that_want_each_is_served_once() -> None:
+    account = Account()
+    for name in ("a", "b"):
+        account.load(name, 10, busy=True, used=20)
+    for name, last_used in (("old", 1.0), ("new", 2.0)):
+        account.load(name, 30, last_used=last_used)
+    for name in ("a", "b"):
+        account.need(name, 20, 35, 10, held=1)
+    account.decide(LATER)
+    assert account.decide(LATER + SLICE_S) == [Evict("old", "a", busy=False)]
+    for name in ("a", "b"):
+        account.need(name, 20, 36, 10, held=1)
+    assert account.decide(LATER + SLICE_S) == [Evict("new", "b", busy=False)]
+
+
+def test_the_spare_goes_first_and_stays_away_while_they_wait() -> None:
+    account = _wanting(spare=5)
+    assert account.ledger.spare_bytes == 5 * UNIT
+    account.need("busy", 65, 70, 20, held=1)
+    assert account.decide(LATER + SLICE_S - 0.1) == []
+    assert account.ledger.spare_bytes == 5 * UNIT
+    assert account.decide(LATER + SLICE_S) == []
+    assert account.ledger.spare_bytes == 0
+    account.need("busy", 65, 80, 20, held=1)
+    assert account.decide(LATER + SLICE_S) == [
+        lends("busy", 70),
+        Evict("idle", "busy", busy=False),
+    ]
+    account.gone("idle")
+    account.need("busy", 65, 65, 20)
+    account.decide(LATER + SLICE_S)
+    assert account.ledger.spare_bytes == 5 * UNIT

@@ -1,0 +1,176 @@
+"""Random conversations that branch say the same with and without the cache, whatever befalls it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+
+from protocol.prompt_store import PromptStore
+from tests.support import shapes
+from worker.engines.batched import BatchedEngine
+from worker.engines.room import Batch, CacheShape, Room, measure
+from worker.engines.sequence import Sequence
+from worker.loading import LoadedModel, load
+from worker.prompt_cache.blocks import Cutter
+from worker.prompt_cache.cache import PromptCache
+from worker.prompt_cache.disk import Disk
+from worker.prompt_cache.keys import BLOCK_TOKENS
+from worker.prompt_cache.path import Paths
+
+SHAPES: dict[str, Callable[[Path], Path]] = {
+    "full attention": lambda _: shapes.DEMO,
+    "sliding window": shapes.sliding_window,
+    "state space": shapes.state_space,
+    "hybrid": shapes.hybrid,
+}
+ANSWER_TOKENS = 8
+ROOT = b"r" * 16
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    folder = SHAPES[request.param](tmp_path_factory.mktemp("models") / "model")
+    return load(str(folder), lambda _done, _total: None, lambda: False)
+
+
+class World:
+    """A model with a cache that is restarted, squeezed and damaged, and one without."""
+
+    def __init__(self, model: LoadedModel, folder: Path, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.conversations: list[list[int]] = [[]]
+        self.cached_tokens = 0
+        self.prompt_tokens = 0
+        self._model = model
+        self._folder = folder
+        self._number = 0
+        self._room = Room(measure(model.model))
+        self._plain = BatchedEngine(
+            model.model, model.eos_token_ids, 8, Room(CacheShape(0, 0, 1.0))
+        )
+        self._start()
+
+    def turn(self) -> None:
+        """Several go on at once, from wherever: the end of a conversation, or its middle."""
+        prompts = [self._prompt() for _ in range(self.random.randint(1, 3))]
+        expected = self._run(self._plain, prompts, cached=False)
+        answers = self._run(self._engine, prompts, cached=True)
+        assert answers == expected
+        self.conversations += [
+            prompt + answer for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+
+    def restart(self) -> None:
+        self.stop()
+        self._start()
+
+    def squeeze(self) -> None:
+        """Half of what there is goes."""
+        self._cache.shrink(self._cache.shelf_bytes // 2)
+
+    def tighten(self) -> None:
+        """No more memory than one sequence needs, and a little for the cache."""
+        self._room.limit_bytes = self._room.needed_bytes([Batch(1, 1024)]) + 300_000
+        self._engine.make_room()
+
+    def loosen(self) -> None:
+        self._room.limit_bytes = None
+
+    def damage(self) -> None:
+        self.stop()
+        files = [each for each in self._folder.rglob("*") if each.is_file()]
+        payloads = [each for each in files if not each.name.startswith("index")]
+        for each in self.random.sample(payloads, min(3, len(payloads))):
+            raw = bytearray(each.read_bytes())
+            if raw:
+                raw[self.random.randrange(len(raw))] ^= 0xFF
+                each.write_bytes(raw[: self.random.choice([len(raw), len(raw) // 2])])
+        self._start()
+
+    def stop(self) -> None:
+        self._cache.close(10.0)
+        self._store.close()
+
+    def _start(self) -> None:
+        cutter = Cutter(self._model.model, lambda: make_prompt_cache(self._model.model))
+        self._store = PromptStore(self._folder, 1 << 30, 1 << 40)
+        self._paths = Paths(ROOT, self._store, needs_snapshots=cutter.needs_snapshots)
+        self._cache = PromptCache(cutter, Disk(self._store, "m", lambda: None))
+        self._engine = BatchedEngine(
+            self._model.model, self._model.eos_token_ids, 8, self._room, prompt_cache=self._cache
+        )
+
+    def _prompt(self) -> list[int]:
+        before = self.random.choice(self.conversations[-12:])
+        if self.random.random() < 0.3:
+            before = before[: self.random.randint(0, len(before))]
+        new = [self.random.randrange(2, 300) for _ in range(self.random.randint(1, 150))]
+        return [*before, *new][-700:]
+
+    def _run(
+        self, engine: BatchedEngine, prompts: list[list[int]], *, cached: bool
+    ) -> list[list[int]]:
+        answers: dict[str, list[int]] = {}
+        for prompt in prompts:
+            self._number += 1
+            request_id = str(self._number)
+            answers[request_id] = []
+            boundaries = [len(prompt) - 3, self.random.randint(0, len(prompt))]
+            path = self._paths.find(prompt, "", boundaries) if cached else None
+            engine.add(
+                Sequence(request_id, prompt, ANSWER_TOKENS, None, ignore_eos=True, path=path)
+            )
+        while engine.active + engine.waiting:
+            for token in engine.step():
+                answers[token.request_id].append(token.token_id)
+                if cached and token.finish_reason is not None:
+                    self.cached_tokens += token.cached_tokens
+        self.prompt_tokens += sum(map(len, prompts)) if cached else 0
+        return list(answers.values())
+
+
+@pytest.fixture
+def worlds(model: LoadedModel, tmp_path: Path) -> Iterator[Callable[[int], World]]:
+    made: list[World] = []
+
+    def make(seed: int) -> World:
+        made.append(World(model, tmp_path / str(seed), seed))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+
+
+def _live(world: World, turns: int) -> None:
+    accidents = [world.restart, world.squeeze, world.tighten, world.loosen, world.damage]
+    for _ in range(turns):
+        world.turn()
+        if world.random.random() < 0.4:
+            world.random.choice(accidents)()
+    assert 0 < world.cached_tokens < world.prompt_tokens
+
+
+def test_the_cache_changes_no_text(worlds: Callable[[int], World]) -> None:
+    _live(worlds(1), 25)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 12))
+def test_hundreds_of_conversations(worlds: Callable[[int], World], seed: int) -> None:
+    _live(worlds(seed), 60)
+
+
+def test_what_was_said_is_found_by_the_next_worker(worlds: Callable[[int], World]) -> None:
+    world = worlds(1)
+    world.conversations = [[world.random.randrange(2, 300) for _ in range(400)]]
+    world.turn()
+    world.conversations = world.conversations[:1]
+    world.cached_tokens = 0
+    world.restart()
+    world.turn()
+    assert world.cached_tokens >= 400 - 2 * BLOCK_TOKENS

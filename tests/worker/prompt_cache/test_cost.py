@@ -1,0 +1,48 @@
+"""Blocks are read where that is faster than to compute them, by what was measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from worker.prompt_cache.cost import Speeds
+
+MB = 1_000_000
+
+
+def _measured(read_mb_per_s: float, tokens_per_s: float) -> Speeds:
+    speeds = Speeds()
+    speeds.observe_read(int(read_mb_per_s * MB), 1.0)
+    speeds.observe_prefill(int(tokens_per_s), 1.0)
+    return speeds
+
+
+@pytest.mark.parametrize(
+    ("read_mb_per_s", "tokens_per_s", "worth"),
+    [(1000, 1000, True), (50, 1000, False), (50, 400, True), (1000, 100_000, False)],
+)
+def test_the_cheaper_one_happens(read_mb_per_s: float, tokens_per_s: float, *, worth: bool) -> None:
+    assert _measured(read_mb_per_s, tokens_per_s).worth_reading(100 * MB, 1000) is worth
+
+
+def test_what_is_not_known_is_tried() -> None:
+    speeds = Speeds()
+    assert speeds.worth_reading(100 * MB, 1)
+    speeds.observe_prefill(1000, 1.0)
+    assert speeds.worth_reading(100 * MB, 1)
+    assert not speeds.worth_reading(100 * MB, 0)
+    assert speeds.read_s(MB) is None
+
+
+def test_one_measurement_does_not_decide_alone() -> None:
+    speeds = _measured(1000, 1000)
+    speeds.observe_read(10 * MB, 10.0)
+    assert speeds.read_bytes_per_s == pytest.approx(1000 * MB + 0.3 * (MB - 1000 * MB))
+
+
+def test_what_is_too_small_tells_nothing() -> None:
+    speeds = _measured(1000, 1000)
+    speeds.observe_read(MB - 1, 100.0)
+    speeds.observe_prefill(63, 100.0)
+    speeds.observe_prefill(1000, 0.0)
+    assert speeds.read_bytes_per_s == 1000 * MB
+    assert speeds.prefill_tokens_per_s == 1000

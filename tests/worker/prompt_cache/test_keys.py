@@ -1,0 +1,38 @@
+"""A block's name stands for everything before its end."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.prompt_cache.keys import BLOCK_TOKENS, chain, root_key, snapshot_key
+
+ROOT = root_key("model")
+_tokens = st.lists(st.integers(0, 1), max_size=3 * BLOCK_TOKENS)
+
+
+@given(_tokens, _tokens)
+def test_blocks_are_shared_as_far_as_the_tokens(one: list[int], other: list[int]) -> None:
+    alike = 0
+    while alike < min(len(one), len(other)) and one[alike] == other[alike]:
+        alike += 1
+    pairs = zip(chain(ROOT, one), chain(ROOT, other), strict=False)
+    assert [a == b for a, b in pairs].count(True) == alike // BLOCK_TOKENS
+
+
+@given(_tokens, st.integers(0, 3))
+def test_a_chain_goes_on_where_it_was(tokens: list[int], known: int) -> None:
+    keys = chain(ROOT, tokens)
+    assert len(keys) == len(tokens) // BLOCK_TOKENS
+    assert chain(ROOT, tokens, keys[:known]) == keys
+
+
+def test_another_root_shares_nothing() -> None:
+    tokens = [1] * BLOCK_TOKENS
+    roots = [ROOT, root_key("other"), root_key("mod", "el"), root_key("model", "")]
+    assert len({chain(each, tokens)[0] for each in roots}) == len(roots)
+
+
+def test_a_snapshot_is_no_block() -> None:
+    (key,) = chain(ROOT, [1] * BLOCK_TOKENS)
+    assert snapshot_key(key) not in (key, *chain(ROOT, [1] * 2 * BLOCK_TOKENS))

@@ -1,0 +1,129 @@
+"""What transformers finds out at an import is kept, and never what it found out before a change."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from worker.import_structure import Structure, kept
+
+
+class Finder:
+    """Finds one more name each time that it is asked."""
+
+    def __init__(self, models: Path) -> None:
+        self.asked: list[tuple[Any, str | None]] = []
+        self.define = kept(self.find, models)
+
+    def find(self, module_path: Any, prefix: str | None = None) -> Structure:
+        self.asked.append((module_path, prefix))
+        names = {f"Name{index}" for index in range(len(self.asked))}
+        return {frozenset(): {"a.b": names}, frozenset({"torch"}): {"c": {"Other"}}}
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _as_without_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+
+
+def test_it_is_found_out_once_for_each_prefix(models: Path) -> None:
+    first, second = Finder(models), Finder(models)
+    found = [first.define(models, "models"), first.define(str(models / "__init__.py"))]
+    assert [prefix for _, prefix in first.asked] == ["models", None]
+    assert [second.define(models, "models"), second.define(str(models / "__init__.py"))] == found
+    assert not second.asked
+    assert [type(each) for each in second.define(models, "models")] == [frozenset] * 2
+
+
+def test_a_model_of_its_own_is_always_looked_at(models: Path) -> None:
+    finder = Finder(models)
+    for _ in range(2):
+        finder.define(models / "bert" / "__init__.py")
+    assert len(finder.asked) == 2
+    assert not (models / "__pycache__").exists()
+
+
+def test_another_installation_is_looked_at_again(models: Path) -> None:
+    finder = Finder(models)
+    finder.define(models)
+    (models / "__init__.py").write_text("# of another version")
+    again = finder.define(models)
+    assert len(finder.asked) == 2
+    (models / "new").mkdir()
+    os.utime(models, (1, 1))
+    assert finder.define(models) != again
+    assert len(finder.asked) == 3
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"N", b"garbage" * 100])
+def test_what_is_damaged_is_found_out_again(content: bytes, models: Path) -> None:
+    finder = Finder(models)
+    found = finder.define(models)
+    (file,) = (models / "__pycache__").iterdir()
+    file.write_bytes(content)
+    assert finder.define(models) != found
+    assert finder.define(models) == finder.define(models)
+    assert len(finder.asked) == 2
+
+
+def test_a_folder_that_takes_nothing_is_no_harm(models: Path) -> None:
+    (models / "__pycache__").touch()
+    finder = Finder(models)
+    assert finder.define(models)
+    assert finder.define(models)
+    assert len(finder.asked) == 2
+
+
+def test_where_no_bytecode_is_wanted_nothing_is_kept(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    Finder(models).define(models)
+    assert not (models / "__pycache__").exists()
+
+
+def test_transformers_itself_takes_it() -> None:
+    """And has all of its names still."""
+    code = """
+import sys
+from worker.import_structure import keep_import_structure
+keep_import_structure()
+import transformers.utils.import_utils as utils
+scanned, scan = [], utils.create_import_structure_from_path
+utils.create_import_structure_from_path = lambda path: scanned.append(str(path)) or scan(path)
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers.models.qwen2 import Qwen2Config
+assert utils.define_import_structure.__module__ == "worker.import_structure"
+models = utils.__file__.replace("utils/import_utils.py", "models")
+assert "bert.configuration_bert" in utils.define_import_structure(models)[frozenset()]
+assert scanned and models not in scanned and f"{models}/__init__.py" not in scanned
+"""
+    names = """
+import transformers
+print(sorted(dir(transformers)))
+"""
+    keep = "from worker.import_structure import keep_import_structure as keep; keep()"
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+
+    def run(code: str) -> str:
+        command = [sys.executable, "-c", code]
+        return subprocess.run(
+            command, check=True, stdout=subprocess.PIPE, text=True, timeout=60, env=environment
+        ).stdout
+
+    run(f"{keep}; from transformers import AutoTokenizer")
+    assert run(keep + names) == run(names)
+    run(code)

@@ -1,0 +1,111 @@
+"""Keeps what transformers would find out at every import: which name is in which of its files.
+
+It reads three thousand source files for that, half of what a worker does until it says hello. What
+it finds depends on its files alone, so it is kept as Python keeps bytecode: beside it, for those
+files only, and if it can't be, it is found out again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import marshal
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import cache_from_source
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, TypeAlias
+
+_MODULE: Final = "transformers.utils.import_utils"
+
+# Names by file, by the back ends that they need.
+Structure: TypeAlias = dict[frozenset[str], dict[str, set[str]]]
+Find: TypeAlias = Callable[[Any, str | None], Structure]
+
+
+def keep_import_structure() -> None:
+    """From the next import of transformers on; to be called before the first."""
+    sys.meta_path.insert(0, _Finder())
+
+
+def kept(find: Find, models: Path) -> Find:
+    """transformers' `define_import_structure`, which isn't asked again for the folder of all models
+    while nothing in the folder has come or gone.
+    """
+
+    def define_import_structure(module_path: Any, prefix: str | None = None) -> Structure:
+        folder = Path(module_path)
+        if folder not in (models, models / "__init__.py"):
+            return find(module_path, prefix)
+        path = Path(cache_from_source(str(models / f"structure_{prefix}.py")))
+        if not sys.dont_write_bytecode:
+            # Now, since it changes the stamp.
+            with contextlib.suppress(OSError):
+                path.parent.mkdir(exist_ok=True)
+        stamp = _stamp(models)
+        known = _read(path, stamp)
+        if known is not None:
+            return known
+        found = find(module_path, prefix)
+        if not sys.dont_write_bytecode:
+            with contextlib.suppress(OSError):
+                _write(path, stamp, found)
+        return found
+
+    return define_import_structure
+
+
+class _Finder(MetaPathFinder):
+    """For one module, once."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != _MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+class _Loader(SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        find = getattr(module, "define_import_structure", None)
+        if find is not None:
+            models = Path(self.path).parent.parent / "models"
+            module.__dict__["define_import_structure"] = kept(find, models)
+
+
+def _stamp(models: Path) -> list[int]:
+    """Changes with each installation of transformers."""
+    try:
+        statuses = [models.stat(), (models / "__init__.py").stat()]
+    except OSError:
+        return []
+    return [each for status in statuses for each in (status.st_mtime_ns, status.st_size)]
+
+
+def _read(path: Path, stamp: list[int]) -> Structure | None:
+    try:
+        # As much to be trusted as the bytecode in the same folder, which is read the same way.
+        known_stamp, structure = marshal.loads(path.read_bytes())  # noqa: S302
+    except (OSError, EOFError, ValueError, TypeError):
+        return None
+    return structure if known_stamp == stamp and stamp else None
+
+
+def _write(path: Path, stamp: list[int], structure: Structure) -> None:
+    """All of it or nothing: others read and write it at the same time."""
+    unfinished = path.with_suffix(f".{os.getpid()}")
+    try:
+        unfinished.write_bytes(marshal.dumps((stamp, structure)))
+        unfinished.replace(path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise

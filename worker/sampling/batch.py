@@ -1,0 +1,100 @@
+"""One sampler for all rows of a batch, and one pass over their log probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+import mlx.core as mx
+
+from worker.sampling.draw import draw
+from worker.sampling.filters import Filters
+from worker.sampling.masses import masses
+from worker.sampling.settings import RowSampling, uniforms
+
+Key = TypeVar("Key")
+
+
+class BatchSampler(Generic[Key]):
+    """Chooses the next token of every row by the row's own settings and random numbers.
+
+    mlx-lm calls one sampler a row, unless all rows of a batch have the same object: then it calls
+    that once, with all rows, and doesn't say which they are.
+    """
+
+    def __init__(self, rows: Callable[[], Sequence[Key]]) -> None:
+        """`rows` tells at each call whose log probabilities it has, in their order."""
+        self._rows = rows
+        self._samplings: dict[Key, RowSampling | None] = {}
+        self._positions: dict[Key, int] = {}
+        self._pass: _Pass[Key] | None = None
+
+    def add(self, key: Key, sampling: RowSampling | None) -> None:
+        """None is greedy."""
+        self._samplings[key] = sampling
+        if sampling is not None:
+            self._positions[key] = sampling.position
+
+    def remove(self, key: Key) -> None:
+        del self._samplings[key]
+        self._positions.pop(key, None)
+
+    def __call__(self, logprobs: mx.array) -> mx.array:
+        """Log probabilities (rows, vocabulary) to token ids (rows,)."""
+        keys = list(self._rows())
+        if len(keys) != logprobs.shape[0]:
+            raise RuntimeError(f"{logprobs.shape[0]} rows are to be sampled, not {len(keys)}.")
+        if self._pass is None or self._pass.keys != keys:
+            samplings = [self._samplings[key] for key in keys]
+            self._pass = _Pass(keys, samplings, vocabulary=logprobs.shape[1])
+        positions = [self._positions[key] for key in self._pass.sampled]
+        for key in self._pass.sampled:
+            self._positions[key] += 1
+        return self._pass.choose(logprobs, positions)
+
+
+class _Pass(Generic[Key]):
+    """What stays the same from step to step, as long as the rows do."""
+
+    def __init__(
+        self, keys: list[Key], samplings: Sequence[RowSampling | None], vocabulary: int
+    ) -> None:
+        self.keys = keys
+        rows = [(index, each) for index, each in enumerate(samplings) if each is not None]
+        self.sampled = [keys[index] for index, _ in rows]
+        self._mixed = len(rows) < len(keys)
+        self._indices = mx.array([index for index, _ in rows], dtype=mx.uint32)
+        self._streams = [each.stream() for _, each in rows]
+        self._inverse_temperatures = mx.array([1.0 / each.temperature for _, each in rows])[:, None]
+        self._on_cpu = _on_cpu()
+        self._filters = Filters([each for _, each in rows], vocabulary, on_cpu=self._on_cpu)
+
+    def choose(self, logprobs: mx.array, positions: Sequence[int]) -> mx.array:
+        """`positions`: of the sampled rows alone."""
+        if not self.sampled:
+            return mx.argmax(logprobs, axis=-1)
+        if not self._mixed:
+            return self._sample(logprobs, positions)
+        tokens = mx.argmax(logprobs, axis=-1)
+        tokens[self._indices] = self._sample(logprobs[self._indices], positions)
+        return tokens
+
+    def _sample(self, logprobs: mx.array, positions: Sequence[int]) -> mx.array:
+        if logprobs.dtype != mx.float32:
+            # Rounded to bfloat16 their total is up to 4 % from 1.
+            logprobs = logprobs.astype(mx.float32)
+            logprobs = logprobs - mx.logsumexp(logprobs, axis=-1, keepdims=True)
+        largest = logprobs.max(axis=-1, keepdims=True)
+        kept = masses(
+            logprobs,
+            largest,
+            self._inverse_temperatures,
+            self._filters.least_kept(logprobs, largest),
+            on_cpu=self._on_cpu,
+        )
+        numbers = [uniforms(*each) for each in zip(self._streams, positions, strict=True)]
+        return draw(kept, mx.array(numbers))
+
+
+def _on_cpu() -> bool:
+    return mx.default_device().type == mx.DeviceType.cpu

@@ -1,0 +1,96 @@
+"""What one request asked of sampling, and its random numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from protocol.messages import Sampling
+
+_MASK64: Final = (1 << 64) - 1
+# Less is greedy for any two logits that differ; far less makes them infinite.
+_LEAST_TEMPERATURE: Final = 1e-6
+# One less than a float32 has: a number halfway between two of their multiples is exact, and times a
+# total it is neither 0 nor that total.
+_UNIFORM_BITS: Final = 23
+
+
+@dataclass(frozen=True)
+class SamplingDefaults:
+    """What generation_config.json says; OpenAI's defaults where it says nothing."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+
+
+class Uniforms(NamedTuple):
+    """Two independent numbers in (0, 1): together they resolve probabilities of 2^-46."""
+
+    outer: float
+    inner: float
+
+
+@dataclass(frozen=True)
+class RowSampling:
+    """One sequence's settings, and where it stands in its random numbers.
+
+    A number depends on seed and position alone: MLX's own random state advances with every row of
+    the batch, and the same seed would give another text beside other requests. `top_p` 1, `top_k`
+    0 and `min_p` 0 filter nothing. `position` is that of the first token to sample, counted from
+    the prompt's end.
+    """
+
+    seed: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    position: int = 0
+
+    def again_after(self, tokens: int) -> RowSampling:
+        """The same from so many tokens after its own first one."""
+        return replace(self, position=self.position + tokens)
+
+    def stream(self) -> int:
+        """What tells its random numbers from those of other seeds: 64 bits."""
+        return _splitmix64(self.seed & _MASK64)
+
+
+def make_row_sampling(
+    sampling: Sampling, defaults: SamplingDefaults, vocabulary: int, position: int = 0
+) -> RowSampling | None:
+    """The settings of one request, or None for greedy."""
+    temperature = defaults.temperature if sampling.temperature is None else sampling.temperature
+    top_p = defaults.top_p if sampling.top_p is None else sampling.top_p
+    top_k = defaults.top_k if sampling.top_k is None else sampling.top_k
+    min_p = defaults.min_p if sampling.min_p is None else sampling.min_p
+    if temperature < _LEAST_TEMPERATURE or top_k == 1:
+        return None
+    return RowSampling(
+        sampling.seed,
+        temperature,
+        # mlx-lm filters nothing at 0 either.
+        top_p if 0.0 < top_p < 1.0 else 1.0,
+        top_k if 0 < top_k < vocabulary else 0,
+        # A model's author may have written anything; beyond 1 nothing would be left.
+        min(max(min_p, 0.0), 1.0),
+        position,
+    )
+
+
+def uniforms(stream: int, position: int) -> Uniforms:
+    """The numbers of a row for one token."""
+    mixed = _splitmix64((stream + position) & _MASK64)
+    outer = mixed >> (64 - _UNIFORM_BITS)
+    inner = mixed & ((1 << _UNIFORM_BITS) - 1)
+    return Uniforms((outer + 0.5) / (1 << _UNIFORM_BITS), (inner + 0.5) / (1 << _UNIFORM_BITS))
+
+
+def _splitmix64(value: int) -> int:
+    """Spread neighbouring seeds over 64 bits (Steele, Lea, Flood: Fast Splittable PRNGs, 2014)."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK64
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return value ^ (value >> 31)
