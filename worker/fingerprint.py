@@ -6,14 +6,16 @@ import hashlib
 from pathlib import Path
 from typing import Final
 
+from worker.adapter import CONFIG, WEIGHTS
+
 # Configuration, tokenizer and template; the largest, tokenizer.json, has some ten megabytes.
 _READ_WHOLE: Final = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py")
 _HEADER_LENGTH_BYTES: Final = 8
 _LONGEST_HEADER_BYTES: Final = 100_000_000
 
 
-def fingerprint(folder: Path) -> str:
-    """A hash that changes when weights, tokenizer, template or configuration change.
+def fingerprint(folder: Path, adapter: Path | None = None) -> str:
+    """A hash that changes when weights, tokenizer, template, configuration or adapter change.
 
     Of weights it takes the safetensors header, size and time of change: reading tens of gigabytes
     would take as long as the load. Symbolic links, which a Hugging Face cache is made of, are
@@ -26,10 +28,18 @@ def fingerprint(folder: Path) -> str:
     for path in sorted({each for pattern in _READ_WHOLE for each in folder.glob(pattern)}):
         _take(digest, path.name.encode(), path.read_bytes())
     for path in sorted(folder.glob("*.safetensors")):
-        status = path.stat()
-        _take(digest, path.name.encode(), _header(path))
-        _take(digest, str(status.st_size).encode(), str(status.st_mtime_ns).encode())
+        _take_weights(digest, path)
+    if adapter is not None:
+        # These alone: training leaves its earlier states beside them.
+        _take(digest, CONFIG.encode(), (adapter / CONFIG).read_bytes())
+        _take_weights(digest, adapter / WEIGHTS)
     return digest.hexdigest()
+
+
+def _take_weights(digest: hashlib._Hash, path: Path) -> None:
+    status = path.stat()
+    _take(digest, path.name.encode(), _header(path))
+    _take(digest, str(status.st_size).encode(), str(status.st_mtime_ns).encode())
 
 
 def _take(digest: hashlib._Hash, *parts: bytes) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import mlx.core as mx
 from huggingface_hub import snapshot_download
@@ -15,6 +15,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model, load_tokenizer
 from safetensors import SafetensorError, safe_open
 
+from worker.adapter import WEIGHTS, add_adapter, check_adapter
 from worker.fingerprint import fingerprint
 from worker.sampling.settings import SamplingDefaults
 
@@ -51,6 +52,9 @@ class LoadedModel:
     context_tokens: int | None
     fingerprint: str
     sampling_defaults: SamplingDefaults
+    # A smaller model with the same tokens, and its fingerprint.
+    draft: Any = None
+    draft_fingerprint: str = ""
 
     @property
     def eos_token_ids(self) -> Iterable[int]:
@@ -59,9 +63,14 @@ class LoadedModel:
 
 
 def load(
-    source: str, on_progress: Callable[[int, int], None], should_stop: Callable[[], bool]
+    source: str,
+    on_progress: Callable[[int, int], None],
+    should_stop: Callable[[], bool],
+    adapter_path: str | None = None,
+    draft_path: str | None = None,
 ) -> LoadedModel:
-    """Load a model from a folder, or from a repository in the Hugging Face cache.
+    """Load a model from a folder, or from a repository in the Hugging Face cache; with an adapter
+    on top of it, and a draft model beside it.
 
     `on_progress` gets (bytes read, bytes in all) after each slice of weights.
 
@@ -71,12 +80,23 @@ def load(
     """
     folder = find_folder(source)
     check_files(folder)
+    adapter = None if adapter_path is None else Path(adapter_path)
     try:
-        before = fingerprint(folder)
+        if adapter is not None:
+            check_adapter(adapter)
+            _check_shard(adapter / WEIGHTS)
+        before = fingerprint(folder, adapter)
         model, config = load_model(folder, lazy=True, trust_remote_code=False)
+        if adapter is not None:
+            add_adapter(model, adapter)
         tokenizer = read_tokenizer(folder, config.get("eos_token_id"))
-        weight_bytes = _read_weights(model, on_progress, should_stop)
-        if fingerprint(folder) != before:
+        vocabulary = _vocabulary(config, tokenizer)
+        draft = _Draft()
+        if draft_path is not None:
+            draft = _load_draft(draft_path, tokenizer, vocabulary)
+        models = [model] if draft.model is None else [model, draft.model]
+        weight_bytes = _read_weights(models, on_progress, should_stop)
+        if fingerprint(folder, adapter) != before:
             raise ModelError(f"The files in {folder} changed during the load.", permanent=False)
     except (LoadAbandonedError, ModelError):
         raise
@@ -86,16 +106,43 @@ def load(
     except Exception as error:
         # Architectures parse config.json each in its own way, and fail in as many.
         raise ModelError(one_sentence(error)) from error
-    text_config = {**config, **_nested(config, "text_config")}
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
         weight_bytes=weight_bytes,
-        vocabulary=int(text_config.get("vocab_size", len(tokenizer))),
-        context_tokens=_context_tokens(text_config),
+        vocabulary=vocabulary,
+        context_tokens=_context_tokens(_text_config(config)),
         fingerprint=before,
         sampling_defaults=_sampling_defaults(folder),
+        draft=draft.model,
+        draft_fingerprint=draft.fingerprint,
     )
+
+
+class _Draft(NamedTuple):
+    model: Any = None
+    fingerprint: str = ""
+
+
+def _load_draft(source: str, tokenizer: Any, vocabulary: int) -> _Draft:
+    """Its weights are read later, with the model's."""
+    try:
+        folder = find_folder(source)
+        check_files(folder)
+        digest = fingerprint(folder)
+        model, config = load_model(folder, lazy=True, trust_remote_code=False)
+        own = read_tokenizer(folder, config.get("eos_token_id"))
+    except ModelError as error:
+        raise ModelError(f"The draft model: {error.reason}", permanent=error.permanent) from error
+    if own.get_vocab() != tokenizer.get_vocab():
+        raise ModelError(f"The draft model in {folder} has other tokens than the model.")
+    if _vocabulary(config, own) > vocabulary:
+        # What it makes up of the rows beyond would have no embedding in the model.
+        raise ModelError(
+            f"The draft model in {folder} has {_vocabulary(config, own)} embeddings, the model "
+            f"{vocabulary}."
+        )
+    return _Draft(model, digest)
 
 
 def find_folder(source: str) -> Path:
@@ -166,6 +213,14 @@ def _nested(config: dict[str, Any], key: str) -> dict[str, Any]:
     return value
 
 
+def _text_config(config: dict[str, Any]) -> dict[str, Any]:
+    return {**config, **_nested(config, "text_config")}
+
+
+def _vocabulary(config: dict[str, Any], tokenizer: Any) -> int:
+    return int(_text_config(config).get("vocab_size", len(tokenizer)))
+
+
 def _context_tokens(config: dict[str, Any]) -> int | None:
     value = config.get("max_position_embeddings")
     return value if isinstance(value, int) and value > 0 else None
@@ -182,9 +237,13 @@ def _check_shard(path: Path) -> None:
 
 
 def _read_weights(
-    model: Any, on_progress: Callable[[int, int], None], should_stop: Callable[[], bool]
+    models: Iterable[Any],
+    on_progress: Callable[[int, int], None],
+    should_stop: Callable[[], bool],
 ) -> int:
-    arrays: list[mx.array] = list(dict(tree_flatten(model.parameters())).values())
+    arrays: list[mx.array] = [
+        array for model in models for array in dict(tree_flatten(model.parameters())).values()
+    ]
     total = sum(array.nbytes for array in arrays)
     done = pending_bytes = 0
     pending: list[mx.array] = []

@@ -6,12 +6,10 @@ import gc
 import os
 import platform
 import time
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
-from mlx_lm.models.cache import make_prompt_cache
 
 from protocol.messages import (
     PROTOCOL_VERSION,
@@ -28,6 +26,7 @@ from protocol.messages import (
     Ready,
 )
 from protocol.prompt_store import PromptStore
+from worker.caches import Caches
 from worker.engine_thread import (
     EngineCommand,
     EngineThread,
@@ -91,14 +90,17 @@ def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
             command.path,
             lambda done, total: thread.emit(LoadProgress(loaded_bytes=done, total_bytes=total)),
             thread.should_finish,
+            command.adapter_path,
+            command.draft_path,
         )
+        caches = Caches(loaded.model, loaded.draft, command.kv_bits)
     except ModelError as error:
         thread.emit(LoadFailed(reason=error.reason, permanent=error.permanent))
         return
     except LoadAbandonedError:
         return
     room = Room(
-        measure(loaded.model),
+        measure(caches.run, caches.make),
         working_bytes=command.working_bytes,
         working_token_bytes=command.working_token_bytes,
     )
@@ -107,14 +109,13 @@ def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
         limits.take(command.limit_bytes, command.beside_bytes)
     context = _context(command, loaded)
     _take_bound(command.bound, room, context)
-    cutter = Cutter(loaded.model, lambda: make_prompt_cache(loaded.model))
-    store = _open_store(command)
-    paths = Paths(_prompt_root(loaded), store, needs_snapshots=cutter.needs_snapshots)
+    cutter = Cutter(caches.run, caches.make)
+    store = _open_store(command) if cutter.can_restore else None
+    root = _prompt_root(loaded, command)
+    paths = Paths(root, store, needs_snapshots=cutter.needs_snapshots)
     disk = None if store is None else Disk(store, command.model_id, lambda: thread.post(Look()))
-    prompt_cache = PromptCache(cutter, disk)
-    engine = _build_engine(
-        loaded, command, limits, prompt_cache, between_chunks=lambda: turns.between_chunks()
-    )
+    prompt_cache = PromptCache(cutter, disk) if cutter.can_restore else None
+    engine = _build_engine(loaded, command, limits, caches, prompt_cache)
     turns = Turns(thread, engine, limits, context)
     warm(engine, context.now.tokens, loaded.vocabulary)
     if thread.should_finish():
@@ -139,7 +140,8 @@ def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
         turns.run()
     finally:
         engine.close()
-        prompt_cache.close(_STORE_S)
+        if prompt_cache is not None:
+            prompt_cache.close(_STORE_S)
 
 
 def _open_store(command: Load) -> PromptStore | None:
@@ -149,9 +151,15 @@ def _open_store(command: Load) -> PromptStore | None:
     return PromptStore(Path(bounds.folder), bounds.most_bytes, bounds.most_bytes_per_hour)
 
 
-def _prompt_root(loaded: LoadedModel) -> bytes:
+def _prompt_root(loaded: LoadedModel, command: Load) -> bytes:
     """Whatever the entries of a cache depend on beside the tokens."""
-    return root_key(_PROMPT_FORMAT, loaded.fingerprint, version("mlx-lm"))
+    return root_key(
+        _PROMPT_FORMAT,
+        loaded.fingerprint,
+        version("mlx-lm"),
+        str(command.kv_bits),
+        loaded.draft_fingerprint,
+    )
 
 
 def _context(command: Load, loaded: LoadedModel) -> ContextInForce:
@@ -169,10 +177,10 @@ def _build_engine(
     loaded: LoadedModel,
     command: Load,
     limits: Limits,
-    prompt_cache: PromptCache,
-    between_chunks: Callable[[], None],
+    caches: Caches,
+    prompt_cache: PromptCache | None,
 ) -> Engine:
-    if all(hasattr(cache, "merge") for cache in make_prompt_cache(loaded.model)):
+    if caches.can_be_merged:
         return BatchedEngine(
             loaded.model,
             loaded.eos_token_ids,
@@ -183,7 +191,15 @@ def _build_engine(
             prompt_cache,
             command.stall_s,
         )
-    return SequentialEngine(loaded.model, loaded.eos_token_ids, limits.room, between_chunks)
+    return SequentialEngine(
+        loaded.model,
+        loaded.eos_token_ids,
+        limits.room,
+        caches,
+        prompt_cache,
+        loaded.draft,
+        max(1, command.draft_tokens) if loaded.draft is not None else 0,
+    )
 
 
 class Turns:
@@ -220,14 +236,6 @@ class Turns:
                 self._step()
             else:
                 self._step()
-
-    def between_chunks(self) -> None:
-        """For an engine whose step lasts as long as a prompt."""
-        self._thread.note_step(self._engine.active, self._engine.waiting)
-        self._obey_all()
-        self._tell_need()
-        if self._thread.should_finish():
-            self._engine.close()
 
     def _step(self) -> None:
         thread, engine = self._thread, self._engine

@@ -84,6 +84,21 @@ def wide_cache(folder: Path) -> Path:
     )
 
 
+def full_attention(folder: Path) -> Path:
+    """Small, with heads wide enough for their caches to be quantized."""
+    return _write(
+        folder,
+        {
+            **_ATTENTION,
+            "model_type": "qwen3",
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "head_dim": 64,
+            "tie_word_embeddings": False,
+        },
+    )
+
+
 def sliding_window(folder: Path) -> Path:
     """Rotating caches beside full ones."""
     return _write(

@@ -119,7 +119,7 @@ def test_a_seed_gives_the_same_alone_among_16_and_resumed(
     ]
     alone: dict[str, list[int]] = {}
     for sequence in asked:
-        single = SequentialEngine(model.model, model.eos_token_ids, UNBOUNDED, lambda: None)
+        single = SequentialEngine(model.model, model.eos_token_ids, UNBOUNDED)
         single.add(sequence)
         alone |= _run(single)
     together = BatchedEngine(model.model, model.eos_token_ids, 16, UNBOUNDED)
@@ -258,7 +258,7 @@ def test_what_has_just_come_is_short_of_nothing_that_is_there(
     """The engine thread lets those that are short wait, and for nobody else comes an answer."""
     model = models(name)
     room = Room(measure(model.model), limit_bytes=0)
-    engine: Engine = SequentialEngine(model.model, model.eos_token_ids, room, lambda: None)
+    engine: Engine = SequentialEngine(model.model, model.eos_token_ids, room)
     if name == "full attention":
         engine = BatchedEngine(model.model, model.eos_token_ids, 2, room)
     for sequence in _sequences(model, PROMPTS[:1]):
@@ -302,7 +302,7 @@ def test_who_waits_for_what_cannot_be_had_is_taken_out(
     maybe = replace(hopes, request_id="maybe", open_end=True)
     for engine in (
         BatchedEngine(model.model, model.eos_token_ids, 4, room),
-        SequentialEngine(model.model, model.eos_token_ids, room, lambda: None),
+        SequentialEngine(model.model, model.eos_token_ids, room),
     ):
         for each in (long, hopes, maybe):
             engine.add(each)
@@ -328,30 +328,20 @@ def test_the_prompt_that_is_computed_has_a_number(
     room = Room(measure(model.model))
     tokens = model.tokenizer.encode("A ship with seven holds. " * 400)[:600]
     seen: list[int] = []
-    again = False
     engine: Engine
     if name == "full attention":
         engine = BatchedEngine(model.model, model.eos_token_ids, 4, room)
     else:
-
-        def look() -> None:
-            seen.append(engine.need.prompt)
-            if len(seen) == 2 and not again:
-                room.limit_bytes = 1
-                engine.make_room()
-
-        engine = SequentialEngine(model.model, model.eos_token_ids, room, look)
+        engine = SequentialEngine(model.model, model.eos_token_ids, room)
     engine.add(Sequence("a", tokens, 3, None, ignore_eos=True))
     for _ in range(3):
         engine.step()
         seen.append(engine.need.prompt)
-    if name == "full attention":
-        room.limit_bytes = 1
-        engine.make_room()
+    room.limit_bytes = 1
+    engine.make_room()
     assert set(seen[:2]) == {1}
     assert (engine.active, engine.waiting, engine.need.prompt) == (0, 1, 0)
     room.limit_bytes = None
-    again = True
     seen.clear()
     for _ in range(40):
         engine.step()
@@ -427,22 +417,34 @@ def test_removed_sequences_get_no_more_tokens(models: Callable[[str], LoadedMode
 def test_caches_that_cannot_be_merged(models: Callable[[str], LoadedModel]) -> None:
     model = models("chunked attention")
     assert not all(hasattr(cache, "merge") for cache in make_prompt_cache(model.model))
-    chunks = []
-    engine = SequentialEngine(model.model, model.eos_token_ids, UNBOUNDED, lambda: chunks.append(1))
+    engine = SequentialEngine(model.model, model.eos_token_ids, UNBOUNDED)
     for sequence in _sequences(model, PROMPTS):
         engine.add(sequence)
     engine.remove(["2"])
     tokens = _run(engine)
     assert {key: len(each) for key, each in tokens.items()} == {"0": 24, "1": 24, "3": 24}
-    assert len(chunks) > 3, "a long prompt goes through in several chunks"
 
 
-def test_a_sequence_removed_in_its_prefill(models: Callable[[str], LoadedModel]) -> None:
+def test_a_prompt_is_computed_chunk_by_chunk(models: Callable[[str], LoadedModel]) -> None:
+    """Between two of them who was cancelled leaves, and memory that is called back is free."""
     model = models("chunked attention")
-    engine = SequentialEngine(
-        model.model, model.eos_token_ids, UNBOUNDED, lambda: engine.remove(["3"])
-    )
-    for sequence in _sequences(model, PROMPTS)[3:]:
-        engine.add(sequence)
+    (long,) = _sequences(model, PROMPTS[3:])
+    alone = SequentialEngine(model.model, model.eos_token_ids, UNBOUNDED)
+    alone.add(long)
+    expected = _run(alone)
+    room = _room(model, 1, 512)
+    engine = SequentialEngine(model.model, model.eos_token_ids, room)
+    engine.add(long)
+    assert engine.step() == []
+    assert (engine.active, engine.waiting) == (1, 0)
+    limit_bytes, room.limit_bytes = room.limit_bytes, 0
+    engine.make_room()
+    assert (engine.active, engine.waiting) == (0, 1)
+    assert engine.step() == []
+    room.limit_bytes = limit_bytes
+    assert _run(engine) == expected
+    engine.add(long)
+    assert engine.step() == []
+    engine.remove([long.request_id])
     assert engine.step() == []
     assert engine.active + engine.waiting == 0

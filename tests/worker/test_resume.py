@@ -63,9 +63,7 @@ def _engine(model: LoadedModel) -> Engine:
 
     if all(hasattr(cache, "merge") for cache in make_prompt_cache(model.model)):
         return BatchedEngine(model.model, model.eos_token_ids, 8, Room(CacheShape(0, 0, 1.0)))
-    return SequentialEngine(
-        model.model, model.eos_token_ids, Room(CacheShape(0, 0, 1.0)), lambda: None
-    )
+    return SequentialEngine(model.model, model.eos_token_ids, Room(CacheShape(0, 0, 1.0)))
 
 
 def _prepare(model: LoadedModel, generate: Generate) -> Prepared:

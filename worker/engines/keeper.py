@@ -111,6 +111,8 @@ class Keeper:
         if depth <= first and not snapshot:
             return
         bytes_ = max(0, depth - first) * self.cache.block_bytes
+        if snapshot:
+            bytes_ += self._room.shape.row_bytes
         if not self._makes_room(bytes_, sizes):
             row.kept = None  # What comes after a gap can't be found.
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from mlx_lm.models.cache import (
     CacheList,
     ChunkedKVCache,
     KVCache,
+    QuantizedKVCache,
     RotatingKVCache,
     make_prompt_cache,
 )
@@ -110,13 +111,13 @@ def largest_chunk() -> int:
     return LARGEST_TOKENS_ON_CPU if mx.default_device() == mx.cpu else LARGEST_TOKENS
 
 
-def measure(model: Any) -> CacheShape:
-    """Run two tokens through a model and look at its caches.
+def measure(model: Any, make_caches: Callable[[], list[Any]] | None = None) -> CacheShape:
+    """Run two tokens through a model and look at its caches, mlx-lm's own if no others are made.
 
     Which of them grow is known by their types alone: those with a bound, or with a state, take no
     more than they do for one step of tokens, or than their bound.
     """
-    caches = make_prompt_cache(model)
+    caches = make_prompt_cache(model) if make_caches is None else make_caches()
     mx.eval(model(mx.array([[0, 0]]), cache=caches))
     token_bytes = row_bytes = 0
     unseen = list(caches)
@@ -130,6 +131,8 @@ def measure(model: Any) -> CacheShape:
             row_bytes += cache.nbytes * (cache.chunk_size + STEP_TOKENS) // _tokens(cache)
         elif isinstance(cache, KVCache):
             token_bytes += cache.nbytes // _tokens(cache)
+        elif isinstance(cache, QuantizedKVCache):
+            token_bytes += cache.nbytes // cache.keys[0].shape[2]
         else:
             row_bytes += cache.nbytes
     return CacheShape(token_bytes, row_bytes, peak_share(len(caches)))

@@ -1,32 +1,46 @@
-"""One sequence at a time, for models whose caches can't be merged into a batch."""
+"""One sequence at a time: for models whose caches can't be merged into a batch, and for those with
+a draft model.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.generate import generate_step
+from mlx_lm.generate import generation_stream
 
+from worker.caches import Caches
+from worker.engines.batch import CachedRow, Row
+from worker.engines.decoding import UNSEEN_TOKENS, decode, decode_ahead
+from worker.engines.keeper import Keeper
 from worker.engines.need import Need
 from worker.engines.pace import PrefillPace
 from worker.engines.room import Batch, Room, largest_chunk
 from worker.engines.sequence import Sequence, Token
-from worker.sampling.batch import BatchSampler
+from worker.prompt_cache.cache import PromptCache
+from worker.prompt_cache.keys import BLOCK_TOKENS
 
 
-class _RemovedInPrefillError(Exception):
-    """Raised through mlx-lm's prefill, which offers no other way out."""
+@dataclass(eq=False)
+class _Run:
+    """The sequence whose turn it is. `tokens` None: its prompt is being computed."""
+
+    row: Row
+    caches: list[Any]
+    tokens: Iterator[int] | None = None
+
+    @property
+    def left(self) -> int:
+        """Tokens of the prompt before its last, which decoding begins with."""
+        return len(self.row.sequence.token_ids) - 1 - self.row.seen_tokens
 
 
 class SequentialEngine:
-    """First come, first served.
-
-    `between_chunks` is called with every chunk of a prefill, since a step here lasts as long as
-    the whole prompt: it may call `remove` and `make_room`.
-    """
+    """First come, first served among those of one priority."""
 
     batching = False
 
@@ -35,22 +49,29 @@ class SequentialEngine:
         model: Any,
         eos_token_ids: Iterable[int],
         room: Room,
-        between_chunks: Callable[[], None],
+        caches: Caches | None = None,
+        prompt_cache: PromptCache | None = None,
+        draft: Any = None,
+        draft_tokens: int = 0,
     ) -> None:
+        """`caches` are the model's own if not given, and the draft model's too if there is one. It
+        guesses `draft_tokens` at a time.
+        """
         self._model = model
+        self._draft = draft
+        self._draft_tokens = draft_tokens
+        self._caches = Caches(model, draft) if caches is None else caches
         self._eos_token_ids = frozenset(eos_token_ids)
         self._room = room
-        self._between_chunks = between_chunks
+        self._keeper = None if prompt_cache is None else Keeper(prompt_cache, room)
         self._waiting: deque[Sequence] = deque()
-        self._current: Sequence | None = None
-        self._tokens: Generator[tuple[int, mx.array], None, None] | None = None
-        self._generated: list[int] = []
+        self._run: _Run | None = None
         self._pace = PrefillPace(largest_chunk())
         self._begun = 0
 
     @property
     def active(self) -> int:
-        return 0 if self._current is None else 1
+        return 0 if self._run is None else 1
 
     @property
     def waiting(self) -> int:
@@ -58,28 +79,39 @@ class SequentialEngine:
 
     @property
     def short(self) -> bool:
-        return self._current is None and bool(self._waiting) and not self._next_fits
+        if self._run is not None or not self._waiting or self._next_fits:
+            return False
+        return self._keeper is None or not self._keeper.fetches(self._waiting[0].request_id)
 
     @property
     def fetching(self) -> bool:
-        return False
+        return self._keeper is not None and self._keeper.fetching
 
     @property
     def need(self) -> Need:
-        if self._current is not None:
-            bytes_ = self._room.needed_bytes([Batch(1, self._tokens_soon())])
-            return Need(bytes_, bytes_, bytes_, 0 if self._generated else self._begun)
+        if self._keeper is None:
+            return self._rows_need
+        return self._rows_need._replace(
+            cache_bytes=self._keeper.cache.bytes_, cache_wanted_bytes=self._keeper.wanted_bytes
+        )
+
+    @property
+    def _rows_need(self) -> Need:
+        if self._run is not None:
+            bytes_ = self._room.needed_bytes(self._sizes())
+            return Need(bytes_, bytes_, bytes_, 0 if self._run.row.generated else self._begun)
         if self._waiting:
-            bytes_ = self._room.needed_bytes([Batch(1, len(self._waiting[0].token_ids))])
+            bytes_ = self._room.needed_bytes([_size_of(self._waiting[0])])
             return Need(0, bytes_, bytes_)
         return Need(0, 0, 0)
 
     def make_room(self) -> None:
-        sequence = self._current
-        if sequence is None or self._room.holds([Batch(1, self._tokens_soon())]):
-            return
-        self._waiting.appendleft(sequence.rest(self._generated))
-        self._current = self._tokens = None
+        if self._run is not None and not self._room.holds(self._sizes()):
+            row = self._run.row
+            self._waiting.appendleft(row.sequence.rest(row.generated))
+            self._run = None
+        if self._keeper is not None:
+            self._keeper.give_way(self._sizes())
 
     def take_hopeless(self) -> list[Sequence]:
         hopeless = [
@@ -87,83 +119,141 @@ class SequentialEngine:
         ]
         for each in hopeless:
             self._waiting.remove(each)
+        if self._keeper is not None:
+            self._keeper.forget(each.request_id for each in hopeless)
         return hopeless
 
     def add(self, sequence: Sequence) -> None:
-        self._waiting.append(sequence)
+        """Behind those of its priority."""
+        place = len(self._waiting)
+        while place and self._waiting[place - 1].priority < sequence.priority:
+            place -= 1
+        self._waiting.insert(place, sequence)
 
     def remove(self, request_ids: Iterable[str]) -> None:
         removed = set(request_ids)
         self._waiting = deque(each for each in self._waiting if each.request_id not in removed)
-        if self._current is not None and self._current.request_id in removed:
-            self._current = None
+        if self._keeper is not None:
+            self._keeper.forget(removed)
+        if self._run is not None and self._run.row.sequence.request_id in removed:
+            self._run = None
 
     def step(self) -> list[Token]:
+        """A chunk of the prompt, or a token."""
+        if self._keeper is not None:
+            self._keeper.cache.collect()
         self.make_room()
-        if self._current is None:
+        if self._run is None:
             self._begin_next()
-        sequence = self._current
-        if sequence is None or self._tokens is None:
+        run = self._run
+        if run is None:
             return []
-        try:
-            token_id, _ = next(self._tokens)
-        except _RemovedInPrefillError:
+        if run.left > 0 and run.tokens is None:
+            self._prefill(run)
             return []
-        self._generated.append(token_id)
-        token = Token(sequence.request_id, token_id, None)
-        if token_id in self._eos_token_ids and not sequence.ignore_eos:
-            token = Token(sequence.request_id, token_id, "stop")
-        elif len(self._generated) >= sequence.max_tokens:
-            token = Token(sequence.request_id, token_id, "length")
-        if token.finish_reason is not None:
-            self._current = None
-        return [token]
+        return [self._generate(run)]
 
     def clear_prompts(self) -> int:
-        return 0
+        return 0 if self._keeper is None else self._keeper.cache.clear()
 
     def close(self) -> None:
         self._waiting.clear()
-        self._current = None
-        self._tokens = None
-        self._model = None
+        self._run = None
+        self._model = self._draft = None
+        del self._caches
 
-    def _tokens_soon(self) -> int:
-        """Of the sequence that runs, after the next step."""
-        assert self._current is not None
-        return len(self._current.token_ids) + len(self._generated) + 1
+    def _sizes(self) -> list[Batch]:
+        """After the next step."""
+        if self._run is None:
+            return []
+        return [Batch(1, self._run.row.tokens + 1 + self._draft_tokens)]
 
     @property
     def _next_fits(self) -> bool:
-        return self._room.holds([Batch(1, len(self._waiting[0].token_ids))])
+        return self._room.holds([_size_of(self._waiting[0])])
 
     def _begin_next(self) -> None:
-        self._tokens = None
-        if not self._waiting or not self._next_fits:
+        if not self._waiting:
             return
-        self._current = sequence = self._waiting.popleft()
-        self._generated = []
+        sequence = self._waiting[0]
+        sizes = [_size_of(sequence)]
+        if not self._next_fits:
+            return
+        taken = None
+        if self._keeper is not None:
+            if self._keeper.waits(sequence, sizes, []):
+                return
+            self._keeper.give_way(sizes, sequence.path)
+            taken = self._keeper.take(sequence)
+        self._waiting.popleft()
         self._begun += 1
-        last_s = perf_counter()
-        last_tokens = 0
+        done = 0 if taken is None else taken.tokens
+        row = Row(sequence, cached_tokens=done, seen_tokens=done)
+        if sequence.path is not None:
+            row.kept = done // BLOCK_TOKENS
+        self._run = _Run(row, self._caches.make() if taken is None else taken.caches)
 
-        def on_prefill(processed: int, _total: int) -> None:
-            nonlocal last_s, last_tokens
-            now_s = perf_counter()
-            self._pace.observe(processed - last_tokens, now_s - last_s)
-            last_s, last_tokens = now_s, processed
-            self._between_chunks()
-            if self._current is not sequence:
-                raise _RemovedInPrefillError
+    def _prefill(self, run: _Run) -> None:
+        """mlx-lm computes a whole prompt before it gives anything back: nobody could leave, nor
+        could memory be called back.
+        """
+        row = run.row
+        began_s, begin = perf_counter(), row.seen_tokens
+        boundary = self._next_boundary(row)
+        length = min(run.left, self._pace.chunk(rows=1, decoding=False))
+        if boundary is not None:
+            length = min(length, boundary - begin)
+        chunk = row.sequence.token_ids[begin : begin + length]
+        with mx.stream(generation_stream):
+            self._caches.run(mx.array([chunk]), run.caches)
+            mx.eval([each.state for each in run.caches])
+            mx.clear_cache()
+        row.seen_tokens += length
+        seconds = perf_counter() - began_s
+        self._pace.observe(length, seconds)
+        if self._keeper is not None:
+            self._keeper.cache.speeds.observe_prefill(length, seconds)
+            self._keep(run, at_boundary=row.seen_tokens == boundary)
 
-        sampler = BatchSampler(lambda: (sequence.request_id,))
-        sampler.add(sequence.request_id, sequence.sampling)
-        self._tokens = generate_step(
-            mx.array(sequence.token_ids),
-            self._model,
-            max_tokens=sequence.max_tokens,
-            sampler=sampler,
-            logits_processors=list(sequence.processors),
-            prefill_step_size=self._pace.chunk(rows=1, decoding=False),
-            prompt_progress_callback=on_prefill,
+    def _generate(self, run: _Run) -> Token:
+        row, sequence = run.row, run.row.sequence
+        if run.tokens is None:
+            run.tokens = self._decode(run)
+        token_id = next(run.tokens)
+        row.generated.append(token_id)
+        row.seen_tokens = row.tokens - (0 if self._draft is None else UNSEEN_TOKENS)
+        token = Token(sequence.request_id, token_id, None, row.cached_tokens)
+        if token_id in self._eos_token_ids and not sequence.ignore_eos:
+            token = Token(sequence.request_id, token_id, "stop", row.cached_tokens)
+        elif len(row.generated) >= sequence.max_tokens:
+            token = Token(sequence.request_id, token_id, "length", row.cached_tokens)
+        ended = token.finish_reason is not None
+        self._keep(run, ended=ended)
+        if ended:
+            self._run = None
+        return token
+
+    def _decode(self, run: _Run) -> Iterator[int]:
+        sequence = run.row.sequence
+        if self._draft is None:
+            return decode(sequence, self._model, run.caches)
+        return decode_ahead(
+            sequence, self._model, self._draft, self._draft_tokens, self._caches, run.caches
         )
+
+    def _keep(self, run: _Run, *, at_boundary: bool = False, ended: bool = False) -> None:
+        if self._keeper is None or run.row.kept is None:
+            return
+        prefilling = run.tokens is None
+        cached = [CachedRow(run.row, run.caches, 0, prefilling, at_boundary)]
+        # What has ended needs no room any more, but is still there.
+        self._keeper.keep([] if ended else cached, cached if ended else [], self._sizes())
+
+    def _next_boundary(self, row: Row) -> int | None:
+        path = row.sequence.path
+        places = () if path is None else (each * BLOCK_TOKENS for each in path.boundaries)
+        return next((each for each in places if each > row.seen_tokens), None)
+
+
+def _size_of(sequence: Sequence) -> Batch:
+    return Batch(1, len(sequence.token_ids) + 1)

@@ -12,17 +12,22 @@ from typing import Any, Final
 
 import mlx.core as mx
 from mlx_lm.models.cache import (
+    ArraysCache,
     BatchKVCache,
     CacheList,
+    ChunkedKVCache,
     ConcatenateKVCache,
     KVCache,
     QuantizedKVCache,
+    RotatingKVCache,
 )
 
 from worker.prompt_cache.keys import BLOCK_TOKENS
 
 # All arrays of these have the tokens on the last axis but one, from the beginning on.
-_GROWING: Final = (KVCache, ConcatenateKVCache, QuantizedKVCache, BatchKVCache)
+GROWING: Final = (KVCache, ConcatenateKVCache, QuantizedKVCache, BatchKVCache)
+# Their states can be taken out and put back.
+_FIXED: Final = (RotatingKVCache, ArraysCache, ChunkedKVCache)
 
 
 @dataclass(frozen=True)
@@ -47,9 +52,10 @@ class Cutter:
         self._make_caches = make_caches
         caches = make_caches()
         mx.eval(model(mx.array([[0, 0]]), cache=caches))
-        used = [(at, leaf) for at, leaf in enumerate(_leaves(caches)) if not leaf.empty()]
-        self._growing = [at for at, leaf in used if isinstance(leaf, _GROWING)]
-        self._fixed = [at for at, leaf in used if not isinstance(leaf, _GROWING)]
+        used = [(at, leaf) for at, leaf in enumerate(leaves_of(caches)) if not leaf.empty()]
+        self._growing = [at for at, leaf in used if isinstance(leaf, GROWING)]
+        self._fixed = [at for at, leaf in used if not isinstance(leaf, GROWING)]
+        self._unknown = [leaf for _, leaf in used if not isinstance(leaf, GROWING + _FIXED)]
         # Arrays of one shape are kept as one: a fraction of the work of keeping each layer's.
         groups: dict[Any, list[tuple[int, int]]] = {}
         token_bytes = 0
@@ -63,6 +69,11 @@ class Cutter:
         self.block_bytes = token_bytes * BLOCK_TOKENS
 
     @property
+    def can_restore(self) -> bool:
+        """Some architectures have caches of their own, whose states can't be set."""
+        return not self._unknown
+
+    @property
     def needs_snapshots(self) -> bool:
         return bool(self._fixed)
 
@@ -72,7 +83,7 @@ class Cutter:
         They are computed, and share no memory with the caches.
         """
         begin, end = first * BLOCK_TOKENS, last * BLOCK_TOKENS
-        leaves = _leaves(caches)
+        leaves = leaves_of(caches)
         parts = {at: _parts(leaves[at], row, begin, end) for at in self._growing}
         joined = [
             mx.concatenate([parts[at][part] for at, part in group], axis=0)
@@ -87,21 +98,22 @@ class Cutter:
 
     def snapshot(self, caches: list[Any], row: int) -> Block:
         """What can't be cut of a row's caches, as it is now."""
-        leaves = _leaves(caches)
+        leaves = leaves_of(caches)
         arrays: list[mx.array] = []
         structure = []
         for at in self._fixed:
             leaf = leaves[at]
             single = leaf.extract(row) if hasattr(leaf, "extract") else leaf
             structure.append(_take_apart(single.state, arrays))
-        copies = tuple(mx.array(each) for each in arrays)
+        # A rotating cache has its keys as the model transposed them, and a copy would be so too.
+        copies = tuple(mx.array(mx.contiguous(each)) for each in arrays)
         mx.eval(copies)
         return Block(copies, structure)
 
     def join(self, blocks: Sequence[Block], snapshot: Block | None) -> list[Any]:
         """Caches of one row that has seen the tokens of these blocks, of which there is one."""
         caches = self._make_caches()
-        leaves = _leaves(caches)
+        leaves = leaves_of(caches)
         parts: dict[int, dict[int, mx.array]] = {at: {} for at in self._growing}
         for index, group in enumerate(self._groups):
             joined = mx.concatenate([block.arrays[index] for block in blocks], axis=2)
@@ -115,10 +127,10 @@ class Cutter:
         return caches
 
 
-def _leaves(caches: Sequence[Any]) -> list[Any]:
+def leaves_of(caches: Sequence[Any]) -> list[Any]:
     found = []
     for cache in caches:
-        found += _leaves(cache.caches) if isinstance(cache, CacheList) else [cache]
+        found += leaves_of(cache.caches) if isinstance(cache, CacheList) else [cache]
     return found
 
 
@@ -154,7 +166,8 @@ def _take_apart(value: Any, arrays: list[mx.array]) -> Any:
 
 def _put_together(value: Any, arrays: Sequence[mx.array]) -> Any:
     if isinstance(value, dict):
-        return arrays[value["array"]]
+        # Another object: what a model writes into its cache it writes into this very one.
+        return mx.array(arrays[value["array"]])
     if isinstance(value, list):
         return [_put_together(each, arrays) for each in value]
     return value

@@ -1,0 +1,273 @@
+"""A prompt that is partly known gives the same text, whatever the model's caches are."""
+
+from __future__ import annotations
+
+import functools
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path as Folder
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import KVCache
+
+from protocol.messages import Sampling
+from protocol.prompt_store import PromptStore
+from tests.support import shapes
+from worker.caches import Caches
+from worker.engines.batched import BatchedEngine
+from worker.engines.room import Batch, CacheShape, Room, measure
+from worker.engines.sequence import Engine, Sequence, Token
+from worker.engines.sequential import SequentialEngine
+from worker.loading import LoadedModel, load
+from worker.prompt_cache.blocks import Cutter
+from worker.prompt_cache.cache import PromptCache
+from worker.prompt_cache.disk import Disk
+from worker.prompt_cache.path import Paths
+from worker.sampling.processors import make_processors
+from worker.sampling.settings import SamplingDefaults, make_row_sampling
+
+SHAPES: dict[str, Callable[[Folder], Folder]] = {
+    "full": shapes.full_attention,
+    "sliding window": shapes.sliding_window,
+    "recurrent": shapes.state_space,
+    "hybrid": shapes.hybrid,
+    "chunked": shapes.chunked_attention,
+}
+GREEDY = Sampling(seed=1, temperature=0.0)
+SAMPLED = Sampling(seed=7, temperature=1.1, top_p=0.95, repetition_penalty=1.4)
+
+
+class Bench:
+    """A model with one kind of caches, and engines on it."""
+
+    def __init__(self, loaded: LoadedModel, *, batched: bool, kv_bits: int | None = None) -> None:
+        self.model = loaded.model
+        self.eos_token_ids = loaded.eos_token_ids
+        self.vocabulary = loaded.vocabulary
+        self.batched = batched
+        self.caches = Caches(loaded.model, kv_bits=kv_bits)
+        self.cutter = Cutter(self.caches.run, self.caches.make)
+        self.paths = Paths(b"", None, needs_snapshots=self.cutter.needs_snapshots)
+
+    def engine(self, cache: PromptCache | None = None, room: Room | None = None) -> Engine:
+        room = room or Room(CacheShape(0, 0, 1.0))
+        if self.batched:
+            return BatchedEngine(self.model, self.eos_token_ids, 8, room, prompt_cache=cache)
+        return SequentialEngine(self.model, self.eos_token_ids, room, self.caches, cache)
+
+    def plain_engine(self) -> Engine:
+        """Without a prompt cache, and where it can be another one than `engine`."""
+        if self.caches.can_be_merged:
+            return BatchedEngine(self.model, self.eos_token_ids, 8, Room(CacheShape(0, 0, 1.0)))
+        return self.engine()
+
+    def sequence(
+        self,
+        name: str,
+        token_ids: list[int],
+        sampling: Sampling = GREEDY,
+        boundaries: list[int] | None = None,
+        max_tokens: int = 10,
+    ) -> Sequence:
+        return Sequence(
+            name,
+            token_ids,
+            max_tokens,
+            make_row_sampling(sampling, SamplingDefaults(), self.vocabulary),
+            ignore_eos=True,
+            processors=make_processors(sampling),
+            path=self.paths.find(token_ids, "", boundaries or [len(token_ids)]),
+        )
+
+    def tokens(self, count: int, seed: int = 0) -> list[int]:
+        chance = random.Random(seed)
+        return [chance.randrange(3, self.vocabulary) for _ in range(count)]
+
+
+@functools.cache
+def _loaded(name: str, folder: Folder) -> LoadedModel:
+    return load(str(SHAPES[name](folder / name)), lambda _done, _total: None, lambda: False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(
+    params=[
+        ("full", True, None),
+        ("sliding window", True, None),
+        ("recurrent", True, None),
+        ("hybrid", True, None),
+        ("full", False, None),
+        ("sliding window", False, None),
+        ("recurrent", False, None),
+        ("hybrid", False, None),
+        ("chunked", False, None),
+        ("full", False, 8),
+    ],
+    ids=lambda each: f"{each[0]}-{'batched' if each[1] else 'sequential'}-{each[2]}",
+)
+def bench(request: pytest.FixtureRequest, folder: Folder) -> Bench:
+    name, batched, kv_bits = request.param
+    return Bench(_loaded(name, folder), batched=batched, kv_bits=kv_bits)
+
+
+def _run(engine: Engine, *sequences: Sequence) -> dict[str, list[Token]]:
+    for each in sequences:
+        engine.add(each)
+    tokens: dict[str, list[Token]] = {}
+    for _ in range(1000):
+        if not engine.active + engine.waiting:
+            return tokens
+        for token in engine.step():
+            tokens.setdefault(token.request_id, []).append(token)
+    raise AssertionError("it doesn't end")
+
+
+def _ids(tokens: list[Token]) -> list[int]:
+    return [each.token_id for each in tokens]
+
+
+def test_the_next_turn(bench: Bench) -> None:
+    """It begins with all of the last one, and goes on as if that had been computed anew."""
+    cache = PromptCache(bench.cutter, None)
+
+    def answer(token_ids: list[int], cache: PromptCache | None, count: int) -> list[Token]:
+        sequence = bench.sequence("r", token_ids, SAMPLED, [70, len(token_ids)], count)
+        engine = bench.plain_engine() if cache is None else bench.engine(cache)
+        return _run(engine, sequence)["r"]
+
+    prompt = bench.tokens(110)
+    first = answer(prompt, cache, 20)
+    assert _ids(first) == _ids(answer(prompt, None, 20))
+    turn = prompt + _ids(first) + bench.tokens(10, seed=1)
+    expected = _ids(answer(turn, None, 6))
+    # The answer has been seen too; of what can't be cut there are the boundaries alone, until it
+    # has been computed once.
+    for known in (64 if bench.cutter.needs_snapshots else 128, 128):
+        second = answer(turn, cache, 6)
+        assert {each.cached_tokens for each in second} == {known}
+        assert _ids(second) == expected
+
+
+def test_what_branches(bench: Bench) -> None:
+    """Conversations that share beginnings, at once and one after the other: none of them changes
+    what another one left.
+    """
+    chance = random.Random(3)
+    cache = PromptCache(bench.cutter, None)
+    turns = [bench.tokens(70)]
+    while len(turns) < 4:
+        begun = chance.choice(turns)
+        cut = chance.randrange(65, len(begun))
+        turns.append(begun[:cut] + bench.tokens(chance.randrange(20, 100), seed=len(turns)))
+    sequences = [
+        # Some are kept up to their end, some only up to where all are alike.
+        bench.sequence(str(index), each, boundaries=[64, len(each)][: index % 2 + 1], max_tokens=4)
+        for index, each in enumerate(turns)
+    ]
+    alone = {}
+    for each in sequences:
+        alone[each.request_id] = _ids(_run(bench.plain_engine(), each)[each.request_id])
+    for _ in range(2):
+        chance.shuffle(sequences)
+        together = _run(bench.engine(cache), *sequences)
+        assert {name: _ids(each) for name, each in together.items()} == alone
+    assert {each[0].cached_tokens > 0 for each in together.values()} == {True}
+
+
+def test_memory_that_is_called_back(bench: Bench) -> None:
+    """What is kept goes first; a row that leaves goes on with what it had kept."""
+    room = Room(measure(bench.caches.run, bench.caches.make))
+    room.limit_bytes = room.needed_bytes([Batch(1, 512)]) * 4
+    cache = PromptCache(bench.cutter, None)
+    engine = bench.engine(cache, room)
+    sequence = bench.sequence("r", bench.tokens(150), boundaries=[150], max_tokens=10)
+    expected = _ids(_run(bench.engine(), sequence)["r"])
+    engine.add(sequence)
+    made: list[Token] = []
+    while len(made) < 5:
+        made += engine.step()
+    need = engine.need
+    assert need.cache_bytes == cache.bytes_ > 0
+    assert need.cache_wanted_bytes >= need.cache_bytes
+    limit_bytes = room.limit_bytes
+    room.limit_bytes = room.needed_bytes([]) + cache.bytes_
+    engine.make_room()
+    assert (engine.active, engine.waiting) == (0, 1)
+    assert cache.bytes_ > 0
+    room.limit_bytes = limit_bytes
+    rest = _run(engine)["r"]
+    assert rest[0].cached_tokens == 128
+    assert _ids(made) + _ids(rest) == expected
+    room.limit_bytes = 0
+    engine.make_room()
+    assert cache.bytes_ == 0
+    assert engine.need.cache_wanted_bytes > 0
+    assert engine.clear_prompts() == 0
+
+
+def test_what_was_stored(bench: Bench, tmp_path: Folder) -> None:
+    """Another worker reads it from disk, and waits for that."""
+    store = PromptStore(tmp_path, 1 << 30, 1 << 30)
+    bench.paths = Paths(b"", store, needs_snapshots=bench.cutter.needs_snapshots)
+
+    def answer(cache: PromptCache | None) -> tuple[list[Token], bool]:
+        engine = bench.plain_engine() if cache is None else bench.engine(cache)
+        engine.add(bench.sequence("r", bench.tokens(80), boundaries=[80], max_tokens=3))
+        tokens = engine.step()
+        waited = engine.fetching
+        assert not (waited and (tokens or engine.short or engine.active))
+        deadline = time.monotonic() + 20
+        while engine.fetching and time.monotonic() < deadline:
+            tokens += engine.step()
+            time.sleep(0.001)
+        return tokens + _run(engine).get("r", []), waited
+
+    cache = PromptCache(bench.cutter, Disk(store, "m", lambda: None))
+    first, waited = answer(cache)
+    assert not waited
+    cache.close(at_most_s=20)
+    cache = PromptCache(bench.cutter, Disk(store, "m", lambda: None))
+    again, waited = answer(cache)
+    cache.close(at_most_s=20)
+    assert waited
+    assert {each.cached_tokens for each in again} == {64}
+    assert _ids(again) == _ids(first) == _ids(answer(None)[0])
+
+
+def test_caches_of_an_unknown_kind_are_not_kept() -> None:
+    """As an architecture's own, whose state can be read but not set."""
+
+    class Own:
+        def empty(self) -> bool:
+            return False
+
+    def model(_tokens: mx.array, cache: list[Any]) -> mx.array:
+        for each in cache:
+            if isinstance(each, KVCache):
+                each.update_and_fetch(mx.zeros((1, 1, 2, 8)), mx.zeros((1, 1, 2, 8)))
+        return mx.zeros((1,))
+
+    assert Cutter(model, lambda: [KVCache()]).can_restore
+    assert not Cutter(model, lambda: [KVCache(), Own()]).can_restore
+
+
+def test_a_snapshot_stays_what_it_was(folder: Folder) -> None:
+    """A model writes into the caches that it is given."""
+    bench = Bench(_loaded("sliding window", folder), batched=False)
+    caches = bench.caches.make()
+    for token in bench.tokens(64):
+        bench.caches.run(mx.array([[token]]), caches)
+    block, snapshot = bench.cutter.cut(caches, 0, 0, 1), bench.cutter.snapshot(caches, 0)
+
+    def next_logits() -> list[object]:
+        joined = bench.cutter.join(block, snapshot)
+        return [bench.caches.run(mx.array([[each]]), joined)[0].tolist() for each in (5, 6)]
+
+    assert next_logits() == next_logits()

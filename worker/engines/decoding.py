@@ -1,0 +1,129 @@
+"""The tokens of one sequence whose prompt is computed, by mlx-lm: alone, or after a draft model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import mlx.core as mx
+from mlx_lm.generate import generate_step, speculative_generate_step
+
+from worker.caches import Caches
+from worker.engines.sequence import Sequence
+from worker.sampling.batch import BatchSampler
+from worker.sampling.processors import LogitsProcessor
+from worker.sampling.settings import RowSampling
+
+# Chooses a token of shape (1,) from log probabilities of shape (1, vocabulary), so many tokens
+# after the sequence's first one.
+Draw = Callable[[int, mx.array], mx.array]
+# With a draft model: the last token is in neither cache, and the one before it perhaps not in the
+# draft model's.
+UNSEEN_TOKENS: Final = 2
+
+
+def decode(sequence: Sequence, model: Any, caches: list[Any]) -> Iterator[int]:
+    """Tokens up to the longest answer. The caches have seen all of the sequence but its last token;
+    with each token that is given out, they have seen that one too.
+    """
+    steps = generate_step(
+        mx.array(sequence.token_ids[-1:]),
+        model,
+        max_tokens=sequence.max_tokens,
+        sampler=_sampler(sequence.sampling),
+        logits_processors=_processors(sequence),
+        prompt_cache=caches,
+    )
+    for token_id, _ in steps:
+        yield int(token_id)
+
+
+def decode_ahead(
+    sequence: Sequence, model: Any, draft: Any, draft_tokens: int, caches: Caches, made: list[Any]
+) -> Iterator[int]:
+    """The same tokens, of which the draft model guesses some at a time and the model checks them
+    together. `made` are caches of both; with each token that is given out, they may not have seen
+    the last `UNSEEN_TOKENS`, and what they hold after them is of no use.
+    """
+    sampler = None
+    if sequence.sampling is not None:
+        sampler = RoundSampler(_draw(sequence.sampling), sequence.max_tokens, draft_tokens)
+    steps = speculative_generate_step(
+        mx.array(sequence.token_ids[-1:]),
+        _Layered(model, caches.model_part(made)),
+        draft,
+        num_draft_tokens=draft_tokens,
+        max_tokens=sequence.max_tokens,
+        sampler=sampler,
+        logits_processors=_processors(sequence),
+        prompt_cache=made,
+    )
+    for token_id, _, _ in steps:
+        if sampler is not None:
+            sampler.given += 1
+        yield int(token_id)
+
+
+class RoundSampler:
+    """Tells mlx-lm's calls of one sampler for two models apart, and which tokens they are for.
+
+    In each round the draft model guesses some tokens, one a call. Then the model samples those
+    same ones and the next, in one call, or one by one where there are processors. A position has
+    one random number: the guess is right as often as the two models agree, and what is accepted is
+    what the model would have made alone.
+    """
+
+    def __init__(self, draw: Draw, max_tokens: int, draft_tokens: int) -> None:
+        self.given = 0
+        self._draw = draw
+        self._max_tokens = max_tokens
+        self._draft_tokens = draft_tokens
+        self._round = -1
+        self._done = 0
+
+    def __call__(self, logprobs: mx.array) -> mx.array:
+        """Log probabilities (tokens, vocabulary) to token ids (tokens,)."""
+        if self._round != self.given:
+            self._round, self._done = self.given, 0
+        guesses = min(self._max_tokens - self.given, self._draft_tokens)
+        first = self.given + self._done - (guesses if self._done >= guesses else 0)
+        rows = logprobs.shape[0]
+        self._done += rows
+        drawn = [self._draw(first + row, logprobs[row : row + 1]) for row in range(rows)]
+        return mx.concatenate(drawn)
+
+
+class _Layered:
+    """mlx-lm takes the model's caches for as many as it has layers; some have fewer."""
+
+    def __init__(self, model: Any, caches: list[Any]) -> None:
+        self.layers = caches
+        self._model = model
+
+    def __call__(self, tokens: mx.array, cache: list[Any]) -> Any:
+        return self._model(tokens, cache=cache)
+
+
+def _sampler(sampling: RowSampling | None) -> BatchSampler[int]:
+    """Of the only row that there is."""
+    sampler = BatchSampler[int](lambda: (0,))
+    sampler.add(0, sampling)
+    return sampler
+
+
+def _draw(sampling: RowSampling) -> Draw:
+    return lambda at, logprobs: _sampler(sampling.again_after(at))(logprobs)
+
+
+def _processors(sequence: Sequence) -> list[LogitsProcessor]:
+    """mlx-lm shows them what it was given itself: put what the caches have seen before that."""
+    if not sequence.processors:
+        return []
+    seen = mx.array(sequence.token_ids[:-1], dtype=mx.uint32)
+
+    def after_seen(processor: LogitsProcessor) -> LogitsProcessor:
+        return lambda tokens, logits: processor(
+            mx.concatenate([seen, tokens.astype(mx.uint32)]), logits
+        )
+
+    return [after_seen(each) for each in sequence.processors]
