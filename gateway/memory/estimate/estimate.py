@@ -148,9 +148,10 @@ def estimate(
     Raises:
         EstimateError: the files can't be understood.
     """
+    weights = read_weights(folder)
     found = estimated(
         _config(folder),
-        read_weights(folder),
+        weights,
         context_tokens,
         ordinary_tokens,
         process_bytes,
