@@ -10,6 +10,7 @@ from worker.engines.batched import BatchedEngine
 from worker.engines.room import CacheShape, Room
 from worker.limits import Limits, read_device
 from worker.loading import load
+from worker.prompts import ContextInForce
 from worker.runtime import Turns
 
 
@@ -30,7 +31,7 @@ def test_an_order_among_the_commands_that_are_read_at_once() -> None:
         room = Room(CacheShape(0, 0, 1.0))
         engine = BatchedEngine(loaded.model, loaded.eos_token_ids, 4, room)
         limits = Limits(room, read_device(), loaded.weight_bytes, wire=False)
-        Turns(_LateOrder(1, lambda: None, spare=False), engine, limits).run()
+        Turns(_LateOrder(1, lambda: None, spare=False), engine, limits, ContextInForce(4096)).run()
         ran.set()
 
     threading.Thread(target=run, daemon=True).start()
