@@ -113,9 +113,8 @@ class Keeper:
         bytes_ = max(0, depth - first) * self.cache.block_bytes
         if snapshot:
             bytes_ += self._room.shape.row_bytes
-        if not self._makes_room(bytes_, sizes):
-            row.kept = None  # What comes after a gap can't be found.
-            return
+        if not self._makes_room(bytes_, sizes, path):
+            return  # There may be more room later: until it ends the row has all its caches.
         token_ids = row.sequence.token_ids
         if row.generated:
             token_ids = token_ids + row.generated
@@ -126,15 +125,17 @@ class Keeper:
             self.cache.keep_snapshot(cut, each.caches, each.place, depth)
         row.kept = max(first, depth)
 
-    def _makes_room(self, bytes_: int, sizes: list[Batch]) -> bool:
+    def _makes_room(self, bytes_: int, sizes: list[Batch], path: Path) -> bool:
+        """Not at the cost of the path itself: what comes after a gap can't be found."""
         most_bytes = self._most_bytes(sizes)
         if most_bytes is None:
             return True
-        if bytes_ > most_bytes:
-            self.cache.refused_bytes += bytes_
-            return False
-        self.cache.shrink(most_bytes - bytes_)
-        return True
+        if bytes_ <= most_bytes:
+            self.cache.shrink(most_bytes - bytes_, kept=frozenset(path.keys))
+        if self.cache.shelf_bytes + bytes_ <= most_bytes:
+            return True
+        self.cache.refused_bytes = max(self.cache.refused_bytes, bytes_)
+        return False
 
     def _most_bytes(self, sizes: Iterable[Batch]) -> int | None:
         """What the cache may have on its shelf; None without a limit."""
