@@ -62,7 +62,7 @@ class Words:
 
 
 def main() -> int:
-    parser = arguments.parser("bench.agent", __doc__, rounds=3, model=None, shown="3 layers")
+    parser = arguments.parser("bench.agent", __doc__, rounds=3, model=None, shown="2 layers")
     parser.add_argument("--half-billion", action="store_true", help="a model for a GPU")
     parser.add_argument("--turns", type=int, default=20, metavar="N")
     parser.add_argument("--system", type=int, default=8000, metavar="TOKENS")

@@ -41,7 +41,7 @@ class Round(NamedTuple):
 
 
 def main() -> int:
-    parser = arguments.parser("bench.stall", __doc__, rounds=3, model=None, shown="3 layers")
+    parser = arguments.parser("bench.stall", __doc__, rounds=3, model=None, shown="2 layers")
     parser.add_argument("--half-billion", action="store_true", help="a model for a GPU")
     parsed = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bh-") as folder:
