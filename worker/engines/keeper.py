@@ -18,8 +18,8 @@ _ANSWER_BLOCKS: Final = 8
 _SHARED_BLOCKS: Final = 4
 # Of those that wait so many may have their blocks read at a time.
 _MOST_FETCHES: Final = 8
-# What it asks for when it has nothing yet.
-_FIRST_BYTES: Final = 256_000_000
+# What it asks for in advance.
+_MORE_BYTES: Final = 64_000_000
 
 
 class Keeper:
@@ -30,12 +30,17 @@ class Keeper:
         self._room = room
         self._fetching: set[str] = set()
         self._limit_bytes = 0
+        # Of rows, and not kept yet.
+        self._missing_bytes = 0
 
     @property
     def wanted_bytes(self) -> int:
-        """What the cache could use: at most twice what it has, and then more again."""
-        more_bytes = min(self.cache.refused_bytes, max(self.cache.bytes_, _FIRST_BYTES))
-        return self.cache.bytes_ + self.cache.coming_bytes + more_bytes
+        """What the cache could use: what rows have that it hasn't, twice what it has where that is
+        what it had to let go, and in any case some more, so that a prompt need not wait for it.
+        """
+        has_bytes = self.cache.bytes_ + self.cache.coming_bytes
+        gone_bytes = min(self.cache.refused_bytes, has_bytes)
+        return has_bytes + self._missing_bytes + max(gone_bytes, has_bytes // 4, _MORE_BYTES)
 
     @property
     def fetching(self) -> bool:
@@ -87,16 +92,18 @@ class Keeper:
         self, running: Iterable[CachedRow], ended: Iterable[CachedRow], sizes: list[Batch]
     ) -> None:
         """Keep what rows have that is new."""
+        self._missing_bytes = 0
         for each in running:
             depth = each.row.seen_tokens // BLOCK_TOKENS
             if self.cache.needs_snapshots:
                 # mlx-lm tells the end of every segment, and the last token is one of its own.
                 if each.at_boundary and _at_boundary(each.row):
                     self._keep(each, depth, sizes, snapshot=True)
-            elif each.prefilling or depth - (each.row.kept or 0) >= _ANSWER_BLOCKS:
+                continue
+            if depth - (each.row.kept or 0) >= _ANSWER_BLOCKS or _has_prompt_left(each.row):
                 self._keep(each, depth, sizes)
-            elif depth > (each.row.kept or 0) and len(each.row.generated) <= 1:
-                self._keep(each, depth, sizes)  # The rest of its prompt.
+            left = depth - (each.row.kept or 0)
+            self._missing_bytes += left * self.cache.block_bytes
         if not self.cache.needs_snapshots:
             for each in ended:
                 self._keep(each, each.row.seen_tokens // BLOCK_TOKENS, sizes)
@@ -165,6 +172,12 @@ class Keeper:
             row.kept <= last < min(len(path.keys), len(other.keys))
             and path.keys[last] == other.keys[last]
         )
+
+
+def _has_prompt_left(row: Row) -> bool:
+    """Whether there are blocks of its prompt that aren't kept, and could be."""
+    path = row.sequence.path
+    return path is not None and row.kept is not None and row.kept < len(path.keys)
 
 
 def _at_boundary(row: Row) -> bool:
