@@ -13,6 +13,8 @@ _LIVES: Final = 8
 # Of one kind, before that is called a habit, and by how much more than of the other.
 _RESTS: Final = 4
 _FAR_MORE: Final = 4
+# As many lives as make a share known for certain, if they agree.
+_FIRM: Final = 4
 # By so much of a footprint may two lives differ and still agree.
 _AGREES: Final = 0.1
 
@@ -48,6 +50,13 @@ class Habits:
     def share(self) -> float:
         """What it usually wires: all, if nothing is known."""
         return median(share for _, share in self._shares) if self._shares else 1.0
+
+    @property
+    def firm(self) -> bool:
+        """Enough lives are known, and each of them has wired nearly as much."""
+        share = self.share
+        agree = all(abs(each - share) <= _AGREES for _, each in self._shares)
+        return len(self._shares) >= _FIRM and agree
 
     @property
     def unwires(self) -> bool:

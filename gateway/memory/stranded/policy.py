@@ -269,6 +269,7 @@ class Stranded:
         for question in list(self._questions):
             if question.suspect or now - question.ended_at < RETURNS_S:
                 continue
+            self._swap(question)
             if (
                 question.clean
                 or not question.account.judged
@@ -287,6 +288,22 @@ class Stranded:
         confirmed = [each for each in suspects if self._confirmed(each, suspects)]
         findings = [self._find(each) for each in confirmed]
         return [each for each in findings if each.missing_bytes]
+
+    def _swap(self, question: _Question) -> None:
+        """What its successor must have wired unseen came back from this one: wired pages stayed
+        where they were. If that is wrong, as much is missing as the successor ends.
+        """
+        account = question.account
+        habits = self._habits[account.model_id]
+        if not habits.firm:
+            return
+        for other in self._accounts.values():
+            if other.model_id == account.model_id and other.tells and other.works:
+                unseen_bytes = int(other.held_bytes * habits.share) - other.most_bytes
+                if other.since >= question.ended_at and unseen_bytes > self._step_bytes:
+                    swapped_bytes = min(unseen_bytes, account.wired_bytes)
+                    account.wired_bytes -= swapped_bytes
+                    other.climb(swapped_bytes)
 
     def _judge(self, question: _Question, now: float) -> bool | None:
         """Whether it hasn't come back; None: it can't be told yet."""
@@ -312,10 +329,10 @@ class Stranded:
     def _doubt(self, question: _Question, other: Account, now: float) -> int:
         """What may have come back unseen, as this worker wired it at once."""
         since = question.ended_at - PROMPT_S
-        if not other.works and now - other.changed_at >= 2 * PROMPT_S:
-            if self._habits[other.model_id].unwires:
-                # It would have fallen by now.
-                return 0
+        rests = not other.works and now - other.changed_at >= 2 * PROMPT_S
+        if rests and self._habits[other.model_id].unwires:
+            # It would have fallen by now.
+            return 0
         if other.young_at >= since:
             expected_bytes = question.before_bytes
             if other.model_id != question.account.model_id:

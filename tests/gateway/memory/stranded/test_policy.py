@@ -419,3 +419,36 @@ def test_a_small_part_of_a_large_neighbour_may_be_all_that_a_small_one_had() -> 
     machine.work(50)
     assert machine.seconds(900) == []
     assert machine.stranded.bytes == 0
+
+
+def _swapped(machine: Machine, *, came_back: int) -> int:
+    """A dead worker gives so much back while its successor wires 20 GB in the same second."""
+    machine.end(machine.start(), back=0)
+    machine.workers[50] = Held("demo", 20 * GB, loads=True, works=True)
+    machine.seconds(3)
+    machine.wired += 20 * GB - came_back
+    machine.work(50, 100)
+    return 50
+
+
+def test_what_a_successor_wired_unseen_is_missed_when_it_dies() -> None:
+    """The machine's wired pages have not moved; four lives have shown what the model wires."""
+    for lives, total_bytes in ((4, 20 * GB), (3, 0)):
+        machine = Machine()
+        for _ in range(lives - 1):
+            machine.prove()
+        pid = _swapped(machine, came_back=20 * GB)
+        assert machine.stranded.bytes == 0
+        machine.end(pid, back=0)
+        machine.seconds(300)
+        assert machine.stranded.bytes == total_bytes
+
+
+def test_what_a_successor_wired_unseen_comes_back_as_it_ends() -> None:
+    machine = Machine()
+    for _ in range(4):
+        machine.prove()
+    pid = _swapped(machine, came_back=20 * GB)
+    machine.end(pid, back=20 * GB)
+    assert machine.seconds(900) == []
+    assert machine.stranded.bytes == machine.stranded.undecided_bytes == 0
