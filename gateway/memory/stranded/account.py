@@ -7,7 +7,7 @@ first computes, may fall when it rests, rise again when it goes on, and fall whe
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from typing import Final, NamedTuple
 
 # Of loading and computing, after which a rise is no longer its own: its weights are wired by then.
 _YOUNG_S: Final = 60.0
@@ -26,6 +26,23 @@ _ALL: Final = 0.9
 # Less than this part of what it holds is not taken for what it wires.
 _PLAUSIBLE: Final = 0.25
 _RESTS: Final = 2
+
+
+class Claim(NamedTuple):
+    """What a worker has wired and its life has shown, for the gateway that may find it dead.
+
+    `judged`, `unclear` and `tells` as of an account that ended now.
+    """
+
+    model_id: str
+    held_bytes: int
+    most_bytes: int
+    wired_bytes: int
+    judged: bool
+    unclear: bool
+    tells: bool
+    rests_kept: int
+    rests_fallen: int
 
 
 class Account:
@@ -61,7 +78,7 @@ class Account:
         self.mixed = False
         self.judged = False
         self.swings = False
-        self.changed_at = now
+        self.changed_at = self.young_at = now
         self.ended_at: float | None = None
         self._worked_s = self._computed_s = 0.0
         self._loads = False
@@ -72,10 +89,40 @@ class Account:
         self.rests_kept = self.rests_fallen = 0
         self._falls: deque[tuple[float, int]] = deque()
 
+    @classmethod
+    def of_claim(cls, claim: Claim, pid: int, now: float) -> Account:
+        """Of a worker that has ended while nobody looked."""
+        account = cls(pid, claim.model_id, now)
+        account.held_bytes = claim.held_bytes
+        account.wired_bytes, account.most_bytes = claim.wired_bytes, claim.most_bytes
+        account.mixed = claim.unclear
+        account._computed_s = PROMPT_S if claim.tells else 0.0
+        account.rests_kept, account.rests_fallen = claim.rests_kept, claim.rests_fallen
+        account.end(now)
+        account.judged = claim.judged
+        return account
+
+    def claim(self, now: float) -> Claim:
+        """What would have to come back if it died now."""
+        return Claim(
+            self.model_id,
+            self.held_bytes,
+            self.most_bytes,
+            self.wired_bytes,
+            self._judged(now),
+            self.unclear,
+            self.tells,
+            self.rests_kept,
+            self.rests_fallen,
+        )
+
     @property
     def young(self) -> bool:
         """What it has is being wired."""
-        return self.works and (self._loads or self._worked_s < _YOUNG_S)
+        if not self.works:
+            return False
+        # However long it has loaded: some wire when they first compute.
+        return self._loads or self._worked_s < _YOUNG_S or self._computed_s < 2 * PROMPT_S
 
     @property
     def unclear(self) -> bool:
@@ -121,6 +168,8 @@ class Account:
         """It holds so much, and loads or computes."""
         self.held_bytes = held_bytes if works else max(held_bytes, self.most_bytes)
         self._loads = loads
+        if self.young:
+            self.young_at = now
         self._goes_on = works
         if works and not self.works:
             self._go_on()
@@ -146,8 +195,7 @@ class Account:
 
     def end(self, now: float) -> None:
         """Its process is gone."""
-        rests = not self.works and now - self.changed_at > PROMPT_S
-        self.judged = not self.unclear and (not rests or self._keeps)
+        self.judged = self._judged(now)
         if self.works:
             if self._keeps:
                 self.wired_bytes = min(self.most_bytes, self.held_bytes)
@@ -179,6 +227,10 @@ class Account:
                 self._falls.popleft()
         else:
             self.wired_bytes = max(0, self.wired_bytes - size_bytes)
+
+    def _judged(self, now: float) -> bool:
+        rests = not self.works and now - self.changed_at > PROMPT_S
+        return not self.unclear and (not rests or self._keeps)
 
     @property
     def _keeps(self) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.memory.host import host_memory
-from gateway.memory.stranded.policy import Claim, Stranded
+from gateway.memory.stranded.policy import Stranded
 from gateway.memory.stranded.record import StrandedRecord, read_stranded
 
 # The figures of a gateway that died are renewed every minute; after more than that and a restart,
@@ -38,6 +38,7 @@ def take_up(
         record.floor_bytes,
         record.level_bytes if unseen else None,
         record.proven,
-        [Claim(*each) for each in record.claims] if unseen else (),
+        record.habits,
+        record.claims if unseen else (),
     )
     return stranded

@@ -13,8 +13,8 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from gateway.memory.stranded.account import PROMPT_S, RETURNS_S, Account
-from gateway.memory.stranded.habits import Habits
+from gateway.memory.stranded.account import PROMPT_S, RETURNS_S, Account, Claim
+from gateway.memory.stranded.habits import Habits, Shown
 
 # Of the machine's memory: what moves by less has not moved, what is less is not looked for.
 _STEP_SHARE: Final = 1 / 256
@@ -28,8 +28,6 @@ _ABSENCE_S: Final = 15.0
 # Of what an ended worker had wired: what must be missing, and what may be in doubt.
 _MISSING: Final = 0.7
 _DOUBT: Final = 0.3
-# What a worker wires differs that much from one life to the next.
-_NEARLY: Final = 0.9
 _MOST_SUSPECTS: Final = 16
 
 
@@ -48,13 +46,6 @@ class Reading(NamedTuple):
     at: float
     wired_bytes: int
     workers: Mapping[int, Held]
-
-
-class Claim(NamedTuple):
-    """What a worker has wired, for the gateway that may find it dead."""
-
-    model_id: str
-    wired_bytes: int
 
 
 class Finding(NamedTuple):
@@ -80,6 +71,7 @@ class _Question:
         self.clean = clean
         # Falls that were taken for those of living workers, who have to wire as much again.
         self.owed_bytes: dict[int, int] = {}
+        self.open_until = ended_at
         self.suspect = False
 
 
@@ -106,6 +98,7 @@ class Stranded:
         floor_bytes: int | None,
         level_bytes: int | None,
         proven: Iterable[str],
+        habits: Iterable[Shown],
         claims: Iterable[Claim],
     ) -> None:
         """Take up what an earlier gateway of this boot has known, and judge the ends of its
@@ -113,13 +106,19 @@ class Stranded:
         """
         self.floor_bytes, self.level_bytes = floor_bytes, level_bytes
         self.proven = {each: [0] for each in proven}
+        self._habits.update({each.model_id: Habits(each) for each in habits})
         self._left = tuple(claims)
 
     @property
     def claims(self) -> list[Claim]:
         """What would have to come back if all workers died now."""
-        living = [Claim(each.model_id, each.wired_bytes) for each in self._accounts.values()]
+        living = [each.claim(self._read_at or 0.0) for each in self._accounts.values()]
         return [each for each in living if each.wired_bytes >= self._least_bytes]
+
+    @property
+    def habits(self) -> list[Shown]:
+        """What the lives that have ended have shown."""
+        return [each.shown(model_id) for model_id, each in self._habits.items()]
 
     @property
     def undecided_bytes(self) -> int:
@@ -135,7 +134,12 @@ class Stranded:
         if account is None:
             return
         for question in self._questions:
-            question.hidden_bytes += self._doubt(question, account)
+            doubt_bytes = self._doubt(question, account, now)
+            if not clean:
+                question.hidden_bytes += doubt_bytes
+            elif doubt_bytes:
+                # What it had wired unseen falls now.
+                question.open_until = now + RETURNS_S
         account.end(now)
         self._habits[account.model_id].note(account)
         hidden_bytes = sum(size for at, size in self._rises if now - at <= PROMPT_S)
@@ -176,11 +180,8 @@ class Stranded:
 
     def _take_up(self, now: float) -> None:
         for number, claim in enumerate(self._left):
-            account = Account(-1 - number, claim.model_id, now)
-            account.held_bytes = claim.wired_bytes
-            account.climb(claim.wired_bytes)
-            account.works = True
-            account.end(now)
+            account = Account.of_claim(claim, -1 - number, now)
+            self._habits[claim.model_id].note(account)
             self._questions.append(_Question(account, now, 0, clean=False))
         self._left = ()
 
@@ -268,6 +269,7 @@ class Stranded:
         for question in list(self._questions):
             if question.suspect or now - question.ended_at < RETURNS_S:
                 continue
+            self._swap(question)
             if (
                 question.clean
                 or not question.account.judged
@@ -287,6 +289,22 @@ class Stranded:
         findings = [self._find(each) for each in confirmed]
         return [each for each in findings if each.missing_bytes]
 
+    def _swap(self, question: _Question) -> None:
+        """What its successor must have wired unseen came back from this one: wired pages stayed
+        where they were. If that is wrong, as much is missing as the successor ends.
+        """
+        account = question.account
+        habits = self._habits[account.model_id]
+        if not habits.firm:
+            return
+        for other in self._accounts.values():
+            if other.model_id == account.model_id and other.tells and other.works:
+                unseen_bytes = int(other.held_bytes * habits.share) - other.most_bytes
+                if other.since >= question.ended_at and unseen_bytes > self._step_bytes:
+                    swapped_bytes = min(unseen_bytes, account.wired_bytes)
+                    account.wired_bytes -= swapped_bytes
+                    other.climb(swapped_bytes)
+
     def _judge(self, question: _Question, now: float) -> bool | None:
         """Whether it hasn't come back; None: it can't be told yet."""
         account = question.account
@@ -303,19 +321,23 @@ class Stranded:
         for pid, owed_bytes in question.owed_bytes.items():
             climbed_bytes = self._accounts[pid].climbed_bytes if self._went_on(pid, question) else 0
             doubt_bytes += max(0, owed_bytes - climbed_bytes)
-        doubt_bytes += sum(self._doubt(question, each) for each in self._accounts.values())
-        if doubt_bytes <= allowed_bytes:
+        doubt_bytes += sum(self._doubt(question, each, now) for each in self._accounts.values())
+        if doubt_bytes <= allowed_bytes and now >= question.open_until:
             return True
         return None if age_s < _PATIENCE_S else False
 
-    def _doubt(self, question: _Question, other: Account) -> int:
+    def _doubt(self, question: _Question, other: Account, now: float) -> int:
         """What may have come back unseen, as this worker wired it at once."""
         since = question.ended_at - PROMPT_S
-        if other.since >= since:
+        rests = not other.works and now - other.changed_at >= 2 * PROMPT_S
+        if rests and self._habits[other.model_id].unwires:
+            # It would have fallen by now.
+            return 0
+        if other.young_at >= since:
             expected_bytes = question.before_bytes
             if other.model_id != question.account.model_id:
                 expected_bytes = int(other.held_bytes * self._habits[other.model_id].share)
-            return max(0, int(expected_bytes * _NEARLY) - other.most_bytes)
+            return max(0, expected_bytes - other.most_bytes)
         return other.missed_bytes if other.works and other.changed_at >= since else 0
 
     def _went_on(self, pid: int, question: _Question) -> bool:
@@ -330,8 +352,7 @@ class Stranded:
         lives = self.proven.get(account.model_id, [])
         twins = [each for each in suspects if each.account.model_id == account.model_id]
         told = len(twins) > 1 or any(each != account.pid for each in lives)
-        # Of what an earlier gateway's worker held nothing is known.
-        return told and (account.pid < 0 or self._habits[account.model_id].agree(account))
+        return told and self._habits[account.model_id].agree(account)
 
     def _find(self, question: _Question) -> Finding:
         self._questions.remove(question)

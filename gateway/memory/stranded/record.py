@@ -6,6 +6,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from gateway.memory.stranded.account import Claim
+from gateway.memory.stranded.habits import Shown
 from gateway.state.state_file import read_state, write_state
 from gateway.system.boot import present_boot
 
@@ -13,7 +15,8 @@ from gateway.system.boot import present_boot
 class StrandedRecord(Struct, frozen=True):
     """`bytes` were stranded at the Unix time `at`, when the machine had `level_bytes` wired, and
     `floor_bytes` at the least since its boot; None is not known. `proven` are models that wire what
-    they hold and give it back, `claims` what the workers of a model had wired.
+    they hold and give it back, `habits` what the lives of the models have shown, `claims` what the
+    workers had wired.
     """
 
     bytes: int = 0
@@ -21,7 +24,8 @@ class StrandedRecord(Struct, frozen=True):
     floor_bytes: int | None = None
     level_bytes: int | None = None
     proven: tuple[str, ...] = ()
-    claims: tuple[tuple[str, int], ...] = ()
+    habits: tuple[Shown, ...] = ()
+    claims: tuple[Claim, ...] = ()
 
 
 class _BootRecord(Struct, frozen=True):

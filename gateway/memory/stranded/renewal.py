@@ -26,15 +26,26 @@ class Renewal:
             stranded.floor_bytes,
             stranded.level_bytes,
             tuple(sorted(stranded.proven)),
-            tuple((each.model_id, each.wired_bytes) for each in stranded.claims),
+            tuple(stranded.habits),
+            tuple(stranded.claims),
         )
         before = self._written
-        changed = (record.bytes, record.proven) != (before.bytes, before.proven)
+        changed = _lasting(record) != _lasting(before)
         # The level of a moment ago is of use only to one who finds dead workers.
-        moved = (record.level_bytes, record.claims) != (before.level_bytes, before.claims)
+        moved = _passing(record) != _passing(before)
         wait_s = _MOVED_S if moved else _EVERY_S
         aged = bool(record.claims or before.claims) and not 0.0 <= now - before.at < wait_s
         if before.at and not changed and not aged:
             return None
         self._written = record
         return record
+
+
+def _lasting(record: StrandedRecord) -> tuple[object, ...]:
+    return record.bytes, record.proven, record.habits
+
+
+def _passing(record: StrandedRecord) -> tuple[object, ...]:
+    """What a worker holds changes all the time while it computes."""
+    claims = [(each.model_id, each.wired_bytes, each.judged) for each in record.claims]
+    return record.level_bytes, claims

@@ -82,7 +82,7 @@ class Worker:
         self.unwires_at: float | None = None
         self.rests = 0
         self.computed_at: float | None = None
-        self.worked_at = now
+        self.worked_at = self.moved_at = now
         self.ends_at = now + chance.expovariate(1 / kind.life_s) + 30
 
     def step(self, now: float) -> None:
@@ -100,6 +100,8 @@ class Worker:
         if self.unwires_at is not None and now >= self.unwires_at:
             self.unwires_at = None
             self.wired.go(0.0, self.chance.choice((1, 2)))
+        if self.wired.now != self.wired.target:
+            self.moved_at = now
         self.wired.step()
 
     def _work(self, now: float) -> None:
@@ -123,7 +125,7 @@ class End:
     """Of a worker: what it had wired, and how much of that stays wired from now on.
 
     It first computed at `computed_at`, and has rested so often. `at_rest`: nobody has seen it
-    compute since the last time.
+    compute since the last time; `unseen`: it wired or unwired in its last second.
     """
 
     at: float
@@ -135,6 +137,7 @@ class End:
     computed_at: float | None
     rests: int
     at_rest: bool
+    unseen: bool
 
 
 class Mac:
@@ -280,6 +283,7 @@ class Mac:
                 computed_at=worker.computed_at,
                 rests=worker.rests,
                 at_rest=not worker.works or self.now == worker.worked_at,
+                unseen=self.now == worker.moved_at,
             )
         )
         back = Ramp(wired - lost)

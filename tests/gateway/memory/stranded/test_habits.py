@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.memory.stranded.account import Account
-from gateway.memory.stranded.habits import Habits
+from gateway.memory.stranded.habits import Habits, Shown
 
 HELD = 1000
 
@@ -89,3 +89,40 @@ def test_it_keeps_or_unwires_at_rest_if_it_nearly_always_has(
     habits.note(_life(1, 900, kept=kept))
     habits.note(_life(2, 900, fallen=fallen))
     assert (habits.keeps, habits.unwires) == (keeps, unwires)
+
+
+@pytest.mark.parametrize(
+    ("lives", "firm"),
+    [
+        ((), False),
+        ((900, 900, 900), False),
+        ((900, 900, 900, 900), True),
+        ((900, 850, 900, 950), True),
+        ((900, 900, 900, 900, 700), False),
+        ((900, 900, 900, 900, 1100), False),
+    ],
+)
+def test_a_share_is_firm_if_four_lives_agree_on_it(lives: tuple[int, ...], *, firm: bool) -> None:
+    habits = Habits()
+    for pid, wired in enumerate(lives):
+        habits.note(_life(pid, wired))
+    assert habits.firm is firm
+
+
+def test_lives_that_just_agree() -> None:
+    shares = (1.0, 1.0, 1.0, 0.75)
+    assert not Habits(Shown("demo", shares, 0, 0)).firm
+    shares = (0.1, 0.1, 0.1, 0.0)
+    assert Habits(Shown("demo", shares, 0, 0)).firm
+    assert Habits(Shown("demo", (0.0,), 0, 0)).agree(_life(7, 100))
+    assert not Habits(Shown("demo", (0.0,), 0, 0)).agree(_life(7, 101))
+
+
+def test_an_earlier_gateway_s_lives_count_as_others() -> None:
+    shown = Shown("demo", (0.1, 0.2, 0.3), 4, 0)
+    habits = Habits(shown)
+    assert habits.shown("demo") == shown
+    assert habits.share == pytest.approx(0.2)
+    assert habits.keeps
+    assert not habits.agree(_life(7, 900))
+    assert habits.agree(_life(7, 200))

@@ -336,3 +336,119 @@ def test_what_falls_while_a_model_rests_that_keeps_is_not_its_own() -> None:
     machine.work(pid, 2)
     machine.end(pid, back=0)
     assert [each.missing_bytes for each in machine.seconds(300)] == [20 * GB]
+
+
+def test_one_that_loads_for_long_wires_when_it_first_computes() -> None:
+    machine = Machine()
+    machine.prove()
+    machine.workers[50] = Held("demo", 20 * GB, loads=True, works=True)
+    machine.seconds(100)
+    machine.work(50, 2)
+    machine.wired += 20 * GB
+    machine.seconds(60)
+    machine.end(50, back=0)
+    assert [each.missing_bytes for each in machine.seconds(300)] == [20 * GB]
+
+
+def test_a_successor_that_never_wired_hides_nothing_once_it_has_left() -> None:
+    """Had it wired what the dead one gave back, that would have fallen as it left."""
+    for fallen, total_bytes in ((0, 20 * GB), (20 * GB, 0)):
+        machine = Machine()
+        machine.prove()
+        machine.end(machine.start(), back=0)
+        machine.workers[50] = Held("demo", 20 * GB, loads=True, works=True)
+        machine.seconds(150)
+        machine.end(50, back=0, clean=True)
+        assert machine.seconds(50) == [], "it may still fall"
+        machine.wired -= fallen
+        machine.seconds(300)
+        assert machine.stranded.bytes == total_bytes
+
+
+def test_a_successor_that_died_without_a_trace_leaves_it_open() -> None:
+    machine = Machine()
+    machine.prove()
+    machine.end(machine.start(), back=0)
+    machine.workers[50] = Held("demo", 20 * GB, loads=True, works=True)
+    machine.seconds(30)
+    machine.end(50, back=0)
+    assert machine.seconds(900) == []
+
+
+def test_a_successor_at_rest_hides_nothing_if_its_model_unwires() -> None:
+    machine = Machine()
+    machine.prove()
+    pid = machine.start()
+    _unwiring(machine, pid, 5)
+    machine.end(pid, back=0)
+    machine.workers[50] = Held("demo", 20 * GB, loads=True, works=True)
+    machine.seconds(5)
+    machine.rest(50, 170)
+    assert machine.stranded.bytes == 0
+    machine.seconds(20)
+    assert machine.stranded.bytes == 20 * GB
+
+
+def test_one_that_loads_since_before_the_end_may_hide_what_comes_back() -> None:
+    """It wired less than its model usually does, by as much as came back."""
+    for begins_s in (4, 20):
+        machine = Machine()
+        machine.prove("other")
+        machine.prove()
+        pid = machine.start(wires=4 * GB)
+        machine.workers[50] = Held("other", 20 * GB, loads=True, works=True)
+        machine.seconds(begins_s)
+        machine.end(pid, back=0)
+        machine.seconds(2)
+        machine.wired += 16 * GB
+        machine.work(50)
+        assert machine.seconds(900) == []
+        assert machine.stranded.bytes == 0
+
+
+def test_a_small_part_of_a_large_neighbour_may_be_all_that_a_small_one_had() -> None:
+    machine = Machine()
+    for _ in range(2):
+        machine.end(machine.start("small", wires=5 * GB), back=5 * GB, clean=True)
+        machine.seconds(100)
+    machine.prove("large")
+    machine.end(machine.start("small", wires=5 * GB), back=0)
+    machine.workers[50] = Held("large", 20 * GB, loads=True, works=True)
+    machine.seconds(2)
+    machine.wired += 18 * GB
+    machine.work(50)
+    assert machine.seconds(900) == []
+    assert machine.stranded.bytes == 0
+
+
+def _swapped(machine: Machine, *, came_back: int) -> int:
+    """A dead worker gives so much back while its successor wires 20 GB in the same second."""
+    machine.end(machine.start(), back=0)
+    machine.workers[50] = Held("demo", 20 * GB, loads=True, works=True)
+    machine.seconds(3)
+    machine.wired += 20 * GB - came_back
+    machine.work(50, 100)
+    return 50
+
+
+def test_what_a_successor_wired_unseen_is_missed_when_it_dies() -> None:
+    """The machine's wired pages have not moved; four lives have shown what the model wires."""
+    for lives, total_bytes in ((4, 20 * GB), (3, 0)):
+        machine = Machine()
+        for _ in range(lives - 1):
+            machine.prove()
+        pid = _swapped(machine, came_back=20 * GB)
+        assert machine.stranded.bytes == 0
+        machine.end(pid, back=0)
+        machine.seconds(300)
+        assert machine.stranded.bytes == total_bytes
+
+
+def test_what_a_successor_wired_unseen_comes_back_as_it_ends() -> None:
+    machine = Machine()
+    for _ in range(4):
+        machine.prove()
+    pid = _swapped(machine, came_back=20 * GB)
+    machine.end(pid, back=20 * GB)
+    assert machine.seconds(900) == []
+    assert machine.stranded.bytes == machine.stranded.undecided_bytes == 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gateway.memory.stranded.account import Claim
 from gateway.memory.stranded.at_start import FRESH_S, stranded_at_start, take_up
+from gateway.memory.stranded.habits import Shown
 from gateway.memory.stranded.policy import Held, Reading, Stranded
 from gateway.memory.stranded.record import StrandedRecord, read_stranded, write_stranded
 from gateway.memory.stranded.renewal import Renewal
@@ -12,7 +14,19 @@ from gateway.system.boot import present_boot
 
 GB = 1_000_000_000
 TOTAL = 64 * GB
-KNOWN = StrandedRecord(7 * GB, 100.0, 2 * GB, 50 * GB, ("demo",), (("demo", 30 * GB),))
+CLAIM = Claim(
+    "demo",
+    held_bytes=32 * GB,
+    most_bytes=30 * GB,
+    wired_bytes=30 * GB,
+    judged=True,
+    unclear=False,
+    tells=True,
+    rests_kept=0,
+    rests_fallen=0,
+)
+SHOWN = Shown("demo", shares=(0.9, 0.95), rests_kept=0, rests_fallen=7)
+KNOWN = StrandedRecord(7 * GB, 100.0, 2 * GB, 50 * GB, ("demo",), (SHOWN,), (CLAIM,))
 
 
 def test_it_survives_a_gateway_and_not_a_boot(tmp_path: Path) -> None:
@@ -51,6 +65,36 @@ def test_workers_that_died_with_their_gateway_are_judged_by_the_next_one() -> No
     assert (stranded.bytes, stranded.undecided_bytes) == (37 * GB, 0)
 
 
+def _found(claim: Claim, *, shown: Shown = SHOWN, proven: tuple[str, ...] = ("demo",)) -> list[int]:
+    record = StrandedRecord(0, 100.0, 2 * GB, 50 * GB, proven, (shown,), (claim,))
+    stranded = take_up(record, TOTAL, 110.0, follows_crash=True)
+    return _look(stranded, 50 * GB, 0, 900)
+
+
+def test_they_are_judged_as_the_gateway_that_saw_them_live_would_have() -> None:
+    assert _found(CLAIM) == [30 * GB]
+    assert _found(CLAIM._replace(judged=False)) == [], "it may have unwired it at rest"
+    assert _found(CLAIM, proven=()) == [], "nobody has seen it wire and give back"
+    coincidences = SHOWN._replace(shares=(0.0, 0.0))
+    assert _found(CLAIM, shown=coincidences) == [], "other lives have wired nothing"
+
+
+def test_what_their_lives_have_shown_is_known_to_the_gateway_after_the_next() -> None:
+    living = CLAIM._replace(rests_kept=5, rests_fallen=1)
+    record = StrandedRecord(0, 100.0, 2 * GB, 50 * GB, (), (SHOWN,), (living,))
+    stranded = take_up(record, TOTAL, 110.0, follows_crash=True)
+    assert stranded.habits == [SHOWN]
+    _look(stranded, 50 * GB, 0, 1)
+    shares = (*SHOWN.shares, 30 / 32)
+    assert stranded.habits == [Shown("demo", shares, rests_kept=5, rests_fallen=8)]
+    mixed = CLAIM._replace(most_bytes=20 * GB, unclear=True)
+    for claim in (CLAIM._replace(tells=False), mixed):
+        record = StrandedRecord(0, 100.0, 2 * GB, 50 * GB, (), (SHOWN,), (claim,))
+        stranded = take_up(record, TOTAL, 110.0, follows_crash=True)
+        _look(stranded, 50 * GB, 0, 1)
+        assert stranded.habits == [SHOWN]
+
+
 def test_they_may_have_given_it_back() -> None:
     stranded = take_up(KNOWN, TOTAL, 110.0, follows_crash=True)
     assert _look(stranded, 20 * GB, 0, 900) == []
@@ -82,7 +126,9 @@ def test_it_is_written_when_it_has_changed_and_often_enough_for_a_crash() -> Non
     _loaded(stranded, 4, 3, 23 * GB)
     claimed = renewal.due(stranded, 9001.0)
     assert claimed is not None
-    assert (claimed.level_bytes, claimed.claims) == (23 * GB, (("demo", 20 * GB),))
+    (claim,) = claimed.claims
+    assert claimed.level_bytes == 23 * GB
+    assert claim[:5] == ("demo", 20 * GB, 20 * GB, 20 * GB, True)
     for now in (9001.0, 9001.5, 9030.0):
         assert renewal.due(stranded, now) is None
     assert renewal.due(stranded, 9062.0) is not None
@@ -107,3 +153,34 @@ def test_a_record_can_not_owe_memory() -> None:
     assert stranded.bytes == 0
     stranded = take_up(StrandedRecord(), TOTAL, 100.0, follows_crash=False)
     assert stranded.bytes == 0
+
+
+def test_the_end_of_a_worker_is_written_at_once() -> None:
+    """What its life has shown would be lost with the gateway."""
+    stranded, renewal = Stranded(TOTAL), Renewal()
+    _look(stranded, 3 * GB, 0, 1)
+    _loaded(stranded, 1, 3, 3 * GB)
+    _loaded(stranded, 4, 30, 23 * GB)
+    assert renewal.due(stranded, 1000.0) is not None
+    assert renewal.due(stranded, 1001.0) is None
+    stranded.ended(7, 34.0, clean=True)
+    ended = renewal.due(stranded, 1002.0)
+    assert ended is not None
+    assert ended.habits == (Shown("demo", (1.0,), 0, 0),)
+
+
+def test_what_a_worker_holds_changes_too_often_to_be_written_each_time() -> None:
+    stranded, renewal = Stranded(TOTAL), Renewal()
+    _look(stranded, 3 * GB, 0, 1)
+    _loaded(stranded, 1, 3, 3 * GB)
+    _loaded(stranded, 4, 30, 23 * GB)
+    assert renewal.due(stranded, 1000.0) is not None
+    workers = {7: Held("demo", 21 * GB, loads=False, works=True)}
+    stranded.observe(Reading(34.0, 23 * GB, workers))
+    assert renewal.due(stranded, 1015.0) is None
+    workers = {7: Held("demo", 21 * GB, loads=False, works=False)}
+    for second in range(35, 50):
+        stranded.observe(Reading(float(second), 23 * GB, workers))
+    resting = renewal.due(stranded, 1016.0)
+    assert resting is not None, "nobody knows any more what it has wired"
+    assert [each.judged for each in resting.claims] == [False]

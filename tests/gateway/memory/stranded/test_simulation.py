@@ -82,9 +82,9 @@ def _seen_to_end(mac: Mac, end: End) -> bool:
 
 def _hidden(mac: Mac, loss: End) -> bool:
     """Others moved while it first wired or when it should have come back, or nobody knows what this
-    one, at rest, had still wired.
+    one had still wired: it was at rest, or no reading has shown its last move.
     """
-    if loss.at_rest and loss.rests <= RESTS:
+    if loss.unseen or (loss.at_rest and loss.rests <= RESTS):
         return True
     if loss.at + FOUND_S > mac.now:
         return True
