@@ -43,8 +43,10 @@ def _pin_packages() -> None:
     for package in ("protocol", "worker"):
         _pin_package(package, Path(__file__).resolve().parent.parent)
 
+    from worker.back_end import settle
     from worker.import_structure import keep_import_structure
 
+    settle()
     keep_import_structure()
 
 

@@ -31,10 +31,6 @@ _SINGLE_BYTES: Final = 4
 # 0.32, metal/scaled_dot_product_attention.cpp). Newer ones know more; 192 and 256 are left out for
 # speed, but for masks that batches don't have.
 _FUSED_ON_METAL: Final = (64, 80, 128)
-# On CUDA it is cuDNN's, for half precision (cuda/scaled_dot_product_attention.cpp).
-_LARGEST_FUSED_ON_CUDA: Final = 128
-_STEP_OF_FUSED_ON_CUDA: Final = 8
-_HALF_BYTES: Final = 2
 # mlx-lm's scan (ssm_attn) goes by steps. It holds so many matrices of a step's tokens by its tokens
 # for each head, one more for each step of the chunk, and vectors of so many times the inner width.
 _SCAN_STEP_TOKENS: Final = 256
@@ -60,7 +56,7 @@ def working_bytes(
     chunk = min(largest, context_tokens)
     layers = layers_of(config)
     # mlx-lm's attention over quantized caches (models/base.py) is no kernel of MLX.
-    written = quantized or not _in_one_kernel(config, element_bytes, system)
+    written = quantized or not _in_one_kernel(config, system)
     attention = _attention_bytes(config, element_bytes, chunk, context_tokens, written=written)
     scan = 0
     if config.get("model_type") in _SCANNED and (Layer.STATE in layers or Layer.BOTH in layers):
@@ -107,7 +103,7 @@ def _attention_bytes(
     return copies * heads * chunk * seen_tokens * element_bytes + latent
 
 
-def _in_one_kernel(config: Mapping[str, Any], element_bytes: int, system: BackEnd) -> bool:
+def _in_one_kernel(config: Mapping[str, Any], system: BackEnd) -> bool:
     """Whether attention over a chunk needs no room for its scores."""
     heads = first(config, "num_attention_heads", "n_heads", "n_head")
     hidden = first(config, "hidden_size", "d_model", "n_embd", "dim")
@@ -118,12 +114,8 @@ def _in_one_kernel(config: Mapping[str, Any], element_bytes: int, system: BackEn
     match system:
         case BackEnd.METAL:
             return size == value and size in _FUSED_ON_METAL
-        case BackEnd.CUDA:
-            return element_bytes == _HALF_BYTES and all(
-                each <= _LARGEST_FUSED_ON_CUDA and each % _STEP_OF_FUSED_ON_CUDA == 0
-                for each in (size, value)
-            )
-        case BackEnd.CPU:
+        case BackEnd.CUDA | BackEnd.CPU:
+            # On CUDA cuDNN could; workers turn that off (`worker.back_end`).
             return False
 
 
