@@ -32,7 +32,8 @@ DEADLY = after_import(
         add, step = module.BatchedEngine.add, module.BatchedEngine.step
         state = {"steps": None}
         def poisoned_add(self, sequence):
-            poison = sys.modules["worker.prompts"].poison
+            # None before the first prompt: the engine warms up.
+            poison = getattr(sys.modules["worker.prompts"], "poison", None) or [None]
             ids = sequence.token_ids
             if any(ids[at : at + len(poison)] == poison for at in range(len(ids))):
                 state["steps"] = 0

@@ -76,14 +76,20 @@ def held_load(flag: Path) -> str:
 
 
 def in_engine_step(code: str) -> str:
-    """Code for `sitecustomize` that runs before every step of a batching engine."""
+    """Code for `sitecustomize` that runs before every step of a batching engine that serves: not
+    while it warms up in the load.
+    """
     return after_import(
         "worker.engines.batched",
         f"""
         import os, sys, time
         original = module.BatchedEngine.step
         def step(self):
-{textwrap.indent(textwrap.dedent(code), " " * 12)}
+            running = [row.sequence for batch in self._batches for row in batch.rows]
+            ids = {{each.request_id for each in [*self._held, *running]}}
+            if not ids & {{"greedy", "sampled"}}:
+{textwrap.indent(textwrap.dedent(code), " " * 16)}
+                pass
             return original(self)
         module.BatchedEngine.step = step
         """,

@@ -37,8 +37,11 @@ class Stream:
 
     @property
     def outcome(self) -> tuple[object, ...]:
-        """What a client makes of it; equal for equal answers."""
-        return (self.text, self.finish_reason, self.usage, self.error, self.done)
+        """What a client makes of it; equal for equal answers. What of the prompt was cached is
+        another thing each time.
+        """
+        usage = {k: v for k, v in (self.usage or {}).items() if k != "prompt_tokens_details"}
+        return (self.text, self.finish_reason, usage, self.error, self.done)
 
     @property
     def gaps_s(self) -> list[float]:

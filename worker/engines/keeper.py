@@ -19,7 +19,7 @@ _SHARED_BLOCKS: Final = 4
 # Of those that wait so many may have their blocks read at a time.
 _MOST_FETCHES: Final = 8
 # What it asks for in advance.
-_MORE_BYTES: Final = 64_000_000
+_MORE_BYTES: Final = 48_000_000
 
 
 class Keeper:
@@ -32,6 +32,8 @@ class Keeper:
         self._limit_bytes = 0
         # Of rows, and not kept yet.
         self._missing_bytes = 0
+        # Prompts come that are long enough to be kept.
+        self._has_seen_blocks = False
 
     @property
     def wanted_bytes(self) -> int:
@@ -39,6 +41,8 @@ class Keeper:
         what it had to let go, and in any case some more, so that a prompt need not wait for it.
         """
         has_bytes = self.cache.bytes_ + self.cache.coming_bytes
+        if not has_bytes and not self._has_seen_blocks:
+            return 0
         gone_bytes = min(self.cache.refused_bytes, has_bytes)
         return has_bytes + self._missing_bytes + max(gone_bytes, has_bytes // 4, _MORE_BYTES)
 
@@ -67,8 +71,9 @@ class Keeper:
         them.
         """
         path = sequence.path
-        if path is None:
+        if path is None or not path.keys:
             return False
+        self._has_seen_blocks = True
         request_id = sequence.request_id
         if request_id in self._fetching or len(self._fetching) < _MOST_FETCHES:
             if self.cache.fetch(request_id, path, len(sequence.token_ids), self._free_bytes(sizes)):
