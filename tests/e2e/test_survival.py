@@ -224,7 +224,7 @@ class TestSpare:
         running = start_gateway("--spare", "1")
         eventually(lambda: "change=ready" in running.log, SPARE_S)
         (spare,) = psutil.Process(running.pid).children()
-        eventually(lambda: running.status()["memory"]["footprint_bytes"] > 20_000_000)
+        eventually(lambda: (running.status()["memory"]["footprint_bytes"] or 0) > 20_000_000)
         assert running.load()["worker"]["pid"] == spare.pid
         assert f"event=adopt model=demo pid={spare.pid}" in running.log
         eventually(lambda: running.log.count("change=ready") == 2, SPARE_S)
