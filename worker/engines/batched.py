@@ -87,11 +87,7 @@ class BatchedEngine:
 
     @property
     def need(self) -> Need:
-        if self._keeper is None:
-            return self._rows_need
-        return self._rows_need._replace(
-            cache_bytes=self._keeper.cache.bytes_, cache_wanted_bytes=self._keeper.wanted_bytes
-        )
+        return self._rows_need if self._keeper is None else self._keeper.beside(self._rows_need)
 
     @property
     def _rows_need(self) -> Need:

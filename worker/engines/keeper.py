@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from worker.engines.batch import CachedRow, Row
+from worker.engines.need import Need
 from worker.engines.room import Batch, Room
 from worker.engines.sequence import Sequence
 from worker.prompt_cache.cache import PromptCache, Taken
@@ -35,8 +36,12 @@ class Keeper:
         # Prompts come that are long enough to be kept.
         self._has_seen_blocks = False
 
+    def beside(self, rows: Need) -> Need:
+        """What sequences could use, and the cache beside them."""
+        return rows._replace(cache_bytes=self.cache.bytes_, cache_wanted_bytes=self._wanted_bytes)
+
     @property
-    def wanted_bytes(self) -> int:
+    def _wanted_bytes(self) -> int:
         """What the cache could use: what rows have that it hasn't, twice what it has where that is
         what it had to let go, and in any case some more, so that a prompt need not wait for it.
         """
