@@ -12,18 +12,21 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
+from protocol.parts import AnswerPart
 from protocol.tokens import LARGEST_TOKEN_ID
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 # Half a megabyte: well within a worker's frame.
 TOKENS_PER_RENDERED = 1 << 17
 
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=LARGEST_TOKEN_ID)]
-FinishReason: TypeAlias = Literal["stop", "length"]
+FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
+ConstraintKind: TypeAlias = Literal["json_object", "json_schema", "regex", "grammar", "choice"]
+ToolChoice: TypeAlias = Literal["auto", "none", "required"]
 RequestErrorCode: TypeAlias = Literal[
     "invalid_request_error", "context_length_exceeded", "internal_error"
 ]
-RequestField: TypeAlias = Literal["prompt", "max_tokens"]
+RequestField: TypeAlias = Literal["prompt", "max_tokens", "constraint", "tools"]
 
 
 class Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
@@ -52,15 +55,34 @@ class MlxMemory(Struct, frozen=True, kw_only=True):
     peak_bytes: int = 0
 
 
+class CalledTool(Struct, frozen=True):
+    """A call in a conversation's history. `arguments` is a JSON object as text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
 class ChatMessage(Struct, frozen=True):
+    """What an assistant thought and called belongs to its message; a tool's result says which call
+    it answers.
+    """
+
     role: str
     content: str
+    reasoning: str | None = None
+    tool_calls: tuple[CalledTool, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
 
 
 class ChatPrompt(Struct, frozen=True, tag="chat", tag_field="kind"):
-    """Rendered by the model's chat template."""
+    """Rendered by the model's chat template, which gets the `template_arguments`, a JSON object as
+    text, too.
+    """
 
     messages: tuple[ChatMessage, ...]
+    template_arguments: str = ""
 
 
 class TextPrompt(Struct, frozen=True, tag="text", tag_field="kind"):
@@ -90,6 +112,26 @@ class Sampling(Struct, frozen=True, kw_only=True):
     min_p: float | None = None
     repetition_penalty: float | None = None
     repetition_context_tokens: int = 20
+
+
+class Tools(Struct, frozen=True, kw_only=True):
+    """What a model may call. `definitions` is OpenAI's list of tools, as JSON text; with "required"
+    it calls one, that of this `name` if there is one. Without `parallel` it calls one at most.
+    """
+
+    definitions: str
+    choice: ToolChoice = "auto"
+    name: str | None = None
+    parallel: bool = True
+
+
+class Constraint(Struct, frozen=True):
+    """What the text of an answer must match: `source` is a JSON schema, a regular expression, a
+    grammar of Lark's kind, or a JSON list of texts to choose from, and empty for any JSON object.
+    """
+
+    kind: ConstraintKind
+    source: str = ""
 
 
 class Bound(Struct, frozen=True):
@@ -123,13 +165,13 @@ class PromptCacheDisk(Struct, frozen=True, kw_only=True):
 class Delta(Struct, frozen=True, array_like=True):
     """What one engine step added to one request. Positional on the wire: most bytes are these.
 
-    `text` may lag behind `token_ids` (an unfinished character or stop sequence is held back); it
-    is complete in the delta that carries the finish reason and the usage.
+    `parts` may lag behind `token_ids` (an unfinished character, stop sequence or tag is held back);
+    they are complete in the delta that carries the finish reason and the usage.
     """
 
     request_id: str
     token_ids: tuple[TokenId, ...]
-    text: str
+    parts: tuple[AnswerPart, ...]
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
 
@@ -175,6 +217,9 @@ class Generate(Message, frozen=True, tag="generate"):
     `max_tokens` None: up to the end of the context. `delivered` are the packed ids that the client
     has the text of: they count towards `max_tokens`, and generation goes on after them. Only
     requests with the same `cache_salt` share prompts.
+
+    With `parsed` reasoning and tool calls come as parts of their own, else all is text. Reasoning
+    ends after `reasoning_tokens`. With `logprobs` every token has its own and so many alternatives.
     """
 
     request_id: str
@@ -186,6 +231,11 @@ class Generate(Message, frozen=True, tag="generate"):
     ignore_eos: bool = False
     delivered: bytes = b""
     cache_salt: str = ""
+    parsed: bool = False
+    tools: Tools | None = None
+    constraint: Constraint | None = None
+    reasoning_tokens: int | None = None
+    logprobs: int | None = None
 
 
 class Cancel(Message, frozen=True, tag="cancel"):

@@ -35,6 +35,7 @@ from protocol.messages import (
     Stop,
     Usage,
 )
+from protocol.parts import AnswerPart, Text
 from protocol.signals import DUMP_STACKS
 from protocol.tokens import pack
 from worker.engine_thread import (
@@ -110,6 +111,10 @@ def _rendered(request_id: str, prompt_ids: list[int]) -> Iterator[Rendered]:
             token_ids=pack(prompt_ids[begin:end]),
             last=end >= len(prompt_ids),
         )
+
+
+def _parts(text: str) -> tuple[AnswerPart, ...]:
+    return (Text(text),) if text else ()
 
 
 class Conversation:
@@ -296,12 +301,11 @@ class Conversation:
                 self._engine.post(Remove((token.request_id,)))
             finish_reason = "stop"
         if finish_reason is None:
-            return Delta(token.request_id, (token.token_id,), added)
+            return Delta(token.request_id, (token.token_id,), _parts(added))
         del self._requests[token.request_id]
         usage = Usage(request.prompt_tokens, request.completion_tokens, request.cached_tokens)
-        return Delta(
-            token.request_id, (token.token_id,), added + text.finish(), finish_reason, usage
-        )
+        parts = _parts(added + text.finish())
+        return Delta(token.request_id, (token.token_id,), parts, finish_reason, usage)
 
     def _drop(self, request_id: str) -> None:
         self._requests.pop(request_id, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from starlette.responses import Response
@@ -14,6 +15,7 @@ from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import ClientGoneError, Piece, Request
 from gateway.model.compartment import Compartment
 from protocol.messages import FinishReason, Usage
+from protocol.parts import AnswerPart, merged
 
 _COMMENT: Final = b": waiting\n\n"
 _STREAM_HEADERS: Final = [
@@ -36,7 +38,9 @@ class Format(Protocol):
     def closing(self, usage: Usage) -> bytes:
         """Events after the last piece."""
 
-    def whole(self, text: str, finish_reason: FinishReason, usage: Usage) -> bytes:
+    def whole(
+        self, parts: Sequence[AnswerPart], finish_reason: FinishReason, usage: Usage
+    ) -> bytes:
         """The body of an answer that isn't streamed."""
 
 
@@ -80,18 +84,18 @@ class Answer(Response):
         self._request.abandon()
 
     async def _write_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        parts = []
+        parts: list[AnswerPart] = []
         try:
             while True:
                 piece = await self._request.take()
-                parts.append(piece.text)
+                parts += piece.parts
                 if piece.finish_reason is not None and piece.usage is not None:
                     break
         except Refusal as refusal:
             await error_response(refusal)(scope, receive, send)
             return
         note_usage(scope, piece.usage)
-        body = self._form.whole("".join(parts), piece.finish_reason, piece.usage)
+        body = self._form.whole(merged(parts), piece.finish_reason, piece.usage)
         await Response(body, media_type="application/json")(scope, receive, send)
 
     async def _write_stream(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -20,6 +21,7 @@ from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Piece
 from gateway.fleet.fleet import Fleet
 from protocol.messages import ChatMessage, ChatPrompt, FinishReason, Usage
+from protocol.parts import AnswerPart, Text
 
 # Each takes some tokens in every template.
 _MOST_MESSAGES: Final = 200_000
@@ -145,8 +147,9 @@ class ChatFormat:
 
     def piece(self, piece: Piece) -> bytes:
         events = b""
-        if piece.text:
-            events = self._event([ChunkChoice(0, ChunkDelta(content=piece.text))])
+        for part in piece.parts:
+            if isinstance(part, Text):
+                events += self._event([ChunkChoice(0, ChunkDelta(content=part.text))])
         if piece.finish_reason is not None:
             events += self._event([ChunkChoice(0, ChunkDelta(), None, piece.finish_reason)])
         return events
@@ -155,7 +158,10 @@ class ChatFormat:
         events = self._event([], UsageBody.of(usage)) if self._include_usage else b""
         return events + server_sent_event(b"[DONE]")
 
-    def whole(self, text: str, finish_reason: FinishReason, usage: Usage) -> bytes:
+    def whole(
+        self, parts: Sequence[AnswerPart], finish_reason: FinishReason, usage: Usage
+    ) -> bytes:
+        text = "".join(part.text for part in parts if isinstance(part, Text))
         message = AnswerMessage("assistant", text)
         return msgspec.json.encode(
             ChatCompletion(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -20,6 +21,7 @@ from gateway.api.usage import UsageBody
 from gateway.dispatch.request import Piece
 from gateway.fleet.fleet import Fleet
 from protocol.messages import FinishReason, Usage
+from protocol.parts import AnswerPart, Text
 
 # OpenAI's default for this path, which clients of completions know and rely on.
 _DEFAULT_MAX_TOKENS: Final = 16
@@ -74,14 +76,16 @@ class CompletionFormat:
         return b""
 
     def piece(self, piece: Piece) -> bytes:
-        return self._event([Choice(0, piece.text, None, piece.finish_reason)])
+        return self._event([Choice(0, _text(piece.parts), None, piece.finish_reason)])
 
     def closing(self, usage: Usage) -> bytes:
         events = self._event([], UsageBody.of(usage)) if self._include_usage else b""
         return events + server_sent_event(b"[DONE]")
 
-    def whole(self, text: str, finish_reason: FinishReason, usage: Usage) -> bytes:
-        return self._json([Choice(0, text, None, finish_reason)], UsageBody.of(usage))
+    def whole(
+        self, parts: Sequence[AnswerPart], finish_reason: FinishReason, usage: Usage
+    ) -> bytes:
+        return self._json([Choice(0, _text(parts), None, finish_reason)], UsageBody.of(usage))
 
     def _event(self, choices: list[Choice], usage: UsageBody | None = None) -> bytes:
         return server_sent_event(self._json(choices, usage if self._include_usage else UNSET))
@@ -90,6 +94,10 @@ class CompletionFormat:
         return msgspec.json.encode(
             Completion(self._id, "text_completion", self._created, self._model_id, choices, usage)
         )
+
+
+def _text(parts: Sequence[AnswerPart]) -> str:
+    return "".join(part.text for part in parts if isinstance(part, Text))
 
 
 routes = [Route("/v1/completions", create_completion, methods=["POST"])]

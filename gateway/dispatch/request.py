@@ -11,6 +11,7 @@ from msgspec import Struct
 from gateway.dispatch.progress import Progress
 from gateway.dispatch.refusal import Refusal
 from protocol.messages import Delta, FinishReason, Generate, RequestField, Usage
+from protocol.parts import AnswerPart, merged
 
 # At most sixty writes a second for each stream: no screen shows more, and every write costs a
 # system call here and a wake-up at the client. Slower engines than that don't notice.
@@ -20,13 +21,13 @@ _BETWEEN_PIECES_S: Final = 1 / 60
 class Piece(Struct, frozen=True):
     """What has arrived since the last one; nothing but the reminder that time passes, if idle."""
 
-    text: str
+    parts: tuple[AnswerPart, ...]
     finish_reason: FinishReason | None
     usage: Usage | None
 
     @property
     def idle(self) -> bool:
-        return not self.text and self.finish_reason is None
+        return not self.parts and self.finish_reason is None
 
 
 class ClientGoneError(Exception):
@@ -37,7 +38,7 @@ class Request:
     """A request, its answer, and what another worker needs to go on with it.
 
     The answer has one slot: deltas that arrive before the reader takes them are merged, so a slow
-    reader costs memory for its text and nothing else. So are those that follow each other within
+    reader costs memory for its parts and nothing else. So are those that follow each other within
     milliseconds. Times are the event loop's, in seconds.
     """
 
@@ -72,7 +73,7 @@ class Request:
         self._touched_at = now
         self._taken_at = now - _BETWEEN_PIECES_S
         self._pause: asyncio.TimerHandle | None = None
-        self._text: list[str] = []
+        self._parts: list[AnswerPart] = []
         self._finish_reason: FinishReason | None = None
         self._usage: Usage | None = None
         self._refusal: Refusal | None = None
@@ -102,8 +103,8 @@ class Request:
 
     def deliver(self, delta: Delta) -> None:
         self.progress.delivered.extend(delta.token_ids)
-        if delta.text:
-            self._text.append(delta.text)
+        if delta.parts:
+            self._parts += delta.parts
         elif delta.finish_reason is None:
             return
         self._finish_reason = delta.finish_reason
@@ -147,21 +148,21 @@ class Request:
         self._arrived.clear()
         if self._abandoned:
             raise ClientGoneError
-        if self._idle and not self._text and not self.over:
+        if self._idle and not self._parts and not self.over:
             self._idle = False
-            return Piece("", None, None)
+            return Piece((), None, None)
         self._idle = False
         self._touched_at = self._taken_at = asyncio.get_running_loop().time()
-        text, self._text = "".join(self._text), []
+        parts, self._parts = tuple(merged(self._parts)), []
         if self._refusal is not None:
-            if not text:
+            if not parts:
                 raise self._refusal
             self._arrived.set()
-        return Piece(text, self._finish_reason, self._usage)
+        return Piece(parts, self._finish_reason, self._usage)
 
     def _end_pause(self) -> None:
         self._pause = None
-        if self._text:
+        if self._parts:
             self._arrived.set()
 
 

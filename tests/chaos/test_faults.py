@@ -214,7 +214,8 @@ AFTER_READY = {
     ),
     "output before the prompt": Always(
         "generate = decode_from_gateway(socket.recv())\n"
-        "socket.send(encode(Output(step=1, deltas=(Delta(generate.request_id, (1,), 'x'),))))\n"
+        "delta = Delta(generate.request_id, (1,), (Text('x'),))\n"
+        "socket.send(encode(Output(step=1, deltas=(delta,))))\n"
         "wait()",
         500,
         "worker_crashed",
@@ -230,7 +231,8 @@ AFTER_READY = {
     ),
     "a flood of output for nobody": Always(
         "socket.recv()\n"
-        "while True: socket.send(encode(Output(step=1, deltas=(Delta('x', (1,), 'x' * 500000),))))",
+        "delta = Delta('x', (1,), (Text('x' * 500000),))\n"
+        "while True: socket.send(encode(Output(step=1, deltas=(delta,))))",
         500,
         "worker_crashed",
         "unloaded",

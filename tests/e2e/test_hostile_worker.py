@@ -72,13 +72,12 @@ socket = connect()
 socket.send(encode(hello()))
 socket.recv()
 socket.send(encode(ready()))
+large = Output(step=1, deltas=(Delta("nobody", (1,), (Text("x" * 500000),)),))
 beat = Heartbeat(step=1, step_age_s=0.0, active=0, waiting=0, memory=MlxMemory())
 """
 FLOODS = {
     "heartbeats": "socket.send(encode(beat))",
-    "large outputs": (
-        "socket.send(encode(Output(step=1, deltas=(Delta('nobody', (1,), 'x' * 500000),))))"
-    ),
+    "large outputs": "socket.send(encode(large))",
     "lines": "print('x' * 10000)",
 }
 AFTER_READY = {

@@ -32,7 +32,8 @@ while True:
         case Generate(request_id=name, cache_salt=salt):
             socket.send(encode(Rendered(request_id=name, token_ids=b"\\0" * 28, last=True)))
             usage = Usage(7, 1, int(salt or 0))
-            socket.send(encode(Output(step=1, deltas=(Delta(name, (1,), salt, "stop", usage),))))
+            delta = Delta(name, (1,), (Text(salt),), "stop", usage)
+            socket.send(encode(Output(step=1, deltas=(delta,))))
         case ClearPromptCache():
             socket.send(encode(PromptCacheCleared(reclaimed_bytes=kept)))
             kept = 0

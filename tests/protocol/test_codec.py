@@ -50,6 +50,7 @@ from protocol.messages import (
     Usage,
     WorkerMessage,
 )
+from protocol.parts import Alternative, Logprobs, Reasoning, Text, TokenLogprob, ToolCall
 from protocol.tokens import LARGEST_TOKEN_ID, pack, unpack
 
 _LONGEST_SENTENCE = 1000
@@ -95,11 +96,23 @@ _samplings = st.builds(
     repetition_penalty=_optional(_floats),
     repetition_context_tokens=_integers,
 )
+_logprobs = st.builds(
+    TokenLogprob,
+    text=st.binary(max_size=20),
+    logprob=_floats,
+    top=_tuples(st.builds(Alternative, text=st.binary(max_size=20), logprob=_floats)),
+)
+_parts = (
+    st.builds(Text, text=_texts)
+    | st.builds(Reasoning, text=_texts)
+    | st.builds(ToolCall, index=_integers, arguments=_texts, name=_optional(_texts))
+    | st.builds(Logprobs, tokens=_tuples(_logprobs))
+)
 _deltas = st.builds(
     Delta,
     request_id=_texts,
     token_ids=_tuples(_token_ids),
-    text=_texts,
+    parts=_tuples(_parts),
     finish_reason=st.sampled_from([None, "stop", "length"]),
     usage=_optional(
         st.builds(

@@ -13,10 +13,12 @@ from protocol.codec import decode_from_gateway, decode_from_worker, encode
 from protocol.messages import (
     PROTOCOL_VERSION,
     Bound,
+    CalledTool,
     Cancel,
     ChatMessage,
     ChatPrompt,
     ClearPromptCache,
+    Constraint,
     Delta,
     Device,
     Drain,
@@ -42,9 +44,11 @@ from protocol.messages import (
     Stop,
     TextPrompt,
     TokenPrompt,
+    Tools,
     Usage,
     WorkerMessage,
 )
+from protocol.parts import Alternative, Logprobs, Reasoning, Text, TokenLogprob, ToolCall
 from protocol.tokens import pack
 
 MEMORY = MlxMemory(active_bytes=1 << 40, cache_bytes=7, peak_bytes=(1 << 40) + 1)
@@ -59,7 +63,13 @@ SAMPLING = Sampling(
 )
 PROMPTS = {
     ChatPrompt: ChatPrompt(
-        (ChatMessage("system", "Be brief."), ChatMessage("user", "Größe? 日本"))
+        (
+            ChatMessage("system", "Be brief."),
+            ChatMessage("user", "Größe? 日本", name="Ada"),
+            ChatMessage("assistant", "", "Hm.", (CalledTool("c1", "size", '{"of": "日本"}'),)),
+            ChatMessage("tool", "377,975 km²", tool_call_id="c1"),
+        ),
+        '{"enable_thinking": false}',
     ),
     TextPrompt: TextPrompt("Once upon a time"),
     TokenPrompt: TokenPrompt(pack([0, 1, 151_645])),
@@ -77,6 +87,11 @@ def _generate(prompt: Prompt) -> Generate:
         ignore_eos=True,
         delivered=pack([5, 6]),
         cache_salt="mine",
+        parsed=True,
+        tools=Tools(definitions="[]", choice="required", name="size", parallel=False),
+        constraint=Constraint("regex", "[a-z]+"),
+        reasoning_tokens=500,
+        logprobs=2,
     )
 
 
@@ -140,8 +155,11 @@ SAMPLES: dict[type[Message], Message] = {
     Output: Output(
         step=9,
         deltas=(
-            Delta("r-1", (1, 2), "Once"),
-            Delta("r-2", (3,), " upon", "length", Usage(10, 20, 5)),
+            Delta("r-1", (1, 2), (Reasoning("Once"), Text(" upon"))),
+            Delta("r-2", (3,), (ToolCall(0, "{", "size"),), "length", Usage(10, 20, 5)),
+            Delta(
+                "r-3", (4,), (Logprobs((TokenLogprob(b"a", -1.5, (Alternative(b"b", -2.5),)),)),)
+            ),
         ),
     ),
     RequestFailed: RequestFailed(
@@ -169,9 +187,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Struct):
         config = value.__struct_config__
         if config.array_like:
-            return [_plain(getattr(value, each.name)) for each in fields(value)]
-        tag = {} if config.tag_field is None else {config.tag_field: config.tag}
-        return tag | {name: _plain(each) for name, each in asdict(value).items()}
+            tag = [] if config.tag is None else [config.tag]
+            return tag + [_plain(getattr(value, each.name)) for each in fields(value)]
+        named = {} if config.tag_field is None else {config.tag_field: config.tag}
+        return named | {name: _plain(each) for name, each in asdict(value).items()}
     return [_plain(each) for each in value] if isinstance(value, tuple) else value
 
 

@@ -117,6 +117,7 @@ def interpreter(folder: Path, code: str) -> str:
     from protocol.channel import KEY_BYTES, connect_worker_side
     from protocol.codec import encode
     from protocol.messages import *
+    from protocol.parts import *
     arguments = dict(zip(sys.argv, sys.argv[1:]))
     def connect():
         key = sys.stdin.buffer.read(KEY_BYTES)

@@ -9,6 +9,7 @@ import pytest
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import ClientGoneError, Request
 from protocol.messages import Delta, Generate, Sampling, TextPrompt, Usage
+from protocol.parts import Text
 
 USAGE = Usage(3, 4)
 
@@ -20,32 +21,32 @@ def _request() -> Request:
 
 async def test_what_arrives_between_two_looks_is_one_piece() -> None:
     request = _request()
-    for text in ("a", "", "b"):
-        request.deliver(Delta("r", (1,), text))
+    for parts in ((Text("a"),), (), (Text("b"),)):
+        request.deliver(Delta("r", (1,), parts))
     piece = await request.take()
-    assert (piece.text, piece.finish_reason) == ("ab", None)
-    request.deliver(Delta("r", (1,), "c", "stop", USAGE))
+    assert (piece.parts, piece.finish_reason) == ((Text("ab"),), None)
+    request.deliver(Delta("r", (1,), (Text("c"),), "stop", USAGE))
     piece = await request.take()
-    assert (piece.text, piece.finish_reason, piece.usage) == ("c", "stop", USAGE)
+    assert (piece.parts, piece.finish_reason, piece.usage) == ((Text("c"),), "stop", USAGE)
     assert request.over
 
 
 async def test_a_reader_waits_for_text() -> None:
     request = _request()
-    request.deliver(Delta("r", (1,), ""))
+    request.deliver(Delta("r", (1,), ()))
     reader = asyncio.create_task(request.take())
     await asyncio.sleep(0)
     assert not reader.done()
-    request.deliver(Delta("r", (1,), "a"))
-    assert (await reader).text == "a"
+    request.deliver(Delta("r", (1,), (Text("a"),)))
+    assert (await reader).parts == (Text("a"),)
 
 
 async def test_text_goes_before_the_refusal_that_ends_it() -> None:
     request = _request()
-    request.deliver(Delta("r", (1,), "a"))
+    request.deliver(Delta("r", (1,), (Text("a"),)))
     request.refuse(Refusal("worker_crashed", "gone"))
     request.refuse(Refusal("shutting_down", "too late to matter"))
-    assert (await request.take()).text == "a"
+    assert (await request.take()).parts == (Text("a"),)
     with pytest.raises(Refusal, match="gone"):
         await request.take()
 
@@ -55,14 +56,14 @@ async def test_reminders_are_idle_pieces() -> None:
     request.remind(104.0, 5.0)
     request.remind(105.0, 5.0)
     assert (await request.take()).idle
-    request.deliver(Delta("r", (1,), "a"))
+    request.deliver(Delta("r", (1,), (Text("a"),)))
     request.remind(10_000_000.0, 5.0)
-    assert (await request.take()).text == "a"
+    assert (await request.take()).parts == (Text("a"),)
 
 
 async def test_nobody_reads_an_abandoned_answer() -> None:
     request = _request()
-    request.deliver(Delta("r", (1,), "a"))
+    request.deliver(Delta("r", (1,), (Text("a"),)))
     request.abandon()
     with pytest.raises(ClientGoneError):
         await request.take()
@@ -72,5 +73,5 @@ async def test_nobody_reads_an_abandoned_answer() -> None:
 async def test_no_more_is_cached_than_the_prompt_has(told: int, counted: int) -> None:
     """The worker that goes on with a request finds delivered tokens, too."""
     request = _request()
-    request.deliver(Delta("r", (1,), "a", "stop", Usage(3, 4, told)))
+    request.deliver(Delta("r", (1,), (Text("a"),), "stop", Usage(3, 4, told)))
     assert (await request.take()).usage == Usage(3, 4, counted)

@@ -18,6 +18,7 @@ from protocol.messages import (
     Sampling,
     TextPrompt,
 )
+from protocol.parts import Text
 
 
 def _request(request_id: str) -> Request:
@@ -83,7 +84,7 @@ async def test_who_waits_for_memory_in_a_worker_has_a_deadline_too() -> None:
         traffic.submit(each)
     traffic.connect(Connection(sent.append, "f", 100))
     traffic.rendered(Rendered(request_id="begun.1", token_ids=b"", last=True))
-    traffic.output(Output(step=1, deltas=(Delta("begun.1", (5,), "a"),)))
+    traffic.output(Output(step=1, deltas=(Delta("begun.1", (5,), (Text("a"),)),)))
     for tenth in range(60):
         traffic.tick(100.0 + tenth / 10, remind_after_s=1e9)
     assert not waits.over, "a long prompt may take its time"

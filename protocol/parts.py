@@ -1,0 +1,79 @@
+"""What an answer is made of, as a worker sends it and every API writes it down."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from msgspec import Struct
+
+
+class Part(Struct, frozen=True, array_like=True):
+    """Base of the parts. Positional on the wire: most bytes of an answer are these."""
+
+
+class Text(Part, frozen=True, tag="t"):
+    """The next characters of the answer itself."""
+
+    text: str
+
+
+class Reasoning(Part, frozen=True, tag="r"):
+    """The next characters of what the model thinks before it answers."""
+
+    text: str
+
+
+class ToolCall(Part, frozen=True, tag="c"):
+    """The next characters of one call's arguments, a JSON object in the end.
+
+    Calls are numbered from 0 as they begin; the first part of each has its `name`.
+    """
+
+    index: int
+    arguments: str
+    name: str | None = None
+
+
+class Alternative(Struct, frozen=True, array_like=True):
+    """A token that could have been, as the bytes of its text."""
+
+    text: bytes
+    logprob: float
+
+
+class TokenLogprob(Struct, frozen=True, array_like=True):
+    """A token that was chosen, the natural logarithm of its probability before any setting of the
+    sampling changed it, and the most probable ones in its place, best first.
+    """
+
+    text: bytes
+    logprob: float
+    top: tuple[Alternative, ...] = ()
+
+
+class Logprobs(Part, frozen=True, tag="p"):
+    """Of the tokens of this step. Their text may come later."""
+
+    tokens: tuple[TokenLogprob, ...]
+
+
+AnswerPart: TypeAlias = Text | Reasoning | ToolCall | Logprobs
+
+
+def merged(parts: list[AnswerPart]) -> list[AnswerPart]:
+    """The same answer in as few parts: neighbours of one kind become one."""
+    together: list[AnswerPart] = []
+    for part in parts:
+        last = together[-1] if together else None
+        match last, part:
+            case Text(before), Text(after):
+                together[-1] = Text(before + after)
+            case Reasoning(before), Reasoning(after):
+                together[-1] = Reasoning(before + after)
+            case ToolCall(index, before, name), ToolCall(other, after, None) if index == other:
+                together[-1] = ToolCall(index, before + after, name)
+            case Logprobs(before_tokens), Logprobs(after_tokens):
+                together[-1] = Logprobs(before_tokens + after_tokens)
+            case _:
+                together.append(part)
+    return together
