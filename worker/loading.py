@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from worker.adapter import WEIGHTS, add_adapter, check_adapter
 from worker.fingerprint import fingerprint
 from worker.sampling.settings import SamplingDefaults
+from worker.structure.compiled import Compiled
 
 # Read between two looks at the stop flag: short against a shutdown, long against the overhead.
 _SLICE_BYTES: Final = 64 << 20
@@ -52,6 +53,7 @@ class LoadedModel:
     context_tokens: int | None
     fingerprint: str
     sampling_defaults: SamplingDefaults
+    constraints: Compiled
     # A smaller model with the same tokens, and its fingerprint.
     draft: Any = None
     draft_fingerprint: str = ""
@@ -114,6 +116,7 @@ def load(
         context_tokens=_context_tokens(_text_config(config)),
         fingerprint=before,
         sampling_defaults=_sampling_defaults(folder),
+        constraints=Compiled(tokenizer, vocabulary, tokenizer.eos_token_ids),
         draft=draft.model,
         draft_fingerprint=draft.fingerprint,
     )

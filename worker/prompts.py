@@ -25,6 +25,9 @@ from worker.loading import LoadedModel
 from worker.prompt_cache.path import Paths
 from worker.sampling.processors import make_processors
 from worker.sampling.settings import make_row_sampling
+from worker.structure.grammar import ConstraintError
+from worker.structure.matching import Constrained
+from worker.structure.requests import constrain
 from worker.text import TextStream
 
 # Vocabularies have runs of spaces as single tokens, the longest known of 128.
@@ -117,6 +120,12 @@ def _failed(request_id: str, error: PromptError) -> RequestFailed:
     )
 
 
+def no_further(request_id: str, reason: str) -> RequestFailed:
+    """For one whose constraint can't be followed to its end."""
+    message = f"The answer can't go on as its constraint wants it: {reason}."
+    return _failed(request_id, PromptError("invalid_request_error", message, "constraint"))
+
+
 def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: Paths) -> Prepared:
     _check_size(generate, context)
     prompt_ids = _tokenize(generate, loaded.tokenizer)
@@ -158,6 +167,7 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
     sampling = make_row_sampling(
         generate.sampling, loaded.sampling_defaults, loaded.vocabulary, position=len(delivered)
     )
+    constrained = _constrain(generate, loaded, prompt_ids, delivered)
     text = TextStream(detokenizer_after(prompt_ids, loaded.tokenizer), generate.stop)
     for token_id in delivered:
         text.add(token_id)
@@ -178,12 +188,27 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
                 else (),
             ),
             open_end=bool(delivered) or generate.max_tokens is None,
+            constrained=constrained,
         ),
         prompt_ids,
         len(delivered),
         rendered=not isinstance(generate.prompt, TokenPrompt),
         text=text,
     )
+
+
+def _constrain(
+    generate: Generate, loaded: LoadedModel, prompt_ids: list[int], delivered: list[int]
+) -> Constrained | None:
+    try:
+        return constrain(generate, loaded.constraints, loaded.tokenizer, prompt_ids, delivered)
+    except ConstraintError as error:
+        kind = generate.constraint.kind if generate.constraint is not None else "tools"
+        raise PromptError(
+            "invalid_request_error",
+            f"No answer can be made to match this {kind}: {error.reason}",
+            "constraint" if generate.constraint is not None else "tools",
+        ) from error
 
 
 def _check_size(generate: Generate, context: Context) -> None:

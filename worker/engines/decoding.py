@@ -13,6 +13,7 @@ from worker.engines.sequence import Sequence
 from worker.sampling.batch import BatchSampler
 from worker.sampling.processors import LogitsProcessor
 from worker.sampling.settings import RowSampling
+from worker.structure.sampler import ConstrainedSampler
 
 # Chooses a token of shape (1,) from log probabilities of shape (1, vocabulary), so many tokens
 # after the sequence's first one.
@@ -22,15 +23,17 @@ Draw = Callable[[int, mx.array], mx.array]
 UNSEEN_TOKENS: Final = 2
 
 
-def decode(sequence: Sequence, model: Any, caches: list[Any]) -> Iterator[int]:
+def decode(
+    sequence: Sequence, model: Any, caches: list[Any], sampler: ConstrainedSampler[int]
+) -> Iterator[int]:
     """Tokens up to the longest answer. The caches have seen all of the sequence but its last token;
-    with each token that is given out, they have seen that one too.
+    with each token that is given out, they have seen that one too. `sampler` is the sequence's.
     """
     steps = generate_step(
         mx.array(sequence.token_ids[-1:]),
         model,
         max_tokens=sequence.max_tokens,
-        sampler=_sampler(sequence.sampling),
+        sampler=sampler,
         logits_processors=_processors(sequence),
         prompt_cache=caches,
     )
@@ -104,8 +107,14 @@ class _Layered:
         return self._model(tokens, cache=cache)
 
 
-def _sampler(sampling: RowSampling | None) -> BatchSampler[int]:
+def sampler_of(sequence: Sequence) -> ConstrainedSampler[int]:
     """Of the only row that there is."""
+    sampler = ConstrainedSampler[int](lambda: (0,))
+    sampler.add(0, sequence.sampling, sequence.constrained)
+    return sampler
+
+
+def _sampler(sampling: RowSampling | None) -> BatchSampler[int]:
     sampler = BatchSampler[int](lambda: (0,))
     sampler.add(0, sampling)
     return sampler

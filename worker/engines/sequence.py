@@ -11,6 +11,7 @@ from worker.engines.need import Need
 from worker.prompt_cache.path import Path
 from worker.sampling.processors import LogitsProcessor
 from worker.sampling.settings import RowSampling
+from worker.structure.matching import Constrained
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,12 @@ class Sequence:
     # None: neither taken from the prompt cache nor kept there.
     path: Path | None = None
     open_end: bool = False
+    constrained: Constrained | None = None
+
+    @property
+    def ends_at_eos(self) -> bool:
+        """With a constraint that token says that the answer is whole."""
+        return not self.ignore_eos or self.constrained is not None
 
     def sure_tokens(self, ahead: int) -> int:
         """How many it must be possible to hold, if an engine is so many tokens ahead."""
@@ -44,6 +51,7 @@ class Sequence:
             open_end=self.open_end or done > 0,
             # mlx-lm samples a step ahead of what it gives out.
             sampling=None if self.sampling is None else self.sampling.again_after(done),
+            constrained=None if self.constrained is None else self.constrained.after(generated),
         )
 
 
@@ -57,6 +65,16 @@ class Token:
     token_id: int
     finish_reason: FinishReason | None
     cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A sequence whose constraint can't be followed any further, and why. Its tokens until then
+    match.
+    """
+
+    request_id: str
+    reason: str
 
 
 class Engine(Protocol):
@@ -81,6 +99,9 @@ class Engine(Protocol):
 
     def take_hopeless(self) -> list[Sequence]:
         """Take out what waits for more than can be had."""
+
+    def take_broken(self) -> list[Broken]:
+        """Take out what can't go on as it must."""
 
     @property
     def active(self) -> int:

@@ -15,14 +15,15 @@ from mlx_lm.generate import generation_stream
 
 from worker.caches import Caches
 from worker.engines.batch import CachedRow, Row
-from worker.engines.decoding import UNSEEN_TOKENS, decode, decode_ahead
+from worker.engines.decoding import UNSEEN_TOKENS, decode, decode_ahead, sampler_of
 from worker.engines.keeper import Keeper
 from worker.engines.need import Need
 from worker.engines.pace import PrefillPace
 from worker.engines.room import Batch, Room, largest_chunk
-from worker.engines.sequence import Sequence, Token
+from worker.engines.sequence import Broken, Sequence, Token
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.keys import BLOCK_TOKENS
+from worker.structure.sampler import ConstrainedSampler
 
 
 @dataclass(eq=False)
@@ -32,6 +33,7 @@ class _Run:
     row: Row
     caches: list[Any]
     tokens: Iterator[int] | None = None
+    sampler: ConstrainedSampler[int] | None = None
 
     @property
     def left(self) -> int:
@@ -149,6 +151,15 @@ class SequentialEngine:
             return []
         return [self._generate(run)]
 
+    def take_broken(self) -> list[Broken]:
+        run = self._run
+        if run is None or run.sampler is None:
+            return []
+        broken = run.sampler.take_broken()
+        if broken:
+            self._run = None
+        return [Broken(run.row.sequence.request_id, why) for why in broken.values()]
+
     def clear_prompts(self) -> int:
         return 0 if self._keeper is None else self._keeper.cache.clear()
 
@@ -219,7 +230,7 @@ class SequentialEngine:
         row.generated.append(token_id)
         row.seen_tokens = row.tokens - (0 if self._draft is None else UNSEEN_TOKENS)
         token = Token(sequence.request_id, token_id, None, row.cached_tokens)
-        if token_id in self._eos_token_ids and not sequence.ignore_eos:
+        if token_id in self._eos_token_ids and sequence.ends_at_eos:
             token = Token(sequence.request_id, token_id, "stop", row.cached_tokens)
         elif len(row.generated) >= sequence.max_tokens:
             token = Token(sequence.request_id, token_id, "length", row.cached_tokens)
@@ -231,8 +242,15 @@ class SequentialEngine:
 
     def _decode(self, run: _Run) -> Iterator[int]:
         sequence = run.row.sequence
-        if self._draft is None:
-            return decode(sequence, self._model, run.caches)
+        if self._draft is None or sequence.constrained is not None:
+            # What a draft model guesses would have to be masked by guesses, too.
+            run.sampler = sampler_of(sequence)
+            caches = run.caches
+            if self._draft is not None:
+                # Its caches don't see these tokens, so that the prompt cache can't have both.
+                run.row.kept = None
+                caches = self._caches.model_part(run.caches)
+            return decode(sequence, self._model, caches, run.sampler)
         return decode_ahead(
             sequence, self._model, self._draft, self._draft_tokens, self._caches, run.caches
         )
