@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -18,8 +19,9 @@ from worker.structure.trial import limits, refusal
 
 logger = logging.getLogger(__name__)
 
-_MOST_KEPT: Final = 64
 _LONGEST_REASON: Final = 500
+# A line of the grammar, numbered.
+_QUOTED: Final = re.compile(r" +\d+ \| ")
 
 
 class Compiled:
@@ -27,19 +29,29 @@ class Compiled:
     one often sends it again. For several threads.
     """
 
-    def __init__(self, tokenizer: Any, vocabulary: int, eos_token_ids: Iterable[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        vocabulary: int,
+        eos_token_ids: Iterable[int],
+        most_kept: int = 64,
+    ) -> None:
         """`tokenizer` is mlx-lm's wrapper; the model's logits are `vocabulary` wide, and masks
         `width`.
         """
         self._wrapper = tokenizer
         # Logits may be wider than the vocabulary. What has no text is never allowed.
         self.width = max(vocabulary, len(tokenizer))
+        self._most_kept = most_kept
         self._eos_token_ids = sorted(eos_token_ids)
         self._tokenizer: LLTokenizer | None = None
         self._lock = threading.Lock()
         self._building = threading.Lock()
         # The last one used last.
         self._kept: OrderedDict[Constraint | str, LLMatcher | ConstraintError] = OrderedDict()
+
+    def __contains__(self, key: Constraint | str) -> bool:
+        return key in self._kept
 
     def find(self, constraint: Constraint) -> LLMatcher:
         """One that has seen nothing yet; whoever feeds it makes a copy.
@@ -67,7 +79,7 @@ class Compiled:
                 found = error
             with self._lock:
                 self._kept[key] = found
-                if len(self._kept) > _MOST_KEPT:
+                if len(self._kept) > self._most_kept:
                     self._kept.popitem(last=False)
         if isinstance(found, ConstraintError):
             raise ConstraintError(found.reason)
@@ -106,6 +118,9 @@ class Compiled:
 
 
 def one_line(reason: str) -> str:
-    """llguidance adds where in a grammar and in which state; only the first is of use."""
-    text = " ".join(reason.replace("<non-verbose/>", "").split())
+    """What is wrong, of all that llguidance says: it quotes the grammar, and points into it."""
+    lines = reason.replace("<non-verbose/>", "").splitlines()
+    errors = [each.removeprefix("error: ") for each in lines if each.startswith("error: ")]
+    quoted = [at for at, each in enumerate(lines) if _QUOTED.match(each)]
+    text = " ".join(" ".join(errors or lines[: quoted[0] if quoted else None]).split())
     return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"
