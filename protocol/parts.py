@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -77,24 +78,27 @@ class PromptLogprobs(Part, frozen=True, tag="q"):
 AnswerPart: TypeAlias = Text | Reasoning | ToolCall | Logprobs | PromptLogprobs
 
 
-def merged(parts: list[AnswerPart]) -> list[AnswerPart]:
-    """The same answer in as few parts: neighbours of one kind become one."""
+def merged(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
+    """The same answer in as few parts: neighbours of one kind become one, and all log probabilities
+    one part behind the others.
+    """
     together: list[AnswerPart] = []
+    logprobs: list[TokenLogprob] = []
     for part in parts:
         last = together[-1] if together else None
         match last, part:
+            case _, Logprobs(tokens):
+                logprobs += tokens
             case Text(before), Text(after):
                 together[-1] = Text(before + after)
             case Reasoning(before), Reasoning(after):
                 together[-1] = Reasoning(before + after)
             case ToolCall(index, before, name), ToolCall(other, after, None) if index == other:
                 together[-1] = ToolCall(index, before + after, name)
-            case Logprobs(before_tokens), Logprobs(after_tokens):
-                together[-1] = Logprobs(before_tokens + after_tokens)
             case PromptLogprobs(begin, prompt), PromptLogprobs(next_begin, more) if (
                 begin + len(prompt) == next_begin
             ):
                 together[-1] = PromptLogprobs(begin, prompt + more)
             case _:
                 together.append(part)
-    return together
+    return [*together, Logprobs(tuple(logprobs))] if logprobs else together
