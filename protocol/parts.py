@@ -58,7 +58,24 @@ class Logprobs(Part, frozen=True, tag="p"):
     tokens: tuple[TokenLogprob, ...]
 
 
-AnswerPart: TypeAlias = Text | Reasoning | ToolCall | Logprobs
+class PromptToken(Struct, frozen=True, array_like=True):
+    """A token of the prompt, as `TokenLogprob`. None: nothing came before the first one."""
+
+    text: bytes
+    logprob: float | None
+    top: tuple[Alternative, ...] = ()
+
+
+class PromptLogprobs(Part, frozen=True, tag="q"):
+    """Of the prompt's tokens from the one numbered `begin` on, before the first token of the
+    answer. A long prompt has several; if a worker is lost meanwhile, the next one begins at 0.
+    """
+
+    begin: int
+    tokens: tuple[PromptToken, ...]
+
+
+AnswerPart: TypeAlias = Text | Reasoning | ToolCall | Logprobs | PromptLogprobs
 
 
 def merged(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
@@ -78,6 +95,10 @@ def merged(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
                 together[-1] = Reasoning(before + after)
             case ToolCall(index, before, name), ToolCall(other, after, None) if index == other:
                 together[-1] = ToolCall(index, before + after, name)
+            case PromptLogprobs(begin, prompt), PromptLogprobs(next_begin, more) if (
+                begin + len(prompt) == next_begin
+            ):
+                together[-1] = PromptLogprobs(begin, prompt + more)
             case _:
                 together.append(part)
     return [*together, Logprobs(tuple(logprobs))] if logprobs else together

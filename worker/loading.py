@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -18,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from worker.adapter import WEIGHTS, add_adapter, check_adapter
 from worker.fingerprint import fingerprint
 from worker.sampling.settings import SamplingDefaults
+from worker.token_bytes import TokenBytes
 
 # Read between two looks at the stop flag: short against a shutdown, long against the overhead.
 _SLICE_BYTES: Final = 64 << 20
@@ -55,6 +57,10 @@ class LoadedModel:
     # A smaller model with the same tokens, and its fingerprint.
     draft: Any = None
     draft_fingerprint: str = ""
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        return TokenBytes(self.tokenizer)
 
     @property
     def eos_token_ids(self) -> Iterable[int]:

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from worker.engines.sequence import Token
+    from worker.logprobs import LogprobWriter
     from worker.prompts import Prepared
     from worker.text import TextStream
 
@@ -101,6 +102,7 @@ class _Request:
         self.completion_tokens = 0
         self.cached_tokens: int | None = None
         self.text: TextStream | None = None
+        self.logprobs: LogprobWriter | None = None
 
 
 def _rendered(request_id: str, prompt_ids: list[int]) -> Iterator[Rendered]:
@@ -268,6 +270,7 @@ class Conversation:
         request.prompt_tokens = len(prepared.prompt_ids)
         request.completion_tokens = prepared.delivered
         request.text = prepared.text
+        request.logprobs = prepared.logprobs
         if prepared.rendered:
             for message in _rendered(request_id, prepared.prompt_ids):
                 self._send(message)
@@ -277,10 +280,12 @@ class Conversation:
         deltas = []
         for token in tokens:
             request = self._requests.get(token.request_id)
-            if request is None or request.text is None:
+            if request is None or request.text is None or request.logprobs is None:
                 continue
             try:
-                deltas.append(self._delta(request, request.text, token))
+                for part in request.logprobs.prompt_parts(token):
+                    self._send(Output(step=step, deltas=(Delta(token.request_id, (), (part,)),)))
+                deltas.append(self._delta(request, request.text, request.logprobs, token))
             except Exception:
                 # A detokenizer that fails on one text must not end the other streams.
                 logger.exception("Detokenizing request %s failed", token.request_id)
@@ -289,7 +294,9 @@ class Conversation:
         if deltas:
             self._send(Output(step=step, deltas=tuple(deltas)))
 
-    def _delta(self, request: _Request, text: TextStream, token: Token) -> Delta:
+    def _delta(
+        self, request: _Request, text: TextStream, logprobs: LogprobWriter, token: Token
+    ) -> Delta:
         request.completion_tokens += 1
         if request.cached_tokens is None:
             # Later it may be put aside, and find all that it computed itself.
@@ -301,10 +308,11 @@ class Conversation:
                 self._engine.post(Remove((token.request_id,)))
             finish_reason = "stop"
         if finish_reason is None:
-            return Delta(token.request_id, (token.token_id,), _parts(added))
+            parts = (*logprobs.parts(token), *_parts(added))
+            return Delta(token.request_id, (token.token_id,), parts)
         del self._requests[token.request_id]
         usage = Usage(request.prompt_tokens, request.completion_tokens, request.cached_tokens)
-        parts = _parts(added + text.finish())
+        parts = (*logprobs.parts(token), *_parts(added + text.finish()))
         return Delta(token.request_id, (token.token_id,), parts, finish_reason, usage)
 
     def _drop(self, request_id: str) -> None:

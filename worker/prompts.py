@@ -22,6 +22,7 @@ from worker.detokenizer import detokenizer_after
 from worker.engines.room import Room
 from worker.engines.sequence import Sequence
 from worker.loading import LoadedModel
+from worker.logprobs import LogprobWriter
 from worker.prompt_cache.path import Paths
 from worker.sampling.processors import make_processors
 from worker.sampling.settings import make_row_sampling
@@ -29,6 +30,8 @@ from worker.text import TextStream
 
 # Vocabularies have runs of spaces as single tokens, the longest known of 128.
 _MOST_CHARACTERS_PER_TOKEN: Final = 128
+# Tokens and alternatives that are held, and written down, before an answer begins.
+_MOST_PROMPT_SCORES: Final = 1 << 18
 
 
 class PromptError(Exception):
@@ -48,7 +51,8 @@ class Prepared:
     """A request ready to run.
 
     `prompt_ids` is the prompt alone; the sequence's tokens go on with what was delivered, and so
-    does `text`. `rendered` says that the gateway doesn't know the ids yet.
+    does `text`. `logprobs` writes down the scores of its tokens. `rendered` says that the gateway
+    doesn't know the ids yet.
     """
 
     sequence: Sequence
@@ -56,6 +60,7 @@ class Prepared:
     delivered: int
     rendered: bool
     text: TextStream
+    logprobs: LogprobWriter
 
 
 class Context(NamedTuple):
@@ -161,6 +166,10 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
     text = TextStream(detokenizer_after(prompt_ids, loaded.tokenizer), generate.stop)
     for token_id in delivered:
         text.add(token_id)
+    # They come before the first token.
+    prompt_logprobs = None if delivered else generate.prompt_logprobs
+    if prompt_logprobs is not None:
+        _check_prompt_logprobs(len(prompt_ids), prompt_logprobs)
     return Prepared(
         Sequence(
             request_id=generate.request_id,
@@ -170,7 +179,10 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
             ignore_eos=generate.ignore_eos,
             priority=generate.priority,
             processors=make_processors(generate.sampling),
-            path=paths.find(
+            # What is taken from the prompt cache has no logits.
+            path=None
+            if prompt_logprobs is not None
+            else paths.find(
                 token_ids,
                 generate.cache_salt,
                 _boundaries(generate, prompt_ids, loaded.tokenizer)
@@ -178,11 +190,14 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
                 else (),
             ),
             open_end=bool(delivered) or generate.max_tokens is None,
+            logprobs=generate.logprobs,
+            prompt_logprobs=prompt_logprobs,
         ),
         prompt_ids,
         len(delivered),
         rendered=not isinstance(generate.prompt, TokenPrompt),
         text=text,
+        logprobs=LogprobWriter(loaded.token_bytes, prompt_ids),
     )
 
 
@@ -200,6 +215,17 @@ def _check_size(generate: Generate, context: Context) -> None:
     if least_tokens > context.tokens:
         raise _too_long(
             context, f": it has at least {least_tokens}", "Shorten the prompt.", "prompt"
+        )
+
+
+def _check_prompt_logprobs(tokens: int, alternatives: int) -> None:
+    if tokens * (1 + alternatives) > _MOST_PROMPT_SCORES:
+        raise PromptError(
+            "invalid_request_error",
+            f"The prompt has {tokens} tokens. With {alternatives} alternatives to each, log "
+            f"probabilities are given for at most {_MOST_PROMPT_SCORES // (1 + alternatives)}: "
+            "shorten the prompt or ask for fewer alternatives.",
+            "prompt_logprobs",
         )
 
 
