@@ -30,7 +30,7 @@ RequestErrorCode: TypeAlias = Literal[
     "invalid_request_error", "context_length_exceeded", "internal_error"
 ]
 RequestField: TypeAlias = Literal[
-    "prompt", "max_tokens", "constraint", "tools", "prompt_logprobs", "sampling"
+    "prompt", "max_tokens", "constraint", "tools", "prompt_logprobs", "sampling", "suffix"
 ]
 
 
@@ -91,7 +91,10 @@ class ChatPrompt(Struct, frozen=True, tag="chat", tag_field="kind"):
 
 
 class TextPrompt(Struct, frozen=True, tag="text", tag_field="kind"):
+    """With a `suffix` the answer is what stands between the two."""
+
     text: str
+    suffix: str | None = None
 
 
 class TokenPrompt(Struct, frozen=True, tag="tokens", tag_field="kind"):
@@ -226,7 +229,7 @@ class Generate(Message, frozen=True, tag="generate"):
     With `parsed` reasoning and tool calls come as parts of their own, else all is text. Reasoning
     ends after `reasoning_tokens`. With `logprobs` every token that has a text has its own and so
     many alternatives; with `prompt_logprobs` so have those of the prompt, which is then computed
-    whole.
+    whole. With `echo` the text begins with the prompt's.
     """
 
     request_id: str
@@ -244,6 +247,7 @@ class Generate(Message, frozen=True, tag="generate"):
     reasoning_tokens: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    echo: bool = False
 
 
 class Cancel(Message, frozen=True, tag="cancel"):

@@ -21,6 +21,7 @@ from protocol.tokens import BYTES_PER_TOKEN, unpack
 from worker.detokenizer import detokenizer_after
 from worker.engines.room import Room
 from worker.engines.sequence import Sequence
+from worker.infill import infill_prompt
 from worker.loading import LoadedModel
 from worker.logprobs import LogprobWriter
 from worker.prompt_cache.path import Paths
@@ -207,8 +208,8 @@ def _check_size(generate: Generate, context: Context) -> None:
         case ChatPrompt(messages):
             least_tokens = len(messages)
             characters = sum(len(each.content) for each in messages)
-        case TextPrompt(text):
-            least_tokens, characters = 1, len(text)
+        case TextPrompt(text, suffix):
+            least_tokens, characters = 1, len(text) + len(suffix or "")
         case TokenPrompt(packed):
             least_tokens, characters = len(packed) // BYTES_PER_TOKEN, 0
     least_tokens = max(least_tokens, characters // _MOST_CHARACTERS_PER_TOKEN)
@@ -278,10 +279,24 @@ def _tokenize(generate: Generate, tokenizer: Any) -> list[int]:
         case ChatPrompt(messages):
             conversation = [{"role": each.role, "content": each.content} for each in messages]
             return render(conversation, tokenizer)
+        case TextPrompt(text, str() as suffix):
+            return _infill(text, suffix, tokenizer)
         case TextPrompt(text):
             return list(tokenizer.encode(text))
         case TokenPrompt(packed):
             return _unpack(packed)
+
+
+def _infill(prefix: str, suffix: str, tokenizer: Any) -> list[int]:
+    token_ids = infill_prompt(prefix, suffix, tokenizer)
+    if token_ids is None:
+        raise PromptError(
+            "invalid_request_error",
+            "This model was not made to fill in the middle: it has no tokens for what stands "
+            "before and after. Leave suffix out.",
+            "suffix",
+        )
+    return token_ids
 
 
 def render(conversation: list[dict[str, str]], tokenizer: Any, *, asking: bool = True) -> list[int]:
