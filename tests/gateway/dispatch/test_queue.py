@@ -207,7 +207,11 @@ class TestDeadline:
 
     def test_whoever_waits_is_put_off_wherever_it_stands(self) -> None:
         queue = RequestQueue(DEPTH, 1, priority=0)
-        running, parked, suspect = _request("running", 10.0), _request("parked", 10.0), _suspect("s")
+        running, parked, suspect = (
+            _request("running", 10.0),
+            _request("parked", 10.0),
+            _suspect("s"),
+        )
         suspect.deadline_at = 10.0
         queue.park([running])
         assert _start(queue) == ["running"]
