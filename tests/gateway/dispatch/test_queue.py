@@ -349,6 +349,14 @@ def test_the_queue_is_bounded_and_equals_keep_their_order() -> None:
     assert (queue.waiting, list(queue)) == (0, [])
 
 
+def test_what_ran_goes_before_all_that_waits_in_its_order() -> None:
+    queue = RequestQueue(DEPTH, MOST, priority=0)
+    queue.add(_request("new"))
+    queue.park([_request("parked")])
+    queue.park([_request("a"), _request("b")])
+    assert [each.id for each in queue] == ["a", "b", "parked", "new"]
+
+
 def test_the_oldest_that_runs_is_the_first_that_arrived() -> None:
     queue = RequestQueue(DEPTH, 2, priority=0)
     for name, arrived_at in (("a", 1.0), ("b", 2.0)):
