@@ -18,14 +18,13 @@ from protocol.messages import (
     TokenPrompt,
 )
 from protocol.tokens import BYTES_PER_TOKEN, unpack
-from worker.detokenizer import detokenizer_after
+from worker.answer.stream import AnswerStream, answer_stream
 from worker.engines.room import Room
 from worker.engines.sequence import Sequence
 from worker.loading import LoadedModel
 from worker.prompt_cache.path import Paths
 from worker.sampling.processors import make_processors
 from worker.sampling.settings import make_row_sampling
-from worker.text import TextStream
 
 # Vocabularies have runs of spaces as single tokens, the longest known of 128.
 _MOST_CHARACTERS_PER_TOKEN: Final = 128
@@ -48,14 +47,14 @@ class Prepared:
     """A request ready to run.
 
     `prompt_ids` is the prompt alone; the sequence's tokens go on with what was delivered, and so
-    does `text`. `rendered` says that the gateway doesn't know the ids yet.
+    does `answer`. `rendered` says that the gateway doesn't know the ids yet.
     """
 
     sequence: Sequence
     prompt_ids: list[int]
     delivered: int
     rendered: bool
-    text: TextStream
+    answer: AnswerStream
 
 
 class Context(NamedTuple):
@@ -158,9 +157,9 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
     sampling = make_row_sampling(
         generate.sampling, loaded.sampling_defaults, loaded.vocabulary, position=len(delivered)
     )
-    text = TextStream(detokenizer_after(prompt_ids, loaded.tokenizer), generate.stop)
+    answer = answer_stream(generate, prompt_ids, loaded.tokenizer, loaded.answer_format)
     for token_id in delivered:
-        text.add(token_id)
+        answer.add(token_id)
     return Prepared(
         Sequence(
             request_id=generate.request_id,
@@ -182,7 +181,7 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
         prompt_ids,
         len(delivered),
         rendered=not isinstance(generate.prompt, TokenPrompt),
-        text=text,
+        answer=answer,
     )
 
 
