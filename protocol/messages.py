@@ -154,12 +154,13 @@ class Bound(Struct, frozen=True):
 
 class Usage(Struct, frozen=True):
     """Token counts of one request; an end-of-sequence token counts as generated. `cached_tokens` of
-    the prompt were not computed anew.
+    the prompt were not computed anew; `reasoning_tokens` of the answer were reasoning and its tags.
     """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 class PromptCacheDisk(Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from protocol.messages import (
     TokenPrompt,
 )
 from protocol.tokens import BYTES_PER_TOKEN, unpack
-from worker.detokenizer import detokenizer_after
+from worker.answer.stream import AnswerStream, answer_stream
 from worker.engines.room import Room
 from worker.engines.sequence import Sequence
 from worker.infill import infill_prompt
@@ -27,7 +27,6 @@ from worker.logprobs import LogprobWriter
 from worker.prompt_cache.path import Paths
 from worker.sampling.processors import make_processors
 from worker.sampling.settings import make_row_sampling
-from worker.text import TextStream
 
 # Vocabularies have runs of spaces as single tokens, the longest known of 128.
 _MOST_CHARACTERS_PER_TOKEN: Final = 128
@@ -52,16 +51,17 @@ class Prepared:
     """A request ready to run.
 
     `prompt_ids` is the prompt alone; the sequence's tokens go on with what was delivered, and so
-    does `text`. `logprobs` writes down the scores of its tokens. `rendered` says that the gateway
-    doesn't know the ids yet.
+    does `answer`. `logprobs` writes down the scores of its tokens, and `echo` comes before its
+    text. `rendered` says that the gateway doesn't know the ids yet.
     """
 
     sequence: Sequence
     prompt_ids: list[int]
     delivered: int
     rendered: bool
-    text: TextStream
+    answer: AnswerStream
     logprobs: LogprobWriter
+    echo: str
 
 
 class Context(NamedTuple):
@@ -164,9 +164,9 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
     sampling = make_row_sampling(
         generate.sampling, loaded.sampling_defaults, loaded.vocabulary, position=len(delivered)
     )
-    text = TextStream(detokenizer_after(prompt_ids, loaded.tokenizer), generate.stop)
+    answer = answer_stream(generate, prompt_ids, loaded.tokenizer, loaded.answer_format)
     for token_id in delivered:
-        text.add(token_id)
+        answer.add(token_id)
     # They come before the first token.
     prompt_logprobs = None if delivered else generate.prompt_logprobs
     if prompt_logprobs is not None:
@@ -197,8 +197,9 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
         prompt_ids,
         len(delivered),
         rendered=not isinstance(generate.prompt, TokenPrompt),
-        text=text,
+        answer=answer,
         logprobs=LogprobWriter(loaded.token_bytes, prompt_ids),
+        echo=_text_of(generate, prompt_ids, loaded) if generate.echo and not delivered else "",
     )
 
 
@@ -285,6 +286,12 @@ def _tokenize(generate: Generate, tokenizer: Any) -> list[int]:
             return list(tokenizer.encode(text))
         case TokenPrompt(packed):
             return _unpack(packed)
+
+
+def _text_of(generate: Generate, prompt_ids: list[int], loaded: LoadedModel) -> str:
+    if isinstance(generate.prompt, TextPrompt):
+        return generate.prompt.text
+    return str(loaded.tokenizer.decode(prompt_ids))
 
 
 def _infill(prefix: str, suffix: str, tokenizer: Any) -> list[int]:
