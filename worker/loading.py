@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -16,9 +17,12 @@ from mlx_lm.utils import load_model, load_tokenizer
 from safetensors import SafetensorError, safe_open
 
 from worker.adapter import WEIGHTS, add_adapter, check_adapter
+from worker.answer.format import Format
+from worker.answer.formats import find_format
 from worker.fingerprint import fingerprint
 from worker.sampling.settings import SamplingDefaults
 from worker.structure.compiled import Compiled
+from worker.token_bytes import TokenBytes
 
 # Read between two looks at the stop flag: short against a shutdown, long against the overhead.
 _SLICE_BYTES: Final = 64 << 20
@@ -53,10 +57,15 @@ class LoadedModel:
     context_tokens: int | None
     fingerprint: str
     sampling_defaults: SamplingDefaults
+    answer_format: Format
     constraints: Compiled
     # A smaller model with the same tokens, and its fingerprint.
     draft: Any = None
     draft_fingerprint: str = ""
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        return TokenBytes(self.tokenizer)
 
     @property
     def eos_token_ids(self) -> Iterable[int]:
@@ -117,6 +126,7 @@ def load(
         fingerprint=before,
         sampling_defaults=_sampling_defaults(folder),
         constraints=Compiled(tokenizer, vocabulary, tokenizer.eos_token_ids),
+        answer_format=find_format(tokenizer),
         draft=draft.model,
         draft_fingerprint=draft.fingerprint,
     )

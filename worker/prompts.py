@@ -18,20 +18,23 @@ from protocol.messages import (
     TokenPrompt,
 )
 from protocol.tokens import BYTES_PER_TOKEN, unpack
-from worker.detokenizer import detokenizer_after
+from worker.answer.stream import AnswerStream, answer_stream
 from worker.engines.room import Room
 from worker.engines.sequence import Sequence
+from worker.infill import infill_prompt
 from worker.loading import LoadedModel
+from worker.logprobs import LogprobWriter
 from worker.prompt_cache.path import Paths
 from worker.sampling.processors import make_processors
 from worker.sampling.settings import make_row_sampling
 from worker.structure.grammar import ConstraintError
 from worker.structure.matching import Constrained
 from worker.structure.requests import constrain
-from worker.text import TextStream
 
 # Vocabularies have runs of spaces as single tokens, the longest known of 128.
 _MOST_CHARACTERS_PER_TOKEN: Final = 128
+# Tokens and alternatives that are held, and written down, before an answer begins.
+_MOST_PROMPT_SCORES: Final = 1 << 18
 
 
 class PromptError(Exception):
@@ -51,14 +54,17 @@ class Prepared:
     """A request ready to run.
 
     `prompt_ids` is the prompt alone; the sequence's tokens go on with what was delivered, and so
-    does `text`. `rendered` says that the gateway doesn't know the ids yet.
+    does `answer`. `logprobs` writes down the scores of its tokens, and `echo` comes before its
+    text. `rendered` says that the gateway doesn't know the ids yet.
     """
 
     sequence: Sequence
     prompt_ids: list[int]
     delivered: int
     rendered: bool
-    text: TextStream
+    answer: AnswerStream
+    logprobs: LogprobWriter
+    echo: str
 
 
 class Context(NamedTuple):
@@ -168,9 +174,13 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
         generate.sampling, loaded.sampling_defaults, loaded.vocabulary, position=len(delivered)
     )
     constrained = _constrain(generate, loaded, prompt_ids, delivered)
-    text = TextStream(detokenizer_after(prompt_ids, loaded.tokenizer), generate.stop)
+    answer = answer_stream(generate, prompt_ids, loaded.tokenizer, loaded.answer_format)
     for token_id in delivered:
-        text.add(token_id)
+        answer.add(token_id)
+    # They come before the first token.
+    prompt_logprobs = None if delivered else generate.prompt_logprobs
+    if prompt_logprobs is not None:
+        _check_prompt_logprobs(len(prompt_ids), prompt_logprobs)
     return Prepared(
         Sequence(
             request_id=generate.request_id,
@@ -180,7 +190,10 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
             ignore_eos=generate.ignore_eos,
             priority=generate.priority,
             processors=make_processors(generate.sampling),
-            path=paths.find(
+            # What is taken from the prompt cache has no logits.
+            path=None
+            if prompt_logprobs is not None
+            else paths.find(
                 token_ids,
                 generate.cache_salt,
                 _boundaries(generate, prompt_ids, loaded.tokenizer)
@@ -189,11 +202,15 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
             ),
             open_end=bool(delivered) or generate.max_tokens is None,
             constrained=constrained,
+            logprobs=generate.logprobs,
+            prompt_logprobs=prompt_logprobs,
         ),
         prompt_ids,
         len(delivered),
         rendered=not isinstance(generate.prompt, TokenPrompt),
-        text=text,
+        answer=answer,
+        logprobs=LogprobWriter(loaded.token_bytes, prompt_ids),
+        echo=_text_of(generate, prompt_ids, loaded) if generate.echo and not delivered else "",
     )
 
 
@@ -217,14 +234,25 @@ def _check_size(generate: Generate, context: Context) -> None:
         case ChatPrompt(messages):
             least_tokens = len(messages)
             characters = sum(len(each.content) for each in messages)
-        case TextPrompt(text):
-            least_tokens, characters = 1, len(text)
+        case TextPrompt(text, suffix):
+            least_tokens, characters = 1, len(text) + len(suffix or "")
         case TokenPrompt(packed):
             least_tokens, characters = len(packed) // BYTES_PER_TOKEN, 0
     least_tokens = max(least_tokens, characters // _MOST_CHARACTERS_PER_TOKEN)
     if least_tokens > context.tokens:
         raise _too_long(
             context, f": it has at least {least_tokens}", "Shorten the prompt.", "prompt"
+        )
+
+
+def _check_prompt_logprobs(tokens: int, alternatives: int) -> None:
+    if tokens * (1 + alternatives) > _MOST_PROMPT_SCORES:
+        raise PromptError(
+            "invalid_request_error",
+            f"The prompt has {tokens} tokens. With {alternatives} alternatives to each, log "
+            f"probabilities are given for at most {_MOST_PROMPT_SCORES // (1 + alternatives)}: "
+            "shorten the prompt or ask for fewer alternatives.",
+            "prompt_logprobs",
         )
 
 
@@ -277,10 +305,30 @@ def _tokenize(generate: Generate, tokenizer: Any) -> list[int]:
         case ChatPrompt(messages):
             conversation = [{"role": each.role, "content": each.content} for each in messages]
             return render(conversation, tokenizer)
+        case TextPrompt(text, str() as suffix):
+            return _infill(text, suffix, tokenizer)
         case TextPrompt(text):
             return list(tokenizer.encode(text))
         case TokenPrompt(packed):
             return _unpack(packed)
+
+
+def _text_of(generate: Generate, prompt_ids: list[int], loaded: LoadedModel) -> str:
+    if isinstance(generate.prompt, TextPrompt):
+        return generate.prompt.text
+    return str(loaded.tokenizer.decode(prompt_ids))
+
+
+def _infill(prefix: str, suffix: str, tokenizer: Any) -> list[int]:
+    token_ids = infill_prompt(prefix, suffix, tokenizer)
+    if token_ids is None:
+        raise PromptError(
+            "invalid_request_error",
+            "This model was not made to fill in the middle: it has no tokens for what stands "
+            "before and after. Leave suffix out.",
+            "suffix",
+        )
+    return token_ids
 
 
 def render(conversation: list[dict[str, str]], tokenizer: Any, *, asking: bool = True) -> list[int]:

@@ -19,6 +19,7 @@ from llguidance.numpy import (
 from numpy.typing import NDArray
 
 from worker.sampling.batch import BatchSampler
+from worker.sampling.scores import Score
 from worker.sampling.settings import RowSampling
 from worker.structure.compiled import one_line
 from worker.structure.matching import Constrained, Matching, Stage
@@ -42,10 +43,14 @@ class ConstrainedSampler(Generic[Key]):
     made meanwhile. Without such rows nothing is waited for.
     """
 
-    def __init__(self, rows: Callable[[], Sequence[Key]]) -> None:
-        """`rows` tells at each call whose log probabilities it has, in their order."""
+    def __init__(
+        self, rows: Callable[[], Sequence[Key]], logits: Callable[[], mx.array] | None = None
+    ) -> None:
+        """`rows` tells at each call whose log probabilities it has, in their order; `logits` what
+        the model gave for them, which scores are made of.
+        """
         self._rows = rows
-        self._sampler = BatchSampler[Key](rows)
+        self._sampler = BatchSampler[Key](rows, logits)
         self._matchings: dict[Key, Matching] = {}
         # What was chosen last, and the row's place in there.
         self._chosen: dict[Key, tuple[mx.array, int]] = {}
@@ -53,9 +58,13 @@ class ConstrainedSampler(Generic[Key]):
         self._one_by_one = False
 
     def add(
-        self, key: Key, sampling: RowSampling | None, constrained: Constrained | None = None
+        self,
+        key: Key,
+        sampling: RowSampling | None,
+        logprobs: int | None = None,
+        constrained: Constrained | None = None,
     ) -> None:
-        self._sampler.add(key, sampling)
+        self._sampler.add(key, sampling, logprobs)
         if constrained is not None:
             self._matchings[key] = constrained.begin()
 
@@ -64,6 +73,9 @@ class ConstrainedSampler(Generic[Key]):
         self._matchings.pop(key, None)
         self._chosen.pop(key, None)
         self._broken.pop(key, None)
+
+    def take_score(self, key: Key) -> Score | None:
+        return self._sampler.take_score(key)
 
     def take_broken(self) -> dict[Key, str]:
         """Rows that can't go on, and why: all but the token that was chosen last is as it should

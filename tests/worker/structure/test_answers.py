@@ -20,6 +20,7 @@ from protocol.messages import (
     TextPrompt,
     TokenPrompt,
 )
+from protocol.parts import AnswerPart, Text
 from protocol.tokens import pack
 from tests.worker.structure.generators import random_regex, random_schema
 from worker.engines.batched import BatchedEngine
@@ -86,14 +87,18 @@ def _answers(
             answer = answers[token.request_id]
             answer.token_ids.append(token.token_id)
             answer.finish_reason = token.finish_reason
-            text = prepared[token.request_id].text
+            stream = prepared[token.request_id].answer
             if token.finish_reason != "stop":
-                answer.text += text.add(token.token_id)
+                answer.text += _text(stream.add(token.token_id))
             if token.finish_reason is not None:
-                answer.text += text.finish()
+                answer.text += _text(stream.finish(complete=token.finish_reason == "stop"))
         assert engine.take_broken() == []
     engine.close()
     return answers
+
+
+def _text(parts: list[AnswerPart]) -> str:
+    return "".join(each.text for each in parts if isinstance(each, Text))
 
 
 def _check(model: LoadedModel, constraints: list[Constraint], seed: int) -> int:

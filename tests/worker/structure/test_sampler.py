@@ -81,7 +81,7 @@ def test_a_row_may_think_first(model: LoadedModel, sampling: RowSampling | None)
     for opened in (False, True):
         sampler = ConstrainedSampler[str](lambda: ["row"])
         thinking = Thinking(begin, end, eos, opened)
-        sampler.add("row", sampling, _constrained(model, thinking))
+        sampler.add("row", sampling, constrained=_constrained(model, thinking))
         script = [] if opened else [begin]
         script += [inner, 302, inner, 302, 303]
         made = [each[0] for each in _steps(sampler, [{0: each} for each in script], 1)]
@@ -96,14 +96,16 @@ def test_a_row_may_think_first(model: LoadedModel, sampling: RowSampling | None)
 def test_reasoning_is_not_the_end_of_an_answer(model: LoadedModel) -> None:
     eos = tuple(model.eos_token_ids)
     sampler = ConstrainedSampler[str](lambda: ["row"])
-    sampler.add("row", None, _constrained(model, Thinking(300, (301,), eos, open=True)))
+    sampler.add("row", None, constrained=_constrained(model, Thinking(300, (301,), eos, open=True)))
     assert _steps(sampler, [{0: eos[0]}], 1)[0][0] not in eos
 
 
 def test_one_that_does_not_think_begins_at_once(model: LoadedModel) -> None:
     eos = tuple(model.eos_token_ids)
     sampler = ConstrainedSampler[str](lambda: ["row"])
-    sampler.add("row", None, _constrained(model, Thinking(300, (301,), eos, open=False)))
+    sampler.add(
+        "row", None, constrained=_constrained(model, Thinking(300, (301,), eos, open=False))
+    )
     made = [each[0] for each in _steps(sampler, [{0: 305}, {0: 300}, {0: 300}, {0: 300}], 1)]
     text = model.tokenizer.decode([each for each in made if each not in eos])
     assert text in ("yes", model.tokenizer.decode([300]) + "yes")
@@ -115,8 +117,8 @@ def test_rows_come_and_leave(model: LoadedModel) -> None:
     order = ["a", "b", "c"]
     sampler = ConstrainedSampler[str](lambda: order)
     sampler.add("a", None)
-    sampler.add("b", None, _constrained(model))
-    sampler.add("c", RowSampling(7), _constrained(model))
+    sampler.add("b", None, constrained=_constrained(model))
+    sampler.add("c", RowSampling(7), constrained=_constrained(model))
     made: dict[str, list[int]] = {each: [] for each in order}
     for step in range(4):
         if step == 1:
