@@ -78,7 +78,9 @@ class Matching:
         """The token that was chosen."""
         thinking = self._thinking
         if thinking is not None and self.stage is Stage.FIRST:
-            self.stage = Stage.THINKING if token_id == thinking.begin else Stage.BOUND
+            # A tag may begin as that of a call does, which then comes first.
+            thinks = token_id == thinking.begin and not self.matcher.validate_tokens([token_id])
+            self.stage = Stage.THINKING if thinks else Stage.BOUND
         if thinking is None or self.stage is Stage.BOUND:
             self.matcher.consume_token(token_id)
             return
