@@ -19,6 +19,9 @@ PROTOCOL_VERSION = 4
 # Half a megabyte: well within a worker's frame.
 TOKENS_PER_RENDERED = 1 << 17
 
+# To a token, as many as OpenAI and vLLM name.
+MOST_ALTERNATIVES = 20
+
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=LARGEST_TOKEN_ID)]
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
 ConstraintKind: TypeAlias = Literal["json_object", "json_schema", "regex", "grammar", "choice"]
@@ -26,7 +29,9 @@ ToolChoice: TypeAlias = Literal["auto", "none", "required"]
 RequestErrorCode: TypeAlias = Literal[
     "invalid_request_error", "context_length_exceeded", "internal_error"
 ]
-RequestField: TypeAlias = Literal["prompt", "max_tokens", "constraint", "tools"]
+RequestField: TypeAlias = Literal[
+    "prompt", "max_tokens", "constraint", "tools", "prompt_logprobs", "sampling", "suffix"
+]
 
 
 class Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
@@ -86,7 +91,10 @@ class ChatPrompt(Struct, frozen=True, tag="chat", tag_field="kind"):
 
 
 class TextPrompt(Struct, frozen=True, tag="text", tag_field="kind"):
+    """With a `suffix` the answer is what stands between the two."""
+
     text: str
+    suffix: str | None = None
 
 
 class TokenPrompt(Struct, frozen=True, tag="tokens", tag_field="kind"):
@@ -220,7 +228,9 @@ class Generate(Message, frozen=True, tag="generate"):
     requests with the same `cache_salt` share prompts.
 
     With `parsed` reasoning and tool calls come as parts of their own, else all is text. Reasoning
-    ends after `reasoning_tokens`. With `logprobs` every token has its own and so many alternatives.
+    ends after `reasoning_tokens`. With `logprobs` every token that has a text has its own and so
+    many alternatives; with `prompt_logprobs` so have those of the prompt, which is then computed
+    whole. With `echo` the text begins with the prompt's.
     """
 
     request_id: str
@@ -237,6 +247,8 @@ class Generate(Message, frozen=True, tag="generate"):
     constraint: Constraint | None = None
     reasoning_tokens: int | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False
 
 
 class Cancel(Message, frozen=True, tag="cancel"):

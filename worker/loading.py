@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +21,7 @@ from worker.answer.format import Format
 from worker.answer.formats import find_format
 from worker.fingerprint import fingerprint
 from worker.sampling.settings import SamplingDefaults
+from worker.token_bytes import TokenBytes
 
 # Read between two looks at the stop flag: short against a shutdown, long against the overhead.
 _SLICE_BYTES: Final = 64 << 20
@@ -58,6 +60,10 @@ class LoadedModel:
     # A smaller model with the same tokens, and its fingerprint.
     draft: Any = None
     draft_fingerprint: str = ""
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        return TokenBytes(self.tokenizer)
 
     @property
     def eos_token_ids(self) -> Iterable[int]:

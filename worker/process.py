@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
     from worker.answer.stream import AnswerStream
     from worker.engines.sequence import Token
+    from worker.logprobs import LogprobWriter
     from worker.prompts import Prepared
 
 logger = logging.getLogger("worker")
@@ -101,6 +102,7 @@ class _Request:
         self.completion_tokens = 0
         self.cached_tokens: int | None = None
         self.answer: AnswerStream | None = None
+        self.logprobs: LogprobWriter | None = None
 
 
 def _rendered(request_id: str, prompt_ids: list[int]) -> Iterator[Rendered]:
@@ -264,6 +266,7 @@ class Conversation:
         request.prompt_tokens = len(prepared.prompt_ids)
         request.completion_tokens = prepared.delivered
         request.answer = prepared.answer
+        request.logprobs = prepared.logprobs
         if prepared.rendered:
             for message in _rendered(request_id, prepared.prompt_ids):
                 self._send(message)
@@ -273,10 +276,12 @@ class Conversation:
         deltas = []
         for token in tokens:
             request = self._requests.get(token.request_id)
-            if request is None or request.answer is None:
+            if request is None or request.answer is None or request.logprobs is None:
                 continue
             try:
-                deltas.append(self._delta(request, request.answer, token))
+                for part in request.logprobs.prompt_parts(token):
+                    self._send(Output(step=step, deltas=(Delta(token.request_id, (), (part,)),)))
+                deltas.append(self._delta(request, request.answer, request.logprobs, token))
             except Exception:
                 # A detokenizer that fails on one text must not end the other streams.
                 logger.exception("Detokenizing request %s failed", token.request_id)
@@ -285,7 +290,9 @@ class Conversation:
         if deltas:
             self._send(Output(step=step, deltas=tuple(deltas)))
 
-    def _delta(self, request: _Request, answer: AnswerStream, token: Token) -> Delta:
+    def _delta(
+        self, request: _Request, answer: AnswerStream, logprobs: LogprobWriter, token: Token
+    ) -> Delta:
         request.completion_tokens += 1
         if request.cached_tokens is None:
             # Later it may be put aside, and find all that it computed itself.
@@ -297,7 +304,8 @@ class Conversation:
                 self._engine.post(Remove((token.request_id,)))
             finish_reason = "stop"
         if finish_reason is None:
-            return Delta(token.request_id, (token.token_id,), tuple(added))
+            parts = (*logprobs.parts(token), *added)
+            return Delta(token.request_id, (token.token_id,), parts)
         del self._requests[token.request_id]
         usage = Usage(
             request.prompt_tokens,
@@ -305,10 +313,11 @@ class Conversation:
             request.cached_tokens,
             answer.reasoning_tokens,
         )
-        parts = merged(added + answer.finish(complete=finish_reason == "stop"))
+        rest = merged(added + answer.finish(complete=finish_reason == "stop"))
         if finish_reason == "stop" and answer.ended_with_calls:
             finish_reason = "tool_calls"
-        return Delta(token.request_id, (token.token_id,), tuple(parts), finish_reason, usage)
+        parts = (*logprobs.parts(token), *rest)
+        return Delta(token.request_id, (token.token_id,), parts, finish_reason, usage)
 
     def _drop(self, request_id: str) -> None:
         self._requests.pop(request_id, None)

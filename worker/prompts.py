@@ -21,13 +21,17 @@ from protocol.tokens import BYTES_PER_TOKEN, unpack
 from worker.answer.stream import AnswerStream, answer_stream
 from worker.engines.room import Room
 from worker.engines.sequence import Sequence
+from worker.infill import infill_prompt
 from worker.loading import LoadedModel
+from worker.logprobs import LogprobWriter
 from worker.prompt_cache.path import Paths
 from worker.sampling.processors import make_processors
 from worker.sampling.settings import make_row_sampling
 
 # Vocabularies have runs of spaces as single tokens, the longest known of 128.
 _MOST_CHARACTERS_PER_TOKEN: Final = 128
+# Tokens and alternatives that are held, and written down, before an answer begins.
+_MOST_PROMPT_SCORES: Final = 1 << 18
 
 
 class PromptError(Exception):
@@ -47,7 +51,8 @@ class Prepared:
     """A request ready to run.
 
     `prompt_ids` is the prompt alone; the sequence's tokens go on with what was delivered, and so
-    does `answer`. `rendered` says that the gateway doesn't know the ids yet.
+    does `answer`. `logprobs` writes down the scores of its tokens. `rendered` says that the gateway
+    doesn't know the ids yet.
     """
 
     sequence: Sequence
@@ -55,6 +60,7 @@ class Prepared:
     delivered: int
     rendered: bool
     answer: AnswerStream
+    logprobs: LogprobWriter
 
 
 class Context(NamedTuple):
@@ -160,6 +166,10 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
     answer = answer_stream(generate, prompt_ids, loaded.tokenizer, loaded.answer_format)
     for token_id in delivered:
         answer.add(token_id)
+    # They come before the first token.
+    prompt_logprobs = None if delivered else generate.prompt_logprobs
+    if prompt_logprobs is not None:
+        _check_prompt_logprobs(len(prompt_ids), prompt_logprobs)
     return Prepared(
         Sequence(
             request_id=generate.request_id,
@@ -169,7 +179,10 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
             ignore_eos=generate.ignore_eos,
             priority=generate.priority,
             processors=make_processors(generate.sampling),
-            path=paths.find(
+            # What is taken from the prompt cache has no logits.
+            path=None
+            if prompt_logprobs is not None
+            else paths.find(
                 token_ids,
                 generate.cache_salt,
                 _boundaries(generate, prompt_ids, loaded.tokenizer)
@@ -177,11 +190,14 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
                 else (),
             ),
             open_end=bool(delivered) or generate.max_tokens is None,
+            logprobs=generate.logprobs,
+            prompt_logprobs=prompt_logprobs,
         ),
         prompt_ids,
         len(delivered),
         rendered=not isinstance(generate.prompt, TokenPrompt),
         answer=answer,
+        logprobs=LogprobWriter(loaded.token_bytes, prompt_ids),
     )
 
 
@@ -191,14 +207,25 @@ def _check_size(generate: Generate, context: Context) -> None:
         case ChatPrompt(messages):
             least_tokens = len(messages)
             characters = sum(len(each.content) for each in messages)
-        case TextPrompt(text):
-            least_tokens, characters = 1, len(text)
+        case TextPrompt(text, suffix):
+            least_tokens, characters = 1, len(text) + len(suffix or "")
         case TokenPrompt(packed):
             least_tokens, characters = len(packed) // BYTES_PER_TOKEN, 0
     least_tokens = max(least_tokens, characters // _MOST_CHARACTERS_PER_TOKEN)
     if least_tokens > context.tokens:
         raise _too_long(
             context, f": it has at least {least_tokens}", "Shorten the prompt.", "prompt"
+        )
+
+
+def _check_prompt_logprobs(tokens: int, alternatives: int) -> None:
+    if tokens * (1 + alternatives) > _MOST_PROMPT_SCORES:
+        raise PromptError(
+            "invalid_request_error",
+            f"The prompt has {tokens} tokens. With {alternatives} alternatives to each, log "
+            f"probabilities are given for at most {_MOST_PROMPT_SCORES // (1 + alternatives)}: "
+            "shorten the prompt or ask for fewer alternatives.",
+            "prompt_logprobs",
         )
 
 
@@ -251,10 +278,24 @@ def _tokenize(generate: Generate, tokenizer: Any) -> list[int]:
         case ChatPrompt(messages):
             conversation = [{"role": each.role, "content": each.content} for each in messages]
             return render(conversation, tokenizer)
+        case TextPrompt(text, str() as suffix):
+            return _infill(text, suffix, tokenizer)
         case TextPrompt(text):
             return list(tokenizer.encode(text))
         case TokenPrompt(packed):
             return _unpack(packed)
+
+
+def _infill(prefix: str, suffix: str, tokenizer: Any) -> list[int]:
+    token_ids = infill_prompt(prefix, suffix, tokenizer)
+    if token_ids is None:
+        raise PromptError(
+            "invalid_request_error",
+            "This model was not made to fill in the middle: it has no tokens for what stands "
+            "before and after. Leave suffix out.",
+            "suffix",
+        )
+    return token_ids
 
 
 def render(conversation: list[dict[str, str]], tokenizer: Any, *, asking: bool = True) -> list[int]:

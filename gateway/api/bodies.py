@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar, TypeVarTuple, Unpack
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 from starlette.requests import ClientDisconnect, Request
 
 from gateway.dispatch.refusal import Refusal
@@ -36,6 +36,9 @@ _SURROGATE: Final = re.compile(
     re.DOTALL,
 )
 
+# msgspec knows raw JSON alone, not as one of several types.
+NOT_GIVEN: Final = Raw(b"null")
+
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 
@@ -49,6 +52,11 @@ class Part(Struct):
 
     def __post_init__(self) -> None:
         pass
+
+
+def given(raw: Raw) -> bool:
+    """Whether there is more than null."""
+    return bytes(raw).strip() != b"null"
 
 
 async def read_json(request: Request, kind: type[T], *, optional: bool = False) -> T:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Sequence
 from typing import Annotated, Final
 
+import msgspec
 from msgspec import Meta, Struct
 from starlette.requests import Request as HttpRequest
 
@@ -18,12 +20,14 @@ from gateway.dispatch.request import Request
 from gateway.edge.origins import from_page
 from gateway.edge.request_id import unique
 from gateway.fleet.fleet import Fleet
-from protocol.messages import ChatPrompt, Generate, Prompt, RequestField, Sampling
+from protocol.messages import Generate, Prompt, RequestField, Sampling
 
 _MOST_STOPS: Final = 16
 # A machine is built from them before the answer begins, and its size grows with theirs.
 _LONGEST_STOP: Final = 1000
 _LONGEST_SALT: Final = 256
+# As OpenAI has it.
+_MOST_ANSWERS: Final = 128
 _MOST_PRIORITY: Final = 1000
 _LARGEST_PENALTY: Final = 10.0
 # As mlx_lm.server has it.
@@ -65,6 +69,17 @@ class GenerationBody(Struct, kw_only=True):
     priority: Annotated[int, Meta(ge=-_MOST_PRIORITY, le=_MOST_PRIORITY)] | None = None
     keep_alive: float | str | None = None
     cache_salt: Salt | None = None
+    n: Annotated[int, Meta(ge=1, le=_MOST_ANSWERS)] | None = None
+
+    @property
+    def answers(self) -> int:
+        """How many are wanted of each prompt."""
+        return self.n or 1
+
+    @property
+    def constraint_param(self) -> str:
+        """Where it says what the answer must match."""
+        return "response_format"
 
     @property
     def limit(self) -> int | None:
@@ -83,18 +98,26 @@ def check_generation(body: GenerationBody, place: Place) -> None:
         check_supported(body.stream_options, "stream_options", "stream_options.")
 
 
-def new_request(
+def new_requests(
     http_request: HttpRequest,
     fleet: Fleet,
     body: GenerationBody,
-    prompt: Prompt,
-    max_tokens: int | None,
-) -> Request:
-    """What a body and its headers ask for.
+    generates: Sequence[Generate],
+    prompt_param: str,
+) -> list[Request]:
+    """What a body and its headers ask for: `body.answers` for each of these, one after the other.
+    What the client calls the prompt is `prompt_param`.
 
     Raises:
-        Refusal: a header, or keep_alive, can't be read.
+        Refusal: a header, or keep_alive, can't be read, or it is too much at once.
     """
+    if len(generates) * body.answers > _MOST_ANSWERS:
+        raise Refusal(
+            "invalid_request_error",
+            f"It asks for {len(generates) * body.answers:,} answers, of {_MOST_ANSWERS} at most: "
+            "send several requests.",
+            param="n" if body.answers > 1 else prompt_param,
+        )
     model = fleet.roster.find(body.model).model
     record = record_of(http_request)
     record.model = model.id
@@ -102,24 +125,37 @@ def new_request(
     if priority is not None and from_page(http_request.headers):
         # A page may wait longer than others, but not push itself before them.
         priority = min(priority, model.settings.priority)
-    return Request(
-        generate_message(unique(record.id), body, prompt, max_tokens),
-        fleet.now(),
-        deadline_s(http_request, fleet.settings.queue.deadline_s),
-        request_id=record.id,
-        priority=priority,
-        keep_alive_s=_keep_alive_s(body),
-        params=_params(body, prompt),
-    )
+    return [
+        Request(
+            msgspec.structs.replace(
+                generate, request_id=unique(record.id), sampling=_another(generate.sampling, index)
+            ),
+            fleet.now(),
+            deadline_s(http_request, fleet.settings.queue.deadline_s),
+            request_id=record.id,
+            priority=priority,
+            keep_alive_s=_keep_alive_s(body),
+            params=_params(body, prompt_param),
+        )
+        for generate in generates
+        for index in range(body.answers)
+    ]
 
 
-def _params(body: GenerationBody, prompt: Prompt) -> dict[RequestField, str]:
+def _another(sampling: Sampling, index: int) -> Sampling:
+    """Of several answers each has random numbers of its own; the first has what it would alone."""
+    seed = (sampling.seed + index) & (1 << 64) - 1
+    return msgspec.structs.replace(sampling, seed=seed)
+
+
+def _params(body: GenerationBody, prompt_param: str) -> dict[RequestField, str]:
     """What this client calls the fields of `Generate`. Not its limit is to blame if it set none."""
-    name = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
-    limit = name
+    limit = prompt_param
     if body.limit is not None:
         limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    return {"prompt": name, "max_tokens": limit}
+    names: dict[RequestField, str] = {"prompt": prompt_param, "max_tokens": limit}
+    names |= {"tools": "tools", "suffix": "suffix", "prompt_logprobs": "echo"}
+    return names | {"constraint": body.constraint_param}
 
 
 def _priority(request: HttpRequest, body: GenerationBody) -> int | None:
@@ -145,14 +181,14 @@ def _keep_alive_s(body: GenerationBody) -> float | None:
         raise Refusal("invalid_request_error", f"{error}.", param="keep_alive") from error
 
 
-def generate_message(
-    request_id: str, body: GenerationBody, prompt: Prompt, max_tokens: int | None
-) -> Generate:
-    """What the worker is told. A seed is always assigned: a request stays the same request."""
+def generate_message(body: GenerationBody, prompt: Prompt, max_tokens: int | None) -> Generate:
+    """What the worker is told, but for an id. A seed is always assigned: a request stays the same
+    request.
+    """
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     seed = secrets.randbits(64) if body.seed is None else body.seed & (1 << 64) - 1
     return Generate(
-        request_id=request_id,
+        request_id="",
         prompt=prompt,
         sampling=Sampling(
             seed=seed,

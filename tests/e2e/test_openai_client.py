@@ -48,6 +48,33 @@ def test_usage_is_the_same_streamed_and_not(client: openai.OpenAI) -> None:
     assert all(chunk.usage is None for chunk in chunks)
 
 
+def test_several_answers_to_one_prompt(client: openai.OpenAI) -> None:
+    asked = {"model": "demo", "messages": STORY, "seed": 7, "max_tokens": 20, "temperature": 2}
+    alone = client.chat.completions.create(**asked)
+    several = client.chat.completions.create(**asked, n=3)
+    assert [each.index for each in several.choices] == [0, 1, 2]
+    texts = [each.message.content for each in several.choices]
+    assert texts[0] == alone.choices[0].message.content
+    assert len(set(texts)) == 3
+    assert several.usage.prompt_tokens == alone.usage.prompt_tokens
+    assert several.usage.completion_tokens <= 60
+    streamed = ["", "", ""]
+    for chunk in client.chat.completions.create(**asked, n=3, stream=True):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.delta.content or ""
+    assert streamed == texts
+
+
+def test_several_prompts(client: openai.OpenAI) -> None:
+    asked = {"model": "demo", "max_tokens": 5, "temperature": 0}
+    prompts = ["Bulkhead is", "Once upon"]
+    alone = [client.completions.create(**asked, prompt=each) for each in prompts]
+    both = client.completions.create(**asked, prompt=prompts, n=2)
+    texts = [each.choices[0].text for each in alone]
+    assert [each.text for each in both.choices] == [texts[0], texts[0], texts[1], texts[1]]
+    assert both.usage.prompt_tokens == sum(each.usage.prompt_tokens for each in alone)
+
+
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 def test_length_limits(client: openai.OpenAI, whole: str, name: str) -> None:
     answer = client.chat.completions.create(model="demo", messages=QUESTION, **{name: 7})
@@ -151,11 +178,11 @@ def test_models(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"n": 2}, "n"),
+        ({"n": 129}, "n"),
         ({"temperature": -1}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"logprobs": True}, "logprobs"),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "king", "content": "?"}]}, "messages[0].role"),
         (

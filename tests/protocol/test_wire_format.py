@@ -48,7 +48,16 @@ from protocol.messages import (
     Usage,
     WorkerMessage,
 )
-from protocol.parts import Alternative, Logprobs, Reasoning, Text, TokenLogprob, ToolCall
+from protocol.parts import (
+    Alternative,
+    Logprobs,
+    PromptLogprobs,
+    PromptToken,
+    Reasoning,
+    Text,
+    TokenLogprob,
+    ToolCall,
+)
 from protocol.tokens import pack
 
 MEMORY = MlxMemory(active_bytes=1 << 40, cache_bytes=7, peak_bytes=(1 << 40) + 1)
@@ -92,6 +101,7 @@ def _generate(prompt: Prompt) -> Generate:
         constraint=Constraint("regex", "[a-z]+"),
         reasoning_tokens=500,
         logprobs=2,
+        prompt_logprobs=1,
     )
 
 
@@ -160,6 +170,7 @@ SAMPLES: dict[type[Message], Message] = {
             Delta(
                 "r-3", (4,), (Logprobs((TokenLogprob(b"a", -1.5, (Alternative(b"b", -2.5),)),)),)
             ),
+            Delta("r-4", (), (PromptLogprobs(0, (PromptToken(b"a", None),)),)),
         ),
     ),
     RequestFailed: RequestFailed(

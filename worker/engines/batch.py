@@ -10,11 +10,14 @@ from mlx_lm.generate import BatchGenerator, StopSequences
 
 from worker.engines.order import RowOrder
 from worker.engines.pace import PrefillPace
+from worker.engines.prompt_scores import score_prompt, scored_chunk
 from worker.engines.room import Batch
 from worker.engines.sequence import Sequence, Token
+from worker.engines.tap import LogitsTap
 from worker.prompt_cache.cache import Taken
 from worker.prompt_cache.keys import BLOCK_TOKENS
 from worker.sampling.batch import BatchSampler
+from worker.sampling.scores import Score
 
 PREFILL_ROWS: Final = 8
 # A step makes a token, and mlx-lm has begun the next one when it gives it out.
@@ -33,6 +36,8 @@ class Row:
     seen_tokens: int = 0
     # Blocks of it that the prompt cache has; None: it isn't to have any.
     kept: int | None = None
+    # Of its prompt, as far as it is computed; None: nobody wants them.
+    prompt_scores: list[Score] | None = None
 
     @property
     def tokens(self) -> int:
@@ -64,15 +69,20 @@ class RowBatch:
         max_rows: int,
         pace: PrefillPace,
         on_prefill: Callable[[int, float], None],
+        working_bytes: int = 0,
     ) -> None:
-        """`on_prefill` is told how many tokens a chunk had and how many seconds it took."""
+        """`on_prefill` is told how many tokens a chunk had and how many seconds it took. A step may
+        take `working_bytes`, if that is known.
+        """
+        self._tap = LogitsTap(model)
+        self._working_bytes = working_bytes
         self._generator = BatchGenerator(
-            model,
+            self._tap,
             completion_batch_size=max_rows,
             prefill_batch_size=min(PREFILL_ROWS, max_rows),
         )
         self._order = RowOrder(self._generator)
-        self._sampler = BatchSampler(self._order)
+        self._sampler = BatchSampler(self._order, self._tap.take)
         self._until_eos = until_eos
         self._until_length = StopSequences()
         self._pace = pace
@@ -126,8 +136,10 @@ class RowBatch:
             stop_sequences=[self._until_length if sequence.ignore_eos else self._until_eos],
         )
         self._order.insert(uid)
-        self._sampler.add(uid, sequence.sampling)
+        self._sampler.add(uid, sequence.sampling, sequence.logprobs)
         row = Row(sequence, number, cached_tokens=done, seen_tokens=done)
+        if sequence.prompt_logprobs is not None:
+            row.prompt_scores = []
         if sequence.path is not None:
             row.kept = done // BLOCK_TOKENS
         self._rows[uid] = row
@@ -170,8 +182,11 @@ class RowBatch:
                     response.token,
                     response.finish_reason,
                     row.cached_tokens,
+                    self._sampler.take_score(response.uid),
+                    row.prompt_scores,
                 )
             )
+            row.prompt_scores = None
             if response.finish_reason is not None:
                 self._ended.append((row, response.prompt_cache))
                 self._forget(response.uid)
@@ -183,11 +198,18 @@ class RowBatch:
 
     def _step_with_prefill(self, *, beside_decoding: bool) -> Any:
         rows = min(len(self._prefilling), PREFILL_ROWS)
-        self._generator.prefill_step_size = self._pace.chunk(rows, self.decodes or beside_decoding)
+        chunk = self._pace.chunk(rows, self.decodes or beside_decoding)
+        watched = any(self._rows[uid].prompt_scores is not None for uid in self._prefilling)
+        if watched:
+            chunk = min(chunk, scored_chunk(rows, self._tap.vocabulary, self._working_bytes))
+        self._generator.prefill_step_size = chunk
+        self._tap.watches_prompts = watched
         with self._generator.stats() as stats:
             prompt_responses, responses = self._generator.next()
         self._pace.observe(stats.prompt_tokens, stats.prompt_time)
         self._on_prefill(stats.prompt_tokens, stats.prompt_time)
+        if watched:
+            self._score_prompts([each for each in prompt_responses if not each.end_of_prompt])
         self._at_boundary = []
         for response in prompt_responses:
             row = self._rows[response.uid]
@@ -197,6 +219,18 @@ class RowBatch:
             elif response.end_of_segment:
                 self._at_boundary.append(row)
         return prompt_responses, responses
+
+    def _score_prompts(self, responses: list[Any]) -> None:
+        """`responses` are of the rows of the chunk that was just computed, in their order."""
+        if not responses:
+            return
+        logits = self._tap.take()
+        for place, response in enumerate(responses):
+            row = self._rows[response.uid]
+            # Before the chunk, and after it.
+            begin, end = row.seen_tokens, row.cached_tokens + response.progress[0]
+            if row.prompt_scores is not None:
+                row.prompt_scores += score_prompt(logits[place], row.sequence, begin, end)
 
     # For the prompt cache
 

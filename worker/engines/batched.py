@@ -270,6 +270,7 @@ class BatchedEngine:
             self._max_concurrency,
             self._pace,
             self._on_prefill,
+            self._room.working_bytes,
         )
         self._on_built()
         self._batches.append(batch)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import mlx.core as mx
 from mlx_lm.generate import generate_step, speculative_generate_step
 
 from worker.caches import Caches
 from worker.engines.sequence import Sequence
+from worker.engines.tap import LogitsTap
 from worker.sampling.batch import BatchSampler
 from worker.sampling.processors import LogitsProcessor
+from worker.sampling.scores import Score, Scores
 from worker.sampling.settings import RowSampling
 
 # Chooses a token of shape (1,) from log probabilities of shape (1, vocabulary), so many tokens
@@ -22,25 +24,33 @@ Draw = Callable[[int, mx.array], mx.array]
 UNSEEN_TOKENS: Final = 2
 
 
-def decode(sequence: Sequence, model: Any, caches: list[Any]) -> Iterator[int]:
+class Decoded(NamedTuple):
+    token_id: int
+    score: Score | None
+
+
+def decode(sequence: Sequence, model: Any, caches: list[Any]) -> Iterator[Decoded]:
     """Tokens up to the longest answer. The caches have seen all of the sequence but its last token;
     with each token that is given out, they have seen that one too.
     """
+    tap = LogitsTap(model)
+    sampler = BatchSampler[int](lambda: (0,), tap.take)
+    sampler.add(0, sequence.sampling, sequence.logprobs)
     steps = generate_step(
         mx.array(sequence.token_ids[-1:]),
-        model,
+        tap,
         max_tokens=sequence.max_tokens,
-        sampler=_sampler(sequence.sampling),
+        sampler=sampler,
         logits_processors=_processors(sequence),
         prompt_cache=caches,
     )
     for token_id, _ in steps:
-        yield int(token_id)
+        yield Decoded(int(token_id), sampler.take_score(0))
 
 
 def decode_ahead(
     sequence: Sequence, model: Any, draft: Any, draft_tokens: int, caches: Caches, made: list[Any]
-) -> Iterator[int]:
+) -> Iterator[Decoded]:
     """The same tokens, of which the draft model guesses some at a time and the model checks them
     together. `made` are caches of both; with each token that is given out, they may not have seen
     the last `UNSEEN_TOKENS`, and what they hold after them is of no use.
@@ -48,9 +58,10 @@ def decode_ahead(
     sampler = None
     if sequence.sampling is not None:
         sampler = RoundSampler(_draw(sequence.sampling), sequence.max_tokens, draft_tokens)
+    layered = _Layered(model, caches.model_part(made))
     steps = speculative_generate_step(
         mx.array(sequence.token_ids[-1:]),
-        _Layered(model, caches.model_part(made)),
+        layered,
         draft,
         num_draft_tokens=draft_tokens,
         max_tokens=sequence.max_tokens,
@@ -61,7 +72,7 @@ def decode_ahead(
     for token_id, _, _ in steps:
         if sampler is not None:
             sampler.given += 1
-        yield int(token_id)
+        yield Decoded(int(token_id), layered.score(int(token_id), sequence.logprobs))
 
 
 class RoundSampler:
@@ -99,20 +110,29 @@ class _Layered:
     def __init__(self, model: Any, caches: list[Any]) -> None:
         self.layers = caches
         self._model = model
+        self._given = 0
 
     def __call__(self, tokens: mx.array, cache: list[Any]) -> Any:
-        return self._model(tokens, cache=cache)
+        self._logits = self._model(tokens, cache=cache)
+        self._given = 0
+        return self._logits
 
-
-def _sampler(sampling: RowSampling | None) -> BatchSampler[int]:
-    """Of the only row that there is."""
-    sampler = BatchSampler[int](lambda: (0,))
-    sampler.add(0, sampling)
-    return sampler
+    def score(self, token_id: int, logprobs: int | None) -> Score | None:
+        """Of the next token that is given out: those of a round come from one call."""
+        place, self._given = self._given, self._given + 1
+        if logprobs is None:
+            return None
+        (score,) = Scores(self._logits[:, place], mx.array([token_id]), [logprobs]).read()
+        return score
 
 
 def _draw(sampling: RowSampling) -> Draw:
-    return lambda at, logprobs: _sampler(sampling.again_after(at))(logprobs)
+    def draw(at: int, logprobs: mx.array) -> mx.array:
+        sampler = BatchSampler[int](lambda: (0,))
+        sampler.add(0, sampling.again_after(at))
+        return sampler(logprobs)
+
+    return draw
 
 
 def _processors(sequence: Sequence) -> list[LogitsProcessor]:

@@ -10,6 +10,7 @@ from protocol.messages import FinishReason
 from worker.engines.need import Need
 from worker.prompt_cache.path import Path
 from worker.sampling.processors import LogitsProcessor
+from worker.sampling.scores import Score
 from worker.sampling.settings import RowSampling
 
 
@@ -29,6 +30,10 @@ class Sequence:
     # None: neither taken from the prompt cache nor kept there.
     path: Path | None = None
     open_end: bool = False
+    # How many alternatives beside its own score each token has; None: no score.
+    logprobs: int | None = None
+    # The same of the prompt's tokens, before the first one of the answer.
+    prompt_logprobs: int | None = None
 
     def sure_tokens(self, ahead: int) -> int:
         """How many it must be possible to hold, if an engine is so many tokens ahead."""
@@ -44,19 +49,23 @@ class Sequence:
             open_end=self.open_end or done > 0,
             # mlx-lm samples a step ahead of what it gives out.
             sampling=None if self.sampling is None else self.sampling.again_after(done),
+            prompt_logprobs=None if done else self.prompt_logprobs,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
     """One generated token of one sequence; with "stop" it is the end-of-sequence token. So many
-    tokens before it came from the prompt cache.
+    tokens before it came from the prompt cache. The first one may have the scores of the prompt's
+    tokens but the first.
     """
 
     request_id: str
     token_id: int
     finish_reason: FinishReason | None
     cached_tokens: int = 0
+    score: Score | None = None
+    prompt_scores: list[Score] | None = None
 
 
 class Engine(Protocol):

@@ -13,14 +13,17 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
+from protocol.messages import FinishReason
 from worker.caches import Caches
 from worker.engines.batch import CachedRow, Row
-from worker.engines.decoding import UNSEEN_TOKENS, decode, decode_ahead
+from worker.engines.decoding import UNSEEN_TOKENS, Decoded, decode, decode_ahead
 from worker.engines.keeper import Keeper
 from worker.engines.need import Need
 from worker.engines.pace import PrefillPace
+from worker.engines.prompt_scores import score_prompt, scored_chunk
 from worker.engines.room import Batch, Room, largest_chunk
 from worker.engines.sequence import Sequence, Token
+from worker.engines.tap import LARGE_VOCABULARY
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.keys import BLOCK_TOKENS
 
@@ -31,7 +34,7 @@ class _Run:
 
     row: Row
     caches: list[Any]
-    tokens: Iterator[int] | None = None
+    tokens: Iterator[Decoded] | None = None
 
     @property
     def left(self) -> int:
@@ -68,6 +71,7 @@ class SequentialEngine:
         self._run: _Run | None = None
         self._pace = PrefillPace(largest_chunk())
         self._begun = 0
+        self._vocabulary = LARGE_VOCABULARY
 
     @property
     def active(self) -> int:
@@ -187,6 +191,8 @@ class SequentialEngine:
         row = Row(sequence, cached_tokens=done, seen_tokens=done)
         if sequence.path is not None:
             row.kept = done // BLOCK_TOKENS
+        if sequence.prompt_logprobs is not None:
+            row.prompt_scores = []
         self._run = _Run(row, self._caches.make() if taken is None else taken.caches)
 
     def _prefill(self, run: _Run) -> None:
@@ -199,10 +205,17 @@ class SequentialEngine:
         length = min(run.left, self._pace.chunk(rows=1, decoding=False))
         if boundary is not None:
             length = min(length, boundary - begin)
+        if row.prompt_scores is not None:
+            length = min(length, scored_chunk(1, self._vocabulary, self._room.working_bytes))
         chunk = row.sequence.token_ids[begin : begin + length]
         with mx.stream(generation_stream):
-            self._caches.run(mx.array([chunk]), run.caches)
+            logits = self._caches.run(mx.array([chunk]), run.caches)[0]
+            self._vocabulary = logits.shape[-1]
             mx.eval([each.state for each in run.caches])
+            if row.prompt_scores is not None:
+                row.prompt_scores += score_prompt(logits[0], row.sequence, begin, begin + length)
+            # Nobody else looks at them, so they are not computed.
+            del logits
             mx.clear_cache()
         row.seen_tokens += length
         seconds = perf_counter() - began_s
@@ -215,21 +228,30 @@ class SequentialEngine:
         row, sequence = run.row, run.row.sequence
         if run.tokens is None:
             run.tokens = self._decode(run)
-        token_id = next(run.tokens)
+        token_id, score = next(run.tokens)
         row.generated.append(token_id)
         row.seen_tokens = row.tokens - (0 if self._draft is None else UNSEEN_TOKENS)
-        token = Token(sequence.request_id, token_id, None, row.cached_tokens)
+        finish_reason: FinishReason | None = None
         if token_id in self._eos_token_ids and not sequence.ignore_eos:
-            token = Token(sequence.request_id, token_id, "stop", row.cached_tokens)
+            finish_reason = "stop"
         elif len(row.generated) >= sequence.max_tokens:
-            token = Token(sequence.request_id, token_id, "length", row.cached_tokens)
+            finish_reason = "length"
+        token = Token(
+            sequence.request_id,
+            token_id,
+            finish_reason,
+            row.cached_tokens,
+            score,
+            row.prompt_scores,
+        )
+        row.prompt_scores = None
         ended = token.finish_reason is not None
         self._keep(run, ended=ended)
         if ended:
             self._run = None
         return token
 
-    def _decode(self, run: _Run) -> Iterator[int]:
+    def _decode(self, run: _Run) -> Iterator[Decoded]:
         sequence = run.row.sequence
         if self._draft is None:
             return decode(sequence, self._model, run.caches)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
@@ -10,6 +11,7 @@ import mlx.core as mx
 from worker.sampling.draw import draw
 from worker.sampling.filters import Filters
 from worker.sampling.masses import masses
+from worker.sampling.scores import Score, Scores
 from worker.sampling.settings import RowSampling, uniforms
 
 Key = TypeVar("Key")
@@ -22,22 +24,46 @@ class BatchSampler(Generic[Key]):
     that once, with all rows, and doesn't say which they are.
     """
 
-    def __init__(self, rows: Callable[[], Sequence[Key]]) -> None:
-        """`rows` tells at each call whose log probabilities it has, in their order."""
+    def __init__(
+        self, rows: Callable[[], Sequence[Key]], logits: Callable[[], mx.array] | None = None
+    ) -> None:
+        """`rows` tells at each call whose log probabilities it has, in their order, and `logits`
+        what the model gave for them, (rows, tokens, vocabulary), of which the last token's count.
+        None: log probabilities are all that is known.
+        """
         self._rows = rows
+        self._logits = logits
+        # Of those that want them: how many alternatives, and the scores of tokens to come.
+        self._alternatives: dict[Key, int] = {}
+        self._scores: dict[Key, deque[tuple[Scores, int]]] = {}
         self._samplings: dict[Key, RowSampling | None] = {}
         self._positions: dict[Key, int] = {}
         self._pass: _Pass[Key] | None = None
 
-    def add(self, key: Key, sampling: RowSampling | None) -> None:
-        """None is greedy."""
+    def add(self, key: Key, sampling: RowSampling | None, logprobs: int | None = None) -> None:
+        """`sampling` None is greedy. With `logprobs` each token has a score, and so many
+        alternatives.
+        """
         self._samplings[key] = sampling
+        if logprobs is not None:
+            self._alternatives[key] = logprobs
+            self._scores[key] = deque()
         if sampling is not None:
             self._positions[key] = sampling.position
 
     def remove(self, key: Key) -> None:
         del self._samplings[key]
         self._positions.pop(key, None)
+        self._alternatives.pop(key, None)
+        self._scores.pop(key, None)
+
+    def take_score(self, key: Key) -> Score | None:
+        """Of the row's next token in the order of the calls; None if it wants none."""
+        scores = self._scores.get(key)
+        if scores is None:
+            return None
+        of_call, row = scores.popleft()
+        return of_call.read()[row]
 
     def __call__(self, logprobs: mx.array) -> mx.array:
         """Log probabilities (rows, vocabulary) to token ids (rows,)."""
@@ -50,7 +76,23 @@ class BatchSampler(Generic[Key]):
         positions = [self._positions[key] for key in self._pass.sampled]
         for key in self._pass.sampled:
             self._positions[key] += 1
-        return self._pass.choose(logprobs, positions)
+        logits = logprobs if self._logits is None else self._logits()[:, -1, :]
+        token_ids = self._pass.choose(logprobs, positions)
+        if self._alternatives:
+            self._score(keys, logits, token_ids)
+        return token_ids
+
+    def _score(self, keys: Sequence[Key], logits: mx.array, token_ids: mx.array) -> None:
+        scored = [index for index, key in enumerate(keys) if key in self._alternatives]
+        if not scored:
+            return
+        if len(scored) < len(keys):
+            rows = mx.array(scored, dtype=mx.uint32)
+            logits, token_ids = logits[rows], token_ids[rows]
+        alternatives = [self._alternatives[keys[index]] for index in scored]
+        scores = Scores(logits, token_ids, alternatives)
+        for row, index in enumerate(scored):
+            self._scores[keys[index]].append((scores, row))
 
 
 class _Pass(Generic[Key]):
