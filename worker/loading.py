@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from worker.adapter import WEIGHTS, add_adapter, check_adapter
 from worker.answer.format import Format
 from worker.answer.formats import find_format
+from worker.chat.template import ChatTemplate
 from worker.fingerprint import fingerprint
 from worker.sampling.settings import SamplingDefaults
 from worker.token_bytes import TokenBytes
@@ -57,6 +58,7 @@ class LoadedModel:
     fingerprint: str
     sampling_defaults: SamplingDefaults
     answer_format: Format
+    chat_template: ChatTemplate
     # A smaller model with the same tokens, and its fingerprint.
     draft: Any = None
     draft_fingerprint: str = ""
@@ -124,6 +126,7 @@ def load(
         fingerprint=before,
         sampling_defaults=_sampling_defaults(folder),
         answer_format=find_format(tokenizer),
+        chat_template=ChatTemplate(tokenizer),
         draft=draft.model,
         draft_fingerprint=draft.fingerprint,
     )
