@@ -27,6 +27,9 @@ from worker.prompt_cache.path import Paths
 from worker.prompt_error import PromptError
 from worker.sampling.processors import LogitsProcessor, make_processors
 from worker.sampling.settings import make_row_sampling
+from worker.structure.grammar import ConstraintError
+from worker.structure.matching import Constrained
+from worker.structure.requests import constrain
 
 # Vocabularies have runs of spaces as single tokens, the longest known of 128.
 _MOST_CHARACTERS_PER_TOKEN: Final = 128
@@ -111,6 +114,12 @@ def _failed(request_id: str, error: PromptError) -> RequestFailed:
     )
 
 
+def no_further(request_id: str, reason: str) -> RequestFailed:
+    """For one whose constraint can't be followed to its end."""
+    message = f"The answer can't go on as its constraint wants it: {reason}."
+    return _failed(request_id, PromptError("invalid_request_error", message, "constraint"))
+
+
 def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: Paths) -> Prepared:
     _check_size(generate, context)
     prompt_ids = _tokenize(generate, loaded)
@@ -152,6 +161,7 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
     sampling = make_row_sampling(
         generate.sampling, loaded.sampling_defaults, loaded.vocabulary, position=len(delivered)
     )
+    constrained = _constrain(generate, loaded, prompt_ids, delivered)
     answer = answer_stream(generate, prompt_ids, loaded.tokenizer, loaded.answer_format)
     for token_id in delivered:
         answer.add(token_id)
@@ -179,6 +189,7 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
                 else (),
             ),
             open_end=bool(delivered) or generate.max_tokens is None,
+            constrained=constrained,
             logprobs=generate.logprobs,
             prompt_logprobs=prompt_logprobs,
         ),
@@ -206,6 +217,20 @@ def _processors(
             "invalid_request_error", f"This model's reasoning can't be bounded: {error}"
         ) from error
     return processors if budget is None else (*processors, budget)
+
+
+def _constrain(
+    generate: Generate, loaded: LoadedModel, prompt_ids: list[int], delivered: list[int]
+) -> Constrained | None:
+    try:
+        return constrain(generate, loaded.constraints, loaded.tokenizer, prompt_ids, delivered)
+    except ConstraintError as error:
+        kind = generate.constraint.kind if generate.constraint is not None else "tools"
+        raise PromptError(
+            "invalid_request_error",
+            f"No answer can be made to match this {kind}: {error.reason}",
+            "constraint" if generate.constraint is not None else "tools",
+        ) from error
 
 
 def _check_size(generate: Generate, context: Context) -> None:

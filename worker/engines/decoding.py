@@ -15,6 +15,7 @@ from worker.sampling.batch import BatchSampler
 from worker.sampling.processors import LogitsProcessor
 from worker.sampling.scores import Score, Scores
 from worker.sampling.settings import RowSampling
+from worker.structure.sampler import ConstrainedSampler
 
 # Chooses a token of shape (1,) from log probabilities of shape (1, vocabulary), so many tokens
 # after the sequence's first one.
@@ -29,23 +30,39 @@ class Decoded(NamedTuple):
     score: Score | None
 
 
-def decode(sequence: Sequence, model: Any, caches: list[Any]) -> Iterator[Decoded]:
+class RowSampler:
+    """Samples the only row that there is, and knows what the model gave for it."""
+
+    def __init__(self, sequence: Sequence, model: Any) -> None:
+        self.tap = LogitsTap(model)
+        self._sampler = ConstrainedSampler[int](lambda: (0,), self.tap.take)
+        self._sampler.add(0, sequence.sampling, sequence.logprobs, sequence.constrained)
+
+    def __call__(self, logprobs: mx.array) -> mx.array:
+        return self._sampler(logprobs)
+
+    def take_score(self) -> Score | None:
+        return self._sampler.take_score(0)
+
+    def take_broken(self) -> str | None:
+        """Why the row can't go on, if so."""
+        return self._sampler.take_broken().get(0)
+
+
+def decode(sequence: Sequence, caches: list[Any], sampler: RowSampler) -> Iterator[Decoded]:
     """Tokens up to the longest answer. The caches have seen all of the sequence but its last token;
-    with each token that is given out, they have seen that one too.
+    with each token that is given out, they have seen that one too. `sampler` is the sequence's.
     """
-    tap = LogitsTap(model)
-    sampler = BatchSampler[int](lambda: (0,), tap.take)
-    sampler.add(0, sequence.sampling, sequence.logprobs)
     steps = generate_step(
         mx.array(sequence.token_ids[-1:]),
-        tap,
+        sampler.tap,
         max_tokens=sequence.max_tokens,
         sampler=sampler,
         logits_processors=_processors(sequence),
         prompt_cache=caches,
     )
     for token_id, _ in steps:
-        yield Decoded(int(token_id), sampler.take_score(0))
+        yield Decoded(int(token_id), sampler.take_score())
 
 
 def decode_ahead(
