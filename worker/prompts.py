@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -24,12 +25,15 @@ from worker.engines.sequence import Sequence
 from worker.loading import LoadedModel
 from worker.logprobs import LogprobWriter
 from worker.prompt_cache.path import Paths
-from worker.sampling.processors import make_processors
+from worker.sampling.adjustments import Adjustments, make_adjustments
 from worker.sampling.settings import make_row_sampling
+from worker.sampling.words import banned_sequences
 from worker.text import TextStream
 
 # Vocabularies have runs of spaces as single tokens, the longest known of 128.
 _MOST_CHARACTERS_PER_TOKEN: Final = 128
+# What each step compares with the end of an answer.
+_MOST_BANNED_TOKENS: Final = 4096
 # Tokens and alternatives that are held, and written down, before an answer begins.
 _MOST_PROMPT_SCORES: Final = 1 << 18
 
@@ -161,7 +165,11 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
             f"{len(delivered)} tokens were delivered already, of {wanted} at most.",
         )
     sampling = make_row_sampling(
-        generate.sampling, loaded.sampling_defaults, loaded.vocabulary, position=len(delivered)
+        generate.sampling,
+        loaded.sampling_defaults,
+        loaded.vocabulary,
+        len(delivered),
+        loaded.xtc_spared,
     )
     text = TextStream(detokenizer_after(prompt_ids, loaded.tokenizer), generate.stop)
     for token_id in delivered:
@@ -178,7 +186,8 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
             sampling=sampling,
             ignore_eos=generate.ignore_eos,
             priority=generate.priority,
-            processors=make_processors(generate.sampling),
+            adjustments=_adjustments(generate, loaded, len(prompt_ids), len(prompt_ids) + wanted),
+            stop_token_ids=generate.sampling.stop_token_ids,
             # What is taken from the prompt cache has no logits.
             path=None
             if prompt_logprobs is not None
@@ -215,6 +224,36 @@ def _check_size(generate: Generate, context: Context) -> None:
     if least_tokens > context.tokens:
         raise _too_long(
             context, f": it has at least {least_tokens}", "Shorten the prompt.", "prompt"
+        )
+
+
+def _adjustments(
+    generate: Generate, loaded: LoadedModel, prompt_tokens: int, most_tokens: int
+) -> Adjustments | None:
+    sampling = generate.sampling
+    _check_ids("logit_bias", (each for each, _ in sampling.logit_bias), loaded.vocabulary)
+    _check_ids("allowed_token_ids", sampling.allowed_token_ids, loaded.vocabulary)
+    _check_ids("stop_token_ids", sampling.stop_token_ids, loaded.vocabulary)
+    banned = banned_sequences(sampling.bad_words, loaded.tokenizer)
+    if sum(map(len, banned)) > _MOST_BANNED_TOKENS:
+        raise PromptError(
+            "invalid_request_error",
+            f"bad_words have more than {_MOST_BANNED_TOKENS} tokens together.",
+            "bad_words",
+        )
+    ends = () if generate.ignore_eos else loaded.eos_token_ids
+    return make_adjustments(
+        sampling, prompt_tokens, most_tokens, (*ends, *sampling.stop_token_ids), banned
+    )
+
+
+def _check_ids(field: RequestField, token_ids: Iterable[int], vocabulary: int) -> None:
+    unknown = next((each for each in token_ids if each >= vocabulary), None)
+    if unknown is not None:
+        raise PromptError(
+            "invalid_request_error",
+            f"{field} has token id {unknown}; this model knows 0 to {vocabulary - 1}.",
+            field,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import mlx.core as mx
 from mlx_lm.generate import generate_step, speculative_generate_step
@@ -11,14 +11,16 @@ from mlx_lm.generate import generate_step, speculative_generate_step
 from worker.caches import Caches
 from worker.engines.sequence import Sequence
 from worker.engines.tap import LogitsTap
+from worker.sampling.adjuster import Adjuster
 from worker.sampling.batch import BatchSampler
-from worker.sampling.processors import LogitsProcessor
 from worker.sampling.scores import Score, Scores
 from worker.sampling.settings import RowSampling
 
 # Chooses a token of shape (1,) from log probabilities of shape (1, vocabulary), so many tokens
 # after the sequence's first one.
-Draw = Callable[[int, mx.array], mx.array]
+Draw: TypeAlias = Callable[[int, mx.array], mx.array]
+# Logits (1, vocabulary) of a token to others, by all tokens that mlx-lm was given before it.
+LogitsProcessor: TypeAlias = Callable[[mx.array, mx.array], mx.array]
 # With a draft model: the last token is in neither cache, and the one before it perhaps not in the
 # draft model's.
 UNSEEN_TOKENS: Final = 2
@@ -35,13 +37,12 @@ def decode(sequence: Sequence, model: Any, caches: list[Any]) -> Iterator[Decode
     """
     tap = LogitsTap(model)
     sampler = BatchSampler[int](lambda: (0,), tap.take)
-    sampler.add(0, sequence.sampling, sequence.logprobs)
+    sampler.add(0, sequence.sampling, sequence.adjustments, sequence.token_ids, sequence.logprobs)
     steps = generate_step(
         mx.array(sequence.token_ids[-1:]),
         tap,
         max_tokens=sequence.max_tokens,
         sampler=sampler,
-        logits_processors=_processors(sequence),
         prompt_cache=caches,
     )
     for token_id, _ in steps:
@@ -136,14 +137,17 @@ def _draw(sampling: RowSampling) -> Draw:
 
 
 def _processors(sequence: Sequence) -> list[LogitsProcessor]:
-    """mlx-lm shows them what it was given itself: put what the caches have seen before that."""
-    if not sequence.processors:
+    """What is adjusted where mlx-lm takes tokens back: it shows what came before a token, since it
+    was given the last one of the prompt. What the caches had seen is put before that.
+    """
+    adjustments = sequence.adjustments
+    if adjustments is None:
         return []
     seen = mx.array(sequence.token_ids[:-1], dtype=mx.uint32)
 
-    def after_seen(processor: LogitsProcessor) -> LogitsProcessor:
-        return lambda tokens, logits: processor(
-            mx.concatenate([seen, tokens.astype(mx.uint32)]), logits
-        )
+    def adjust(tokens: mx.array, logits: mx.array) -> mx.array:
+        before = mx.concatenate([seen, tokens.astype(mx.uint32)])
+        history = adjustments.begin(before, vocabulary=logits.shape[-1])
+        return Adjuster([history]).adjust(logits, logits)
 
-    return [after_seen(each) for each in sequence.processors]
+    return [adjust]

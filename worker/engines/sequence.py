@@ -9,7 +9,7 @@ from typing import Protocol
 from protocol.messages import FinishReason
 from worker.engines.need import Need
 from worker.prompt_cache.path import Path
-from worker.sampling.processors import LogitsProcessor
+from worker.sampling.adjustments import Adjustments
 from worker.sampling.scores import Score
 from worker.sampling.settings import RowSampling
 
@@ -26,7 +26,9 @@ class Sequence:
     sampling: RowSampling | None
     ignore_eos: bool
     priority: int = 0
-    processors: tuple[LogitsProcessor, ...] = ()
+    adjustments: Adjustments | None = None
+    # They end it, beside those that end any.
+    stop_token_ids: tuple[int, ...] = ()
     # None: neither taken from the prompt cache nor kept there.
     path: Path | None = None
     open_end: bool = False
