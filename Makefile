@@ -34,7 +34,7 @@ serve: install
 	$(BIN)/bulkhead serve --model demo
 
 # They start hundreds of processes: what these import is compiled once, whatever the environment says.
-test test-all chaos: export PYTHONDONTWRITEBYTECODE :=
+test test-all chaos mutants: export PYTHONDONTWRITEBYTECODE :=
 
 # Much of what the tests do is to wait for processes: two at a time take little more than half the time.
 test: $(VENV)/.dev

@@ -34,6 +34,7 @@ RequestField: TypeAlias = Literal[
     "max_tokens",
     "constraint",
     "tools",
+    "suffix",
     "prompt_logprobs",
     "logit_bias",
     "allowed_token_ids",
@@ -99,7 +100,10 @@ class ChatPrompt(Struct, frozen=True, tag="chat", tag_field="kind"):
 
 
 class TextPrompt(Struct, frozen=True, tag="text", tag_field="kind"):
+    """With a `suffix` the answer is what stands between the two."""
+
     text: str
+    suffix: str | None = None
 
 
 class TokenPrompt(Struct, frozen=True, tag="tokens", tag_field="kind"):
@@ -175,12 +179,13 @@ class Bound(Struct, frozen=True):
 
 class Usage(Struct, frozen=True):
     """Token counts of one request; an end-of-sequence token counts as generated. `cached_tokens` of
-    the prompt were not computed anew.
+    the prompt were not computed anew; `reasoning_tokens` of the answer were reasoning and its tags.
     """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 class PromptCacheDisk(Struct, frozen=True, kw_only=True):
@@ -250,7 +255,7 @@ class Generate(Message, frozen=True, tag="generate"):
     With `parsed` reasoning and tool calls come as parts of their own, else all is text. Reasoning
     ends after `reasoning_tokens`. With `logprobs` every token that has a text has its own and so
     many alternatives; with `prompt_logprobs` so have those of the prompt, which is then computed
-    whole.
+    whole. With `echo` the text begins with the prompt's.
     """
 
     request_id: str
@@ -268,6 +273,7 @@ class Generate(Message, frozen=True, tag="generate"):
     reasoning_tokens: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    echo: bool = False
 
 
 class Cancel(Message, frozen=True, tag="cancel"):

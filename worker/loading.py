@@ -17,6 +17,8 @@ from mlx_lm.utils import load_model, load_tokenizer
 from safetensors import SafetensorError, safe_open
 
 from worker.adapter import WEIGHTS, add_adapter, check_adapter
+from worker.answer.format import Format
+from worker.answer.formats import find_format
 from worker.fingerprint import fingerprint
 from worker.sampling.settings import SamplingDefaults
 from worker.token_bytes import TokenBytes
@@ -54,6 +56,7 @@ class LoadedModel:
     context_tokens: int | None
     fingerprint: str
     sampling_defaults: SamplingDefaults
+    answer_format: Format
     # A smaller model with the same tokens, and its fingerprint.
     draft: Any = None
     draft_fingerprint: str = ""
@@ -126,6 +129,7 @@ def load(
         context_tokens=_context_tokens(_text_config(config)),
         fingerprint=before,
         sampling_defaults=_sampling_defaults(folder),
+        answer_format=find_format(tokenizer),
         draft=draft.model,
         draft_fingerprint=draft.fingerprint,
     )

@@ -35,7 +35,7 @@ from protocol.messages import (
     Stop,
     Usage,
 )
-from protocol.parts import AnswerPart, Text
+from protocol.parts import AnswerPart, Text, merged
 from protocol.signals import DUMP_STACKS
 from protocol.tokens import pack
 from worker.engine_thread import (
@@ -52,10 +52,10 @@ from worker.parent import watch_parent
 if TYPE_CHECKING:
     from types import FrameType
 
+    from worker.answer.stream import AnswerStream
     from worker.engines.sequence import Token
     from worker.logprobs import LogprobWriter
     from worker.prompts import Prepared
-    from worker.text import TextStream
 
 logger = logging.getLogger("worker")
 
@@ -101,8 +101,10 @@ class _Request:
         self.prompt_tokens = 0
         self.completion_tokens = 0
         self.cached_tokens: int | None = None
-        self.text: TextStream | None = None
+        self.answer: AnswerStream | None = None
         self.logprobs: LogprobWriter | None = None
+        # What comes before the first token's text.
+        self.echo = ""
 
 
 def _rendered(request_id: str, prompt_ids: list[int]) -> Iterator[Rendered]:
@@ -115,12 +117,8 @@ def _rendered(request_id: str, prompt_ids: list[int]) -> Iterator[Rendered]:
         )
 
 
-def _parts(text: str) -> tuple[AnswerPart, ...]:
-    return (Text(text),) if text else ()
-
-
 class Conversation:
-    """Reads the gateway's messages, starts tokenization, turns tokens into text, and answers."""
+    """Reads the gateway's messages, starts tokenization, turns tokens into parts, and answers."""
 
     def __init__(self, address: str, key: bytes, incarnation: int, *, spare: bool) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -269,8 +267,9 @@ class Conversation:
             return
         request.prompt_tokens = len(prepared.prompt_ids)
         request.completion_tokens = prepared.delivered
-        request.text = prepared.text
+        request.answer = prepared.answer
         request.logprobs = prepared.logprobs
+        request.echo = prepared.echo
         if prepared.rendered:
             for message in _rendered(request_id, prepared.prompt_ids):
                 self._send(message)
@@ -280,12 +279,12 @@ class Conversation:
         deltas = []
         for token in tokens:
             request = self._requests.get(token.request_id)
-            if request is None or request.text is None or request.logprobs is None:
+            if request is None or request.answer is None or request.logprobs is None:
                 continue
             try:
                 for part in request.logprobs.prompt_parts(token):
                     self._send(Output(step=step, deltas=(Delta(token.request_id, (), (part,)),)))
-                deltas.append(self._delta(request, request.text, request.logprobs, token))
+                deltas.append(self._delta(request, request.answer, request.logprobs, token))
             except Exception:
                 # A detokenizer that fails on one text must not end the other streams.
                 logger.exception("Detokenizing request %s failed", token.request_id)
@@ -295,25 +294,34 @@ class Conversation:
             self._send(Output(step=step, deltas=tuple(deltas)))
 
     def _delta(
-        self, request: _Request, text: TextStream, logprobs: LogprobWriter, token: Token
+        self, request: _Request, answer: AnswerStream, logprobs: LogprobWriter, token: Token
     ) -> Delta:
         request.completion_tokens += 1
         if request.cached_tokens is None:
             # Later it may be put aside, and find all that it computed itself.
             request.cached_tokens = min(token.cached_tokens, request.prompt_tokens)
         finish_reason = token.finish_reason
-        added = "" if finish_reason == "stop" else text.add(token.token_id)
-        if text.stopped:
+        added = [] if finish_reason == "stop" else answer.add(token.token_id)
+        if answer.stopped:
             if finish_reason is None:
                 self._engine.post(Remove((token.request_id,)))
             finish_reason = "stop"
+        parts: list[AnswerPart] = [Text(request.echo)] if request.echo else []
+        request.echo = ""
+        parts += [*logprobs.parts(token), *added]
         if finish_reason is None:
-            parts = (*logprobs.parts(token), *_parts(added))
-            return Delta(token.request_id, (token.token_id,), parts)
+            return Delta(token.request_id, (token.token_id,), tuple(parts))
         del self._requests[token.request_id]
-        usage = Usage(request.prompt_tokens, request.completion_tokens, request.cached_tokens)
-        parts = (*logprobs.parts(token), *_parts(added + text.finish()))
-        return Delta(token.request_id, (token.token_id,), parts, finish_reason, usage)
+        usage = Usage(
+            request.prompt_tokens,
+            request.completion_tokens,
+            request.cached_tokens,
+            answer.reasoning_tokens,
+        )
+        parts = merged(parts + answer.finish(complete=finish_reason == "stop"))
+        if finish_reason == "stop" and answer.ended_with_calls:
+            finish_reason = "tool_calls"
+        return Delta(token.request_id, (token.token_id,), tuple(parts), finish_reason, usage)
 
     def _drop(self, request_id: str) -> None:
         self._requests.pop(request_id, None)

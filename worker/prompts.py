@@ -19,16 +19,16 @@ from protocol.messages import (
     TokenPrompt,
 )
 from protocol.tokens import BYTES_PER_TOKEN, unpack
-from worker.detokenizer import detokenizer_after
+from worker.answer.stream import AnswerStream, answer_stream
 from worker.engines.room import Room
 from worker.engines.sequence import Sequence
+from worker.infill import infill_prompt
 from worker.loading import LoadedModel
 from worker.logprobs import LogprobWriter
 from worker.prompt_cache.path import Paths
 from worker.sampling.adjustments import Adjustments, make_adjustments
 from worker.sampling.settings import make_row_sampling
 from worker.sampling.words import banned_sequences
-from worker.text import TextStream
 
 # Vocabularies have runs of spaces as single tokens, the longest known of 128.
 _MOST_CHARACTERS_PER_TOKEN: Final = 128
@@ -55,16 +55,17 @@ class Prepared:
     """A request ready to run.
 
     `prompt_ids` is the prompt alone; the sequence's tokens go on with what was delivered, and so
-    does `text`. `logprobs` writes down the scores of its tokens. `rendered` says that the gateway
-    doesn't know the ids yet.
+    does `answer`. `logprobs` writes down the scores of its tokens, and `echo` comes before its
+    text. `rendered` says that the gateway doesn't know the ids yet.
     """
 
     sequence: Sequence
     prompt_ids: list[int]
     delivered: int
     rendered: bool
-    text: TextStream
+    answer: AnswerStream
     logprobs: LogprobWriter
+    echo: str
 
 
 class Context(NamedTuple):
@@ -171,9 +172,9 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
         len(delivered),
         loaded.xtc_spared,
     )
-    text = TextStream(detokenizer_after(prompt_ids, loaded.tokenizer), generate.stop)
+    answer = answer_stream(generate, prompt_ids, loaded.tokenizer, loaded.answer_format)
     for token_id in delivered:
-        text.add(token_id)
+        answer.add(token_id)
     # They come before the first token.
     prompt_logprobs = None if delivered else generate.prompt_logprobs
     if prompt_logprobs is not None:
@@ -205,8 +206,9 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
         prompt_ids,
         len(delivered),
         rendered=not isinstance(generate.prompt, TokenPrompt),
-        text=text,
+        answer=answer,
         logprobs=LogprobWriter(loaded.token_bytes, prompt_ids),
+        echo=_text_of(generate, prompt_ids, loaded) if generate.echo and not delivered else "",
     )
 
 
@@ -216,8 +218,8 @@ def _check_size(generate: Generate, context: Context) -> None:
         case ChatPrompt(messages):
             least_tokens = len(messages)
             characters = sum(len(each.content) for each in messages)
-        case TextPrompt(text):
-            least_tokens, characters = 1, len(text)
+        case TextPrompt(text, suffix):
+            least_tokens, characters = 1, len(text) + len(suffix or "")
         case TokenPrompt(packed):
             least_tokens, characters = len(packed) // BYTES_PER_TOKEN, 0
     least_tokens = max(least_tokens, characters // _MOST_CHARACTERS_PER_TOKEN)
@@ -317,10 +319,30 @@ def _tokenize(generate: Generate, tokenizer: Any) -> list[int]:
         case ChatPrompt(messages):
             conversation = [{"role": each.role, "content": each.content} for each in messages]
             return render(conversation, tokenizer)
+        case TextPrompt(text, str() as suffix):
+            return _infill(text, suffix, tokenizer)
         case TextPrompt(text):
             return list(tokenizer.encode(text))
         case TokenPrompt(packed):
             return _unpack(packed)
+
+
+def _text_of(generate: Generate, prompt_ids: list[int], loaded: LoadedModel) -> str:
+    if isinstance(generate.prompt, TextPrompt):
+        return generate.prompt.text
+    return str(loaded.tokenizer.decode(prompt_ids))
+
+
+def _infill(prefix: str, suffix: str, tokenizer: Any) -> list[int]:
+    token_ids = infill_prompt(prefix, suffix, tokenizer)
+    if token_ids is None:
+        raise PromptError(
+            "invalid_request_error",
+            "This model was not made to fill in the middle: it has no tokens for what stands "
+            "before and after. Leave suffix out.",
+            "suffix",
+        )
+    return token_ids
 
 
 def render(conversation: list[dict[str, str]], tokenizer: Any, *, asking: bool = True) -> list[int]:

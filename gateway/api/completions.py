@@ -26,8 +26,8 @@ from gateway.api.usage import UsageBody
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Piece, Request
 from gateway.fleet.fleet import Fleet
-from protocol.messages import FinishReason, Generate, Usage
-from protocol.parts import AnswerPart, Text
+from protocol.messages import FinishReason, Generate, Prompt, TextPrompt, Usage
+from protocol.parts import AnswerPart, PromptLogprobs, PromptToken, Text, TokenLogprob
 
 # OpenAI's default for this path, which clients of completions know and rely on.
 _DEFAULT_MAX_TOKENS: Final = 16
@@ -39,6 +39,8 @@ class CompletionBody(StructuredBody, kw_only=True):
     # mlx_lm.server's clients send true or false.
     logprobs: Annotated[int, Meta(ge=0, le=20)] | bool | None = None
     best_of: Annotated[int, Meta(ge=1)] | None = None
+    echo: bool | None = None
+    suffix: str | None = None
 
     @property
     def answers(self) -> int:
@@ -95,6 +97,7 @@ def _check_best_of(body: CompletionBody) -> None:
 
 def _generates(body: CompletionBody) -> list[Generate]:
     constraint = constraint_of(body)
+    echo = bool(body.echo)
     # By their log probabilities the best are known.
     logprobs = (
         (0 if body.logprobs is True else body.logprobs or 0)
@@ -103,12 +106,23 @@ def _generates(body: CompletionBody) -> list[Generate]:
     )
     return [
         msgspec.structs.replace(
-            generate_message(body, prompt, body.limit or _DEFAULT_MAX_TOKENS),
+            generate_message(body, _with_suffix(prompt, body), body.limit or _DEFAULT_MAX_TOKENS),
             constraint=constraint,
             logprobs=logprobs,
+            prompt_logprobs=logprobs if echo and body.wants_logprobs else None,
+            echo=echo,
         )
         for prompt in parse_prompts(body.prompt)
     ]
+
+
+def _with_suffix(prompt: Prompt, body: CompletionBody) -> Prompt:
+    if not body.suffix:
+        return prompt
+    if not isinstance(prompt, TextPrompt) or body.echo:
+        why = "echo" if body.echo else "a prompt of token ids"
+        raise Refusal("invalid_request_error", f"suffix: it can't be with {why}.", param="suffix")
+    return TextPrompt(prompt.text, body.suffix)
 
 
 class CompletionFormat:
@@ -123,8 +137,9 @@ class CompletionFormat:
         self._logprobs = body.wants_logprobs
         self._answers = body.answers
         self._wanted = body.n or 1
-        # Characters of each choice whose tokens have been written.
+        # Of each choice: characters whose tokens have been written, and tokens of its prompt.
         self._offsets: Counter[int] = Counter()
+        self._prompt_tokens: Counter[int] = Counter()
 
     def opening(self, index: int) -> bytes:
         return b""
@@ -162,9 +177,23 @@ class CompletionFormat:
         text = "".join(part.text for part in parts if isinstance(part, Text))
         logprobs = None
         if self._logprobs:
-            logprobs = completion_logprobs(tokens_of(parts), self._offsets[index])
+            tokens: list[TokenLogprob | PromptToken] = [
+                *self._prompt(index, parts),
+                *tokens_of(parts),
+            ]
+            logprobs = completion_logprobs(tokens, self._offsets[index])
             self._offsets[index] += sum(map(len, logprobs.tokens))
         return Choice(index, text, logprobs, finish_reason)
+
+    def _prompt(self, index: int, parts: Sequence[AnswerPart]) -> list[PromptToken]:
+        """What is new of the prompt: a worker that takes over begins anew with it."""
+        found: list[PromptToken] = []
+        for part in parts:
+            if isinstance(part, PromptLogprobs):
+                found += part.tokens[max(0, self._prompt_tokens[index] - part.begin) :]
+                end = part.begin + len(part.tokens)
+                self._prompt_tokens[index] = max(end, self._prompt_tokens[index])
+        return found
 
     def _event(self, choices: list[Choice], usage: UsageBody | None = None) -> bytes:
         return server_sent_event(self._json(choices, usage if self._include_usage else UNSET))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from protocol.parts import AnswerPart, Logprobs, TokenLogprob
+from protocol.parts import AnswerPart, Logprobs, PromptToken, TokenLogprob
 
 
 class TopLogprobBody(Struct):
@@ -57,7 +57,9 @@ def chat_logprobs(tokens: Sequence[TokenLogprob]) -> ChatLogprobs:
     )
 
 
-def completion_logprobs(tokens: Sequence[TokenLogprob], offset: int) -> CompletionLogprobs:
+def completion_logprobs(
+    tokens: Sequence[TokenLogprob | PromptToken], offset: int
+) -> CompletionLogprobs:
     """`offset`: of the first of them."""
     texts = [_text(each.text) for each in tokens]
     offsets = []

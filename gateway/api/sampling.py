@@ -154,7 +154,8 @@ def _params(body: GenerationBody, prompt_param: str) -> dict[RequestField, str]:
     if body.limit is not None:
         limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     names: dict[RequestField, str] = {"prompt": prompt_param, "max_tokens": limit}
-    return names | {"tools": "tools", "constraint": body.constraint_param}
+    names |= {"tools": "tools", "suffix": "suffix", "prompt_logprobs": "echo"}
+    return names | {"constraint": body.constraint_param}
 
 
 def _priority(request: HttpRequest, body: GenerationBody) -> int | None:

@@ -22,7 +22,12 @@ BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str]] = {
         {"logit_bias": [[]] * 2_000_000},
         "logit_bias",
     ),
-    "a format": ({"response_format": {"type": "json_object"}}, "response_format"),
+    "a format": (
+        {"response_format": {"type": "json_schema"}},
+        "response_format.json_schema.schema",
+    ),
+    "two formats": ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
+    "worst of several": ({"n": 3, "best_of": 2}, "best_of"),
     "no prompt": ({"prompt": ...}, "prompt"),
     "no model": ({"model": ...}, "model"),
     "none at all": ({"n": 0}, "n"),

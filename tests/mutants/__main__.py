@@ -27,8 +27,8 @@ from tests.mutants.changes import mutants
 
 ROOT: Final = Path(__file__).parents[2]
 _ACCOUNT: Final = (
-    "tests/gateway/memory/test_admission.py test_admission_bounds.py test_turn.py test_reclaim.py "
-    "test_wants.py test_lending.py test_ledger.py"
+    "tests/gateway/memory/test_admission.py test_turn.py test_loans.py test_wants.py "
+    "test_lending.py test_ledger.py test_reclaim.py test_admission_bounds.py"
 )
 # Policies, and the files that test them.
 POLICIES: Final = {

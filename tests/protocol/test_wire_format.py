@@ -80,7 +80,7 @@ PROMPTS = {
         ),
         '{"enable_thinking": false}',
     ),
-    TextPrompt: TextPrompt("Once upon a time"),
+    TextPrompt: TextPrompt("Once upon a time", "the end"),
     TokenPrompt: TokenPrompt(pack([0, 1, 151_645])),
 }
 
@@ -101,6 +101,7 @@ def _generate(prompt: Prompt) -> Generate:
         constraint=Constraint("regex", "[a-z]+"),
         reasoning_tokens=500,
         logprobs=2,
+        echo=True,
         prompt_logprobs=1,
     )
 

@@ -95,6 +95,8 @@ class RowBatch:
         # In the order in which they came.
         self._rows: dict[int, Row] = {}
         self._prefilling: set[int] = set()
+        # Of those, which have their last token left, that mlx-lm computes with the next step.
+        self._at_end: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -104,11 +106,12 @@ class RowBatch:
         return self._rows.values()
 
     @property
-    def begun_later(self) -> int:
-        """Rows whose prefill mlx-lm hasn't begun; it takes so many at a time, and tells nowhere
-        which.
+    def takes(self) -> bool:
+        """Whether a sequence may join now. mlx-lm computes so many prompts at a time; and where
+        some are about to end, it would merge newcomers with them only to cut them apart again:
+        then both go on as two groups, each of which costs a copy of the batch.
         """
-        return max(0, len(self._prefilling) - PREFILL_ROWS)
+        return len(self._prefilling) < PREFILL_ROWS and not self._at_end
 
     def prefills(self, row: Row) -> bool:
         """Whether a row of this batch computes its prompt."""
@@ -203,7 +206,7 @@ class RowBatch:
         del self._generator
 
     def _step_with_prefill(self, *, beside_decoding: bool) -> Any:
-        rows = min(len(self._prefilling), PREFILL_ROWS)
+        rows = len(self._prefilling)
         chunk = self._pace.chunk(rows, self.decodes or beside_decoding)
         watched = any(self._rows[uid].prompt_scores is not None for uid in self._prefilling)
         if watched:
@@ -222,8 +225,12 @@ class RowBatch:
             row.seen_tokens = row.cached_tokens + response.progress[0]
             if response.end_of_prompt:
                 self._prefilling.discard(response.uid)
-            elif response.end_of_segment:
+                self._at_end.discard(response.uid)
+                continue
+            if response.end_of_segment:
                 self._at_boundary.append(row)
+            if row.seen_tokens >= row.tokens - 1:
+                self._at_end.add(response.uid)
         return prompt_responses, responses
 
     def _score_prompts(self, responses: list[Any]) -> None:
@@ -289,6 +296,7 @@ class RowBatch:
         self._sampler.remove(uid)
         del self._rows[uid]
         self._prefilling.discard(uid)
+        self._at_end.discard(uid)
 
 
 def _until(token_ids: Iterable[int]) -> StopSequences:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from worker.engines.batch import AHEAD_TOKENS, Row, RowBatch
 from worker.engines.keeper import Keeper
@@ -20,6 +20,13 @@ _MOST_BATCHES: Final = 4
 _STEP_BYTES: Final = 64_000_000
 # Memory is asked for so long before rows have grown into it.
 _HORIZON_TOKENS: Final = 512
+
+
+class Joining(NamedTuple):
+    """A sequence of so many tokens that is to join a batch."""
+
+    batch: RowBatch
+    tokens: int
 
 
 class BatchedEngine:
@@ -64,11 +71,11 @@ class BatchedEngine:
 
     @property
     def active(self) -> int:
-        return sum(len(each) - each.begun_later for each in self._batches)
+        return self._rows
 
     @property
     def waiting(self) -> int:
-        return len(self._held) + sum(each.begun_later for each in self._batches)
+        return len(self._held)
 
     @property
     def short(self) -> bool:
@@ -200,21 +207,27 @@ class BatchedEngine:
 
     def _take_in(self) -> None:
         """One that waits for memory is overtaken only while nothing runs, by one; those that wait
-        for blocks of the prompt cache by anybody.
+        for blocks of the prompt cache by anybody; those whose batch takes nobody now by who leaves
+        them their place.
         """
         overtaken = False
+        later: list[Joining] = []
         for sequence in list(self._held):
-            if self._rows >= self._max_concurrency or (overtaken and self._rows):
+            rows = self._rows
+            if rows + len(later) >= self._max_concurrency or (overtaken and rows):
                 return
             if self._keeper is not None and self._keeper.waits(
                 sequence, self._sizes(), [row for each in self._batches for row in each.prefilling]
             ):
                 continue
-            batch = self._place(len(sequence.token_ids) + AHEAD_TOKENS)
-            if batch is not None:
+            tokens = len(sequence.token_ids) + AHEAD_TOKENS
+            batch = self._place(tokens, later)
+            if batch is not None and batch.takes:
                 self._held.remove(sequence)
                 self._insert(batch, sequence)
-            elif self._rows:
+            elif batch is not None:
+                later.append(Joining(batch, tokens))
+            elif rows:
                 return
             else:
                 overtaken = True
@@ -224,7 +237,7 @@ class BatchedEngine:
         if self._keeper is None:
             batch.insert(sequence, self._begun)
             return
-        joined = self._with(batch, len(sequence.token_ids) + AHEAD_TOKENS)
+        joined = self._with(Joining(batch, len(sequence.token_ids) + AHEAD_TOKENS))
         # What is taken exists once more until it is merged into the batch.
         joined.append(Batch(1, len(sequence.token_ids)))
         self._keeper.give_way(joined, sequence.path)
@@ -232,28 +245,36 @@ class BatchedEngine:
 
     def _fits(self, tokens: int) -> bool:
         """Whether a sequence of so many tokens could begin."""
-        joined = any(self._room.holds(self._with(each, tokens)) for each in self._batches)
-        return joined or self._may_open(tokens)
+        joined = any(self._room.holds(self._with(Joining(each, tokens))) for each in self._batches)
+        return joined or self._may_open(tokens, [])
 
-    def _place(self, tokens: int) -> RowBatch | None:
-        """The batch that a sequence of so many tokens should join; None: it has to wait."""
+    def _place(self, tokens: int, later: list[Joining]) -> RowBatch | None:
+        """The batch that a sequence of so many tokens should join, which leaves others room to join
+        theirs; None: it has to wait.
+        """
         fitting = [
             (self._padding_bytes(batch.size, tokens), batch)
             for batch in self._batches
-            if self._room.holds(self._with(batch, tokens))
+            if self._room.holds(self._with(Joining(batch, tokens), *later))
         ]
         least_bytes, best = min(fitting, key=lambda each: each[0], default=(0, None))
         if best is not None and least_bytes <= self._worth_bytes:
             return best
-        return self._open() if self._may_open(tokens) else best
+        return self._open() if self._may_open(tokens, later) else best
 
-    def _may_open(self, tokens: int) -> bool:
-        alone = [*self._sizes(), Batch(1, tokens)]
+    def _may_open(self, tokens: int, later: list[Joining]) -> bool:
+        alone = [*self._with(*later), Batch(1, tokens)]
         return len(self._batches) < _MOST_BATCHES and self._room.holds(alone)
 
-    def _with(self, batch: RowBatch, tokens: int) -> list[Batch]:
-        joined = Batch(len(batch) + 1, max(batch.size.longest_tokens, tokens))
-        return [*(each.size for each in self._batches if each is not batch and len(each)), joined]
+    def _with(self, *joining: Joining) -> list[Batch]:
+        """The sizes of all batches, once these have joined theirs."""
+        sizes = []
+        for batch in self._batches:
+            lengths = [each.tokens for each in joining if each.batch is batch]
+            if len(batch) or lengths:
+                longest_tokens = max(batch.size.longest_tokens, *lengths, 0)
+                sizes.append(Batch(len(batch) + len(lengths), longest_tokens))
+        return sizes
 
     def _padding_bytes(self, size: Batch, tokens: int) -> int:
         """What every step would read for nothing if a sequence joined a batch."""

@@ -22,6 +22,7 @@ from gateway.api.structure import constraint_of
 from gateway.api.supported import refusing
 from gateway.dispatch.refusal import Refusal
 from gateway.fleet.fleet import Fleet
+from gateway.model.compartment import Compartment
 from protocol.messages import ChatPrompt, Generate
 
 
@@ -43,7 +44,7 @@ async def create_chat_completion(request: HttpRequest) -> Response:
     body = await read_json(request, ChatBody)
     check_generation(body, "chat")
     compartment = fleet.roster.find(body.model)
-    generate = await beside_the_loop(request.state.body_bytes, _generate, body)
+    generate = await beside_the_loop(request.state.body_bytes, _generate, body, compartment)
     requests = new_requests(request, fleet, body, [generate], "messages")
     submit_all(fleet, compartment, requests)
     form = ChatFormat(
@@ -56,8 +57,9 @@ async def create_chat_completion(request: HttpRequest) -> Response:
     return Answer(compartment, requests, form, stream=stream, answers_each=len(requests))
 
 
-def _generate(body: ChatBody) -> Generate:
-    prompt = ChatPrompt(chat_messages(body.messages), template_arguments(body))
+def _generate(body: ChatBody, compartment: Compartment) -> Generate:
+    arguments = template_arguments(body, compartment.model.settings.template_arguments)
+    prompt = ChatPrompt(chat_messages(body.messages), arguments)
     alternatives = max(0, body.top_logprobs or 0)
     if alternatives and not body.logprobs:
         raise Refusal(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 import msgspec
@@ -22,8 +23,8 @@ class TemplateBody(StructuredBody, kw_only=True):
     chat_template_kwargs: Raw = NOT_GIVEN
 
 
-def template_arguments(body: TemplateBody) -> str:
-    """A JSON object as text; empty if there is nothing to tell.
+def template_arguments(body: TemplateBody, defaults: Mapping[str, Any]) -> str:
+    """A JSON object as text; empty if there is nothing to tell. `defaults` are the model's.
 
     Templates have no common word for effort: gpt-oss knows its degrees, most others know thinking
     to be on or off.
@@ -31,7 +32,7 @@ def template_arguments(body: TemplateBody) -> str:
     Raises:
         Refusal: they are no object.
     """
-    arguments: dict[str, Any] = {}
+    arguments = dict(defaults)
     if body.reasoning_effort is not None:
         arguments["reasoning_effort"] = body.reasoning_effort
         if body.reasoning_effort == "none":

@@ -102,15 +102,14 @@ def test_the_harmless_say_why() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "neutral"),
     [
-        ("echo", "0", False),
         ("presence_penalty", "0.0", True),
         ("presence_penalty", "-0.0", True),
         ("presence_penalty", "false", False),
         ("parallel_tool_calls", "1", False),
         ("thinking_token_budget", "-1.0", True),
         ("top_logprobs", "-1", True),
-        ("suffix", '""', True),
-        ("suffix", '"\\ud800"', False),
+        ("draft_model", '"default_model"', True),
+        ("draft_model", '"\\ud800"', False),
         ("logit_bias", "{}", True),
         ("logit_bias", f"[{'[]' * 200}]", False),
         ("prompt_logprobs", "null", True),

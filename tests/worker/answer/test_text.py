@@ -9,22 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.utils import load_tokenizer
 
+from tests.support.answers import text_of, text_stream
 from tests.support.shapes import DEMO
-from worker.detokenizer import detokenizer_after
-from worker.text import TextStream
 
 TOKENIZER: Any = load_tokenizer(DEMO)
 
 
 def _pieces(text: str, stop: tuple[str, ...] = ()) -> list[str]:
     prompt_ids = TOKENIZER.encode("Bulkhead is", add_special_tokens=False)
-    stream = TextStream(detokenizer_after(prompt_ids, TOKENIZER), stop)
+    stream = text_stream(TOKENIZER, prompt_ids, stop)
     pieces = []
     for token in TOKENIZER.encode(text, add_special_tokens=False):
-        pieces.append(stream.add(token))
+        pieces.append(text_of(stream.add(token)))
         if stream.stopped:
             break
-    return [*pieces, stream.finish()]
+    return [*pieces, text_of(stream.finish(complete=True))]
 
 
 @given(
