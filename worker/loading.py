@@ -66,6 +66,12 @@ class LoadedModel:
     draft_fingerprint: str = ""
 
     @cached_property
+    def xtc_spared(self) -> tuple[int, ...]:
+        """What ends an answer or a line: as mlx_lm.server, which never leaves these out."""
+        line = self.tokenizer.encode("\n", add_special_tokens=False)
+        return tuple(dict.fromkeys((*self.eos_token_ids, *line)))
+
+    @cached_property
     def token_bytes(self) -> TokenBytes:
         return TokenBytes(self.tokenizer)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -15,7 +16,7 @@ from protocol.messages import (
     TokenPrompt,
 )
 from protocol.tokens import BYTES_PER_TOKEN, unpack
-from worker.answer.budget import reasoning_budget
+from worker.answer.budget import ReasoningBudget, reasoning_budget
 from worker.answer.stream import AnswerStream, answer_stream
 from worker.chat.template import ChatTemplate
 from worker.engines.room import Room
@@ -25,14 +26,17 @@ from worker.loading import LoadedModel
 from worker.logprobs import LogprobWriter
 from worker.prompt_cache.path import Paths
 from worker.prompt_error import PromptError
-from worker.sampling.processors import LogitsProcessor, make_processors
+from worker.sampling.adjustments import Adjustments, make_adjustments
 from worker.sampling.settings import make_row_sampling
+from worker.sampling.words import banned_sequences
 from worker.structure.grammar import ConstraintError
 from worker.structure.matching import Constrained
 from worker.structure.requests import constrain
 
 # Vocabularies have runs of spaces as single tokens, the longest known of 128.
 _MOST_CHARACTERS_PER_TOKEN: Final = 128
+# What each step compares with the end of an answer.
+_MOST_BANNED_TOKENS: Final = 4096
 # Tokens and alternatives that are held, and written down, before an answer begins.
 _MOST_PROMPT_SCORES: Final = 1 << 18
 
@@ -159,7 +163,11 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
             f"{len(delivered)} tokens were delivered already, of {wanted} at most.",
         )
     sampling = make_row_sampling(
-        generate.sampling, loaded.sampling_defaults, loaded.vocabulary, position=len(delivered)
+        generate.sampling,
+        loaded.sampling_defaults,
+        loaded.vocabulary,
+        len(delivered),
+        loaded.xtc_spared,
     )
     constrained = _constrain(generate, loaded, prompt_ids, delivered)
     answer = answer_stream(generate, prompt_ids, loaded.tokenizer, loaded.answer_format)
@@ -177,7 +185,9 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
             sampling=sampling,
             ignore_eos=generate.ignore_eos,
             priority=generate.priority,
-            processors=_processors(generate, prompt_ids, loaded),
+            budget=_budget(generate, prompt_ids, loaded),
+            adjustments=_adjustments(generate, loaded, len(prompt_ids), len(prompt_ids) + wanted),
+            stop_token_ids=generate.sampling.stop_token_ids,
             # What is taken from the prompt cache has no logits.
             path=None
             if prompt_logprobs is not None
@@ -202,21 +212,19 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
     )
 
 
-def _processors(
+def _budget(
     generate: Generate, prompt_ids: list[int], loaded: LoadedModel
-) -> tuple[LogitsProcessor, ...]:
-    processors = make_processors(generate.sampling)
+) -> ReasoningBudget | None:
     if generate.reasoning_tokens is None:
-        return processors
+        return None
     try:
-        budget = reasoning_budget(
+        return reasoning_budget(
             prompt_ids, generate.reasoning_tokens, loaded.tokenizer, loaded.answer_format
         )
     except ValueError as error:
         raise PromptError(
             "invalid_request_error", f"This model's reasoning can't be bounded: {error}"
         ) from error
-    return processors if budget is None else (*processors, budget)
 
 
 def _constrain(
@@ -249,6 +257,36 @@ def _check_size(generate: Generate, context: Context) -> None:
     if least_tokens > context.tokens:
         raise _too_long(
             context, f": it has at least {least_tokens}", "Shorten the prompt.", "prompt"
+        )
+
+
+def _adjustments(
+    generate: Generate, loaded: LoadedModel, prompt_tokens: int, most_tokens: int
+) -> Adjustments | None:
+    sampling = generate.sampling
+    _check_ids("logit_bias", (each for each, _ in sampling.logit_bias), loaded.vocabulary)
+    _check_ids("allowed_token_ids", sampling.allowed_token_ids, loaded.vocabulary)
+    _check_ids("stop_token_ids", sampling.stop_token_ids, loaded.vocabulary)
+    banned = banned_sequences(sampling.bad_words, loaded.tokenizer)
+    if sum(map(len, banned)) > _MOST_BANNED_TOKENS:
+        raise PromptError(
+            "invalid_request_error",
+            f"bad_words have more than {_MOST_BANNED_TOKENS} tokens together.",
+            "bad_words",
+        )
+    ends = () if generate.ignore_eos else loaded.eos_token_ids
+    return make_adjustments(
+        sampling, prompt_tokens, most_tokens, (*ends, *sampling.stop_token_ids), banned
+    )
+
+
+def _check_ids(field: RequestField, token_ids: Iterable[int], vocabulary: int) -> None:
+    unknown = next((each for each in token_ids if each >= vocabulary), None)
+    if unknown is not None:
+        raise PromptError(
+            "invalid_request_error",
+            f"{field} has token id {unknown}; this model knows 0 to {vocabulary - 1}.",
+            field,
         )
 
 

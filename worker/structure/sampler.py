@@ -18,6 +18,7 @@ from llguidance.numpy import (
 )
 from numpy.typing import NDArray
 
+from worker.sampling.adjustments import Adjustments
 from worker.sampling.batch import BatchSampler
 from worker.sampling.scores import Score
 from worker.sampling.settings import RowSampling
@@ -61,10 +62,12 @@ class ConstrainedSampler(Generic[Key]):
         self,
         key: Key,
         sampling: RowSampling | None,
+        adjustments: Adjustments | None = None,
+        token_ids: Sequence[int] = (),
         logprobs: int | None = None,
         constrained: Constrained | None = None,
     ) -> None:
-        self._sampler.add(key, sampling, logprobs)
+        self._sampler.add(key, sampling, adjustments, token_ids, logprobs)
         if constrained is not None:
             self._matchings[key] = constrained.begin()
 
