@@ -19,8 +19,10 @@ from safetensors import SafetensorError, safe_open
 from worker.adapter import WEIGHTS, add_adapter, check_adapter
 from worker.answer.format import Format
 from worker.answer.formats import find_format
+from worker.chat.template import ChatTemplate
 from worker.fingerprint import fingerprint
 from worker.sampling.settings import SamplingDefaults
+from worker.structure.compiled import Compiled
 from worker.token_bytes import TokenBytes
 
 # Read between two looks at the stop flag: short against a shutdown, long against the overhead.
@@ -57,6 +59,8 @@ class LoadedModel:
     fingerprint: str
     sampling_defaults: SamplingDefaults
     answer_format: Format
+    chat_template: ChatTemplate
+    constraints: Compiled
     # A smaller model with the same tokens, and its fingerprint.
     draft: Any = None
     draft_fingerprint: str = ""
@@ -129,7 +133,9 @@ def load(
         context_tokens=_context_tokens(_text_config(config)),
         fingerprint=before,
         sampling_defaults=_sampling_defaults(folder),
+        constraints=Compiled(tokenizer, vocabulary, tokenizer.eos_token_ids),
         answer_format=find_format(tokenizer),
+        chat_template=ChatTemplate(tokenizer),
         draft=draft.model,
         draft_fingerprint=draft.fingerprint,
     )

@@ -67,6 +67,7 @@ _ORPHAN_GRACE_S_PER_GB: Final = 0.5
 _LONGEST_ORPHAN_GRACE_S: Final = 60.0
 _UNSENT_FRAMES: Final = 256
 _TOKENIZER_THREADS: Final = 2
+_COMPILER_THREADS: Final = 2
 
 
 def run(address: str, key: bytes, parent_pid: int, incarnation: int, *, spare: bool) -> NoReturn:
@@ -128,6 +129,8 @@ class Conversation:
         os.set_blocking(self._wake_write, False)
         self._engine = EngineThread(incarnation, self._wake, spare=spare)
         self._tokenizers = ThreadPoolExecutor(_TOKENIZER_THREADS, "tokenizer")
+        # A grammar may take half a second: other prompts don't wait for it.
+        self._compilers = ThreadPoolExecutor(_COMPILER_THREADS, "compiler")
         self._loaded: Loaded | None = None
         self._requests: dict[str, _Request] = {}
         self._unsent: deque[bytes] = deque()
@@ -206,10 +209,12 @@ class Conversation:
             return
         self._requests[generate.request_id] = _Request()
         self._engine.arriving += 1
-        self._tokenizers.submit(self._prepare, loaded, generate)
+        free = generate.constraint is None and generate.tools is None
+        threads = self._tokenizers if free else self._compilers
+        threads.submit(self._prepare, loaded, generate)
 
     def _prepare(self, loaded: Loaded, generate: Generate) -> None:
-        """Runs on a tokenizer thread."""
+        """Runs on a tokenizer thread, or on one for constraints."""
         try:
             event: EngineEvent = loaded.prepare(generate)
         except Exception:

@@ -49,7 +49,7 @@ from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.disk import Disk
 from worker.prompt_cache.keys import root_key
 from worker.prompt_cache.path import Paths
-from worker.prompts import ContextInForce, prepare
+from worker.prompts import ContextInForce, no_further, prepare
 from worker.warm import warm
 
 # Another one, and what is stored isn't found any more.
@@ -249,6 +249,8 @@ class Turns:
             thread.figures.active, thread.figures.waiting = 0, engine.waiting
         if tokens:
             thread.emit(Stepped(thread.figures.step, tokens))
+        for broken in engine.take_broken():
+            thread.emit(GivenUp(no_further(broken.request_id, broken.reason)))
         if time.monotonic() - self._memory_read_at >= _MEMORY_READING_S:
             self._memory_read_at = time.monotonic()
             thread.figures.memory = read_memory()

@@ -99,8 +99,7 @@ class Assembly:
     def finish(self) -> None:
         """The answer is over: what may have been more than text is no more than that."""
         self._flush_stops()
-        if not self.stopped:
-            self._put(self._kind, self._held)
+        self._put(self._kind, self._held)
         self._held = ""
 
     def _until_stop(self, text: str) -> str:

@@ -12,12 +12,12 @@ from worker.engines.order import RowOrder
 from worker.engines.pace import PrefillPace
 from worker.engines.prompt_scores import score_prompt, scored_chunk
 from worker.engines.room import Batch
-from worker.engines.sequence import Sequence, Token
+from worker.engines.sequence import Broken, Sequence, Token
 from worker.engines.tap import LogitsTap
 from worker.prompt_cache.cache import Taken
 from worker.prompt_cache.keys import BLOCK_TOKENS
-from worker.sampling.batch import BatchSampler
 from worker.sampling.scores import Score
+from worker.structure.sampler import ConstrainedSampler
 
 PREFILL_ROWS: Final = 8
 # A step makes a token, and mlx-lm has begun the next one when it gives it out.
@@ -82,7 +82,7 @@ class RowBatch:
             prefill_batch_size=min(PREFILL_ROWS, max_rows),
         )
         self._order = RowOrder(self._generator)
-        self._sampler = BatchSampler(self._order, self._tap.take)
+        self._sampler = ConstrainedSampler(self._order, self._tap.take)
         self._eos_token_ids = eos_token_ids
         self._until_eos = _until(eos_token_ids)
         self._until_length = StopSequences()
@@ -136,6 +136,7 @@ class RowBatch:
             caches=[None if taken is None else taken.caches],
             all_tokens=[sequence.token_ids[:done]],
             samplers=[self._sampler],
+            logits_processors=[[] if sequence.budget is None else [sequence.budget]],
             stop_sequences=[self._stops(sequence)],
         )
         self._order.insert(uid)
@@ -145,6 +146,7 @@ class RowBatch:
             sequence.adjustments,
             sequence.token_ids,
             sequence.logprobs,
+            sequence.constrained,
         )
         row = Row(sequence, number, cached_tokens=done, seen_tokens=done)
         if sequence.prompt_logprobs is not None:
@@ -200,6 +202,13 @@ class RowBatch:
                 self._ended.append((row, response.prompt_cache))
                 self._forget(response.uid)
         return tokens
+
+    def take_broken(self) -> list[Broken]:
+        """Take out those that can't go on."""
+        found = self._sampler.take_broken()
+        broken = [Broken(self._rows[uid].sequence.request_id, why) for uid, why in found.items()]
+        self._take_out(list(found))
+        return broken
 
     def close(self) -> None:
         self._generator.close()
@@ -280,7 +289,7 @@ class RowBatch:
         ]
 
     def _stops(self, sequence: Sequence) -> StopSequences:
-        ends = () if sequence.ignore_eos else self._eos_token_ids
+        ends = self._eos_token_ids if sequence.ends_at_eos else ()
         if sequence.stop_token_ids:
             return _until((*ends, *sequence.stop_token_ids))
         return self._until_eos if ends else self._until_length

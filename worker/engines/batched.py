@@ -11,7 +11,7 @@ from worker.engines.keeper import Keeper
 from worker.engines.need import Need
 from worker.engines.pace import PrefillPace
 from worker.engines.room import Batch, Room, largest_chunk
-from worker.engines.sequence import Sequence, Token
+from worker.engines.sequence import Broken, Sequence, Token
 from worker.prompt_cache.cache import PromptCache
 
 # Batches that take turns: each turn reads the weights once.
@@ -178,6 +178,9 @@ class BatchedEngine:
         for each in hopeless:
             self._held.remove(each)
         return hopeless
+
+    def take_broken(self) -> list[Broken]:
+        return [broken for each in self._batches for broken in each.take_broken()]
 
     def close(self) -> None:
         for batch in list(self._batches):
