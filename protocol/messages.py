@@ -250,7 +250,8 @@ class Generate(Message, frozen=True, tag="generate"):
 
     `max_tokens` None: up to the end of the context. `delivered` are the packed ids that the client
     has the text of: they count towards `max_tokens`, and generation goes on after them. Only
-    requests with the same `cache_salt` share prompts.
+    requests with the same `cache_salt` share prompts. What ends an answer is no part of its text,
+    but with `include_stop` one of the `stop` sequences is.
 
     With `parsed` reasoning and tool calls come as parts of their own, else all is text. Reasoning
     ends after `reasoning_tokens`. With `logprobs` every token that has a text has its own and so
@@ -264,6 +265,7 @@ class Generate(Message, frozen=True, tag="generate"):
     max_tokens: int | None = None
     priority: int = 0
     stop: tuple[str, ...] = ()
+    include_stop: bool = False
     ignore_eos: bool = False
     delivered: bytes = b""
     cache_salt: str = ""
