@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from worker.adapter import WEIGHTS, add_adapter, check_adapter
 from worker.answer.format import Format
 from worker.answer.formats import find_format
+from worker.chat.template import ChatTemplate
 from worker.fingerprint import fingerprint
 from worker.sampling.settings import SamplingDefaults
 from worker.structure.compiled import Compiled
@@ -59,10 +60,17 @@ class LoadedModel:
     fingerprint: str
     sampling_defaults: SamplingDefaults
     answer_format: Format
+    chat_template: ChatTemplate
     constraints: Constraints
     # A smaller model with the same tokens, and its fingerprint.
     draft: Any = None
     draft_fingerprint: str = ""
+
+    @cached_property
+    def xtc_spared(self) -> tuple[int, ...]:
+        """What ends an answer or a line: as mlx_lm.server, which never leaves these out."""
+        line = self.tokenizer.encode("\n", add_special_tokens=False)
+        return tuple(dict.fromkeys((*self.eos_token_ids, *line)))
 
     @cached_property
     def token_bytes(self) -> TokenBytes:
@@ -128,6 +136,7 @@ def load(
         fingerprint=before,
         sampling_defaults=_sampling_defaults(folder),
         answer_format=answer_format,
+        chat_template=ChatTemplate(tokenizer),
         constraints=Constraints(
             Compiled(tokenizer, vocabulary, tokenizer.eos_token_ids), tokenizer, answer_format
         ),

@@ -22,9 +22,17 @@ class Assembly:
     """
 
     def __init__(
-        self, stop: tuple[str, ...], *, parallel: bool = True, plain: bool = False
+        self,
+        stop: tuple[str, ...],
+        *,
+        parallel: bool = True,
+        plain: bool = False,
+        include_stop: bool = False,
     ) -> None:
-        """`plain`: there are no tags, and all is text."""
+        """`plain`: there are no tags, and all is text. With `include_stop` the stop sequence that
+        ends it is a part of the text.
+        """
+        self._include_stop = include_stop
         self._stops: Any = None
         if stop:
             machine = TextStateMachine({"normal": [(each, None) for each in stop]})
@@ -91,8 +99,7 @@ class Assembly:
     def finish(self) -> None:
         """The answer is over: what may have been more than text is no more than that."""
         self._flush_stops()
-        if not self.stopped:
-            self._put(self._kind, self._held)
+        self._put(self._kind, self._held)
         self._held = ""
 
     def _until_stop(self, text: str) -> str:
@@ -100,8 +107,12 @@ class Assembly:
             return text
         if self.stopped:
             return ""
+        held = self._stops[-1]
         self._stops, emitted, state = TextStateMachine.step(self._stops, text)
         self.stopped = state is None
+        if self.stopped and self._include_stop:
+            beyond = self._stops[-1]
+            return str((held + text).removesuffix(beyond))
         return str(emitted)
 
     def _flush_stops(self) -> None:

@@ -65,7 +65,7 @@ class RowBatch:
     def __init__(
         self,
         model: Any,
-        until_eos: StopSequences,
+        eos_token_ids: tuple[int, ...],
         max_rows: int,
         pace: PrefillPace,
         on_prefill: Callable[[int, float], None],
@@ -83,7 +83,8 @@ class RowBatch:
         )
         self._order = RowOrder(self._generator)
         self._sampler = ConstrainedSampler(self._order, self._tap.take)
-        self._until_eos = until_eos
+        self._eos_token_ids = eos_token_ids
+        self._until_eos = _until(eos_token_ids)
         self._until_length = StopSequences()
         self._pace = pace
         self._on_prefill = on_prefill
@@ -135,11 +136,18 @@ class RowBatch:
             caches=[None if taken is None else taken.caches],
             all_tokens=[sequence.token_ids[:done]],
             samplers=[self._sampler],
-            logits_processors=[list(sequence.processors)],
-            stop_sequences=[self._until_eos if sequence.ends_at_eos else self._until_length],
+            logits_processors=[[] if sequence.budget is None else [sequence.budget]],
+            stop_sequences=[self._stops(sequence)],
         )
         self._order.insert(uid)
-        self._sampler.add(uid, sequence.sampling, sequence.logprobs, sequence.constrained)
+        self._sampler.add(
+            uid,
+            sequence.sampling,
+            sequence.adjustments,
+            sequence.token_ids,
+            sequence.logprobs,
+            sequence.constrained,
+        )
         row = Row(sequence, number, cached_tokens=done, seen_tokens=done)
         if sequence.prompt_logprobs is not None:
             row.prompt_scores = []
@@ -280,6 +288,12 @@ class RowBatch:
             if row.kept is not None
         ]
 
+    def _stops(self, sequence: Sequence) -> StopSequences:
+        ends = self._eos_token_ids if sequence.ends_at_eos else ()
+        if sequence.stop_token_ids:
+            return _until((*ends, *sequence.stop_token_ids))
+        return self._until_eos if ends else self._until_length
+
     def _take_out(self, uids: list[int]) -> None:
         if uids:
             self._generator.remove(uids)
@@ -292,6 +306,10 @@ class RowBatch:
         del self._rows[uid]
         self._prefilling.discard(uid)
         self._at_end.discard(uid)
+
+
+def _until(token_ids: Iterable[int]) -> StopSequences:
+    return StopSequences([(each,) for each in token_ids])
 
 
 def _segments(sequence: Sequence, done: int) -> list[list[int]]:

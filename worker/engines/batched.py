@@ -6,8 +6,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
-from mlx_lm.generate import StopSequences
-
 from worker.engines.batch import AHEAD_TOKENS, Row, RowBatch
 from worker.engines.keeper import Keeper
 from worker.engines.need import Need
@@ -60,7 +58,7 @@ class BatchedEngine:
         rows that decode for about `stall_s`.
         """
         self._model = model
-        self._until_eos = StopSequences([(token,) for token in eos_token_ids])
+        self._eos_token_ids = tuple(eos_token_ids)
         self._max_concurrency = max_concurrency
         self._room = room
         self._worth_bytes = max(weight_bytes, _STEP_BYTES)
@@ -290,7 +288,7 @@ class BatchedEngine:
     def _open(self) -> RowBatch:
         batch = RowBatch(
             self._model,
-            self._until_eos,
+            self._eos_token_ids,
             self._max_concurrency,
             self._pace,
             self._on_prefill,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
+
+import mlx.core as mx
 
 from protocol.messages import FinishReason
 from worker.engines.need import Need
 from worker.prompt_cache.path import Path
-from worker.sampling.processors import LogitsProcessor
+from worker.sampling.adjustments import Adjustments
 from worker.sampling.scores import Score
 from worker.sampling.settings import RowSampling
 from worker.structure.matching import Constrained
@@ -27,7 +29,11 @@ class Sequence:
     sampling: RowSampling | None
     ignore_eos: bool
     priority: int = 0
-    processors: tuple[LogitsProcessor, ...] = ()
+    # Of its reasoning: called as mlx-lm calls what changes logits.
+    budget: Callable[[mx.array, mx.array], mx.array] | None = None
+    adjustments: Adjustments | None = None
+    # They end it, beside those that end any.
+    stop_token_ids: tuple[int, ...] = ()
     # None: neither taken from the prompt cache nor kept there.
     path: Path | None = None
     open_end: bool = False

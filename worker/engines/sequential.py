@@ -243,7 +243,8 @@ class SequentialEngine:
         row.generated.append(token_id)
         row.seen_tokens = row.tokens - (0 if self._draft is None else UNSEEN_TOKENS)
         finish_reason: FinishReason | None = None
-        if token_id in self._eos_token_ids and sequence.ends_at_eos:
+        ends = token_id in self._eos_token_ids and sequence.ends_at_eos
+        if ends or token_id in sequence.stop_token_ids:
             finish_reason = "stop"
         elif len(row.generated) >= sequence.max_tokens:
             finish_reason = "length"

@@ -18,6 +18,7 @@ from llguidance.numpy import (
 )
 from numpy.typing import NDArray
 
+from worker.sampling.adjustments import Adjustments
 from worker.sampling.batch import BatchSampler
 from worker.sampling.masses import masses
 from worker.sampling.scores import Score
@@ -64,10 +65,12 @@ class ConstrainedSampler(Generic[Key]):
         self,
         key: Key,
         sampling: RowSampling | None,
+        adjustments: Adjustments | None = None,
+        token_ids: Sequence[int] = (),
         logprobs: int | None = None,
         constrained: Constrained | None = None,
     ) -> None:
-        self._sampler.add(key, sampling, logprobs)
+        self._sampler.add(key, sampling, adjustments, token_ids, logprobs)
         if constrained is not None:
             self._matchings[key] = constrained.begin()
             if sampling is not None and sampling.top_p < 1.0:
@@ -101,11 +104,13 @@ class ConstrainedSampler(Generic[Key]):
         mx.async_eval(logprobs)  # type: ignore[no-untyped-call] # MLX leaves its types out
         self._feed(places)
         keys = [key for key in places if key in self._matchings]
-        if keys:
-            masks = self._fill(keys)
-            summed = [at for at, key in enumerate(keys) if key in self._summed]
-            logprobs = masked(logprobs, [places[key] for key in keys], masks, summed)
-        tokens = self._sampler(logprobs)
+        if not keys:
+            return self._sampler(logprobs)
+        masks = self._fill(keys)
+        rows = [places[key] for key in keys]
+        summed = [at for at, key in enumerate(keys) if key in self._summed]
+        # After penalties and what they forbid: they don't know what must come.
+        tokens = self._sampler(logprobs, lambda adjusted: masked(adjusted, rows, masks, summed))
         for key in keys:
             self._chosen[key] = (tokens, places[key])
         return tokens

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlx_lm.utils import load_tokenizer
-
 from protocol.parts import AnswerPart, Reasoning, Text, ToolCall
-from tests.support.shapes import DEMO
+from tests.support.templates import templated
 
 ARGUMENTS = '{"city": "Köln", "days": 2}'
 OTHER = '{"text": "a \\"b\\" {c} </d>\\n"}'
@@ -32,29 +29,10 @@ class Recorded:
     marks: str = ""
     tokens: tuple[str, ...] = ()
     opening: str = "<|im_start|>assistant\n"
-    # Of mlx-lm's settings in tokenizer_config.json.
-    chat_template_type: str | None = None
 
     def tokenizer(self, folder: Path) -> Any:
         """mlx-lm's wrapper of one that has these marks and tokens."""
-        folder.mkdir(parents=True)
-        shutil.copy(DEMO / "config.json", folder)
-        tokenizer = json.loads((DEMO / "tokenizer.json").read_text())
-        known = [each for each in tokenizer["added_tokens"] if each["special"]]
-        first = len(tokenizer["model"]["vocab"])
-        added = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-        tokenizer["added_tokens"] = known + [
-            {"id": first + at, "content": each, "special": True, **added}
-            for at, each in enumerate(self.tokens)
-        ]
-        (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-        settings = json.loads((DEMO / "tokenizer_config.json").read_text())
-        settings["chat_template"] = "{{ messages }}{#" + self.marks + "#}"
-        if self.chat_template_type is not None:
-            settings["tool_parser_type"] = self.chat_template_type
-            settings["chat_template_type"] = self.chat_template_type
-        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-        return load_tokenizer(folder)
+        return templated(folder, "{{ messages }}{#" + self.marks + "#}", self.tokens)
 
 
 def _call(name: str, arguments: str, key: str = "arguments") -> str:
