@@ -30,7 +30,16 @@ RequestErrorCode: TypeAlias = Literal[
     "invalid_request_error", "context_length_exceeded", "internal_error"
 ]
 RequestField: TypeAlias = Literal[
-    "prompt", "max_tokens", "constraint", "tools", "prompt_logprobs", "sampling", "suffix"
+    "prompt",
+    "max_tokens",
+    "constraint",
+    "tools",
+    "suffix",
+    "prompt_logprobs",
+    "logit_bias",
+    "allowed_token_ids",
+    "stop_token_ids",
+    "bad_words",
 ]
 
 
@@ -110,7 +119,14 @@ class Sampling(Struct, frozen=True, kw_only=True):
     """How the next token is chosen. None: as the model's generation_config.json says; no penalty.
 
     What is among the last `repetition_context_tokens` has its logit divided by
-    `repetition_penalty`, or multiplied if it is negative (Keskar et al., 2019).
+    `repetition_penalty`, or multiplied if it is negative (Keskar et al., 2019). From the logits of
+    what the answer has are taken `frequency_penalty` for each time and `presence_penalty` once;
+    `logit_bias` is added to those that it names (all three as OpenAI defines them).
+
+    Only `allowed_token_ids` are chosen, if there are any; no text of `bad_words` is completed.
+    Tokens that end an answer, the model's own and the `stop_token_ids`, are not chosen among its
+    first `min_tokens`. With `xtc_probability` all tokens but the least likely of those that have
+    more than `xtc_threshold` are left out, where there are several.
     """
 
     seed: int
@@ -120,6 +136,15 @@ class Sampling(Struct, frozen=True, kw_only=True):
     min_p: float | None = None
     repetition_penalty: float | None = None
     repetition_context_tokens: int = 20
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[TokenId, float], ...] = ()
+    allowed_token_ids: tuple[TokenId, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    min_tokens: int = 0
+    stop_token_ids: tuple[TokenId, ...] = ()
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
 
 
 class Tools(Struct, frozen=True, kw_only=True):
@@ -225,7 +250,8 @@ class Generate(Message, frozen=True, tag="generate"):
 
     `max_tokens` None: up to the end of the context. `delivered` are the packed ids that the client
     has the text of: they count towards `max_tokens`, and generation goes on after them. Only
-    requests with the same `cache_salt` share prompts.
+    requests with the same `cache_salt` share prompts. What ends an answer is no part of its text,
+    but with `include_stop` one of the `stop` sequences is.
 
     With `parsed` reasoning and tool calls come as parts of their own, else all is text. Reasoning
     ends after `reasoning_tokens`. With `logprobs` every token that has a text has its own and so
@@ -239,6 +265,7 @@ class Generate(Message, frozen=True, tag="generate"):
     max_tokens: int | None = None
     priority: int = 0
     stop: tuple[str, ...] = ()
+    include_stop: bool = False
     ignore_eos: bool = False
     delivered: bytes = b""
     cache_salt: str = ""

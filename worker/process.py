@@ -35,7 +35,7 @@ from protocol.messages import (
     Stop,
     Usage,
 )
-from protocol.parts import merged
+from protocol.parts import AnswerPart, Text, merged
 from protocol.signals import DUMP_STACKS
 from protocol.tokens import pack
 from worker.engine_thread import (
@@ -67,6 +67,7 @@ _ORPHAN_GRACE_S_PER_GB: Final = 0.5
 _LONGEST_ORPHAN_GRACE_S: Final = 60.0
 _UNSENT_FRAMES: Final = 256
 _TOKENIZER_THREADS: Final = 2
+_COMPILER_THREADS: Final = 2
 
 
 def run(address: str, key: bytes, parent_pid: int, incarnation: int, *, spare: bool) -> NoReturn:
@@ -103,6 +104,8 @@ class _Request:
         self.cached_tokens: int | None = None
         self.answer: AnswerStream | None = None
         self.logprobs: LogprobWriter | None = None
+        # What comes before the first token's text.
+        self.echo = ""
 
 
 def _rendered(request_id: str, prompt_ids: list[int]) -> Iterator[Rendered]:
@@ -126,6 +129,8 @@ class Conversation:
         os.set_blocking(self._wake_write, False)
         self._engine = EngineThread(incarnation, self._wake, spare=spare)
         self._tokenizers = ThreadPoolExecutor(_TOKENIZER_THREADS, "tokenizer")
+        # A grammar may take half a second: other prompts don't wait for it.
+        self._compilers = ThreadPoolExecutor(_COMPILER_THREADS, "compiler")
         self._loaded: Loaded | None = None
         self._requests: dict[str, _Request] = {}
         self._unsent: deque[bytes] = deque()
@@ -204,10 +209,12 @@ class Conversation:
             return
         self._requests[generate.request_id] = _Request()
         self._engine.arriving += 1
-        self._tokenizers.submit(self._prepare, loaded, generate)
+        free = generate.constraint is None and generate.tools is None
+        threads = self._tokenizers if free else self._compilers
+        threads.submit(self._prepare, loaded, generate)
 
     def _prepare(self, loaded: Loaded, generate: Generate) -> None:
-        """Runs on a tokenizer thread."""
+        """Runs on a tokenizer thread, or on one for constraints."""
         try:
             event: EngineEvent = loaded.prepare(generate)
         except Exception:
@@ -267,6 +274,7 @@ class Conversation:
         request.completion_tokens = prepared.delivered
         request.answer = prepared.answer
         request.logprobs = prepared.logprobs
+        request.echo = prepared.echo
         if prepared.rendered:
             for message in _rendered(request_id, prepared.prompt_ids):
                 self._send(message)
@@ -303,9 +311,11 @@ class Conversation:
             if finish_reason is None:
                 self._engine.post(Remove((token.request_id,)))
             finish_reason = "stop"
+        parts: list[AnswerPart] = [Text(request.echo)] if request.echo else []
+        request.echo = ""
+        parts += [*logprobs.parts(token), *added]
         if finish_reason is None:
-            parts = (*logprobs.parts(token), *added)
-            return Delta(token.request_id, (token.token_id,), parts)
+            return Delta(token.request_id, (token.token_id,), tuple(parts))
         del self._requests[token.request_id]
         usage = Usage(
             request.prompt_tokens,
@@ -313,11 +323,10 @@ class Conversation:
             request.cached_tokens,
             answer.reasoning_tokens,
         )
-        rest = merged(added + answer.finish(complete=finish_reason == "stop"))
+        parts = merged(parts + answer.finish(complete=finish_reason == "stop"))
         if finish_reason == "stop" and answer.ended_with_calls:
             finish_reason = "tool_calls"
-        parts = (*logprobs.parts(token), *rest)
-        return Delta(token.request_id, (token.token_id,), parts, finish_reason, usage)
+        return Delta(token.request_id, (token.token_id,), tuple(parts), finish_reason, usage)
 
     def _drop(self, request_id: str) -> None:
         self._requests.pop(request_id, None)

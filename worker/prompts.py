@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -15,7 +16,7 @@ from protocol.messages import (
     TokenPrompt,
 )
 from protocol.tokens import BYTES_PER_TOKEN, unpack
-from worker.answer.budget import reasoning_budget
+from worker.answer.budget import ReasoningBudget, reasoning_budget
 from worker.answer.stream import AnswerStream, answer_stream
 from worker.chat.template import ChatTemplate
 from worker.engines.room import Room
@@ -25,11 +26,16 @@ from worker.loading import LoadedModel
 from worker.logprobs import LogprobWriter
 from worker.prompt_cache.path import Paths
 from worker.prompt_error import PromptError
-from worker.sampling.processors import LogitsProcessor, make_processors
+from worker.sampling.adjustments import Adjustments, make_adjustments
 from worker.sampling.settings import make_row_sampling
+from worker.sampling.words import banned_sequences
+from worker.structure.grammar import ConstraintError
+from worker.structure.matching import Constrained
 
 # Vocabularies have runs of spaces as single tokens, the longest known of 128.
 _MOST_CHARACTERS_PER_TOKEN: Final = 128
+# What each step compares with the end of an answer.
+_MOST_BANNED_TOKENS: Final = 4096
 # Tokens and alternatives that are held, and written down, before an answer begins.
 _MOST_PROMPT_SCORES: Final = 1 << 18
 
@@ -39,8 +45,8 @@ class Prepared:
     """A request ready to run.
 
     `prompt_ids` is the prompt alone; the sequence's tokens go on with what was delivered, and so
-    does `answer`. `logprobs` writes down the scores of its tokens. `rendered` says that the gateway
-    doesn't know the ids yet.
+    does `answer`. `logprobs` writes down the scores of its tokens, and `echo` comes before its
+    text. `rendered` says that the gateway doesn't know the ids yet.
     """
 
     sequence: Sequence
@@ -49,6 +55,7 @@ class Prepared:
     rendered: bool
     answer: AnswerStream
     logprobs: LogprobWriter
+    echo: str
 
 
 class Context(NamedTuple):
@@ -110,6 +117,12 @@ def _failed(request_id: str, error: PromptError) -> RequestFailed:
     )
 
 
+def no_further(request_id: str, reason: str) -> RequestFailed:
+    """For one whose constraint can't be followed to its end."""
+    message = f"The answer can't go on as its constraint wants it: {reason}."
+    return _failed(request_id, PromptError("invalid_request_error", message, "constraint"))
+
+
 def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: Paths) -> Prepared:
     _check_size(generate, context)
     prompt_ids = _tokenize(generate, loaded)
@@ -149,8 +162,13 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
             f"{len(delivered)} tokens were delivered already, of {wanted} at most.",
         )
     sampling = make_row_sampling(
-        generate.sampling, loaded.sampling_defaults, loaded.vocabulary, position=len(delivered)
+        generate.sampling,
+        loaded.sampling_defaults,
+        loaded.vocabulary,
+        len(delivered),
+        loaded.xtc_spared,
     )
+    constrained = _constrain(generate, loaded, prompt_ids, delivered)
     answer = answer_stream(generate, prompt_ids, loaded.tokenizer, loaded.answer_format)
     for token_id in delivered:
         answer.add(token_id)
@@ -166,7 +184,9 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
             sampling=sampling,
             ignore_eos=generate.ignore_eos,
             priority=generate.priority,
-            processors=_processors(generate, prompt_ids, loaded),
+            budget=_budget(generate, prompt_ids, loaded),
+            adjustments=_adjustments(generate, loaded, len(prompt_ids), len(prompt_ids) + wanted),
+            stop_token_ids=generate.sampling.stop_token_ids,
             # What is taken from the prompt cache has no logits.
             path=None
             if prompt_logprobs is not None
@@ -178,6 +198,7 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
                 else (),
             ),
             open_end=bool(delivered) or generate.max_tokens is None,
+            constrained=constrained,
             logprobs=generate.logprobs,
             prompt_logprobs=prompt_logprobs,
         ),
@@ -186,24 +207,37 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
         rendered=not isinstance(generate.prompt, TokenPrompt),
         answer=answer,
         logprobs=LogprobWriter(loaded.token_bytes, prompt_ids),
+        echo=_text_of(generate, prompt_ids, loaded) if generate.echo and not delivered else "",
     )
 
 
-def _processors(
+def _budget(
     generate: Generate, prompt_ids: list[int], loaded: LoadedModel
-) -> tuple[LogitsProcessor, ...]:
-    processors = make_processors(generate.sampling)
+) -> ReasoningBudget | None:
     if generate.reasoning_tokens is None:
-        return processors
+        return None
     try:
-        budget = reasoning_budget(
+        return reasoning_budget(
             prompt_ids, generate.reasoning_tokens, loaded.tokenizer, loaded.answer_format
         )
     except ValueError as error:
         raise PromptError(
             "invalid_request_error", f"This model's reasoning can't be bounded: {error}"
         ) from error
-    return processors if budget is None else (*processors, budget)
+
+
+def _constrain(
+    generate: Generate, loaded: LoadedModel, prompt_ids: list[int], delivered: list[int]
+) -> Constrained | None:
+    try:
+        return loaded.constraints.of(generate, prompt_ids, delivered)
+    except ConstraintError as error:
+        kind = generate.constraint.kind if generate.constraint is not None else "tools"
+        raise PromptError(
+            "invalid_request_error",
+            f"No answer can be made to match this {kind}: {error.reason}",
+            "constraint" if generate.constraint is not None else "tools",
+        ) from error
 
 
 def _check_size(generate: Generate, context: Context) -> None:
@@ -222,6 +256,36 @@ def _check_size(generate: Generate, context: Context) -> None:
     if least_tokens > context.tokens:
         raise _too_long(
             context, f": it has at least {least_tokens}", "Shorten the prompt.", "prompt"
+        )
+
+
+def _adjustments(
+    generate: Generate, loaded: LoadedModel, prompt_tokens: int, most_tokens: int
+) -> Adjustments | None:
+    sampling = generate.sampling
+    _check_ids("logit_bias", (each for each, _ in sampling.logit_bias), loaded.vocabulary)
+    _check_ids("allowed_token_ids", sampling.allowed_token_ids, loaded.vocabulary)
+    _check_ids("stop_token_ids", sampling.stop_token_ids, loaded.vocabulary)
+    banned = banned_sequences(sampling.bad_words, loaded.tokenizer)
+    if sum(map(len, banned)) > _MOST_BANNED_TOKENS:
+        raise PromptError(
+            "invalid_request_error",
+            f"bad_words have more than {_MOST_BANNED_TOKENS} tokens together.",
+            "bad_words",
+        )
+    ends = () if generate.ignore_eos else loaded.eos_token_ids
+    return make_adjustments(
+        sampling, prompt_tokens, most_tokens, (*ends, *sampling.stop_token_ids), banned
+    )
+
+
+def _check_ids(field: RequestField, token_ids: Iterable[int], vocabulary: int) -> None:
+    unknown = next((each for each in token_ids if each >= vocabulary), None)
+    if unknown is not None:
+        raise PromptError(
+            "invalid_request_error",
+            f"{field} has token id {unknown}; this model knows 0 to {vocabulary - 1}.",
+            field,
         )
 
 
@@ -290,6 +354,12 @@ def _tokenize(generate: Generate, loaded: LoadedModel) -> list[int]:
             return list(tokenizer.encode(text))
         case TokenPrompt(packed):
             return _unpack(packed)
+
+
+def _text_of(generate: Generate, prompt_ids: list[int], loaded: LoadedModel) -> str:
+    if isinstance(generate.prompt, TextPrompt):
+        return generate.prompt.text
+    return str(loaded.tokenizer.decode(prompt_ids))
 
 
 def _infill(prefix: str, suffix: str, tokenizer: Any) -> list[int]:

@@ -16,7 +16,8 @@ from gateway.system.lane import Lane
 
 MAX_BODY_BYTES: Final = 32 << 20
 
-_PATH: Final = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+# Within a map msgspec doesn't say where.
+_PATH: Final = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*?)(\[\.\.\.\])?`$")
 _MISSING: Final = re.compile(r"missing required field `(?P<name>[^`]*)`")
 
 _MOST_DIGITS: Final = 9
@@ -98,7 +99,7 @@ def _decode(body: bytearray, kind: type[T], optional: bool) -> T:
         text = str(error)
         place = _PATH.search(text)
         param = place["path"] or None if place else None
-        reason = _PATH.sub("", text)
+        reason = _PATH.sub(" as a key" if place and place["key"] else "", text)
         if missing := _MISSING.search(reason):
             param = f"{param}.{missing['name']}" if param else missing["name"]
         named = f"{param}: " if param else ""

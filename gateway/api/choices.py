@@ -70,4 +70,5 @@ def usage_of(usages: Sequence[Usage], answers_each: int) -> Usage:
         sum(each[0].prompt_tokens for each in prompts),
         sum(each.completion_tokens for each in usages),
         sum(min(one.cached_tokens for one in each) for each in prompts),
+        sum(each.reasoning_tokens for each in usages),
     )

@@ -21,7 +21,17 @@ from gateway.edge.origins import from_page
 from gateway.edge.request_id import unique
 from gateway.fleet.fleet import Fleet
 from protocol.messages import Generate, Prompt, RequestField, Sampling
+from protocol.tokens import LARGEST_TOKEN_ID
 
+# What clients call as the worker does.
+_SAME_NAMES: Final[tuple[RequestField, ...]] = (
+    "tools",
+    "suffix",
+    "logit_bias",
+    "allowed_token_ids",
+    "stop_token_ids",
+    "bad_words",
+)
 _MOST_STOPS: Final = 16
 # A machine is built from them before the answer begins, and its size grows with theirs.
 _LONGEST_STOP: Final = 1000
@@ -30,17 +40,27 @@ _LONGEST_SALT: Final = 256
 _MOST_ANSWERS: Final = 128
 _MOST_PRIORITY: Final = 1000
 _LARGEST_PENALTY: Final = 10.0
+# As mlx-lm has it.
+_XTC_THRESHOLD: Final = 0.1
 # As mlx_lm.server has it.
 _REPETITION_CONTEXT: Final = 20
 # mlx_lm.server's clients send 0 for "none", all others 1.
 _NO_PENALTY: Final = (None, 0, 1)
 _LARGEST_COUNT: Final = (1 << 31) - 1
+_MOST_BIASES: Final = 1024
+_MOST_STOP_TOKENS: Final = 256
+_MOST_BAD_WORDS: Final = 256
+# More than vocabularies have.
+_MOST_ALLOWED: Final = 1 << 20
 
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Tokens = Annotated[int, Meta(ge=1, le=_LARGEST_COUNT)]
 StopSequence = Annotated[str, Meta(min_length=1, max_length=_LONGEST_STOP)]
 # vLLM advises 43 characters.
 Salt = Annotated[str, Meta(max_length=_LONGEST_SALT)]
+TokenId = Annotated[int, Meta(ge=0, le=LARGEST_TOKEN_ID)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
 Stop = StopSequence | Annotated[list[StopSequence], Meta(max_length=_MOST_STOPS)] | None
 
 
@@ -70,6 +90,18 @@ class GenerationBody(Struct, kw_only=True):
     keep_alive: float | str | None = None
     cache_salt: Salt | None = None
     n: Annotated[int, Meta(ge=1, le=_MOST_ANSWERS)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=_MOST_BIASES)] | None = None
+    xtc_probability: Probability | None = None
+    xtc_threshold: Annotated[float, Meta(ge=0, le=0.5)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=_LARGEST_COUNT)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=_MOST_STOP_TOKENS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    bad_words: Annotated[list[StopSequence], Meta(max_length=_MOST_BAD_WORDS)] | None = None
+    allowed_token_ids: (
+        Annotated[list[TokenId], Meta(min_length=1, max_length=_MOST_ALLOWED)] | None
+    ) = None
 
     @property
     def answers(self) -> int:
@@ -92,8 +124,14 @@ class GenerationBody(Struct, kw_only=True):
 
 
 def check_generation(body: GenerationBody, place: Place) -> None:
-    """Raises: Refusal: it asks for something that this server doesn't do."""
+    """Raises: Refusal: it asks for something that this server doesn't do, or nobody can."""
     check_supported(body, place)
+    if body.limit is not None and (body.min_tokens or 0) > body.limit:
+        raise Refusal(
+            "invalid_request_error",
+            f"min_tokens: it is {body.min_tokens}, and the answer may have {body.limit} at most.",
+            param="min_tokens",
+        )
     if body.stream_options is not None:
         check_supported(body.stream_options, "stream_options", "stream_options.")
 
@@ -153,8 +191,8 @@ def _params(body: GenerationBody, prompt_param: str) -> dict[RequestField, str]:
     limit = prompt_param
     if body.limit is not None:
         limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    names: dict[RequestField, str] = {"prompt": prompt_param, "max_tokens": limit}
-    names |= {"tools": "tools", "suffix": "suffix", "prompt_logprobs": "echo"}
+    names: dict[RequestField, str] = {each: each for each in _SAME_NAMES}
+    names |= {"prompt": prompt_param, "max_tokens": limit, "prompt_logprobs": "echo"}
     return names | {"constraint": body.constraint_param}
 
 
@@ -201,9 +239,19 @@ def generate_message(body: GenerationBody, prompt: Prompt, max_tokens: int | Non
                 None if body.repetition_penalty in _NO_PENALTY else body.repetition_penalty
             ),
             repetition_context_tokens=body.repetition_context_size or _REPETITION_CONTEXT,
+            frequency_penalty=body.frequency_penalty or 0.0,
+            presence_penalty=body.presence_penalty or 0.0,
+            logit_bias=tuple((body.logit_bias or {}).items()),
+            allowed_token_ids=tuple(body.allowed_token_ids or ()),
+            bad_words=tuple(body.bad_words or ()),
+            min_tokens=body.min_tokens or 0,
+            stop_token_ids=tuple(body.stop_token_ids or ()),
+            xtc_probability=body.xtc_probability or 0.0,
+            xtc_threshold=_XTC_THRESHOLD if body.xtc_threshold is None else body.xtc_threshold,
         ),
         max_tokens=max_tokens,
         stop=stop,
+        include_stop=bool(body.include_stop_str_in_output),
         ignore_eos=bool(body.ignore_eos),
         cache_salt=body.cache_salt or "",
     )

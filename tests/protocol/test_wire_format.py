@@ -69,6 +69,15 @@ SAMPLING = Sampling(
     top_p=0.9,
     top_k=40,
     min_p=0.05,
+    frequency_penalty=0.5,
+    presence_penalty=-0.25,
+    logit_bias=((5, -100.0), (7, 2.5)),
+    allowed_token_ids=(5, 7, 9),
+    bad_words=("sea",),
+    min_tokens=4,
+    stop_token_ids=(11,),
+    xtc_probability=0.25,
+    xtc_threshold=0.05,
 )
 PROMPTS = {
     ChatPrompt: ChatPrompt(
@@ -80,7 +89,7 @@ PROMPTS = {
         ),
         '{"enable_thinking": false}',
     ),
-    TextPrompt: TextPrompt("Once upon a time"),
+    TextPrompt: TextPrompt("Once upon a time", "the end"),
     TokenPrompt: TokenPrompt(pack([0, 1, 151_645])),
 }
 
@@ -93,6 +102,7 @@ def _generate(prompt: Prompt) -> Generate:
         max_tokens=100,
         priority=3,
         stop=("\n\n", "END"),
+        include_stop=True,
         ignore_eos=True,
         delivered=pack([5, 6]),
         cache_salt="mine",
@@ -101,6 +111,7 @@ def _generate(prompt: Prompt) -> Generate:
         constraint=Constraint("regex", "[a-z]+"),
         reasoning_tokens=500,
         logprobs=2,
+        echo=True,
         prompt_logprobs=1,
     )
 

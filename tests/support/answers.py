@@ -10,9 +10,21 @@ from worker.answer.format import Format
 from worker.answer.stream import AnswerStream, answer_stream
 
 
-def text_stream(tokenizer: Any, prompt_ids: list[int], stop: tuple[str, ...] = ()) -> AnswerStream:
+def text_stream(
+    tokenizer: Any,
+    prompt_ids: list[int],
+    stop: tuple[str, ...] = (),
+    *,
+    include_stop: bool = False,
+) -> AnswerStream:
     """An answer's text, told apart from nothing."""
-    generate = Generate(request_id="r", prompt=TextPrompt(""), sampling=Sampling(seed=0), stop=stop)
+    generate = Generate(
+        request_id="r",
+        prompt=TextPrompt(""),
+        sampling=Sampling(seed=0),
+        stop=stop,
+        include_stop=include_stop,
+    )
     return answer_stream(generate, prompt_ids, tokenizer, Format())
 
 

@@ -22,9 +22,17 @@ class Assembly:
     """
 
     def __init__(
-        self, stop: tuple[str, ...], *, parallel: bool = True, plain: bool = False
+        self,
+        stop: tuple[str, ...],
+        *,
+        parallel: bool = True,
+        plain: bool = False,
+        include_stop: bool = False,
     ) -> None:
-        """`plain`: there are no tags, and all is text."""
+        """`plain`: there are no tags, and all is text. With `include_stop` the stop sequence that
+        ends it is a part of the text.
+        """
+        self._include_stop = include_stop
         self._stops: Any = None
         if stop:
             machine = TextStateMachine({"normal": [(each, None) for each in stop]})
@@ -105,8 +113,12 @@ class Assembly:
             return text
         if self.stopped:
             return ""
+        held = self._stops[-1]
         self._stops, emitted, state = TextStateMachine.step(self._stops, text)
         self.stopped = state is None
+        if self.stopped and self._include_stop:
+            beyond = self._stops[-1]
+            return str((held + text).removesuffix(beyond))
         return str(emitted)
 
     def _flush_stops(self) -> None:

@@ -70,6 +70,7 @@ def answer_stream(
         generate.stop,
         parallel=tools is None or tools.parallel,
         plain=not generate.parsed,
+        include_stop=generate.include_stop,
     )
     calls = tools is not None and tools.choice != "none"
     splitter: Splitter

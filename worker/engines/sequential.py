@@ -16,13 +16,13 @@ from mlx_lm.generate import generation_stream
 from protocol.messages import FinishReason
 from worker.caches import Caches
 from worker.engines.batch import CachedRow, Row
-from worker.engines.decoding import UNSEEN_TOKENS, Decoded, decode, decode_ahead
+from worker.engines.decoding import UNSEEN_TOKENS, Decoded, RowSampler, decode, decode_ahead
 from worker.engines.keeper import Keeper
 from worker.engines.need import Need
 from worker.engines.pace import PrefillPace
 from worker.engines.prompt_scores import score_prompt, scored_chunk
 from worker.engines.room import Batch, Room, largest_chunk
-from worker.engines.sequence import Sequence, Token
+from worker.engines.sequence import Broken, Sequence, Token
 from worker.engines.tap import LARGE_VOCABULARY
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.keys import BLOCK_TOKENS
@@ -35,6 +35,7 @@ class _Run:
     row: Row
     caches: list[Any]
     tokens: Iterator[Decoded] | None = None
+    sampler: RowSampler | None = None
 
     @property
     def left(self) -> int:
@@ -153,6 +154,16 @@ class SequentialEngine:
             return []
         return [self._generate(run)]
 
+    def take_broken(self) -> list[Broken]:
+        run = self._run
+        if run is None or run.sampler is None:
+            return []
+        reason = run.sampler.take_broken()
+        if reason is None:
+            return []
+        self._run = None
+        return [Broken(run.row.sequence.request_id, reason)]
+
     def clear_prompts(self) -> int:
         return 0 if self._keeper is None else self._keeper.cache.clear()
 
@@ -232,7 +243,8 @@ class SequentialEngine:
         row.generated.append(token_id)
         row.seen_tokens = row.tokens - (0 if self._draft is None else UNSEEN_TOKENS)
         finish_reason: FinishReason | None = None
-        if token_id in self._eos_token_ids and not sequence.ignore_eos:
+        ends = token_id in self._eos_token_ids and sequence.ends_at_eos
+        if ends or token_id in sequence.stop_token_ids:
             finish_reason = "stop"
         elif len(row.generated) >= sequence.max_tokens:
             finish_reason = "length"
@@ -253,8 +265,15 @@ class SequentialEngine:
 
     def _decode(self, run: _Run) -> Iterator[Decoded]:
         sequence = run.row.sequence
-        if self._draft is None:
-            return decode(sequence, self._model, run.caches)
+        if self._draft is None or sequence.constrained is not None:
+            # What a draft model guesses would have to be masked by guesses, too.
+            run.sampler = RowSampler(sequence, self._model)
+            caches = run.caches
+            if self._draft is not None:
+                # Its caches don't see these tokens, so that the prompt cache can't have both.
+                run.row.kept = None
+                caches = self._caches.model_part(run.caches)
+            return decode(sequence, caches, run.sampler)
         return decode_ahead(
             sequence, self._model, self._draft, self._draft_tokens, self._caches, run.caches
         )
