@@ -23,6 +23,7 @@ from worker.chat.template import ChatTemplate
 from worker.fingerprint import fingerprint
 from worker.sampling.settings import SamplingDefaults
 from worker.structure.compiled import Compiled
+from worker.structure.requests import Constraints
 from worker.token_bytes import TokenBytes
 
 # Read between two looks at the stop flag: short against a shutdown, long against the overhead.
@@ -60,7 +61,7 @@ class LoadedModel:
     sampling_defaults: SamplingDefaults
     answer_format: Format
     chat_template: ChatTemplate
-    constraints: Compiled
+    constraints: Constraints
     # A smaller model with the same tokens, and its fingerprint.
     draft: Any = None
     draft_fingerprint: str = ""
@@ -125,6 +126,7 @@ def load(
     except Exception as error:
         # Architectures parse config.json each in its own way, and fail in as many.
         raise ModelError(one_sentence(error)) from error
+    answer_format = find_format(tokenizer)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -133,9 +135,11 @@ def load(
         context_tokens=_context_tokens(_text_config(config)),
         fingerprint=before,
         sampling_defaults=_sampling_defaults(folder),
-        constraints=Compiled(tokenizer, vocabulary, tokenizer.eos_token_ids),
-        answer_format=find_format(tokenizer),
+        answer_format=answer_format,
         chat_template=ChatTemplate(tokenizer),
+        constraints=Constraints(
+            Compiled(tokenizer, vocabulary, tokenizer.eos_token_ids), tokenizer, answer_format
+        ),
         draft=draft.model,
         draft_fingerprint=draft.fingerprint,
     )

@@ -31,7 +31,6 @@ from worker.sampling.settings import make_row_sampling
 from worker.sampling.words import banned_sequences
 from worker.structure.grammar import ConstraintError
 from worker.structure.matching import Constrained
-from worker.structure.requests import constrain
 
 # Vocabularies have runs of spaces as single tokens, the longest known of 128.
 _MOST_CHARACTERS_PER_TOKEN: Final = 128
@@ -231,7 +230,7 @@ def _constrain(
     generate: Generate, loaded: LoadedModel, prompt_ids: list[int], delivered: list[int]
 ) -> Constrained | None:
     try:
-        return constrain(generate, loaded.constraints, loaded.tokenizer, prompt_ids, delivered)
+        return loaded.constraints.of(generate, prompt_ids, delivered)
     except ConstraintError as error:
         kind = generate.constraint.kind if generate.constraint is not None else "tools"
         raise PromptError(

@@ -50,6 +50,19 @@ class Compiled:
         # The last one used last.
         self._kept: OrderedDict[Constraint | str, LLMatcher | ConstraintError] = OrderedDict()
 
+    @property
+    def special(self) -> dict[str, int]:
+        """Tokens that are no text to llguidance, and don't end an answer. The tokenizer's own list
+        has fewer: tags aren't in it.
+        """
+        trie = self._trie()
+        added = self._wrapper._tokenizer.added_tokens_decoder
+        return {
+            each.content: token_id
+            for token_id, each in added.items()
+            if trie.is_special_token(token_id) and token_id not in self._eos_token_ids
+        }
+
     def __contains__(self, key: Constraint | str) -> bool:
         return key in self._kept
 

@@ -18,7 +18,7 @@ _LONGEST_SOURCE: Final = 1 << 18
 _ANY_OBJECT: Final = '{"type":"object"}'
 # A schema may say how it is to be compiled, and what it may leave undone: these come after that.
 # Whitespace has a bound, since some models would write nothing else.
-_JSON_OPTIONS: Final[JsonCompileOptions] = {
+JSON_OPTIONS: Final[JsonCompileOptions] = {
     "whitespace_pattern": "( |\\n[ \\t]{0,40})?",
     "lenient": False,
     "coerce_one_of": False,
@@ -62,7 +62,7 @@ def json_grammar(schema: str) -> str:
         ConstraintError: it is no JSON object.
     """
     try:
-        return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_OPTIONS)
+        return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
     except ValueError as error:
         raise ConstraintError(f"The schema can't be read: {error}.") from error
 

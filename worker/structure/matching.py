@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from typing import Final
 
 import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
+# No tag has more.
+_TAG_TOKENS: Final = 24
+
 
 @dataclass(frozen=True)
 class Thinking:
-    """The tokens around a model's reasoning, which no constraint is for, and those that end an
-    answer. `open`: the prompt ends in it; else the model may begin it with its first token.
+    """A model's reasoning, which no constraint is for. `open`: the prompt ends in it; else the
+    model may `begin` it with its first token. `over` tells by the last tokens whether it has ended;
+    tokens of `eos` don't end it.
     """
 
-    begin: int
-    end: tuple[int, ...]
+    begin: int | None
+    over: Callable[[list[int]], bool]
     eos: tuple[int, ...]
     open: bool
 
@@ -58,7 +64,7 @@ class Matching:
         self.matcher = matcher
         self.width = width
         self._thinking = thinking
-        self._last: tuple[int, ...] = ()
+        self._last: list[int] = []
         self.stage = Stage.BOUND
         if thinking is not None:
             self.stage = Stage.THINKING if thinking.open else Stage.FIRST
@@ -72,12 +78,14 @@ class Matching:
         """The token that was chosen."""
         thinking = self._thinking
         if thinking is not None and self.stage is Stage.FIRST:
-            self.stage = Stage.THINKING if token_id == thinking.begin else Stage.BOUND
+            # A tag may begin as that of a call does, which then comes first.
+            thinks = token_id == thinking.begin and not self.matcher.validate_tokens([token_id])
+            self.stage = Stage.THINKING if thinks else Stage.BOUND
         if thinking is None or self.stage is Stage.BOUND:
             self.matcher.consume_token(token_id)
             return
-        self._last = (*self._last, token_id)[-len(thinking.end) :]
-        if self._last == thinking.end:
+        self._last = [*self._last, token_id][-_TAG_TOKENS:]
+        if thinking.over(self._last):
             self.stage = Stage.BOUND
 
     def amend(self, mask: NDArray[np.int32]) -> None:
@@ -89,7 +97,8 @@ class Matching:
             return
         bits = mask.view(np.uint32)
         if self.stage is Stage.FIRST:
-            bits[thinking.begin // 32] |= np.uint32(1 << thinking.begin % 32)
+            if thinking.begin is not None:
+                bits[thinking.begin // 32] |= np.uint32(1 << thinking.begin % 32)
             return
         for token_id in thinking.eos:
             bits[token_id // 32] &= ~np.uint32(1 << token_id % 32)

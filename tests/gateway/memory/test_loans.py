@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gateway.memory.loans import REBALANCE_S
 from tests.gateway.memory.account import LATER, Account, lends, recalls
 
 
@@ -35,3 +36,34 @@ def test_no_more_is_called_back_than_is_missing() -> None:
     for name, size in lent.items():
         account.need(name, 10 + size, 160, 10)
     assert account.decide(LATER) == [recalls("a", 40), recalls("b", 45)]
+
+
+def test_who_outgrew_what_it_was_lent_has_it_back_after_a_while() -> None:
+    """Its row would be taken in and put out again as fast as decisions are made."""
+    account = Account(budget=60)
+    account.load("a", 10, busy=True, used=20)
+    account.load("b", 30, busy=True)
+    account.need("a", 20, 60)
+    account.obey(account.decide(LATER))
+    assert account.limit("a") == 30
+    account.footprint("a", 36)
+    assert account.decide(LATER) == [recalls("a", 24)]
+    account.obey([recalls("a", 24)])
+    account.footprint("a", 20)
+    for now in (LATER, LATER + REBALANCE_S - 0.1):
+        assert account.decide(now) == []
+    assert account.decide(LATER + REBALANCE_S) == [lends("a", 30)]
+
+
+def test_what_it_cannot_have_meanwhile_is_called_back_from_nobody() -> None:
+    account = Account(budget=60)
+    account.load("lender", 10, busy=True, used=50)
+    account.load("a", 10, busy=True)
+    account.footprint("a", 15)
+    account.obey(account.decide(LATER))
+    assert account.limit("lender") == 45
+    account.footprint("lender", 45)
+    account.footprint("a", 10)
+    account.need("a", 10, 30)
+    assert account.decide(LATER + 1) == []
+    assert account.decide(LATER + REBALANCE_S) == [lends("a", 15), recalls("lender", 30)]

@@ -71,9 +71,9 @@ def test_one_that_began_when_it_was_anothers_turn_is_not(seconds: float, *, left
 
 
 def test_what_it_waited_for_is_its_own_turn() -> None:
-    """However long the other has waited; but only for the first prompt."""
+    """However long the other has waited; but only for the first prompt since."""
     account = Account()
-    account.load("a", 20, busy=True)
+    account.load("a", 20, busy=True, prompt=4)
     account.load("b", 30, busy=True)
     account.load("full", 50, busy=True, reload_s=1000.0)
     account.need("a", 0, 70, 70)

@@ -49,7 +49,7 @@ SUM = Constraint("grammar", 'start: N ("+" N)*\nN: /[0-9]+/')
     ],
 )
 def test_what_matches(constraint: Constraint, text: str, matches: bool, model: LoadedModel) -> None:
-    matcher = model.constraints.find(constraint).deep_copy()
+    matcher = model.constraints._compiled.find(constraint).deep_copy()
     token_ids = model.tokenizer.encode(text, add_special_tokens=False)
     taken = matcher.try_consume_tokens(token_ids)
     assert (taken == len(token_ids) and matcher.is_accepting()) == matches

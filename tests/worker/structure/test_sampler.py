@@ -58,8 +58,13 @@ def test_what_other_settings_forbid_may_come_if_nothing_else_may() -> None:
 
 
 def _constrained(model: LoadedModel, thinking: Thinking | None = None) -> Constrained:
-    compiled = model.constraints
+    compiled = model.constraints._compiled
     return Constrained(compiled.find(YES), compiled.width, thinking=thinking)
+
+
+def _thinking(model: LoadedModel, *, open_: bool) -> Thinking:
+    eos = tuple(model.eos_token_ids)
+    return Thinking(300, lambda last: last[-1:] == [301], eos, open_)
 
 
 def _steps(sampler: ConstrainedSampler[str], script: list[dict[int, int]], rows: int) -> list:
@@ -80,7 +85,7 @@ def test_a_row_may_think_first(model: LoadedModel, sampling: RowSampling | None)
     begin, inner, end = 300, 301, (302, 303)
     for opened in (False, True):
         sampler = ConstrainedSampler[str](lambda: ["row"])
-        thinking = Thinking(begin, end, eos, opened)
+        thinking = Thinking(begin, lambda last: tuple(last[-2:]) == end, eos, opened)
         sampler.add("row", sampling, constrained=_constrained(model, thinking))
         script = [] if opened else [begin]
         script += [inner, 302, inner, 302, 303]
@@ -96,7 +101,13 @@ def test_a_row_may_think_first(model: LoadedModel, sampling: RowSampling | None)
 def test_reasoning_is_not_the_end_of_an_answer(model: LoadedModel) -> None:
     eos = tuple(model.eos_token_ids)
     sampler = ConstrainedSampler[str](lambda: ["row"])
-    sampler.add("row", None, constrained=_constrained(model, Thinking(300, (301,), eos, open=True)))
+    sampler.add(
+        "row",
+        None,
+        constrained=_constrained(
+            model, Thinking(300, lambda last: last[-1:] == [301], eos, open=True)
+        ),
+    )
     assert _steps(sampler, [{0: eos[0]}], 1)[0][0] not in eos
 
 
@@ -104,7 +115,11 @@ def test_one_that_does_not_think_begins_at_once(model: LoadedModel) -> None:
     eos = tuple(model.eos_token_ids)
     sampler = ConstrainedSampler[str](lambda: ["row"])
     sampler.add(
-        "row", None, constrained=_constrained(model, Thinking(300, (301,), eos, open=False))
+        "row",
+        None,
+        constrained=_constrained(
+            model, Thinking(300, lambda last: last[-1:] == [301], eos, open=False)
+        ),
     )
     made = [each[0] for each in _steps(sampler, [{0: 305}, {0: 300}, {0: 300}, {0: 300}], 1)]
     text = model.tokenizer.decode([each for each in made if each not in eos])
