@@ -132,12 +132,12 @@ def test_a_seed_gives_the_same_alone_among_16_and_resumed(
         for token in together.step():
             made.setdefault(token.request_id, []).append(token.token_id)
     assert made == alone
-    for sequence in asked[:8]:
-        for cut in (1, 7):
-            resumed = BatchedEngine(model.model, model.eos_token_ids, 16, UNBOUNDED)
-            whole = alone[sequence.request_id]
-            resumed.add(sequence.rest(whole[:cut]))
-            assert _run(resumed)[sequence.request_id] == whole[cut:]
+    for index, sequence in enumerate(asked[:8]):
+        cut = (1, 7)[index % 2]
+        resumed = BatchedEngine(model.model, model.eos_token_ids, 16, UNBOUNDED)
+        whole = alone[sequence.request_id]
+        resumed.add(sequence.rest(whole[:cut]))
+        assert _run(resumed)[sequence.request_id] == whole[cut:]
 
 
 # Two that pass the first step of tokens while they generate, and two that don't.
