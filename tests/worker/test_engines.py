@@ -415,8 +415,29 @@ def test_who_waits_for_a_place_among_long_prompts_is_overtaken_and_loses_nothing
     for index in range(4):
         engine.add(Sequence(f"short {index}", tokens[:20], 20, None, ignore_eos=True))
     engine.step()
-    assert [len(each) for each in engine._batches] == [2, 8]
-    assert [each.request_id for each in engine._held] == ["long 8", "short 2", "short 3"]
+    # Long ones are computed one after another, and their places are left to them.
+    assert [len(each) for each in engine._batches] == [2, 1]
+    held = [each.request_id for each in engine._held]
+    assert held == [*(f"long {index}" for index in range(1, 9)), "short 2", "short 3"]
+
+
+def test_how_many_prompts_are_computed_at_a_time(models: Callable[[str], LoadedModel]) -> None:
+    """As many as fill chunks; the first to come ends first, and long ones hold up no short one."""
+    model = models("full attention")
+    tokens = model.tokenizer.encode("A ship with seven holds. " * 400)[:1500]
+
+    def begun(*lengths: int) -> list[int]:
+        engine = BatchedEngine(model.model, model.eos_token_ids, 16, UNBOUNDED)
+        for index, length in enumerate(lengths):
+            engine.add(Sequence(str(index), tokens[:length], 20, None, ignore_eos=True))
+        engine.step()
+        return [len(row.sequence.token_ids) for each in engine._batches for row in each.rows]
+
+    assert begun(*[30] * 10) == [30] * 8
+    assert begun(*[200] * 5) == [200] * 3
+    assert begun(600, 600, 600) == [600]
+    assert begun(600, 1200, 600) == [600]
+    assert begun(1300, 600, 600, 30) == [1300, 600, 30]
 
 
 def test_the_room_of_a_model(models: Callable[[str], LoadedModel]) -> None:
