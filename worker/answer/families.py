@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import regex
-from mlx_lm.tool_parsers import pythonic, qwen3_coder
+from mlx_lm.tool_parsers import qwen3_coder
 
 from worker.answer.format import Bare, Block, Tags, either, headed, objects, whole
-from worker.answer.mlx_lm_formats import FUNCTION_TAGS, closed, functions
+from worker.answer.mlx_lm_formats import FUNCTION_TAGS, closed, functions, python_calls
 from worker.answer.readers import ObjectCalls, WholeCalls
 
 
@@ -28,7 +28,7 @@ class Family(NamedTuple):
 
 def _python_lines(text: str, definitions: Any) -> Any:
     """A call a line, as in a program."""
-    return pythonic.parse_tool_call(f"[{', '.join(text.strip().splitlines())}]", definitions)
+    return python_calls(f"[{', '.join(text.strip().splitlines())}]", definitions)
 
 
 # V3 and R1 name the kind first, and put the arguments in a fence; V3.1 does neither.
@@ -134,11 +134,11 @@ FAMILIES: Final = (
     Family(
         "llama4",
         "<|python_start|>",
-        (whole("<|python_start|>", "<|python_end|>", pythonic.parse_tool_call, r"\s*\["),),
+        (whole("<|python_start|>", "<|python_end|>", python_calls, r"\s*\["),),
         Bare(
             "[",
             lambda assembly, definitions: WholeCalls(
-                assembly, "", pythonic.parse_tool_call, definitions, _LLAMA4_BEGINS
+                assembly, "", python_calls, definitions, _LLAMA4_BEGINS
             ),
         ),
     ),
