@@ -32,7 +32,7 @@ from worker.prompt_cache.path import Paths
 from worker.prompts import Context, Prepared, prepare
 
 ROWS = 16
-SHORT, SCHEMAS, REGEXES = 24, 500, 200
+SHORT, SCHEMAS, REGEXES = 16, 500, 200
 PATHS = Paths(b"", None, needs_snapshots=False)
 UNBOUNDED = Room(CacheShape(0, 0, 1.0))
 
@@ -210,7 +210,7 @@ def test_it_goes_on_after_every_token(model: LoadedModel) -> None:
     whole = _answers(model, [request])["r"]
     assert whole.finish_reason == "stop"
     prepared = _prepared(model, request)
-    for cut in range(1, len(whole.token_ids), 3):
+    for cut in range(1, len(whole.token_ids), 6):
         delivered = whole.token_ids[:cut]
         again = structs.replace(
             request, prompt=TokenPrompt(pack(prepared.prompt_ids)), delivered=pack(delivered)
