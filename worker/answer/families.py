@@ -16,7 +16,7 @@ from worker.answer.readers import ObjectCalls, WholeCalls
 
 class Family(NamedTuple):
     """Its template, or its vocabulary, has the `mark`. `before_mlx_lm`: its template has what
-    mlx-lm knows others by.
+    mlx-lm knows others by. Those `around` are tags of the answer itself.
     """
 
     name: str
@@ -24,6 +24,7 @@ class Family(NamedTuple):
     blocks: tuple[Block, ...]
     bare: Bare | None = None
     before_mlx_lm: bool = False
+    around: tuple[str, ...] = ()
 
 
 def _python_lines(text: str, definitions: Any) -> Any:
@@ -108,7 +109,12 @@ FAMILIES: Final = (
             ),
         ),
     ),
-    Family("command", "<|START_ACTION|>", (objects("<|START_ACTION|>", "<|END_ACTION|>"),)),
+    Family(
+        "command",
+        "<|START_ACTION|>",
+        (objects("<|START_ACTION|>", "<|END_ACTION|>"),),
+        around=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    ),
     Family(
         "phi4",
         "<|/tool_call|>",
@@ -124,6 +130,7 @@ FAMILIES: Final = (
         "<tool_calls>",
         (either("<tool_calls>", "</tool_calls>", _HUNYUAN_HEAD, _HUNYUAN_TAIL),),
         before_mlx_lm=True,
+        around=("<answer>", "</answer>"),
     ),
     Family(
         "olmo3",
@@ -160,5 +167,3 @@ THOUGHTS: Final = (
     Tags("<thought>", "</thought>"),
     Tags("<think>", "</think>"),
 )
-# Command's and Hunyuan's, around the answer itself.
-AROUND_ANSWERS: Final = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<answer>", "</answer>")
