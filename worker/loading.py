@@ -12,12 +12,14 @@ import mlx.core as mx
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 from mlx.utils import tree_flatten
-from mlx_lm.utils import load_model, load_tokenizer
+from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 from safetensors import SafetensorError, safe_open
 
+from protocol.encoders import encoder_of
 from worker.adapter import WEIGHTS, add_adapter, check_adapter
 from worker.fingerprint import fingerprint
 from worker.sampling.settings import SamplingDefaults
+from worker.vectors import encoders
 
 # Read between two looks at the stop flag: short against a shutdown, long against the overhead.
 _SLICE_BYTES: Final = 64 << 20
@@ -52,9 +54,16 @@ class LoadedModel:
     context_tokens: int | None
     fingerprint: str
     sampling_defaults: SamplingDefaults
+    config: dict[str, Any]
+    folder: Path
     # A smaller model with the same tokens, and its fingerprint.
     draft: Any = None
     draft_fingerprint: str = ""
+
+    @property
+    def is_encoder(self) -> bool:
+        """It writes no text."""
+        return encoder_of(self.config) is not None
 
     @property
     def eos_token_ids(self) -> Iterable[int]:
@@ -86,7 +95,9 @@ def load(
             check_adapter(adapter)
             _check_shard(adapter / WEIGHTS)
         before = fingerprint(folder, adapter)
-        model, config = load_model(folder, lazy=True, trust_remote_code=False)
+        model, config = load_model(
+            folder, lazy=True, trust_remote_code=False, get_model_classes=classes_of
+        )
         if adapter is not None:
             add_adapter(model, adapter)
         tokenizer = read_tokenizer(folder, config.get("eos_token_id"))
@@ -111,7 +122,9 @@ def load(
         tokenizer=tokenizer,
         weight_bytes=weight_bytes,
         vocabulary=vocabulary,
-        context_tokens=_context_tokens(_text_config(config)),
+        context_tokens=context_tokens_of(config),
+        config=config,
+        folder=folder,
         fingerprint=before,
         sampling_defaults=_sampling_defaults(folder),
         draft=draft.model,
@@ -219,6 +232,20 @@ def _text_config(config: dict[str, Any]) -> dict[str, Any]:
 
 def _vocabulary(config: dict[str, Any], tokenizer: Any) -> int:
     return int(_text_config(config).get("vocab_size", len(tokenizer)))
+
+
+def classes_of(config: dict[str, Any]) -> tuple[type, Any]:
+    """A model's class and that of its arguments: mlx-lm's, or an encoder's."""
+    if encoder_of(config) is None:
+        decoder: tuple[type, Any] = _get_classes(config)
+        return decoder
+    return encoders.classes_of(config)
+
+
+def context_tokens_of(config: dict[str, Any]) -> int | None:
+    if encoder_of(config) is not None:
+        return encoders.own_context_tokens(config)
+    return _context_tokens(_text_config(config))
 
 
 def _context_tokens(config: dict[str, Any]) -> int | None:

@@ -6,7 +6,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
-from gateway.api import admin, chat, completions, health, models
+from gateway.api import admin, chat, completions, embeddings, health, models, rerank
 from gateway.api.errors import on_defect, on_http_exception, on_refusal
 from gateway.api.record import Recorded
 from gateway.api.visitors import Visitors
@@ -22,6 +22,8 @@ def build_app(fleet: Fleet, reloader: Reloader) -> ASGIApp:
             *models.routes,
             *chat.routes,
             *completions.routes,
+            *embeddings.routes,
+            *rerank.routes,
             *admin.routes,
         ],
         exception_handlers={

@@ -18,6 +18,7 @@ from gateway.dispatch.request import Request
 from gateway.edge.origins import from_page
 from gateway.edge.request_id import unique
 from gateway.fleet.fleet import Fleet
+from gateway.model.model import Model
 from protocol.messages import ChatPrompt, Generate, Prompt, RequestField, Sampling
 
 _MOST_STOPS: Final = 16
@@ -33,6 +34,7 @@ _NO_PENALTY: Final = (None, 0, 1)
 _LARGEST_COUNT: Final = (1 << 31) - 1
 
 Probability = Annotated[float, Meta(ge=0, le=1)]
+Priority = Annotated[int, Meta(ge=-_MOST_PRIORITY, le=_MOST_PRIORITY)]
 Tokens = Annotated[int, Meta(ge=1, le=_LARGEST_COUNT)]
 StopSequence = Annotated[str, Meta(min_length=1, max_length=_LONGEST_STOP)]
 # vLLM advises 43 characters.
@@ -62,7 +64,7 @@ class GenerationBody(Struct, kw_only=True):
     stop: Stop = None
     seed: int | None = None
     ignore_eos: bool | None = None
-    priority: Annotated[int, Meta(ge=-_MOST_PRIORITY, le=_MOST_PRIORITY)] | None = None
+    priority: Priority | None = None
     keep_alive: float | str | None = None
     cache_salt: Salt | None = None
 
@@ -98,17 +100,13 @@ def new_request(
     model = fleet.roster.find(body.model).model
     record = record_of(http_request)
     record.model = model.id
-    priority = _priority(http_request, body)
-    if priority is not None and from_page(http_request.headers):
-        # A page may wait longer than others, but not push itself before them.
-        priority = min(priority, model.settings.priority)
     return Request(
         generate_message(unique(record.id), body, prompt, max_tokens),
         fleet.now(),
         deadline_s(http_request, fleet.settings.queue.deadline_s),
         request_id=record.id,
-        priority=priority,
-        keep_alive_s=_keep_alive_s(body),
+        priority=priority_of(http_request, body.priority, model),
+        keep_alive_s=keep_alive_s(body.keep_alive),
         params=_params(body, prompt),
     )
 
@@ -122,10 +120,23 @@ def _params(body: GenerationBody, prompt: Prompt) -> dict[RequestField, str]:
     return {"prompt": name, "max_tokens": limit}
 
 
-def _priority(request: HttpRequest, body: GenerationBody) -> int | None:
+def priority_of(request: HttpRequest, own: int | None, model: Model) -> int | None:
+    """X-Priority, or that of the body; None if neither is given.
+
+    Raises:
+        Refusal: the header can't be read.
+    """
+    priority = _priority(request, own)
+    if priority is not None and from_page(request.headers):
+        # A page may wait longer than others, but not push itself before them.
+        return min(priority, model.settings.priority)
+    return priority
+
+
+def _priority(request: HttpRequest, own: int | None) -> int | None:
     text = request.headers.get("x-priority")
     if text is None:
-        return body.priority
+        return own
     if re.fullmatch(r"[+-]?[0-9]{1,4}", text) is None or abs(int(text)) > _MOST_PRIORITY:
         raise Refusal(
             "invalid_request_error",
@@ -136,11 +147,16 @@ def _priority(request: HttpRequest, body: GenerationBody) -> int | None:
     return int(text)
 
 
-def _keep_alive_s(body: GenerationBody) -> float | None:
-    if body.keep_alive is None:
+def keep_alive_s(value: float | str | None) -> float | None:
+    """Seconds, if that was given.
+
+    Raises:
+        Refusal: it can't be read.
+    """
+    if value is None:
         return None
     try:
-        return parse_keep_alive(body.keep_alive)
+        return parse_keep_alive(value)
     except ValueError as error:
         raise Refusal("invalid_request_error", f"{error}.", param="keep_alive") from error
 
