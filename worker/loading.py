@@ -56,6 +56,8 @@ class LoadedModel:
     sampling_defaults: SamplingDefaults
     config: dict[str, Any]
     folder: Path
+    # A decoder without what makes text of its states.
+    is_headless: bool = False
     # A smaller model with the same tokens, and its fingerprint.
     draft: Any = None
     draft_fingerprint: str = ""
@@ -95,9 +97,7 @@ def load(
             check_adapter(adapter)
             _check_shard(adapter / WEIGHTS)
         before = fingerprint(folder, adapter)
-        model, config = load_model(
-            folder, lazy=True, trust_remote_code=False, get_model_classes=classes_of
-        )
+        model, config = load_weights(folder)
         if adapter is not None:
             add_adapter(model, adapter)
         tokenizer = read_tokenizer(folder, config.get("eos_token_id"))
@@ -125,6 +125,7 @@ def load(
         context_tokens=context_tokens_of(config),
         config=config,
         folder=folder,
+        is_headless=is_headless(folder),
         fingerprint=before,
         sampling_defaults=_sampling_defaults(folder),
         draft=draft.model,
@@ -234,12 +235,50 @@ def _vocabulary(config: dict[str, Any], tokenizer: Any) -> int:
     return int(_text_config(config).get("vocab_size", len(tokenizer)))
 
 
-def classes_of(config: dict[str, Any]) -> tuple[type, Any]:
+def load_weights(folder: Path) -> tuple[Any, dict[str, Any]]:
+    """A model whose weights are read when they are needed, and its configuration."""
+    headless = is_headless(folder)
+    loaded: tuple[Any, dict[str, Any]] = load_model(
+        folder,
+        lazy=True,
+        trust_remote_code=False,
+        get_model_classes=lambda config: classes_of(config, headless=headless),
+    )
+    return loaded
+
+
+def classes_of(config: dict[str, Any], *, headless: bool = False) -> tuple[type, Any]:
     """A model's class and that of its arguments: mlx-lm's, or an encoder's."""
-    if encoder_of(config) is None:
-        decoder: tuple[type, Any] = _get_classes(config)
-        return decoder
-    return encoders.classes_of(config)
+    if encoder_of(config) is not None:
+        return encoders.classes_of(config)
+    decoder: tuple[type, Any] = _get_classes(config)
+    return _with_head(config, *decoder) if headless else decoder
+
+
+def is_headless(folder: Path) -> bool:
+    """Decoders made for embeddings alone are often published without what makes text of them, and
+    their weights are named accordingly, as Qwen3-Embedding's.
+    """
+    if not (folder / "modules.json").is_file():
+        return False
+    names: list[str] = []
+    for path in folder.glob("model*.safetensors"):
+        with safe_open(path, framework="numpy") as file:
+            names += file.keys()
+    return any(each.startswith("layers.") for each in names)
+
+
+def _with_head(config: dict[str, Any], model: Any, arguments: Any) -> tuple[type, Any]:
+    """As mlx-lm has them: the head is the embedding, as nobody asks for it."""
+    config["tie_word_embeddings"] = True
+
+    class Model(model):  # type: ignore[misc]  # mlx-lm is untyped
+        def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
+            named = {f"model.{name}": value for name, value in weights.items()}
+            below = getattr(super(), "sanitize", None)
+            return named if below is None else dict(below(named))
+
+    return Model, arguments
 
 
 def context_tokens_of(config: dict[str, Any]) -> int | None:

@@ -54,7 +54,7 @@ from worker.prompt_cache.path import Paths
 from worker.prompts import ContextInForce, Prepared, prepare
 from worker.vectors.beside import NoText, WithVectors
 from worker.vectors.job import Job
-from worker.vectors.making import make_vectors
+from worker.vectors.making import Making, make_vectors
 from worker.warm import warm
 
 # Another one, and what is stored isn't found any more.
@@ -116,13 +116,13 @@ def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
     limits = Limits(room, device, loaded.weight_bytes, wire=command.wire)
     if command.limit_bytes is not None:
         limits.take(command.limit_bytes, command.beside_bytes)
-    context = _context(command, loaded)
-    _take_bound(command.bound, room, context)
     try:
         making = make_vectors(loaded, command.path, room, command.stall_s, thread.emit)
     except ModelError as error:
         thread.emit(LoadFailed(reason=error.reason, permanent=error.permanent))
         return
+    context = _context(command, loaded, making)
+    _take_bound(command.bound, room, context)
     text = None if caches is None else _make_text(thread, loaded, command, limits, caches)
     engine: Engine = NoText() if text is None else text.engine
     if text is not None:
@@ -200,9 +200,11 @@ def _prompt_root(loaded: LoadedModel, command: Load) -> bytes:
     )
 
 
-def _context(command: Load, loaded: LoadedModel) -> ContextInForce:
+def _context(command: Load, loaded: LoadedModel, making: Making | None) -> ContextInForce:
     """The least of what was configured and what the model can, until memory has less."""
     own_tokens = loaded.context_tokens or command.context_tokens
+    if making is not None and loaded.is_encoder:
+        own_tokens = min(own_tokens, making.texts.most_tokens or own_tokens)
     return ContextInForce(min(command.context_tokens, own_tokens))
 
 

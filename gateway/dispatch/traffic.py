@@ -382,8 +382,8 @@ def _unable(model_id: str, wanted: Ability) -> str:
     match wanted:
         case "text":
             return (
-                f"{model_id!r} is an encoder and writes no text: it serves /v1/embeddings or "
-                "/v1/rerank."
+                f"{model_id!r} is made for vectors and writes no text: it serves /v1/embeddings "
+                "or /v1/rerank."
             )
         case "embedding":
             return f"{model_id!r} makes no embeddings of texts."

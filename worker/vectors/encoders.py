@@ -157,6 +157,12 @@ def _modernbert(module: Any, config: dict[str, Any]) -> tuple[type, Any]:
             config.setdefault(f"{name}_rope_theta", theta)
 
     class Trunk(module.ModernBertModel):
+        def __init__(self, arguments: Any) -> None:
+            super().__init__(arguments)
+            for layer in self.layers:
+                # The library approximates it.
+                layer.mlp.act = nn.GELU()
+
         def _update_attention_mask(self, attention_mask: mx.array) -> tuple[mx.array, ...]:
             # The library's numbers are infinite in half precision, and what is padded none at all.
             masks = super()._update_attention_mask(attention_mask.astype(mx.float32))
@@ -169,6 +175,7 @@ def _modernbert(module: Any, config: dict[str, Any]) -> tuple[type, Any]:
             self.scored_pooling = pooling
             if scoring:
                 self.head = module.ModernBertPredictionHead(arguments)
+                self.head.act = nn.GELU()
                 self.classifier = nn.Linear(arguments.hidden_size, 1)
 
         @property

@@ -133,6 +133,9 @@ class VectorEngine:
         cached = int(shape.batch_bytes(rows, longest) * shape.peak)
         return cached + self._room.working_token_bytes * longest
 
+    def _fits(self, rows: int, longest: int, free_bytes: int | None) -> bool:
+        return free_bytes is None or self._batch_bytes(rows, longest) <= free_bytes
+
     def begin(self, free_bytes: int | None) -> bool:
         """Begin a batch unless one has begun; False if there is no room for one. `free_bytes` is
         how much there is beside what runs, None if nobody bounds it.
@@ -143,14 +146,15 @@ class VectorEngine:
         if kind is None:
             return False
         waiting = self._waiting[kind]
-        longest = waiting.longest()
-        most = self._largest if self._trunk.in_chunks else self._pace.chunk(1, decoding=False)
-        if free_bytes is not None:
-            if self._batch_bytes(1, longest) > free_bytes:
+        longest = waiting.reach()
+        if not self._fits(1, longest, free_bytes):
+            longest = waiting.longest()
+            if not self._fits(1, longest, free_bytes):
                 return False
-            while self._batch_bytes(max(1, most // longest), longest) > free_bytes:
-                most //= 2
-        places = waiting.take(most)
+        most = self._largest if self._trunk.in_chunks else self._pace.chunk(1, decoding=False)
+        while not self._fits(max(1, most // longest), longest, free_bytes):
+            most //= 2
+        places = waiting.take(most, longest)
         # Another kind has its turn next.
         self._waiting[kind] = self._waiting.pop(kind)
         texts = [self._runs[each.job].job.texts[each.place] for each in places]

@@ -94,7 +94,7 @@ def _making(
     pairs: bool = False,
 ) -> Making:
     tokenizer = loaded.tokenizer
-    abilities: list[Ability] = [] if loaded.is_encoder else ["text"]
+    abilities: list[Ability] = [] if loaded.is_encoder or loaded.is_headless else ["text"]
     abilities += ["embedding", "score"] if "embedding" in heads else ["score"]
     pad = loaded.config.get("pad_token_id")
     pad_token_id = pad if isinstance(pad, int) and 0 <= pad < loaded.vocabulary else 0

@@ -28,7 +28,7 @@ class Pool:
         """The next tokens' states, of shape (texts, tokens, width)."""
         places = mx.arange(self._at, self._at + hidden.shape[1])[None, :]
         hidden = hidden.astype(mx.float32)
-        for each in self._poolings:
+        for each in dict.fromkeys(self._poolings):
             new = self._part(each, hidden, places)
             old = self._state.get(each)
             if old is None:

@@ -47,6 +47,11 @@ class Texts:
         self._score = score
         self._pairs = pairs
 
+    @property
+    def most_tokens(self) -> int | None:
+        """Of a text, as far as the files say."""
+        return self._recipe.most_tokens
+
     def prepare(self, embed: Embed, context: Context) -> Job | RequestFailed:
         """Tokenize and check one request."""
         try:

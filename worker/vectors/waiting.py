@@ -46,24 +46,40 @@ class WaitingTexts:
             self._all = [each for each in self._all if each.job != job]
 
     def longest(self) -> int:
-        """The length of the text that a batch would begin with; 0 if there is none."""
+        """The length of the text that must be in the next batch; 0 if there is none."""
         first = self._first_job()
         return 0 if first is None else self._by_job[first][-1].tokens
 
-    def take(self, most_tokens: int) -> list[Place]:
-        """The longest text of the first job, first by priority and then by age, and others that
-        aren't longer, in all so many tokens with the padding; one text if it alone has more.
+    def reach(self) -> int:
+        """How long the longest text beside that one may be."""
+        longest = self.longest()
+        return max(longest, _SHORT_TOKENS, int(longest / _LEAST_SHARE))
+
+    def take(self, most_tokens: int, longest_tokens: int) -> list[Place]:
+        """The longest text of the first job, first by priority and then by age, and others of like
+        length: with the padding so many tokens in all, none longer than `longest_tokens`. At least
+        that one text, whatever it has.
         """
         first = self._first_job()
         if first is None:
             return []
         longest = self._by_job[first][-1]
-        end = bisect_left(self._all, longest) + 1
-        most = max(1, most_tokens // max(longest.tokens, 1))
-        least_tokens = longest.tokens * _LEAST_SHARE if longest.tokens > _SHORT_TOKENS else 0
-        begin = max(0, end - most)
-        while self._all[begin].tokens < least_tokens:
-            begin += 1
+        begin = bisect_left(self._all, longest)
+        end = begin + 1
+
+        def joins(tokens: int, least: int, most: int) -> bool:
+            alike = most <= _SHORT_TOKENS or least >= most * _LEAST_SHARE
+            return alike and tokens <= most_tokens and most <= longest_tokens
+
+        while begin and joins(
+            (end - begin + 1) * longest.tokens, self._all[begin - 1].tokens, longest.tokens
+        ):
+            begin -= 1
+        least = self._all[begin].tokens
+        while end < len(self._all) and joins(
+            (end - begin + 1) * self._all[end].tokens, least, self._all[end].tokens
+        ):
+            end += 1
         taken = self._all[begin:end]
         del self._all[begin:end]
         for each in taken:

@@ -32,8 +32,5 @@ def encoder_bytes(
     width = first(config, "hidden_size", "d_model", "n_embd", "dim")
     inner = first(config, "intermediate_size")
     scores = _SCORES * heads * batch * tokens * _SINGLE_BYTES
-    return (
-        _BUFFERS_BYTES
-        + scores
-        + batch * (_WIDTHS * width * _SINGLE_BYTES + _INNER * inner * element_bytes)
-    )
+    states = _WIDTHS * width * _SINGLE_BYTES + _INNER * inner * element_bytes
+    return _BUFFERS_BYTES + scores + batch * states
