@@ -125,8 +125,10 @@ class Traffic:
 
     @property
     def abilities(self) -> tuple[Ability, ...] | None:
-        """What the model makes of texts, while a worker has it."""
-        return None if self._connection is None else self._connection.abilities
+        """What the model makes of texts, while a worker has it and takes requests."""
+        if self._connection is None or self._draining:
+            return None
+        return self._connection.abilities
 
     # From clients
 

@@ -22,6 +22,8 @@ from protocol.messages import (
     Delta,
     Device,
     Drain,
+    Embed,
+    Embedded,
     GatewayMessage,
     Generate,
     Heartbeat,
@@ -117,6 +119,16 @@ SAMPLES: dict[type[Message], Message] = {
         draft_tokens=3,
     ),
     Generate: _generate(PROMPTS[ChatPrompt]),
+    Embed: Embed(
+        request_id="r-1",
+        inputs=(PROMPTS[TextPrompt], PROMPTS[TokenPrompt]),
+        priority=3,
+        query="ships",
+        prompt_name="query",
+        role="document",
+        truncate=-1,
+        dimensions=256,
+    ),
     Cancel: Cancel(request_id="r-1"),
     Limit: Limit(
         limit_bytes=9_000_000_000,
@@ -149,6 +161,7 @@ SAMPLES: dict[type[Message], Message] = {
         batching=True,
         fingerprint="0f3a",
         memory=MEMORY,
+        abilities=("embedding", "score"),
     ),
     LoadFailed: LoadFailed(reason="there are no weights", permanent=True),
     Rendered: Rendered(request_id="r-1", token_ids=pack([1, 2, 3]), last=True),
@@ -161,6 +174,9 @@ SAMPLES: dict[type[Message], Message] = {
                 "r-3", (4,), (Logprobs((TokenLogprob(b"a", -1.5, (Alternative(b"b", -2.5),)),)),)
             ),
         ),
+    ),
+    Embedded: Embedded(
+        request_id="r-1", dimensions=2, vectors=b"\0\0\x80\x3f" * 4, tokens=9, last=True
     ),
     RequestFailed: RequestFailed(
         request_id="r-1", code="internal_error", message="no", field="prompt"
