@@ -24,9 +24,17 @@ from tests.support.minilm import minilm
 _BATCHES: Final = (32, 128)
 _TARGET: Final = 0.9
 _WORDS: Final = (
-    "the ship left its harbour before dawn and every watertight door below was closed while "
-    "memory of another storm kept engineers beside the pumps until a model of the hull answered"
-).split(" ")
+    "ship",
+    "harbour",
+    "storm",
+    "door",
+    "memory",
+    "model",
+    "the",
+    "of",
+    "before",
+    "answers",
+)
 
 
 def main() -> int:

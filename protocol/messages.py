@@ -19,6 +19,9 @@ PROTOCOL_VERSION = 4
 # Half a megabyte: well within a worker's frame.
 TOKENS_PER_RENDERED = 1 << 17
 
+# To a token, as many as OpenAI and vLLM name.
+MOST_ALTERNATIVES = 20
+
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=LARGEST_TOKEN_ID)]
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
 ConstraintKind: TypeAlias = Literal["json_object", "json_schema", "regex", "grammar", "choice"]
@@ -27,7 +30,20 @@ RequestErrorCode: TypeAlias = Literal[
     "invalid_request_error", "context_length_exceeded", "internal_error"
 ]
 RequestField: TypeAlias = Literal[
-    "prompt", "max_tokens", "constraint", "tools", "inputs", "dimensions", "prompt_name", "truncate"
+    "prompt",
+    "max_tokens",
+    "constraint",
+    "tools",
+    "suffix",
+    "prompt_logprobs",
+    "logit_bias",
+    "allowed_token_ids",
+    "stop_token_ids",
+    "bad_words",
+    "inputs",
+    "dimensions",
+    "prompt_name",
+    "truncate",
 ]
 # What a model makes of a text.
 Ability: TypeAlias = Literal["text", "embedding", "score"]
@@ -90,7 +106,10 @@ class ChatPrompt(Struct, frozen=True, tag="chat", tag_field="kind"):
 
 
 class TextPrompt(Struct, frozen=True, tag="text", tag_field="kind"):
+    """With a `suffix` the answer is what stands between the two."""
+
     text: str
+    suffix: str | None = None
 
 
 class TokenPrompt(Struct, frozen=True, tag="tokens", tag_field="kind"):
@@ -106,7 +125,14 @@ class Sampling(Struct, frozen=True, kw_only=True):
     """How the next token is chosen. None: as the model's generation_config.json says; no penalty.
 
     What is among the last `repetition_context_tokens` has its logit divided by
-    `repetition_penalty`, or multiplied if it is negative (Keskar et al., 2019).
+    `repetition_penalty`, or multiplied if it is negative (Keskar et al., 2019). From the logits of
+    what the answer has are taken `frequency_penalty` for each time and `presence_penalty` once;
+    `logit_bias` is added to those that it names (all three as OpenAI defines them).
+
+    Only `allowed_token_ids` are chosen, if there are any; no text of `bad_words` is completed.
+    Tokens that end an answer, the model's own and the `stop_token_ids`, are not chosen among its
+    first `min_tokens`. With `xtc_probability` all tokens but the least likely of those that have
+    more than `xtc_threshold` are left out, where there are several.
     """
 
     seed: int
@@ -116,6 +142,15 @@ class Sampling(Struct, frozen=True, kw_only=True):
     min_p: float | None = None
     repetition_penalty: float | None = None
     repetition_context_tokens: int = 20
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[TokenId, float], ...] = ()
+    allowed_token_ids: tuple[TokenId, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    min_tokens: int = 0
+    stop_token_ids: tuple[TokenId, ...] = ()
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
 
 
 class Tools(Struct, frozen=True, kw_only=True):
@@ -150,12 +185,13 @@ class Bound(Struct, frozen=True):
 
 class Usage(Struct, frozen=True):
     """Token counts of one request; an end-of-sequence token counts as generated. `cached_tokens` of
-    the prompt were not computed anew.
+    the prompt were not computed anew; `reasoning_tokens` of the answer were reasoning and its tags.
     """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 class PromptCacheDisk(Struct, frozen=True, kw_only=True):
@@ -220,10 +256,13 @@ class Generate(Message, frozen=True, tag="generate"):
 
     `max_tokens` None: up to the end of the context. `delivered` are the packed ids that the client
     has the text of: they count towards `max_tokens`, and generation goes on after them. Only
-    requests with the same `cache_salt` share prompts.
+    requests with the same `cache_salt` share prompts. What ends an answer is no part of its text,
+    but with `include_stop` one of the `stop` sequences is.
 
     With `parsed` reasoning and tool calls come as parts of their own, else all is text. Reasoning
-    ends after `reasoning_tokens`. With `logprobs` every token has its own and so many alternatives.
+    ends after `reasoning_tokens`. With `logprobs` every token that has a text has its own and so
+    many alternatives; with `prompt_logprobs` so have those of the prompt, which is then computed
+    whole. With `echo` the text begins with the prompt's.
     """
 
     request_id: str
@@ -232,6 +271,7 @@ class Generate(Message, frozen=True, tag="generate"):
     max_tokens: int | None = None
     priority: int = 0
     stop: tuple[str, ...] = ()
+    include_stop: bool = False
     ignore_eos: bool = False
     delivered: bytes = b""
     cache_salt: str = ""
@@ -240,6 +280,8 @@ class Generate(Message, frozen=True, tag="generate"):
     constraint: Constraint | None = None
     reasoning_tokens: int | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False
 
 
 class Embed(Message, frozen=True, tag="embed"):

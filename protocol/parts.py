@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -57,23 +58,47 @@ class Logprobs(Part, frozen=True, tag="p"):
     tokens: tuple[TokenLogprob, ...]
 
 
-AnswerPart: TypeAlias = Text | Reasoning | ToolCall | Logprobs
+class PromptToken(Struct, frozen=True, array_like=True):
+    """A token of the prompt, as `TokenLogprob`. None: nothing came before the first one."""
+
+    text: bytes
+    logprob: float | None
+    top: tuple[Alternative, ...] = ()
 
 
-def merged(parts: list[AnswerPart]) -> list[AnswerPart]:
-    """The same answer in as few parts: neighbours of one kind become one."""
+class PromptLogprobs(Part, frozen=True, tag="q"):
+    """Of the prompt's tokens from the one numbered `begin` on, before the first token of the
+    answer. A long prompt has several; if a worker is lost meanwhile, the next one begins at 0.
+    """
+
+    begin: int
+    tokens: tuple[PromptToken, ...]
+
+
+AnswerPart: TypeAlias = Text | Reasoning | ToolCall | Logprobs | PromptLogprobs
+
+
+def merged(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
+    """The same answer in as few parts: neighbours of one kind become one, and all log probabilities
+    one part behind the others.
+    """
     together: list[AnswerPart] = []
+    logprobs: list[TokenLogprob] = []
     for part in parts:
         last = together[-1] if together else None
         match last, part:
+            case _, Logprobs(tokens):
+                logprobs += tokens
             case Text(before), Text(after):
                 together[-1] = Text(before + after)
             case Reasoning(before), Reasoning(after):
                 together[-1] = Reasoning(before + after)
             case ToolCall(index, before, name), ToolCall(other, after, None) if index == other:
                 together[-1] = ToolCall(index, before + after, name)
-            case Logprobs(before_tokens), Logprobs(after_tokens):
-                together[-1] = Logprobs(before_tokens + after_tokens)
+            case PromptLogprobs(begin, prompt), PromptLogprobs(next_begin, more) if (
+                begin + len(prompt) == next_begin
+            ):
+                together[-1] = PromptLogprobs(begin, prompt + more)
             case _:
                 together.append(part)
-    return together
+    return [*together, Logprobs(tuple(logprobs))] if logprobs else together

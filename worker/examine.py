@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from protocol.errands import Examine, Examined
+from protocol.messages import ChatMessage, ChatPrompt
+from worker.chat.template import ChatTemplate
 from worker.errand import Errand
 from worker.loading import (
     ModelError,
@@ -16,7 +18,6 @@ from worker.loading import (
     one_sentence,
     read_tokenizer,
 )
-from worker.prompts import render
 
 
 def run(errand: Errand) -> None:
@@ -56,7 +57,7 @@ def _templated(source: str, tokenizer: Any) -> Examined:
     if not tokenizer.has_chat_template:
         return Examined(source)
     try:
-        if not render([{"role": "user", "content": "Hello"}], tokenizer):
+        if not ChatTemplate(tokenizer).tokens(ChatPrompt((ChatMessage("user", "Hello"),))):
             return Examined(source, "template", "it makes nothing of a message", chats=True)
     except Exception as error:
         # A template is a program, and fails in as many ways.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -17,8 +18,14 @@ from safetensors import SafetensorError, safe_open
 
 from protocol.encoders import encoder_of
 from worker.adapter import WEIGHTS, add_adapter, check_adapter
+from worker.answer.format import Format
+from worker.answer.formats import find_format
+from worker.chat.template import ChatTemplate
 from worker.fingerprint import fingerprint
 from worker.sampling.settings import SamplingDefaults
+from worker.structure.compiled import Compiled
+from worker.structure.requests import Constraints
+from worker.token_bytes import TokenBytes
 from worker.vectors import encoders
 
 # Read between two looks at the stop flag: short against a shutdown, long against the overhead.
@@ -56,11 +63,24 @@ class LoadedModel:
     sampling_defaults: SamplingDefaults
     config: dict[str, Any]
     folder: Path
+    answer_format: Format
+    chat_template: ChatTemplate
+    constraints: Constraints
     # A decoder without what makes text of its states.
     is_headless: bool = False
     # A smaller model with the same tokens, and its fingerprint.
     draft: Any = None
     draft_fingerprint: str = ""
+
+    @cached_property
+    def xtc_spared(self) -> tuple[int, ...]:
+        """What ends an answer or a line: as mlx_lm.server, which never leaves these out."""
+        line = self.tokenizer.encode("\n", add_special_tokens=False)
+        return tuple(dict.fromkeys((*self.eos_token_ids, *line)))
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        return TokenBytes(self.tokenizer)
 
     @property
     def is_encoder(self) -> bool:
@@ -117,6 +137,7 @@ def load(
     except Exception as error:
         # Architectures parse config.json each in its own way, and fail in as many.
         raise ModelError(one_sentence(error)) from error
+    answer_format = find_format(tokenizer)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -128,6 +149,11 @@ def load(
         is_headless=is_headless(folder),
         fingerprint=before,
         sampling_defaults=_sampling_defaults(folder),
+        answer_format=answer_format,
+        chat_template=ChatTemplate(tokenizer),
+        constraints=Constraints(
+            Compiled(tokenizer, vocabulary, tokenizer.eos_token_ids), tokenizer, answer_format
+        ),
         draft=draft.model,
         draft_fingerprint=draft.fingerprint,
     )

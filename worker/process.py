@@ -37,7 +37,7 @@ from protocol.messages import (
     Stop,
     Usage,
 )
-from protocol.parts import AnswerPart, Text
+from protocol.parts import AnswerPart, Text, merged
 from protocol.signals import DUMP_STACKS
 from protocol.tokens import pack
 from worker.engine_thread import (
@@ -55,9 +55,10 @@ from worker.vectors.job import Job
 if TYPE_CHECKING:
     from types import FrameType
 
+    from worker.answer.stream import AnswerStream
     from worker.engines.sequence import Token
+    from worker.logprobs import LogprobWriter
     from worker.prompts import Prepared
-    from worker.text import TextStream
 
 logger = logging.getLogger("worker")
 
@@ -69,6 +70,7 @@ _ORPHAN_GRACE_S_PER_GB: Final = 0.5
 _LONGEST_ORPHAN_GRACE_S: Final = 60.0
 _UNSENT_FRAMES: Final = 256
 _TOKENIZER_THREADS: Final = 2
+_COMPILER_THREADS: Final = 2
 
 
 def run(address: str, key: bytes, parent_pid: int, incarnation: int, *, spare: bool) -> NoReturn:
@@ -103,7 +105,10 @@ class _Request:
         self.prompt_tokens = 0
         self.completion_tokens = 0
         self.cached_tokens: int | None = None
-        self.text: TextStream | None = None
+        self.answer: AnswerStream | None = None
+        self.logprobs: LogprobWriter | None = None
+        # What comes before the first token's text.
+        self.echo = ""
 
 
 def _rendered(request_id: str, prompt_ids: list[int]) -> Iterator[Rendered]:
@@ -116,12 +121,8 @@ def _rendered(request_id: str, prompt_ids: list[int]) -> Iterator[Rendered]:
         )
 
 
-def _parts(text: str) -> tuple[AnswerPart, ...]:
-    return (Text(text),) if text else ()
-
-
 class Conversation:
-    """Reads the gateway's messages, starts tokenization, turns tokens into text, and answers."""
+    """Reads the gateway's messages, starts tokenization, turns tokens into parts, and answers."""
 
     def __init__(self, address: str, key: bytes, incarnation: int, *, spare: bool) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -131,6 +132,8 @@ class Conversation:
         os.set_blocking(self._wake_write, False)
         self._engine = EngineThread(incarnation, self._wake, spare=spare)
         self._tokenizers = ThreadPoolExecutor(_TOKENIZER_THREADS, "tokenizer")
+        # A grammar may take half a second: other prompts don't wait for it.
+        self._compilers = ThreadPoolExecutor(_COMPILER_THREADS, "compiler")
         self._loaded: Loaded | None = None
         self._requests: dict[str, _Request] = {}
         self._unsent: deque[bytes] = deque()
@@ -209,10 +212,13 @@ class Conversation:
             return
         self._requests[task.request_id] = _Request()
         self._engine.arriving += 1
-        self._tokenizers.submit(self._prepare, loaded, task)
+        # A vector has no constraints.
+        free = isinstance(task, Embed) or (task.constraint is None and task.tools is None)
+        threads = self._tokenizers if free else self._compilers
+        threads.submit(self._prepare, loaded, task)
 
     def _prepare(self, loaded: Loaded, task: Generate | Embed) -> None:
-        """Runs on a tokenizer thread."""
+        """Runs on a tokenizer thread, or on one for constraints."""
         try:
             event: EngineEvent = loaded.prepare(task)
         except Exception:
@@ -279,7 +285,9 @@ class Conversation:
             return
         request.prompt_tokens = len(prepared.prompt_ids)
         request.completion_tokens = prepared.delivered
-        request.text = prepared.text
+        request.answer = prepared.answer
+        request.logprobs = prepared.logprobs
+        request.echo = prepared.echo
         if prepared.rendered:
             for message in _rendered(request_id, prepared.prompt_ids):
                 self._send(message)
@@ -289,10 +297,12 @@ class Conversation:
         deltas = []
         for token in tokens:
             request = self._requests.get(token.request_id)
-            if request is None or request.text is None:
+            if request is None or request.answer is None or request.logprobs is None:
                 continue
             try:
-                deltas.append(self._delta(request, request.text, token))
+                for part in request.logprobs.prompt_parts(token):
+                    self._send(Output(step=step, deltas=(Delta(token.request_id, (), (part,)),)))
+                deltas.append(self._delta(request, request.answer, request.logprobs, token))
             except Exception:
                 # A detokenizer that fails on one text must not end the other streams.
                 logger.exception("Detokenizing request %s failed", token.request_id)
@@ -301,23 +311,35 @@ class Conversation:
         if deltas:
             self._send(Output(step=step, deltas=tuple(deltas)))
 
-    def _delta(self, request: _Request, text: TextStream, token: Token) -> Delta:
+    def _delta(
+        self, request: _Request, answer: AnswerStream, logprobs: LogprobWriter, token: Token
+    ) -> Delta:
         request.completion_tokens += 1
         if request.cached_tokens is None:
             # Later it may be put aside, and find all that it computed itself.
             request.cached_tokens = min(token.cached_tokens, request.prompt_tokens)
         finish_reason = token.finish_reason
-        added = "" if finish_reason == "stop" else text.add(token.token_id)
-        if text.stopped:
+        added = [] if finish_reason == "stop" else answer.add(token.token_id)
+        if answer.stopped:
             if finish_reason is None:
                 self._engine.post(Remove((token.request_id,)))
             finish_reason = "stop"
+        parts: list[AnswerPart] = [Text(request.echo)] if request.echo else []
+        request.echo = ""
+        parts += [*logprobs.parts(token), *added]
         if finish_reason is None:
-            return Delta(token.request_id, (token.token_id,), _parts(added))
+            return Delta(token.request_id, (token.token_id,), tuple(parts))
         del self._requests[token.request_id]
-        usage = Usage(request.prompt_tokens, request.completion_tokens, request.cached_tokens)
-        parts = _parts(added + text.finish())
-        return Delta(token.request_id, (token.token_id,), parts, finish_reason, usage)
+        usage = Usage(
+            request.prompt_tokens,
+            request.completion_tokens,
+            request.cached_tokens,
+            answer.reasoning_tokens,
+        )
+        parts = merged(parts + answer.finish(complete=finish_reason == "stop"))
+        if finish_reason == "stop" and answer.ended_with_calls:
+            finish_reason = "tool_calls"
+        return Delta(token.request_id, (token.token_id,), tuple(parts), finish_reason, usage)
 
     def _drop(self, request_id: str) -> None:
         self._requests.pop(request_id, None)

@@ -2,45 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
-
-from jinja2 import TemplateError
 
 from protocol.messages import (
     Bound,
     ChatPrompt,
     Generate,
-    RequestErrorCode,
     RequestFailed,
     RequestField,
     TextPrompt,
     TokenPrompt,
 )
 from protocol.tokens import BYTES_PER_TOKEN, unpack
-from worker.detokenizer import detokenizer_after
+from worker.answer.budget import ReasoningBudget, reasoning_budget
+from worker.answer.stream import AnswerStream, answer_stream
+from worker.chat.template import ChatTemplate
 from worker.engines.room import Room
 from worker.engines.sequence import Sequence
+from worker.infill import infill_prompt
 from worker.loading import LoadedModel
+from worker.logprobs import LogprobWriter
 from worker.prompt_cache.path import Paths
-from worker.sampling.processors import make_processors
+from worker.prompt_error import PromptError
+from worker.sampling.adjustments import Adjustments, make_adjustments
 from worker.sampling.settings import make_row_sampling
-from worker.text import TextStream
+from worker.sampling.words import banned_sequences
+from worker.structure.grammar import ConstraintError
+from worker.structure.matching import Constrained
 
 # Vocabularies have runs of spaces as single tokens, the longest known of 128.
 _MOST_CHARACTERS_PER_TOKEN: Final = 128
-
-
-class PromptError(Exception):
-    """A request that can't be run, with the code and sentence for its client."""
-
-    def __init__(
-        self, code: RequestErrorCode, message: str, field: RequestField | None = None
-    ) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.field = field
+# What each step compares with the end of an answer.
+_MOST_BANNED_TOKENS: Final = 4096
+# Tokens and alternatives that are held, and written down, before an answer begins.
+_MOST_PROMPT_SCORES: Final = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -48,14 +45,17 @@ class Prepared:
     """A request ready to run.
 
     `prompt_ids` is the prompt alone; the sequence's tokens go on with what was delivered, and so
-    does `text`. `rendered` says that the gateway doesn't know the ids yet.
+    does `answer`. `logprobs` writes down the scores of its tokens, and `echo` comes before its
+    text. `rendered` says that the gateway doesn't know the ids yet.
     """
 
     sequence: Sequence
     prompt_ids: list[int]
     delivered: int
     rendered: bool
-    text: TextStream
+    answer: AnswerStream
+    logprobs: LogprobWriter
+    echo: str
 
 
 class Context(NamedTuple):
@@ -117,9 +117,15 @@ def _failed(request_id: str, error: PromptError) -> RequestFailed:
     )
 
 
+def no_further(request_id: str, reason: str) -> RequestFailed:
+    """For one whose constraint can't be followed to its end."""
+    message = f"The answer can't go on as its constraint wants it: {reason}."
+    return _failed(request_id, PromptError("invalid_request_error", message, "constraint"))
+
+
 def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: Paths) -> Prepared:
     _check_size(generate, context)
-    prompt_ids = _tokenize(generate, loaded.tokenizer)
+    prompt_ids = _tokenize(generate, loaded)
     delivered = _unpack(generate.delivered)
     if not prompt_ids:
         raise PromptError(
@@ -156,11 +162,20 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
             f"{len(delivered)} tokens were delivered already, of {wanted} at most.",
         )
     sampling = make_row_sampling(
-        generate.sampling, loaded.sampling_defaults, loaded.vocabulary, position=len(delivered)
+        generate.sampling,
+        loaded.sampling_defaults,
+        loaded.vocabulary,
+        len(delivered),
+        loaded.xtc_spared,
     )
-    text = TextStream(detokenizer_after(prompt_ids, loaded.tokenizer), generate.stop)
+    constrained = _constrain(generate, loaded, prompt_ids, delivered)
+    answer = answer_stream(generate, prompt_ids, loaded.tokenizer, loaded.answer_format)
     for token_id in delivered:
-        text.add(token_id)
+        answer.add(token_id)
+    # They come before the first token.
+    prompt_logprobs = None if delivered else generate.prompt_logprobs
+    if prompt_logprobs is not None:
+        _check_prompt_logprobs(len(prompt_ids), prompt_logprobs)
     return Prepared(
         Sequence(
             request_id=generate.request_id,
@@ -169,21 +184,60 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
             sampling=sampling,
             ignore_eos=generate.ignore_eos,
             priority=generate.priority,
-            processors=make_processors(generate.sampling),
-            path=paths.find(
+            budget=_budget(generate, prompt_ids, loaded),
+            adjustments=_adjustments(generate, loaded, len(prompt_ids), len(prompt_ids) + wanted),
+            stop_token_ids=generate.sampling.stop_token_ids,
+            # What is taken from the prompt cache has no logits.
+            path=None
+            if prompt_logprobs is not None
+            else paths.find(
                 token_ids,
                 generate.cache_salt,
-                _boundaries(generate, prompt_ids, loaded.tokenizer)
+                _boundaries(generate, prompt_ids, loaded.chat_template)
                 if paths.needs_boundaries
                 else (),
             ),
             open_end=bool(delivered) or generate.max_tokens is None,
+            constrained=constrained,
+            logprobs=generate.logprobs,
+            prompt_logprobs=prompt_logprobs,
         ),
         prompt_ids,
         len(delivered),
         rendered=not isinstance(generate.prompt, TokenPrompt),
-        text=text,
+        answer=answer,
+        logprobs=LogprobWriter(loaded.token_bytes, prompt_ids),
+        echo=_text_of(generate, prompt_ids, loaded) if generate.echo and not delivered else "",
     )
+
+
+def _budget(
+    generate: Generate, prompt_ids: list[int], loaded: LoadedModel
+) -> ReasoningBudget | None:
+    if generate.reasoning_tokens is None:
+        return None
+    try:
+        return reasoning_budget(
+            prompt_ids, generate.reasoning_tokens, loaded.tokenizer, loaded.answer_format
+        )
+    except ValueError as error:
+        raise PromptError(
+            "invalid_request_error", f"This model's reasoning can't be bounded: {error}"
+        ) from error
+
+
+def _constrain(
+    generate: Generate, loaded: LoadedModel, prompt_ids: list[int], delivered: list[int]
+) -> Constrained | None:
+    try:
+        return loaded.constraints.of(generate, prompt_ids, delivered)
+    except ConstraintError as error:
+        kind = generate.constraint.kind if generate.constraint is not None else "tools"
+        raise PromptError(
+            "invalid_request_error",
+            f"No answer can be made to match this {kind}: {error.reason}",
+            "constraint" if generate.constraint is not None else "tools",
+        ) from error
 
 
 def _check_size(generate: Generate, context: Context) -> None:
@@ -192,14 +246,57 @@ def _check_size(generate: Generate, context: Context) -> None:
         case ChatPrompt(messages):
             least_tokens = len(messages)
             characters = sum(len(each.content) for each in messages)
-        case TextPrompt(text):
-            least_tokens, characters = 1, len(text)
+            if generate.tools is not None:
+                characters += len(generate.tools.definitions)
+        case TextPrompt(text, suffix):
+            least_tokens, characters = 1, len(text) + len(suffix or "")
         case TokenPrompt(packed):
             least_tokens, characters = len(packed) // BYTES_PER_TOKEN, 0
     least_tokens = max(least_tokens, characters // _MOST_CHARACTERS_PER_TOKEN)
     if least_tokens > context.tokens:
         raise _too_long(
             context, f": it has at least {least_tokens}", "Shorten the prompt.", "prompt"
+        )
+
+
+def _adjustments(
+    generate: Generate, loaded: LoadedModel, prompt_tokens: int, most_tokens: int
+) -> Adjustments | None:
+    sampling = generate.sampling
+    _check_ids("logit_bias", (each for each, _ in sampling.logit_bias), loaded.vocabulary)
+    _check_ids("allowed_token_ids", sampling.allowed_token_ids, loaded.vocabulary)
+    _check_ids("stop_token_ids", sampling.stop_token_ids, loaded.vocabulary)
+    banned = banned_sequences(sampling.bad_words, loaded.tokenizer)
+    if sum(map(len, banned)) > _MOST_BANNED_TOKENS:
+        raise PromptError(
+            "invalid_request_error",
+            f"bad_words have more than {_MOST_BANNED_TOKENS} tokens together.",
+            "bad_words",
+        )
+    ends = () if generate.ignore_eos else loaded.eos_token_ids
+    return make_adjustments(
+        sampling, prompt_tokens, most_tokens, (*ends, *sampling.stop_token_ids), banned
+    )
+
+
+def _check_ids(field: RequestField, token_ids: Iterable[int], vocabulary: int) -> None:
+    unknown = next((each for each in token_ids if each >= vocabulary), None)
+    if unknown is not None:
+        raise PromptError(
+            "invalid_request_error",
+            f"{field} has token id {unknown}; this model knows 0 to {vocabulary - 1}.",
+            field,
+        )
+
+
+def _check_prompt_logprobs(tokens: int, alternatives: int) -> None:
+    if tokens * (1 + alternatives) > _MOST_PROMPT_SCORES:
+        raise PromptError(
+            "invalid_request_error",
+            f"The prompt has {tokens} tokens. With {alternatives} alternatives to each, log "
+            f"probabilities are given for at most {_MOST_PROMPT_SCORES // (1 + alternatives)}: "
+            "shorten the prompt or ask for fewer alternatives.",
+            "prompt_logprobs",
         )
 
 
@@ -214,7 +311,7 @@ def _too_long(context: Context, why: str, advice: str, field: RequestField) -> P
     )
 
 
-def _boundaries(generate: Generate, prompt_ids: list[int], tokenizer: Any) -> list[int]:
+def _boundaries(generate: Generate, prompt_ids: list[int], template: ChatTemplate) -> list[int]:
     """Up to where other prompts may be alike, in tokens: the system prompt of a conversation, and
     all that its next turn repeats, which what asks for an answer needn't be part of.
     """
@@ -226,9 +323,8 @@ def _boundaries(generate: Generate, prompt_ids: list[int], tokenizer: Any) -> li
         beginnings.append(messages[:1])
     found = []
     for each in beginnings:
-        conversation = [{"role": part.role, "content": part.content} for part in each]
         try:
-            alike = render(conversation, tokenizer, asking=False)
+            alike = template.tokens(generate.prompt, generate.tools, each, asking=False)
         except PromptError:
             continue  # Many templates want a user's message.
         found.append(_common(alike, prompt_ids))
@@ -247,40 +343,32 @@ def _unpack(packed: bytes) -> list[int]:
         raise PromptError("invalid_request_error", f"Unreadable token ids: {error}.") from error
 
 
-def _tokenize(generate: Generate, tokenizer: Any) -> list[int]:
+def _tokenize(generate: Generate, loaded: LoadedModel) -> list[int]:
+    tokenizer = loaded.tokenizer
     match generate.prompt:
-        case ChatPrompt(messages):
-            conversation = [{"role": each.role, "content": each.content} for each in messages]
-            return render(conversation, tokenizer)
+        case ChatPrompt() as prompt:
+            return loaded.chat_template.tokens(prompt, generate.tools)
+        case TextPrompt(text, str() as suffix):
+            return _infill(text, suffix, tokenizer)
         case TextPrompt(text):
             return list(tokenizer.encode(text))
         case TokenPrompt(packed):
             return _unpack(packed)
 
 
-def render(conversation: list[dict[str, str]], tokenizer: Any, *, asking: bool = True) -> list[int]:
-    """Token ids of a conversation, by the model's chat template; `asking` for an answer at its end.
+def _text_of(generate: Generate, prompt_ids: list[int], loaded: LoadedModel) -> str:
+    if isinstance(generate.prompt, TextPrompt):
+        return generate.prompt.text
+    return str(loaded.tokenizer.decode(prompt_ids))
 
-    Raises:
-        PromptError: there is none, or it refuses the messages.
-    """
-    if not tokenizer.has_chat_template:
+
+def _infill(prefix: str, suffix: str, tokenizer: Any) -> list[int]:
+    token_ids = infill_prompt(prefix, suffix, tokenizer)
+    if token_ids is None:
         raise PromptError(
             "invalid_request_error",
-            "This model has no chat template: use /v1/completions with a plain prompt.",
+            "This model was not made to fill in the middle: it has no tokens for what stands "
+            "before and after. Leave suffix out.",
+            "suffix",
         )
-    # mlx-lm's wrapper turns thinking on wherever a model can think. The template's own default is
-    # what its author meant, so the wrapper renders only where it carries the renderer itself.
-    renderer = tokenizer if tokenizer._chat_template is not None else tokenizer._tokenizer
-    try:
-        return list(
-            renderer.apply_chat_template(
-                conversation, add_generation_prompt=asking, tokenize=True, return_dict=False
-            )
-        )
-    except TemplateError as error:
-        raise PromptError(
-            "invalid_request_error",
-            f"The model's chat template refuses these messages: {error}",
-            "prompt",
-        ) from error
+    return token_ids

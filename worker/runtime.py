@@ -40,10 +40,12 @@ from worker.engine_thread import (
     Remove,
     Stepped,
 )
+from worker.engines.batch import PREFILL_ROWS
 from worker.engines.batched import BatchedEngine
 from worker.engines.room import NO_CACHES, Room, measure
 from worker.engines.sequence import Engine, Sequence
 from worker.engines.sequential import SequentialEngine
+from worker.gathering import Gathering
 from worker.limits import Limits, read_device, read_memory, release_memory, trim
 from worker.loading import LoadAbandonedError, LoadedModel, ModelError, load
 from worker.prompt_cache.blocks import Cutter
@@ -51,7 +53,7 @@ from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.disk import Disk
 from worker.prompt_cache.keys import root_key
 from worker.prompt_cache.path import Paths
-from worker.prompts import ContextInForce, Prepared, prepare
+from worker.prompts import ContextInForce, Prepared, no_further, prepare
 from worker.vectors.beside import NoText, WithVectors
 from worker.vectors.job import Job
 from worker.vectors.making import Making, make_vectors
@@ -60,7 +62,6 @@ from worker.warm import warm
 # Another one, and what is stored isn't found any more.
 _PROMPT_FORMAT = "1"
 _MEMORY_READING_S = 1.0
-_GATHER_S = 0.01
 _ANSWER_S = 0.02
 # A fetch that is late is noticed so often.
 _FETCH_S = 0.5
@@ -288,6 +289,8 @@ class Turns:
             thread.figures.active, thread.figures.waiting = 0, engine.waiting
         if tokens:
             thread.emit(Stepped(thread.figures.step, tokens))
+        for broken in engine.take_broken():
+            thread.emit(GivenUp(no_further(broken.request_id, broken.reason)))
         if time.monotonic() - self._memory_read_at >= _MEMORY_READING_S:
             self._memory_read_at = time.monotonic()
             thread.figures.memory = read_memory()
@@ -299,10 +302,17 @@ class Turns:
         self._gather()
 
     def _gather(self) -> None:
-        """Let requests that arrive together begin together: one prefill costs less than several."""
-        deadline = time.monotonic() + _GATHER_S
-        while self._thread.arriving and (left_s := deadline - time.monotonic()) > 0:
-            self._obey(self._thread.next_command(wait=True, at_most_s=left_s))
+        """Let requests that arrive together begin together."""
+        most = PREFILL_ROWS if self._engine.batching else 1
+        gathering = Gathering(time.monotonic(), most)
+        while self._engine.waiting and not self._thread.should_finish():
+            left_s = gathering.left_s(time.monotonic(), self._thread.arriving)
+            if not left_s:
+                return
+            command = self._thread.next_command(wait=True, at_most_s=left_s)
+            self._obey(command)
+            if isinstance(command, Sequence):
+                gathering.add(time.monotonic())
 
     def _obey_all(self) -> None:
         for command in self._thread.commands():

@@ -1,14 +1,17 @@
-"""From a request's answer to HTTP: as one JSON body or as server-sent events."""
+"""From the answers of requests to HTTP: as one JSON body or as server-sent events."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import aclosing
 from typing import Final, Protocol
 
+from msgspec import Struct
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from gateway.api.choices import pieces, usage_of
 from gateway.api.errors import envelope, error_response
 from gateway.api.record import note_usage
 from gateway.dispatch.refusal import Refusal
@@ -26,22 +29,27 @@ _STREAM_HEADERS: Final = [
 ]
 
 
+class Choice(Struct):
+    """One whole answer. Its parts are merged."""
+
+    parts: Sequence[AnswerPart]
+    finish_reason: FinishReason
+
+
 class Format(Protocol):
-    """How one API writes an answer down."""
+    """How one API writes answers down."""
 
-    def opening(self) -> bytes:
-        """Events before the first piece."""
+    def opening(self, index: int) -> bytes:
+        """Events before the first piece of a choice."""
 
-    def piece(self, piece: Piece) -> bytes:
-        """The events of one piece of the answer."""
+    def piece(self, index: int, piece: Piece) -> bytes:
+        """The events of one piece of a choice."""
 
     def closing(self, usage: Usage) -> bytes:
-        """Events after the last piece."""
+        """Events after the last piece of all."""
 
-    def whole(
-        self, parts: Sequence[AnswerPart], finish_reason: FinishReason, usage: Usage
-    ) -> bytes:
-        """The body of an answer that isn't streamed."""
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        """The body of answers that aren't streamed."""
 
 
 def server_sent_event(data: bytes) -> bytes:
@@ -49,20 +57,28 @@ def server_sent_event(data: bytes) -> bytes:
 
 
 class Answer(Response):
-    """Reads a submitted request to its end and writes it; cancels it when the client leaves.
+    """Reads submitted requests to their end and writes them; cancels them when the client leaves.
 
     Before the first byte every failure is a plain error response. A stream that has waited for
-    long begins with comments, and a later failure is an `error` event.
+    long begins with comments, and a later failure is an `error` event. One that fails ends all.
     """
 
     def __init__(
-        self, compartment: Compartment, request: Request, form: Format, *, stream: bool
+        self,
+        compartment: Compartment,
+        requests: Sequence[Request],
+        form: Format,
+        *,
+        stream: bool,
+        answers_each: int = 1,
     ) -> None:
+        """`requests` are the choices, in order: so many of them have the same prompt."""
         self.background = None
         self._compartment = compartment
-        self._request = request
+        self._requests = requests
         self._form = form
         self._stream = stream
+        self._answers_each = answers_each
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watcher = asyncio.create_task(self._watch_client(receive))
@@ -73,53 +89,72 @@ class Answer(Response):
             return
         finally:
             watcher.cancel()
-            if not self._request.over:
-                self._compartment.traffic.cancel(self._request)
+            self._cancel()
 
     async def _watch_client(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        if not self._request.over:
-            self._compartment.traffic.cancel(self._request)
-        self._request.abandon()
+        self._cancel()
+        for each in self._requests:
+            each.abandon()
+
+    def _cancel(self) -> None:
+        for each in self._requests:
+            if not each.over:
+                self._compartment.traffic.cancel(each)
 
     async def _write_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        parts: list[AnswerPart] = []
+        found: list[list[AnswerPart]] = [[] for _ in self._requests]
+        reasons: list[FinishReason] = ["stop" for _ in self._requests]
         try:
-            while True:
-                piece = await self._request.take()
-                parts += piece.parts
-                if piece.finish_reason is not None and piece.usage is not None:
-                    break
+            async with aclosing(pieces(self._requests)) as arriving:
+                async for index, piece in arriving:
+                    found[index] += piece.parts
+                    if piece.finish_reason is not None:
+                        reasons[index] = piece.finish_reason
         except Refusal as refusal:
             await error_response(refusal)(scope, receive, send)
             return
-        note_usage(scope, piece.usage)
-        body = self._form.whole(merged(parts), piece.finish_reason, piece.usage)
+        usage = self._usage(scope)
+        choices = [Choice(merged(parts), reasons[index]) for index, parts in enumerate(found)]
+        body = self._form.whole(choices, usage)
         await Response(body, media_type="application/json")(scope, receive, send)
 
     async def _write_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+        unopened = set(range(len(self._requests)))
+        unfinished = set(unopened)
         try:
-            piece = await self._request.take()
+            async with aclosing(pieces(self._requests)) as arriving:
+                async for index, piece in arriving:
+                    events = _COMMENT
+                    if not piece.idle:
+                        events = self._form.piece(index, piece)
+                        if index in unopened:
+                            events = self._form.opening(index) + events
+                            unopened.remove(index)
+                    if not started:
+                        started = True
+                        await _start_stream(send)
+                    if piece.finish_reason is not None:
+                        unfinished.remove(index)
+                    if not unfinished:
+                        events += self._form.closing(self._usage(scope))
+                    more = bool(unfinished)
+                    await send({"type": "http.response.body", "body": events, "more_body": more})
         except Refusal as refusal:
-            await error_response(refusal)(scope, receive, send)
-            return
-        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-        opened = False
-        try:
-            while True:
-                events = _COMMENT
-                if not piece.idle:
-                    events = self._form.piece(piece)
-                    if not opened:
-                        events = self._form.opening() + events
-                        opened = True
-                if piece.finish_reason is not None and piece.usage is not None:
-                    note_usage(scope, piece.usage)
-                    events += self._form.closing(piece.usage)
-                    break
-                await send({"type": "http.response.body", "body": events, "more_body": True})
-                piece = await self._request.take()
-        except Refusal as refusal:
+            if not started:
+                await error_response(refusal)(scope, receive, send)
+                return
             events = b"event: error\n" + server_sent_event(envelope(refusal))
-        await send({"type": "http.response.body", "body": events, "more_body": False})
+            await send({"type": "http.response.body", "body": events, "more_body": False})
+
+    def _usage(self, scope: Scope) -> Usage:
+        usages = [each.usage for each in self._requests if each.usage is not None]
+        usage = usage_of(usages, self._answers_each)
+        note_usage(scope, usage)
+        return usage
+
+
+async def _start_stream(send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})

@@ -6,7 +6,8 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
-from gateway.api import admin, chat, completions, embeddings, health, models, rerank
+from gateway.api import admin, completions, embeddings, health, models, rerank
+from gateway.api.chat import route as chat
 from gateway.api.errors import on_defect, on_http_exception, on_refusal
 from gateway.api.record import Recorded
 from gateway.api.visitors import Visitors

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar, TypeVarTuple, Unpack
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 from starlette.requests import ClientDisconnect, Request
 
 from gateway.dispatch.refusal import Refusal
@@ -16,7 +16,8 @@ from gateway.system.lane import Lane
 
 MAX_BODY_BYTES: Final = 32 << 20
 
-_PATH: Final = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+# Within a map msgspec doesn't say where.
+_PATH: Final = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*?)(\[\.\.\.\])?`$")
 _MISSING: Final = re.compile(r"missing required field `(?P<name>[^`]*)`")
 
 _MOST_DIGITS: Final = 9
@@ -36,6 +37,9 @@ _SURROGATE: Final = re.compile(
     re.DOTALL,
 )
 
+# msgspec knows raw JSON alone, not as one of several types.
+NOT_GIVEN: Final = Raw(b"null")
+
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 
@@ -49,6 +53,11 @@ class Part(Struct):
 
     def __post_init__(self) -> None:
         pass
+
+
+def given(raw: Raw) -> bool:
+    """Whether there is more than null."""
+    return bytes(raw).strip() != b"null"
 
 
 async def read_json(request: Request, kind: type[T], *, optional: bool = False) -> T:
@@ -90,7 +99,7 @@ def _decode(body: bytearray, kind: type[T], optional: bool) -> T:
         text = str(error)
         place = _PATH.search(text)
         param = place["path"] or None if place else None
-        reason = _PATH.sub("", text)
+        reason = _PATH.sub(" as a key" if place and place["key"] else "", text)
         if missing := _MISSING.search(reason):
             param = f"{param}.{missing['name']}" if param else missing["name"]
         named = f"{param}: " if param else ""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Sequence
 from typing import Annotated, Final
 
+import msgspec
 from msgspec import Meta, Struct
 from starlette.requests import Request as HttpRequest
 
@@ -19,19 +21,38 @@ from gateway.edge.origins import from_page
 from gateway.edge.request_id import unique
 from gateway.fleet.fleet import Fleet
 from gateway.model.model import Model
-from protocol.messages import ChatPrompt, Generate, Prompt, RequestField, Sampling
+from protocol.messages import Generate, Prompt, RequestField, Sampling
+from protocol.tokens import LARGEST_TOKEN_ID
 
+# What clients call as the worker does.
+_SAME_NAMES: Final[tuple[RequestField, ...]] = (
+    "tools",
+    "suffix",
+    "logit_bias",
+    "allowed_token_ids",
+    "stop_token_ids",
+    "bad_words",
+)
 _MOST_STOPS: Final = 16
 # A machine is built from them before the answer begins, and its size grows with theirs.
 _LONGEST_STOP: Final = 1000
 _LONGEST_SALT: Final = 256
+# As OpenAI has it.
+_MOST_ANSWERS: Final = 128
 _MOST_PRIORITY: Final = 1000
 _LARGEST_PENALTY: Final = 10.0
+# As mlx-lm has it.
+_XTC_THRESHOLD: Final = 0.1
 # As mlx_lm.server has it.
 _REPETITION_CONTEXT: Final = 20
 # mlx_lm.server's clients send 0 for "none", all others 1.
 _NO_PENALTY: Final = (None, 0, 1)
 _LARGEST_COUNT: Final = (1 << 31) - 1
+_MOST_BIASES: Final = 1024
+_MOST_STOP_TOKENS: Final = 256
+_MOST_BAD_WORDS: Final = 256
+# More than vocabularies have.
+_MOST_ALLOWED: Final = 1 << 20
 
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Priority = Annotated[int, Meta(ge=-_MOST_PRIORITY, le=_MOST_PRIORITY)]
@@ -39,6 +60,9 @@ Tokens = Annotated[int, Meta(ge=1, le=_LARGEST_COUNT)]
 StopSequence = Annotated[str, Meta(min_length=1, max_length=_LONGEST_STOP)]
 # vLLM advises 43 characters.
 Salt = Annotated[str, Meta(max_length=_LONGEST_SALT)]
+TokenId = Annotated[int, Meta(ge=0, le=LARGEST_TOKEN_ID)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
 Stop = StopSequence | Annotated[list[StopSequence], Meta(max_length=_MOST_STOPS)] | None
 
 
@@ -67,6 +91,29 @@ class GenerationBody(Struct, kw_only=True):
     priority: Priority | None = None
     keep_alive: float | str | None = None
     cache_salt: Salt | None = None
+    n: Annotated[int, Meta(ge=1, le=_MOST_ANSWERS)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=_MOST_BIASES)] | None = None
+    xtc_probability: Probability | None = None
+    xtc_threshold: Annotated[float, Meta(ge=0, le=0.5)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=_LARGEST_COUNT)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=_MOST_STOP_TOKENS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    bad_words: Annotated[list[StopSequence], Meta(max_length=_MOST_BAD_WORDS)] | None = None
+    allowed_token_ids: (
+        Annotated[list[TokenId], Meta(min_length=1, max_length=_MOST_ALLOWED)] | None
+    ) = None
+
+    @property
+    def answers(self) -> int:
+        """How many are wanted of each prompt."""
+        return self.n or 1
+
+    @property
+    def constraint_param(self) -> str:
+        """Where it says what the answer must match."""
+        return "response_format"
 
     @property
     def limit(self) -> int | None:
@@ -79,45 +126,73 @@ class GenerationBody(Struct, kw_only=True):
 
 
 def check_generation(body: GenerationBody, place: Place) -> None:
-    """Raises: Refusal: it asks for something that this server doesn't do."""
+    """Raises: Refusal: it asks for something that this server doesn't do, or nobody can."""
     check_supported(body, place)
+    if body.limit is not None and (body.min_tokens or 0) > body.limit:
+        raise Refusal(
+            "invalid_request_error",
+            f"min_tokens: it is {body.min_tokens}, and the answer may have {body.limit} at most.",
+            param="min_tokens",
+        )
     if body.stream_options is not None:
         check_supported(body.stream_options, "stream_options", "stream_options.")
 
 
-def new_request(
+def new_requests(
     http_request: HttpRequest,
     fleet: Fleet,
     body: GenerationBody,
-    prompt: Prompt,
-    max_tokens: int | None,
-) -> Request:
-    """What a body and its headers ask for.
+    generates: Sequence[Generate],
+    prompt_param: str,
+) -> list[Request]:
+    """What a body and its headers ask for: `body.answers` for each of these, one after the other.
+    What the client calls the prompt is `prompt_param`.
 
     Raises:
-        Refusal: a header, or keep_alive, can't be read.
+        Refusal: a header, or keep_alive, can't be read, or it is too much at once.
     """
+    if len(generates) * body.answers > _MOST_ANSWERS:
+        raise Refusal(
+            "invalid_request_error",
+            f"It asks for {len(generates) * body.answers:,} answers, of {_MOST_ANSWERS} at most: "
+            "send several requests.",
+            param="n" if body.answers > 1 else prompt_param,
+        )
     model = fleet.roster.find(body.model).model
     record = record_of(http_request)
     record.model = model.id
-    return Request(
-        generate_message(unique(record.id), body, prompt, max_tokens),
-        fleet.now(),
-        deadline_s(http_request, fleet.settings.queue.deadline_s),
-        request_id=record.id,
-        priority=priority_of(http_request, body.priority, model),
-        keep_alive_s=keep_alive_s(body.keep_alive),
-        params=_params(body, prompt),
-    )
+    priority = priority_of(http_request, body.priority, model)
+    return [
+        Request(
+            msgspec.structs.replace(
+                generate, request_id=unique(record.id), sampling=_another(generate.sampling, index)
+            ),
+            fleet.now(),
+            deadline_s(http_request, fleet.settings.queue.deadline_s),
+            request_id=record.id,
+            priority=priority,
+            keep_alive_s=keep_alive_s(body.keep_alive),
+            params=_params(body, prompt_param),
+        )
+        for generate in generates
+        for index in range(body.answers)
+    ]
 
 
-def _params(body: GenerationBody, prompt: Prompt) -> dict[RequestField, str]:
+def _another(sampling: Sampling, index: int) -> Sampling:
+    """Of several answers each has random numbers of its own; the first has what it would alone."""
+    seed = (sampling.seed + index) & (1 << 64) - 1
+    return msgspec.structs.replace(sampling, seed=seed)
+
+
+def _params(body: GenerationBody, prompt_param: str) -> dict[RequestField, str]:
     """What this client calls the fields of `Generate`. Not its limit is to blame if it set none."""
-    name = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
-    limit = name
+    limit = prompt_param
     if body.limit is not None:
         limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    return {"prompt": name, "max_tokens": limit}
+    names: dict[RequestField, str] = {each: each for each in _SAME_NAMES}
+    names |= {"prompt": prompt_param, "max_tokens": limit, "prompt_logprobs": "echo"}
+    return names | {"constraint": body.constraint_param}
 
 
 def priority_of(request: HttpRequest, own: int | None, model: Model) -> int | None:
@@ -161,14 +236,14 @@ def keep_alive_s(value: float | str | None) -> float | None:
         raise Refusal("invalid_request_error", f"{error}.", param="keep_alive") from error
 
 
-def generate_message(
-    request_id: str, body: GenerationBody, prompt: Prompt, max_tokens: int | None
-) -> Generate:
-    """What the worker is told. A seed is always assigned: a request stays the same request."""
+def generate_message(body: GenerationBody, prompt: Prompt, max_tokens: int | None) -> Generate:
+    """What the worker is told, but for an id. A seed is always assigned: a request stays the same
+    request.
+    """
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     seed = secrets.randbits(64) if body.seed is None else body.seed & (1 << 64) - 1
     return Generate(
-        request_id=request_id,
+        request_id="",
         prompt=prompt,
         sampling=Sampling(
             seed=seed,
@@ -181,9 +256,19 @@ def generate_message(
                 None if body.repetition_penalty in _NO_PENALTY else body.repetition_penalty
             ),
             repetition_context_tokens=body.repetition_context_size or _REPETITION_CONTEXT,
+            frequency_penalty=body.frequency_penalty or 0.0,
+            presence_penalty=body.presence_penalty or 0.0,
+            logit_bias=tuple((body.logit_bias or {}).items()),
+            allowed_token_ids=tuple(body.allowed_token_ids or ()),
+            bad_words=tuple(body.bad_words or ()),
+            min_tokens=body.min_tokens or 0,
+            stop_token_ids=tuple(body.stop_token_ids or ()),
+            xtc_probability=body.xtc_probability or 0.0,
+            xtc_threshold=_XTC_THRESHOLD if body.xtc_threshold is None else body.xtc_threshold,
         ),
         max_tokens=max_tokens,
         stop=stop,
+        include_stop=bool(body.include_stop_str_in_output),
         ignore_eos=bool(body.ignore_eos),
         cache_salt=body.cache_salt or "",
     )

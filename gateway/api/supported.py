@@ -8,11 +8,10 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
+from gateway.api.bodies import NOT_GIVEN
 from gateway.api.parameters import PLACES, Parameter, Place, at
 from gateway.dispatch.refusal import Refusal
 
-# Not built: what is refused anyway may be tens of megabytes of lists.
-_NOT_GIVEN: Final = Raw(b"null")
 _LONGEST_NEUTRAL: Final = 100
 
 _REFUSED: Final = {place: at(place, "refused") for place in PLACES}
@@ -25,7 +24,8 @@ def refusing(place: Place) -> Callable[[type[Kind]], type[Kind]]:
     def extend(kind: type[Kind]) -> type[Kind]:
         extended: type[Any] = msgspec.defstruct(
             kind.__name__,
-            [(each.name, Raw, _NOT_GIVEN) for each in _REFUSED[place]],
+            # Not built: what is refused anyway may be tens of megabytes of lists.
+            [(each.name, Raw, NOT_GIVEN) for each in _REFUSED[place]],
             bases=(kind,),
             module=kind.__module__,
             namespace={"__doc__": kind.__doc__},
@@ -44,7 +44,7 @@ def check_supported(decoded: Struct, place: Place, path: str = "") -> None:
     """
     for parameter in _REFUSED[place]:
         text: Raw = getattr(decoded, parameter.name)
-        if text is not _NOT_GIVEN and not _neutral(parameter, text):
+        if text is not NOT_GIVEN and not _neutral(parameter, text):
             name = path + parameter.name
             advice = f", or {parameter.note}" if parameter.note else ""
             raise Refusal(

@@ -46,6 +46,8 @@ def _definitions(section: type[Section]) -> dict[str, Definition]:
     for each in msgspec.structs.fields(section):
         (key,) = each.type.__metadata__
         default = None if each.required else each.default
+        if default is msgspec.NODEFAULT:
+            default = each.default_factory()
         found[each.name] = Definition(each.name, key, default, each.required)
     return found
 

@@ -6,6 +6,7 @@ A kind knows nothing of files; `read` gets what TOML, a flag or a variable gave.
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, Final, Protocol, TypeGuard
 
 from msgspec import Struct
@@ -16,6 +17,8 @@ from gateway.config.times import TIME_PATTERN, format_time, parse_time
 # Ten years: beyond that dates can't be told any more.
 _LONGEST_S: Final = 315_360_000.0
 _LARGEST: Final = (1 << 31) - 1
+# Whatever reads JSON has it as it was written.
+_LARGEST_EXACT: Final = (1 << 53) - 1
 
 
 class UnexpectedError(ValueError):
@@ -228,6 +231,55 @@ class Size(Struct, frozen=True):
 
     def write(self, value: int | str) -> str:
         return str(value) if isinstance(value, int) else toml_text(value)
+
+
+class Arguments(Struct, frozen=True):
+    """Names and values for somebody else, who knows what they mean: whatever JSON can say."""
+
+    @property
+    def expected(self) -> str:
+        return "a table, as { enable_thinking = false }"
+
+    def read(self, value: object) -> dict[str, Any]:
+        if not isinstance(value, dict) or not _is_json(value):
+            raise UnexpectedError(value)
+        return value
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "object"}
+
+    def write(self, value: dict[str, Any]) -> str:
+        return _toml_value(value)
+
+
+def _is_json(value: object) -> bool:
+    """Dates and times are not, nor infinities."""
+    match value:
+        case dict():
+            return all(map(_is_json, value.values()))
+        case list():
+            return all(map(_is_json, value))
+        case float():
+            return math.isfinite(value)
+        case int():
+            return abs(value) <= _LARGEST_EXACT
+        case _:
+            return isinstance(value, str)
+
+
+def _toml_value(value: object) -> str:
+    match value:
+        case dict() if value:
+            pairs = (f"{toml_text(name)} = {_toml_value(each)}" for name, each in value.items())
+            return f"{{ {', '.join(pairs)} }}"
+        case dict():
+            return "{}"
+        case list():
+            return f"[{', '.join(map(_toml_value, value))}]"
+        case str():
+            return toml_text(value)
+        case _:
+            return json.dumps(value)
 
 
 def _is_text(value: object) -> TypeGuard[str]:

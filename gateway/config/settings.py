@@ -7,11 +7,11 @@ these definitions.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Struct, field
 
-from gateway.config.kinds import Choice, Kind, Size, Switch, Text, Texts, Time, Whole
+from gateway.config.kinds import Arguments, Choice, Kind, Size, Switch, Text, Texts, Time, Whole
 from gateway.config.mistakes import Mistake
 from gateway.config.models import expand_home
 from gateway.config.sizes import parse_size
@@ -281,6 +281,13 @@ class ModelSettings(Section, frozen=True):
     draft_tokens: Annotated[
         int, Key(Whole(1, 32), "So many tokens are guessed at a time, with a draft model.")
     ] = 3
+    template_arguments: Annotated[
+        dict[str, Any],
+        Key(
+            Arguments(),
+            "What the chat template is told beside the messages; a request's own go before.",
+        ),
+    ] = {}
     python: Annotated[
         str | None,
         Key(

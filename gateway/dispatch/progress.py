@@ -21,8 +21,9 @@ class ModelChangedError(Exception):
 class Progress:
     """The rendered prompt, the delivered tokens, and the deaths of workers on the way.
 
-    `delivered` holds token ids. A message names the request by an id of its own each time that it
-    is sent, so that late output for an earlier attempt can't be taken for the present one's.
+    `delivered` holds token ids, and `fingerprint` is that of the model that it was last sent to. A
+    message names the request by an id of its own each time that it is sent, so that late output for
+    an earlier attempt can't be taken for the present one's.
     """
 
     def __init__(self, task: Task) -> None:
@@ -30,7 +31,7 @@ class Progress:
         self._task = task
         self._rendered: TokenPrompt | None = None
         self._parts = bytearray()
-        self._fingerprint: str | None = None
+        self.fingerprint: str | None = None
         self._attempts = 0
         self._death_at: int | None = None
 
@@ -62,10 +63,10 @@ class Progress:
         Raises:
             ModelChangedError: part of the answer came from another one.
         """
-        if fingerprint != self._fingerprint:
+        if fingerprint != self.fingerprint:
             if self.delivered:
                 raise ModelChangedError
-            self._fingerprint = fingerprint
+            self.fingerprint = fingerprint
             self._rendered = None
         self._attempts += 1
         self._parts.clear()

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
 from msgspec import Struct
 
 from gateway.dispatch.progress import Progress
@@ -183,4 +184,4 @@ def _plausible(usage: Usage) -> Usage:
     of the prompt.
     """
     cached_tokens = min(max(usage.cached_tokens, 0), usage.prompt_tokens)
-    return Usage(usage.prompt_tokens, usage.completion_tokens, cached_tokens)
+    return msgspec.structs.replace(usage, cached_tokens=cached_tokens)

@@ -93,6 +93,18 @@ class Admission:
             holder.need = need
             holder.kept_bytes = kept_bytes
 
+    def note_beside(self, model_id: str, more_bytes: int) -> None:
+        """It holds so much more beside its sequences: with it come all limits that it has named,
+        before it can name others. One without anything to do named none.
+        """
+        holder = self.ledger.holder(model_id)
+        if holder is None or not holder.need.wanted_bytes:
+            return
+        need = holder.need
+        need.used_bytes = max(0, need.used_bytes + more_bytes)
+        need.wanted_bytes = max(0, need.wanted_bytes + more_bytes)
+        need.least_bytes = max(0, need.least_bytes + more_bytes)
+
     def ready(self, model_id: str, now: float, *, reload_s: float = 0.0) -> None:
         """It is loaded, so it may borrow, and be asked to go unless it is pinned."""
         holder = self.ledger.holder(model_id)

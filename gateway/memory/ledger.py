@@ -86,6 +86,8 @@ class Holder:
     # It got what it waited for, and has begun nothing with it yet.
     turn_begins: bool = True
     overgrown_since: float | None = None
+    # It was larger than its limit, and there was no room.
+    outgrew_at: float = float("-inf")
     rebalanced_at: float = float("-inf")
 
     @property

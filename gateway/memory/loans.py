@@ -37,6 +37,9 @@ class Loans:
         targets = self._targets(free_bytes + sum(each.lent_bytes for each in steady))
         short_bytes = 0
         for each in sorted(steady, key=lambda e: (-e.priority, e.lent_bytes)):
+            if self._now - each.outgrew_at < REBALANCE_S:
+                # It would outgrow that too, and give it back at once.
+                continue
             target_bytes = targets[each.model_id]
             given_bytes = min(target_bytes - each.lent_bytes, free_bytes)
             if given_bytes > 0 and each.recalled_at is None:

@@ -243,6 +243,13 @@ class Steward:
         self.admission.note_need(model_id, need, kept_bytes)
         self._decide_now()
 
+    def note_beside(self, model_id: str, more_bytes: int) -> None:
+        """Its worker holds so much more beside MLX's account, and will be told; a higher limit may
+        come first.
+        """
+        self.admission.note_beside(model_id, more_bytes)
+        self._decide_now()
+
     def learn(self, model_id: str, fixed_bytes: int) -> None:
         """Remember what it took with its weights and without a sequence, for the next load."""
         key, estimated = self._keys.get(model_id), self.estimates.get(model_id)

@@ -59,9 +59,9 @@ class Turn:
                 if each.kept_bytes > each.limit_bytes:
                     self.orders.give_up(each, seconds)
                 elif self._ledger.free_bytes >= 0:
-                    # It did what it could: what it still holds can't be lent out again.
+                    # It did what it could: what it still holds can't be lent out again, and its
+                    # limit follows.
                     each.floor_bytes = each.footprint_bytes
-                    self.orders.lend(each, each.footprint_bytes)
 
     def _settle_footprints(self) -> None:
         """Where the budget has room, a limit follows its footprint."""
@@ -72,8 +72,10 @@ class Turn:
             elif each.recalled_at is None and self._ledger.free_bytes >= 0:
                 self.orders.lend(each, each.footprint_bytes)
                 each.overgrown_since = None
-            elif each.recalled_at is None and each.overgrown_since is None:
-                each.overgrown_since = self._now
+            elif each.recalled_at is None:
+                each.outgrew_at = self._now
+                if each.overgrown_since is None:
+                    each.overgrown_since = self._now
 
     def _settle_prompts(self) -> None:
         """Note when the prompts of first sequences begin and end."""

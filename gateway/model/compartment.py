@@ -114,12 +114,12 @@ class Compartment:
     @property
     def _coming(self) -> bool:
         """It is loaded, or will be without a request's asking for it."""
-        return self._load_ordered or self.state in (
-            State.WAITING,
-            State.STARTING,
-            State.LOADING,
-            State.READY,
-        )
+        return self._load_ordered or self._loaded or self.state is State.WAITING
+
+    @property
+    def _loaded(self) -> bool:
+        """Or about to be."""
+        return self.state in (State.STARTING, State.LOADING, State.READY)
 
     async def until_idle(self) -> None:
         await self.condition.until(lambda: not self.traffic.busy)
@@ -230,6 +230,9 @@ class Compartment:
             self.condition.handle(Event.RETURNED)
         elif not same:
             self._forget_deaths()
+            if self._loaded:
+                # It is to be so again, although nobody may wait for it.
+                self._load_ordered = True
             self.condition.handle(Event.CHANGED, "its settings changed")
         elif self.state is State.UNLOADED:
             self.condition.handle(Event.CHANGED)

@@ -131,6 +131,9 @@ class Tenancy:
             worker.idle_bytes = worker.held_bytes
             self._steward.learn(self.model.id, worker.idle_bytes)
         if worker.beside_moved:
+            # Told alone it would put rows aside, that there is room for.
+            self._steward.note_beside(self.model.id, worker.beside_more_bytes)
+        if worker.beside_moved:
             self._tell(worker)
 
     def needs(self, worker: Worker, need: messages.Need) -> None:

@@ -223,10 +223,15 @@ class Worker:
         return max(self.baseline_bytes, int(median(self._beside)))
 
     @property
+    def beside_more_bytes(self) -> int:
+        """Than the worker was told."""
+        return self.beside_bytes - self._told_beside_bytes
+
+    @property
     def beside_moved(self) -> bool:
         """It differs from what the worker was told."""
         noise_bytes = max(_NOISE_BYTES, int((self.granted_bytes or 0) * _NOISE_SHARE))
-        return abs(self.beside_bytes - self._told_beside_bytes) > noise_bytes
+        return abs(self.beside_more_bytes) > noise_bytes
 
     def tell_beside(self) -> int:
         """Bytes for a message to it."""

@@ -77,10 +77,7 @@ def test_a_full_context_is_its_own_exception(gateway: Gateway, *, stream: bool) 
 
 
 def test_what_is_not_supported_is_refused(gateway: Gateway) -> None:
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-    with pytest.raises(openai.BadRequestError, match="tools is not supported"):
-        _chat(gateway).bind_tools([tool]).invoke(QUESTION)
-    with pytest.raises(openai.BadRequestError, match="response_format is not supported"):
-        _chat(gateway).bind(response_format={"type": "json_object"}).invoke(QUESTION)
+    with pytest.raises(openai.BadRequestError, match="modalities is not supported"):
+        _chat(gateway).bind(modalities=["audio"]).invoke(QUESTION)
     with pytest.raises(openai.NotFoundError):
         _chat(gateway, model="gpt-9").invoke(QUESTION)

@@ -137,7 +137,6 @@ def test_the_list_of_models(gateway: Gateway) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"xtc_probability": 0.5}, "xtc_probability"),
         ({"adapters": "folder"}, "adapters"),
         ({"draft_model": "another"}, "draft_model"),
         ({"logprobs": True, "top_logprobs": 3}, "logprobs"),

@@ -48,6 +48,85 @@ def test_usage_is_the_same_streamed_and_not(client: openai.OpenAI) -> None:
     assert all(chunk.usage is None for chunk in chunks)
 
 
+def test_several_answers_to_one_prompt(client: openai.OpenAI) -> None:
+    asked = {"model": "demo", "messages": STORY, "seed": 7, "max_tokens": 20, "temperature": 2}
+    alone = client.chat.completions.create(**asked)
+    several = client.chat.completions.create(**asked, n=3)
+    assert [each.index for each in several.choices] == [0, 1, 2]
+    texts = [each.message.content for each in several.choices]
+    assert texts[0] == alone.choices[0].message.content
+    assert len(set(texts)) == 3
+    assert several.usage.prompt_tokens == alone.usage.prompt_tokens
+    assert several.usage.completion_tokens <= 60
+    streamed = ["", "", ""]
+    for chunk in client.chat.completions.create(**asked, n=3, stream=True):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.delta.content or ""
+    assert streamed == texts
+
+
+def test_several_prompts(client: openai.OpenAI) -> None:
+    asked = {"model": "demo", "max_tokens": 5, "temperature": 0}
+    prompts = ["Bulkhead is", "Once upon"]
+    alone = [client.completions.create(**asked, prompt=each) for each in prompts]
+    both = client.completions.create(**asked, prompt=prompts, n=2)
+    texts = [each.choices[0].text for each in alone]
+    assert [each.text for each in both.choices] == [texts[0], texts[0], texts[1], texts[1]]
+    assert both.usage.prompt_tokens == sum(each.usage.prompt_tokens for each in alone)
+
+
+def test_logprobs_of_a_chat(client: openai.OpenAI, whole: str) -> None:
+    asked = {"model": "demo", "messages": QUESTION, "logprobs": True, "top_logprobs": 2}
+    tokens = client.chat.completions.create(**asked).choices[0].logprobs.content
+    assert b"".join(bytes(each.bytes) for each in tokens).decode() == whole
+    for each in tokens:
+        assert len(each.top_logprobs) == 2
+        assert each.top_logprobs[0].logprob >= each.top_logprobs[1].logprob
+        assert each.logprob <= 0
+    chunks = client.chat.completions.create(**asked, stream=True)
+    streamed = [
+        token.token
+        for chunk in chunks
+        for choice in chunk.choices
+        if choice.logprobs
+        for token in choice.logprobs.content
+    ]
+    assert streamed == [each.token for each in tokens]
+
+
+def test_echo_with_logprobs_scores_a_prompt(client: openai.OpenAI) -> None:
+    prompt = "Bulkhead is a server"
+    asked = {"model": "demo", "max_tokens": 3, "temperature": 0}
+    plain = client.completions.create(**asked, prompt=prompt).choices[0].text
+    assert client.completions.create(**asked, prompt=prompt, echo=True).choices[0].text == (
+        prompt + plain
+    )
+    found = client.completions.create(**asked, prompt=prompt, echo=True, logprobs=1).choices[0]
+    logprobs = found.logprobs
+    assert found.text == prompt + plain
+    assert logprobs.token_logprobs[0] is None
+    assert all(each <= 0 for each in logprobs.token_logprobs[1:])
+    assert "".join(logprobs.tokens).startswith(prompt)
+    for token, offset in zip(logprobs.tokens, logprobs.text_offset, strict=True):
+        assert found.text[offset:].startswith(token)
+
+
+def test_the_best_of_several(client: openai.OpenAI) -> None:
+    asked = {"model": "demo", "prompt": "Once", "max_tokens": 6, "temperature": 2, "seed": 1}
+    several = client.completions.create(**asked, n=4, logprobs=0)
+    means = [sum(e.logprobs.token_logprobs) / len(e.logprobs.tokens) for e in several.choices]
+    best = several.choices[means.index(max(means))].text
+    found = client.completions.create(**asked, best_of=4)
+    assert [each.text for each in found.choices] == [best]
+    assert found.choices[0].logprobs is None
+
+
+def test_a_model_that_can_not_fill_in_says_so(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="fill in the middle") as caught:
+        client.completions.create(model="demo", prompt="a", suffix="b")
+    assert caught.value.param == "suffix"
+
+
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 def test_length_limits(client: openai.OpenAI, whole: str, name: str) -> None:
     answer = client.chat.completions.create(model="demo", messages=QUESTION, **{name: 7})
@@ -151,11 +230,11 @@ def test_models(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"n": 2}, "n"),
+        ({"n": 129}, "n"),
         ({"temperature": -1}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"logprobs": True}, "logprobs"),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "king", "content": "?"}]}, "messages[0].role"),
         (

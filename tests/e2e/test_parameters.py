@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from gateway.api.parameters import PARAMETERS, PLACES, Parameter, Place, at
+from gateway.config.models import DEMO_FOLDER
 from tests.support.gateway import Gateway
 
 BODIES: dict[Place, dict[str, Any]] = {
@@ -26,8 +28,6 @@ ASKING: dict[str, list[Any]] = {
     "top_logprobs": [3],
     "echo": [True, 0],
     "best_of": [3],
-    "presence_penalty": [0.5],
-    "frequency_penalty": [-0.5],
     "response_format": [{"type": "json_object"}],
     "tool_choice": ["required", {"type": "function", "function": {"name": "f"}}],
     "parallel_tool_calls": [False],
@@ -42,8 +42,6 @@ ASKING: dict[str, list[Any]] = {
     "skip_special_tokens": [True],
     "adapters": ["a/folder"],
     "draft_model": ["another"],
-    "min_tokens": [3],
-    "stop_token_ids": [[5]],
     "guided_json": [{"type": "object"}, {}],
 }
 SOMETHING: list[Any] = ["something", 7, {"some": "thing"}, True, False, 0]
@@ -131,6 +129,59 @@ def test_the_harmless_change_nothing(
     for value in ("something", {"some": "thing"}, True):
         path, body, _ = _body(place, parameter.name, value)
         assert _text(gateway, path, body) == plain[path]
+
+
+TOKENIZER = Tokenizer.from_file(str(DEMO_FOLDER / "tokenizer.json"))
+
+
+def _tokens(text: str) -> list[int]:
+    token_ids: list[int] = TOKENIZER.encode(text, add_special_tokens=False).ids
+    return token_ids
+
+
+def test_what_changes_the_choice(gateway: Gateway) -> None:
+    """On both paths, down to the worker; its tests have the rest."""
+    for place in ("chat", "completions"):
+        path, body, _ = _body(place, "max_tokens", 8)
+        plain = _text(gateway, path, body)
+        text = _text(gateway, path, {**body, "allowed_token_ids": _tokens("sea")})
+        assert set(text) <= set("sea ")
+        (eos,) = _tokens("<|im_end|>")
+        eager = {**body, "logit_bias": {str(eos): 100}}
+        assert _text(gateway, path, eager) == ""
+        assert len(_text(gateway, path, {**eager, "min_tokens": 3})) >= 3
+        words = plain.split()
+        banned = _text(gateway, path, {**body, "bad_words": [words[-1]]})
+        assert banned != plain
+        # What it would say it knows by heart.
+        few = {**body, "max_tokens": 60, "allowed_token_ids": [*range(20, 40)]}
+        for name in ("frequency_penalty", "presence_penalty"):
+            assert _text(gateway, path, {**few, name: 2}) != _text(gateway, path, few)
+        sampled = {**few, "temperature": 1, "seed": 5}
+        xtc = {"xtc_probability": 1, "xtc_threshold": 0.001}
+        assert _text(gateway, path, {**sampled, **xtc}) != _text(gateway, path, sampled)
+
+
+def test_what_ends_an_answer(gateway: Gateway) -> None:
+    path, body, _ = _body("completions", "max_tokens", 12)
+    plain = _text(gateway, path, body)
+    stop = plain[5:9]
+    until = plain[: plain.index(stop)]
+    assert _text(gateway, path, {**body, "stop": stop}) == until
+    included = {**body, "stop": stop, "include_stop_str_in_output": True}
+    assert _text(gateway, path, included) == until + stop
+    answer = gateway.client.post(path, json={**body, "logprobs": 0}).json()["choices"][0]
+    last = answer["logprobs"]["tokens"][5]
+    (token_id,) = [each for each in range(TOKENIZER.get_vocab_size()) if _spelled(each) == last]
+    ended = gateway.client.post(path, json={**body, "stop_token_ids": [token_id]}).json()
+    assert ended["choices"][0]["finish_reason"] == "stop"
+    first = answer["logprobs"]["tokens"].index(last)
+    assert ended["choices"][0]["text"] == "".join(answer["logprobs"]["tokens"][:first])
+
+
+def _spelled(token_id: int) -> str:
+    text: str = TOKENIZER.decode([token_id], skip_special_tokens=False)
+    return text
 
 
 def test_fields_that_nobody_knows_are_ignored(gateway: Gateway, plain: dict[str, str]) -> None:

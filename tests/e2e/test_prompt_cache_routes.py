@@ -18,15 +18,12 @@ from tests.support.gateway import Gateway, eventually
 KEEPER = """
 socket = connect()
 socket.send(encode(hello()))
-import msgspec
-from protocol.codec import decode_from_gateway
 decode_from_gateway(socket.recv())
 socket.send(encode(ready()))
 kept = 4096
 while True:
     if not socket.poll(500):
-        socket.send(encode(Heartbeat(step=1, step_age_s=0.0, active=0, waiting=0,
-                                     memory=MlxMemory(), prompt_cache_bytes=kept)))
+        socket.send(encode(heartbeat(prompt_cache_bytes=kept)))
         continue
     match decode_from_gateway(socket.recv()):
         case Generate(request_id=name, cache_salt=salt):
@@ -45,9 +42,7 @@ socket = connect()
 socket.send(encode(hello()))
 socket.recv()
 socket.send(encode(ready()))
-while True:
-    socket.send(encode(Heartbeat(step=1, step_age_s=0.0, active=0, waiting=0, memory=MlxMemory())))
-    time.sleep(0.5)
+serve(socket)
 """
 EAGER = """
 socket = connect()

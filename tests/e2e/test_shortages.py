@@ -14,6 +14,8 @@ from tests.support.limits import limited_user, no_descriptors, no_new_threads
 from tests.support.shapes import DEMO
 from tests.support.streams import Probe, open_stream
 
+# How long a fault that comes back isn't said again.
+SAID_AGAIN_S = 60
 STORY = "Tell me a story."
 LONG = {"max_tokens": 400, "ignore_eos": True, "temperature": 0.0}
 CONFIG = """
@@ -110,10 +112,9 @@ def test_without_descriptors_readings_stop_and_go_on(
     undisturbed = open_stream(running, STORY, **LONG).join().outcome
     stream = open_stream(running, STORY, **LONG)
     eventually(lambda: stream.text)
+    began = time.monotonic()
     with no_descriptors(running.pid):
-        health = eventually(
-            lambda: (h := running.client.get("/health").json())["faults"] and h, within_s=30
-        )
+        health = eventually(lambda: (h := running.client.get("/health").json())["faults"] and h)
         assert health["status"] == "degraded"
         fault = health["faults"][0]
         assert fault["what"].startswith("readings: ")
@@ -122,6 +123,7 @@ def test_without_descriptors_readings_stop_and_go_on(
         # Its stop ladder must not need any.
         assert running.order("unload", "other").status_code == 200
         assert stream.join().outcome == undisturbed
+    lasted_s = time.monotonic() - began
     assert running.model("other")["state"] == "unloaded"
     assert not psutil.pid_exists(pids[1])
     running.load("other")
@@ -131,5 +133,5 @@ def test_without_descriptors_readings_stop_and_go_on(
         return None not in (memory["footprint_bytes"], worker["footprint_bytes"])
 
     eventually(measured)
-    # Once in the log, however often it failed.
-    assert running.log.count("readings: machine failed") == 1
+    said = running.log.count(fault["what"])
+    assert 1 <= said <= 1 + lasted_s / SAID_AGAIN_S

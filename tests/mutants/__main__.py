@@ -10,6 +10,7 @@ import ast
 import importlib
 import importlib.util
 import os
+import random
 import resource
 import sys
 from collections.abc import Iterator
@@ -27,8 +28,8 @@ from tests.mutants.changes import mutants
 
 ROOT: Final = Path(__file__).parents[2]
 _ACCOUNT: Final = (
-    "tests/gateway/memory/test_admission.py test_admission_bounds.py test_turn.py test_reclaim.py "
-    "test_wants.py test_lending.py test_ledger.py"
+    "tests/gateway/memory/test_admission.py test_turn.py test_loans.py test_wants.py "
+    "test_lending.py test_ledger.py test_reclaim.py test_admission_bounds.py"
 )
 # Policies, and the files that test them.
 POLICIES: Final = {
@@ -101,7 +102,8 @@ def _selected(only: tuple[str, ...]) -> Iterator[tuple[Path, list[str]]]:
 @click.command()
 @click.argument("only", nargs=-1)
 @click.option("--jobs", default=os.cpu_count() or 1, help="Versions that are tried at once.")
-def main(only: tuple[str, ...], jobs: int) -> None:
+@click.option("--most", type=int, help="Versions of each policy: a draw, always the same.")
+def main(only: tuple[str, ...], jobs: int, most: int | None) -> None:
     """Try all policies, or ONLY these paths of them."""
     os.chdir(ROOT)
     hypothesis.settings.register_profile(
@@ -120,18 +122,22 @@ def main(only: tuple[str, ...], jobs: int) -> None:
         source = (ROOT / path).read_text("utf-8")
         if not _passes(path, ast.parse(source), tests):
             raise click.ClickException(f"the tests of {path} fail as it is")
-        versions = list(mutants(source))
+        versions = every = list(mutants(source))
+        if most is not None and len(every) > most:
+            drawn = random.Random(str(path)).sample(range(len(every)), most)
+            versions = [every[each] for each in sorted(drawn)]
         with ThreadPoolExecutor(jobs) as pool:
             tried = [pool.submit(_passes, path, each.tree, tests) for each in versions]
             passed = [each.result() for each in tried]
         caught = passed.count(False)
         share = caught / len(versions)
-        table.append((share, f"{path!s:42}{caught:6}{len(versions):6}{share:8.2f}"))
+        figures = f"{caught:6}{len(versions):6}{share:8.2f}{len(every):12}"
+        table.append((share, f"{path!s:42}{figures}"))
         click.echo(table[-1][1])
         for each, survived in zip(versions, passed, strict=True):
             if survived:
                 click.echo(f"  {path}:{each.line}: {' '.join(each.change.split())}")
-    click.echo(f"\n{'policy':42}{'caught':>6}{'of':>6}{'share':>8}")
+    click.echo(f"\n{'policy':42}{'caught':>6}{'of':>6}{'share':>8}{'drawn from':>12}")
     for _, line in table:
         click.echo(line)
     short = [line.split()[0] for share, line in table if share < LEAST_SHARE]

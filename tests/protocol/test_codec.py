@@ -52,7 +52,16 @@ from protocol.messages import (
     Usage,
     WorkerMessage,
 )
-from protocol.parts import Alternative, Logprobs, Reasoning, Text, TokenLogprob, ToolCall
+from protocol.parts import (
+    Alternative,
+    Logprobs,
+    PromptLogprobs,
+    PromptToken,
+    Reasoning,
+    Text,
+    TokenLogprob,
+    ToolCall,
+)
 from protocol.tokens import LARGEST_TOKEN_ID, pack, unpack
 
 _LONGEST_SENTENCE = 1000
@@ -98,17 +107,17 @@ _samplings = st.builds(
     repetition_penalty=_optional(_floats),
     repetition_context_tokens=_integers,
 )
-_logprobs = st.builds(
-    TokenLogprob,
-    text=st.binary(max_size=20),
-    logprob=_floats,
-    top=_tuples(st.builds(Alternative, text=st.binary(max_size=20), logprob=_floats)),
+_alternatives = _tuples(st.builds(Alternative, text=st.binary(max_size=20), logprob=_floats))
+_logprobs = st.builds(TokenLogprob, text=st.binary(max_size=20), logprob=_floats, top=_alternatives)
+_prompt_tokens = st.builds(
+    PromptToken, text=st.binary(max_size=20), logprob=_optional(_floats), top=_alternatives
 )
 _parts = (
     st.builds(Text, text=_texts)
     | st.builds(Reasoning, text=_texts)
     | st.builds(ToolCall, index=_integers, arguments=_texts, name=_optional(_texts))
     | st.builds(Logprobs, tokens=_tuples(_logprobs))
+    | st.builds(PromptLogprobs, begin=_integers, tokens=_tuples(_prompt_tokens))
 )
 _deltas = st.builds(
     Delta,

@@ -50,7 +50,16 @@ from protocol.messages import (
     Usage,
     WorkerMessage,
 )
-from protocol.parts import Alternative, Logprobs, Reasoning, Text, TokenLogprob, ToolCall
+from protocol.parts import (
+    Alternative,
+    Logprobs,
+    PromptLogprobs,
+    PromptToken,
+    Reasoning,
+    Text,
+    TokenLogprob,
+    ToolCall,
+)
 from protocol.tokens import pack
 
 MEMORY = MlxMemory(active_bytes=1 << 40, cache_bytes=7, peak_bytes=(1 << 40) + 1)
@@ -62,6 +71,15 @@ SAMPLING = Sampling(
     top_p=0.9,
     top_k=40,
     min_p=0.05,
+    frequency_penalty=0.5,
+    presence_penalty=-0.25,
+    logit_bias=((5, -100.0), (7, 2.5)),
+    allowed_token_ids=(5, 7, 9),
+    bad_words=("sea",),
+    min_tokens=4,
+    stop_token_ids=(11,),
+    xtc_probability=0.25,
+    xtc_threshold=0.05,
 )
 PROMPTS = {
     ChatPrompt: ChatPrompt(
@@ -73,7 +91,7 @@ PROMPTS = {
         ),
         '{"enable_thinking": false}',
     ),
-    TextPrompt: TextPrompt("Once upon a time"),
+    TextPrompt: TextPrompt("Once upon a time", "the end"),
     TokenPrompt: TokenPrompt(pack([0, 1, 151_645])),
 }
 
@@ -86,6 +104,7 @@ def _generate(prompt: Prompt) -> Generate:
         max_tokens=100,
         priority=3,
         stop=("\n\n", "END"),
+        include_stop=True,
         ignore_eos=True,
         delivered=pack([5, 6]),
         cache_salt="mine",
@@ -94,6 +113,8 @@ def _generate(prompt: Prompt) -> Generate:
         constraint=Constraint("regex", "[a-z]+"),
         reasoning_tokens=500,
         logprobs=2,
+        echo=True,
+        prompt_logprobs=1,
     )
 
 
@@ -173,6 +194,7 @@ SAMPLES: dict[type[Message], Message] = {
             Delta(
                 "r-3", (4,), (Logprobs((TokenLogprob(b"a", -1.5, (Alternative(b"b", -2.5),)),)),)
             ),
+            Delta("r-4", (), (PromptLogprobs(0, (PromptToken(b"a", None),)),)),
         ),
     ),
     Embedded: Embedded(

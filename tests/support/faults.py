@@ -107,7 +107,8 @@ def wrapped_python(path: Path, before: str = "") -> str:
 def interpreter(folder: Path, code: str) -> str:
     """An executable to name as a model's `python`: it gets a worker's arguments and runs `code`.
 
-    `connect()` gives the code a PAIR socket to the gateway.
+    `connect()` gives the code a PAIR socket to the gateway. `wait()` says nothing more, as one that
+    hangs; `serve(socket)` does, as one that is idle, until it is told to stop.
     """
     preamble = f"""
     #!{sys.executable}
@@ -115,7 +116,7 @@ def interpreter(folder: Path, code: str) -> str:
     sys.path.insert(0, {str(_ROOT)!r})
     import zmq
     from protocol.channel import KEY_BYTES, connect_worker_side
-    from protocol.codec import encode
+    from protocol.codec import decode_from_gateway, encode
     from protocol.messages import *
     from protocol.parts import *
     arguments = dict(zip(sys.argv, sys.argv[1:]))
@@ -124,6 +125,15 @@ def interpreter(folder: Path, code: str) -> str:
         return connect_worker_side(zmq.Context(), arguments["--endpoint"], key)
     def wait():
         time.sleep(120)
+    def serve(socket):
+        while True:
+            if not socket.poll(500):
+                socket.send(encode(heartbeat()))
+            elif isinstance(decode_from_gateway(socket.recv()), Stop):
+                sys.exit(0)
+    def heartbeat(**fields):
+        return Heartbeat(**dict(dict(
+            step=1, step_age_s=0.0, active=0, waiting=0, memory=MlxMemory()), **fields))
     def hello(**fields):
         return Hello(**dict(dict(
             protocol_version=PROTOCOL_VERSION, pid=os.getpid(),

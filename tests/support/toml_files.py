@@ -15,7 +15,17 @@ from hypothesis import strategies as st
 from msgspec import Struct, field
 
 from gateway.config.keys import KEYS, MODEL_KEYS, MODELS, SECTIONS, Definition
-from gateway.config.kinds import Choice, Size, Switch, Text, Texts, Time, Whole, toml_text
+from gateway.config.kinds import (
+    Arguments,
+    Choice,
+    Size,
+    Switch,
+    Text,
+    Texts,
+    Time,
+    Whole,
+    toml_text,
+)
 from gateway.config.locations import Place
 from gateway.config.loopback import LOOPBACK_NAMES
 from gateway.config.models import DEMO_FOLDER
@@ -146,6 +156,11 @@ def spelled(draw: Draw, definition: Definition) -> Spelled:
             return Spelled(draw(st.sampled_from([str, _underscored]))(number), number)
         case Time(least_s):
             return draw(_spelled_time(least_s))
+        case Arguments():
+            names = st.sampled_from(["enable_thinking", "größe", "a b"])
+            values = st.booleans() | st.integers(-5, 5) | _TEXT | st.lists(st.booleans())
+            table = draw(st.dictionaries(names, values | st.just({"a": 1.5})))
+            return Spelled(definition.kind.write(table), table)
         case Size(automatic):
             size = draw(_sizes(automatic=automatic))
             return Spelled(definition.kind.write(size), size)

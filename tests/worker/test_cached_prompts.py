@@ -26,7 +26,7 @@ from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.disk import Disk
 from worker.prompt_cache.path import Paths
-from worker.sampling.processors import make_processors
+from worker.sampling.adjustments import make_adjustments
 from worker.sampling.settings import SamplingDefaults, make_row_sampling
 
 SHAPES: dict[str, Callable[[Folder], Folder]] = {
@@ -78,7 +78,7 @@ class Bench:
             max_tokens,
             make_row_sampling(sampling, SamplingDefaults(), self.vocabulary),
             ignore_eos=True,
-            processors=make_processors(sampling),
+            adjustments=make_adjustments(sampling, len(token_ids), 4096, ()),
             path=self.paths.find(token_ids, "", boundaries or [len(token_ids)]),
         )
 

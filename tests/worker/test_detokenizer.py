@@ -14,9 +14,10 @@ from mlx_lm.tokenizer_utils import (
     SPMStreamingDetokenizer,
 )
 
+from tests.support.answers import text_of, text_stream
 from tests.support.tokenizers import KINDS
-from worker.detokenizer import WindowDetokenizer, detokenizer_after
-from worker.text import TextStream
+from worker.answer.stream import AnswerStream
+from worker.detokenizer import WindowDetokenizer
 
 _FAST = {
     "byte level": BPEStreamingDetokenizer,
@@ -53,12 +54,9 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return KINDS[request.param](tmp_path_factory.mktemp("tokenizer"))
 
 
-def _stream(tokenizer: Any, prompt_ids: list[int], stop: tuple[str, ...] = ()) -> TextStream:
-    return TextStream(detokenizer_after(prompt_ids, tokenizer), stop)
-
-
-def _pieces(stream: TextStream, token_ids: list[int]) -> list[str]:
-    return [*(stream.add(each) for each in token_ids), stream.finish()]
+def _pieces(stream: AnswerStream, token_ids: list[int]) -> list[str]:
+    parts = [*(stream.add(each) for each in token_ids), stream.finish(complete=True)]
+    return [text_of(each) for each in parts]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -76,12 +74,12 @@ def test_an_answer_is_what_it_adds(tokenizer: Any, text: str, data: st.DataObjec
     before = tokenizer.decode(token_ids[:cut])
     assume(not before.endswith("\ufffd"))
     prompt_ids, answer_ids = token_ids[:cut], token_ids[cut:]
-    pieces = _pieces(_stream(tokenizer, prompt_ids), answer_ids)
+    pieces = _pieces(text_stream(tokenizer, prompt_ids), answer_ids)
     assert "".join(pieces) == tokenizer.decode(token_ids)[len(before) :]
     assert not any("\ufffd" in piece for piece in pieces)
     delivered = data.draw(st.integers(0, len(answer_ids)))
-    again = _stream(tokenizer, prompt_ids)
-    assert [again.add(each) for each in answer_ids[:delivered]] == pieces[:delivered]
+    again = text_stream(tokenizer, prompt_ids)
+    assert [text_of(again.add(each)) for each in answer_ids[:delivered]] == pieces[:delivered]
     assert _pieces(again, answer_ids[delivered:]) == pieces[delivered:]
 
 
@@ -92,10 +90,10 @@ def test_the_space_between_prompt_and_answer(tokenizer: Any) -> None:
         for each in range(len(token_ids))
         if tokenizer.decode(token_ids[:each]) == "the ship is"
     )
-    pieces = _pieces(_stream(tokenizer, token_ids[:end]), token_ids[end:])
+    pieces = _pieces(text_stream(tokenizer, token_ids[:end]), token_ids[end:])
     assert "".join(pieces) == " a server of a ship"
-    stopped = _stream(tokenizer, token_ids[:end], (" a",))
-    assert (stopped.add(token_ids[end]), stopped.stopped) == ("", True)
+    stopped = text_stream(tokenizer, token_ids[:end], (" a",))
+    assert (stopped.add(token_ids[end]), stopped.stopped) == ([], True)
 
 
 @pytest.mark.parametrize("tokenizer", sorted(KINDS.keys() - {"word pieces"}), indirect=True)
@@ -106,14 +104,14 @@ def test_indented_lines(tokenizer: Any) -> None:
     end = next(
         each for each in range(len(token_ids)) if tokenizer.decode(token_ids[:each]) == "the"
     )
-    assert "".join(_pieces(_stream(tokenizer, token_ids[:end]), token_ids[end:])) == text
+    assert "".join(_pieces(text_stream(tokenizer, token_ids[:end]), token_ids[end:])) == text
 
 
 def test_a_prompt_that_ends_within_a_character(tokenizer: Any) -> None:
     """Only token ids can: whose the character is is anybody's guess, but what follows isn't."""
     token_ids = list(tokenizer.encode("the 船 ship", add_special_tokens=False))
     for cut in range(1, len(token_ids)):
-        text = "".join(_pieces(_stream(tokenizer, token_ids[:cut]), token_ids[cut:]))
+        text = "".join(_pieces(text_stream(tokenizer, token_ids[:cut]), token_ids[cut:]))
         assert tokenizer.decode(token_ids).endswith(text.lstrip("\ufffd"))
 
 

@@ -373,6 +373,52 @@ def test_a_long_row_does_not_make_short_ones_long(models: Callable[[str], Loaded
     assert made["long"] == alone["long"]
 
 
+def test_who_comes_while_prompts_end_joins_after_them(
+    models: Callable[[str], LoadedModel],
+) -> None:
+    """Each group that joins costs a copy of the batch; a long prompt keeps nobody out."""
+    model = models("full attention")
+    engine = BatchedEngine(model.model, model.eos_token_ids, 16, UNBOUNDED)
+    tokens = model.tokenizer.encode("A ship with seven holds. " * 400)[:600]
+
+    def add(*lengths: int) -> None:
+        for length in lengths:
+            name = str(engine.active + engine.waiting)
+            engine.add(Sequence(name, tokens[:length], 20, None, ignore_eos=True))
+
+    add(20, 20, 20)
+    engine.step()
+    add(20, 20)
+    engine.step()
+    assert (engine.active, engine.waiting) == (3, 2)
+    assert len(engine.step()) == 3
+    assert (engine.active, engine.waiting) == (5, 0)
+    add(600)
+    engine.step()
+    engine.step()
+    add(20, 20)
+    engine.step()
+    assert (engine.active, engine.waiting) == (8, 0)
+    assert len(_run(engine)) == 8
+
+
+def test_who_waits_for_a_place_among_long_prompts_is_overtaken_and_loses_nothing(
+    models: Callable[[str], LoadedModel],
+) -> None:
+    model = models("full attention")
+    room = Room(measure(model.model))
+    tokens = model.tokenizer.encode("A ship with seven holds. " * 400)[:1500]
+    room.limit_bytes = room.needed_bytes([Batch(9, 1536), Batch(2, 256)])
+    engine = BatchedEngine(model.model, model.eos_token_ids, 16, room)
+    for index in range(9):
+        engine.add(Sequence(f"long {index}", tokens, 20, None, ignore_eos=True))
+    for index in range(4):
+        engine.add(Sequence(f"short {index}", tokens[:20], 20, None, ignore_eos=True))
+    engine.step()
+    assert [len(each) for each in engine._batches] == [2, 8]
+    assert [each.request_id for each in engine._held] == ["long 8", "short 2", "short 3"]
+
+
 def test_the_room_of_a_model(models: Callable[[str], LoadedModel]) -> None:
     config = json.loads((shapes.DEMO / "config.json").read_text())
     layers = config["num_hidden_layers"]

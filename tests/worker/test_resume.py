@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from protocol.messages import ChatMessage, ChatPrompt, Generate, Sampling, TextPrompt, TokenPrompt
+from protocol.parts import AnswerPart, merged
 from protocol.tokens import pack
 from tests.support import shapes
+from tests.support.answers import text_of
 from worker.engines.batched import BatchedEngine
 from worker.engines.room import CacheShape, Room
 from worker.engines.sequence import Engine
@@ -36,15 +38,19 @@ BUILDERS: dict[str, Callable[[Path], Path]] = {
 
 @dataclass
 class Answer:
-    """Pieces of text, one for each token."""
+    """`pieces` are the parts that came with each token."""
 
     token_ids: list[int]
-    pieces: list[str]
+    pieces: list[list[AnswerPart]]
     finish_reason: str | None
 
     @property
+    def parts(self) -> list[AnswerPart]:
+        return merged([part for piece in self.pieces for part in piece])
+
+    @property
     def text(self) -> str:
-        return "".join(self.pieces)
+        return text_of(self.parts)
 
 
 @pytest.fixture(scope="module", params=BUILDERS)
@@ -81,12 +87,12 @@ def _run(model: LoadedModel, generate: Generate) -> tuple[Prepared, Answer]:
         for token in engine.step():
             answer.token_ids.append(token.token_id)
             answer.finish_reason = token.finish_reason
-            text = "" if token.finish_reason == "stop" else prepared.text.add(token.token_id)
-            if prepared.text.stopped:
+            parts = [] if token.finish_reason == "stop" else prepared.answer.add(token.token_id)
+            if prepared.answer.stopped:
                 answer.finish_reason = "stop"
             if answer.finish_reason is not None:
-                text += prepared.text.finish()
-            answer.pieces.append(text)
+                parts += prepared.answer.finish(complete=answer.finish_reason == "stop")
+            answer.pieces.append(parts)
             if answer.finish_reason is not None:
                 break
     return prepared, answer
@@ -101,6 +107,9 @@ def _resumed(generate: Generate, prompt_ids: list[int], delivered: list[int]) ->
         stop=generate.stop,
         ignore_eos=generate.ignore_eos,
         delivered=pack(delivered),
+        parsed=generate.parsed,
+        tools=generate.tools,
+        reasoning_tokens=generate.reasoning_tokens,
     )
 
 
@@ -148,11 +157,11 @@ def test_a_character_that_straddles_the_break(demo: LoadedModel) -> None:
     text = "Größe 船 ⚓ 👩‍🚀 end"
     token_ids = demo.tokenizer.encode(text, add_special_tokens=False)
     generate = Generate("r", TextPrompt("."), GREEDY, max_tokens=200)
-    stream = _prepare(demo, generate).text
+    stream = _prepare(demo, generate).answer
     pieces = [stream.add(each) for each in token_ids]
     assert any(not piece for piece in pieces), "some tokens end within a character"
     for cut in range(1, len(token_ids)):
-        resumed = _prepare(demo, _resumed(generate, [1], token_ids[:cut])).text
+        resumed = _prepare(demo, _resumed(generate, [1], token_ids[:cut])).answer
         assert [resumed.add(each) for each in token_ids[cut:]] == pieces[cut:]
 
 

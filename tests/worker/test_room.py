@@ -64,6 +64,26 @@ def test_what_leaked_makes_nothing_impossible() -> None:
     assert room.could_hold(256)
 
 
+def test_without_a_bound_everything_can_run() -> None:
+    for limit_bytes, most_bytes in ((None, 1), (1, None), (None, None)):
+        room = Room(SHAPE, limit_bytes=limit_bytes, most_bytes=most_bytes)
+        assert room.could_hold(1_000_000)
+        assert room.longest_tokens(1_000_000) == 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("limit_tokens", "tokens", "longest_tokens"),
+    [(512, 300, 300), (512, 512, 512), (512, 513, 512), (512, 9000, 512), (256, 257, 256)],
+)
+def test_the_longest_that_can_run(limit_tokens: int, tokens: int, longest_tokens: int) -> None:
+    room = Room(SHAPE, limit_bytes=3 * SHAPE.batch_bytes(1, limit_tokens), most_bytes=0)
+    assert room.longest_tokens(tokens) == longest_tokens
+
+
+def test_where_not_even_one_step_fits_nothing_can_run() -> None:
+    assert Room(SHAPE, limit_bytes=3 * ONE - 1, most_bytes=0).longest_tokens(9000) == 0
+
+
 def test_a_cpu_takes_smaller_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rooms.mx, "default_device", lambda: mx.cpu)
     assert rooms.largest_chunk() == LARGEST_TOKENS_ON_CPU
@@ -92,6 +112,19 @@ class TestMeasure:
         assert self.measured(monkeypatch, rooms.KVCache(), rooms.KVCache())[:2] == (256, 0)
         nested = rooms.CacheList(rooms.KVCache(), rooms.KVCache())
         assert self.measured(monkeypatch, nested, rooms.KVCache())[:2] == (384, 0)
+
+    def test_those_that_are_quantized(self) -> None:
+        def model(_tokens: mx.array, cache: list[rooms.QuantizedKVCache]) -> mx.array:
+            entries = mx.zeros((1, 2, 2, 64), mx.float32)
+            for each in cache:
+                each.update_and_fetch(entries, entries)
+            return entries
+
+        def make_caches() -> list[rooms.QuantizedKVCache]:
+            return [rooms.QuantizedKVCache(group_size=64, bits=4) for _ in range(2)]
+
+        # Keys and values of 2 heads: 64 times 4 bits, and a scale and a bias, which are floats.
+        assert rooms.measure(model, make_caches)[:2] == (2 * 2 * 2 * (32 + 4 + 4), 0)
 
     def test_it_runs_two_tokens(self, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: list[list[list[int]]] = []

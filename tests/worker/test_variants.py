@@ -34,7 +34,7 @@ from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import Paths
 from worker.prompts import Prepared
 from worker.runtime import _prompt_root
-from worker.sampling.processors import make_processors
+from worker.sampling.adjustments import make_adjustments
 from worker.sampling.settings import SamplingDefaults, make_row_sampling
 
 UNBOUNDED = Room(CacheShape(0, 0, 1.0))
@@ -76,7 +76,7 @@ def _sequence(model: LoadedModel, sampling: Sampling, paths: Paths | None = None
         24,
         make_row_sampling(sampling, SamplingDefaults(), model.vocabulary),
         ignore_eos=True,
-        processors=make_processors(sampling),
+        adjustments=make_adjustments(sampling, len(PROMPT), 4096, ()),
         path=None if paths is None else paths.find(PROMPT, ""),
     )
 

@@ -10,11 +10,14 @@ from mlx_lm.generate import BatchGenerator, StopSequences
 
 from worker.engines.order import RowOrder
 from worker.engines.pace import PrefillPace
+from worker.engines.prompt_scores import score_prompt, scored_chunk
 from worker.engines.room import Batch
-from worker.engines.sequence import Sequence, Token
+from worker.engines.sequence import Broken, Sequence, Token
+from worker.engines.tap import LogitsTap
 from worker.prompt_cache.cache import Taken
 from worker.prompt_cache.keys import BLOCK_TOKENS
-from worker.sampling.batch import BatchSampler
+from worker.sampling.scores import Score
+from worker.structure.sampler import ConstrainedSampler
 
 PREFILL_ROWS: Final = 8
 # A step makes a token, and mlx-lm has begun the next one when it gives it out.
@@ -33,6 +36,8 @@ class Row:
     seen_tokens: int = 0
     # Blocks of it that the prompt cache has; None: it isn't to have any.
     kept: int | None = None
+    # Of its prompt, as far as it is computed; None: nobody wants them.
+    prompt_scores: list[Score] | None = None
 
     @property
     def tokens(self) -> int:
@@ -60,20 +65,26 @@ class RowBatch:
     def __init__(
         self,
         model: Any,
-        until_eos: StopSequences,
+        eos_token_ids: tuple[int, ...],
         max_rows: int,
         pace: PrefillPace,
         on_prefill: Callable[[int, float], None],
+        working_bytes: int = 0,
     ) -> None:
-        """`on_prefill` is told how many tokens a chunk had and how many seconds it took."""
+        """`on_prefill` is told how many tokens a chunk had and how many seconds it took. A step may
+        take `working_bytes`, if that is known.
+        """
+        self._tap = LogitsTap(model)
+        self._working_bytes = working_bytes
         self._generator = BatchGenerator(
-            model,
+            self._tap,
             completion_batch_size=max_rows,
             prefill_batch_size=min(PREFILL_ROWS, max_rows),
         )
         self._order = RowOrder(self._generator)
-        self._sampler = BatchSampler(self._order)
-        self._until_eos = until_eos
+        self._sampler = ConstrainedSampler(self._order, self._tap.take)
+        self._eos_token_ids = eos_token_ids
+        self._until_eos = _until(eos_token_ids)
         self._until_length = StopSequences()
         self._pace = pace
         self._on_prefill = on_prefill
@@ -84,6 +95,8 @@ class RowBatch:
         # In the order in which they came.
         self._rows: dict[int, Row] = {}
         self._prefilling: set[int] = set()
+        # Of those, which have their last token left, that mlx-lm computes with the next step.
+        self._at_end: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -93,11 +106,12 @@ class RowBatch:
         return self._rows.values()
 
     @property
-    def begun_later(self) -> int:
-        """Rows whose prefill mlx-lm hasn't begun; it takes so many at a time, and tells nowhere
-        which.
+    def takes(self) -> bool:
+        """Whether a sequence may join now. mlx-lm computes so many prompts at a time; and where
+        some are about to end, it would merge newcomers with them only to cut them apart again:
+        then both go on as two groups, each of which costs a copy of the batch.
         """
-        return max(0, len(self._prefilling) - PREFILL_ROWS)
+        return len(self._prefilling) < PREFILL_ROWS and not self._at_end
 
     def prefills(self, row: Row) -> bool:
         """Whether a row of this batch computes its prompt."""
@@ -122,12 +136,21 @@ class RowBatch:
             caches=[None if taken is None else taken.caches],
             all_tokens=[sequence.token_ids[:done]],
             samplers=[self._sampler],
-            logits_processors=[list(sequence.processors)],
-            stop_sequences=[self._until_length if sequence.ignore_eos else self._until_eos],
+            logits_processors=[[] if sequence.budget is None else [sequence.budget]],
+            stop_sequences=[self._stops(sequence)],
         )
         self._order.insert(uid)
-        self._sampler.add(uid, sequence.sampling)
+        self._sampler.add(
+            uid,
+            sequence.sampling,
+            sequence.adjustments,
+            sequence.token_ids,
+            sequence.logprobs,
+            sequence.constrained,
+        )
         row = Row(sequence, number, cached_tokens=done, seen_tokens=done)
+        if sequence.prompt_logprobs is not None:
+            row.prompt_scores = []
         if sequence.path is not None:
             row.kept = done // BLOCK_TOKENS
         self._rows[uid] = row
@@ -170,33 +193,66 @@ class RowBatch:
                     response.token,
                     response.finish_reason,
                     row.cached_tokens,
+                    self._sampler.take_score(response.uid),
+                    row.prompt_scores,
                 )
             )
+            row.prompt_scores = None
             if response.finish_reason is not None:
                 self._ended.append((row, response.prompt_cache))
                 self._forget(response.uid)
         return tokens
+
+    def take_broken(self) -> list[Broken]:
+        """Take out those that can't go on."""
+        found = self._sampler.take_broken()
+        broken = [Broken(self._rows[uid].sequence.request_id, why) for uid, why in found.items()]
+        self._take_out(list(found))
+        return broken
 
     def close(self) -> None:
         self._generator.close()
         del self._generator
 
     def _step_with_prefill(self, *, beside_decoding: bool) -> Any:
-        rows = min(len(self._prefilling), PREFILL_ROWS)
-        self._generator.prefill_step_size = self._pace.chunk(rows, self.decodes or beside_decoding)
+        rows = len(self._prefilling)
+        chunk = self._pace.chunk(rows, self.decodes or beside_decoding)
+        watched = any(self._rows[uid].prompt_scores is not None for uid in self._prefilling)
+        if watched:
+            chunk = min(chunk, scored_chunk(rows, self._tap.vocabulary, self._working_bytes))
+        self._generator.prefill_step_size = chunk
+        self._tap.watches_prompts = watched
         with self._generator.stats() as stats:
             prompt_responses, responses = self._generator.next()
         self._pace.observe(stats.prompt_tokens, stats.prompt_time)
         self._on_prefill(stats.prompt_tokens, stats.prompt_time)
+        if watched:
+            self._score_prompts([each for each in prompt_responses if not each.end_of_prompt])
         self._at_boundary = []
         for response in prompt_responses:
             row = self._rows[response.uid]
             row.seen_tokens = row.cached_tokens + response.progress[0]
             if response.end_of_prompt:
                 self._prefilling.discard(response.uid)
-            elif response.end_of_segment:
+                self._at_end.discard(response.uid)
+                continue
+            if response.end_of_segment:
                 self._at_boundary.append(row)
+            if row.seen_tokens >= row.tokens - 1:
+                self._at_end.add(response.uid)
         return prompt_responses, responses
+
+    def _score_prompts(self, responses: list[Any]) -> None:
+        """`responses` are of the rows of the chunk that was just computed, in their order."""
+        if not responses:
+            return
+        logits = self._tap.take()
+        for place, response in enumerate(responses):
+            row = self._rows[response.uid]
+            # Before the chunk, and after it.
+            begin, end = row.seen_tokens, row.cached_tokens + response.progress[0]
+            if row.prompt_scores is not None:
+                row.prompt_scores += score_prompt(logits[place], row.sequence, begin, end)
 
     # For the prompt cache
 
@@ -232,6 +288,12 @@ class RowBatch:
             if row.kept is not None
         ]
 
+    def _stops(self, sequence: Sequence) -> StopSequences:
+        ends = self._eos_token_ids if sequence.ends_at_eos else ()
+        if sequence.stop_token_ids:
+            return _until((*ends, *sequence.stop_token_ids))
+        return self._until_eos if ends else self._until_length
+
     def _take_out(self, uids: list[int]) -> None:
         if uids:
             self._generator.remove(uids)
@@ -243,6 +305,11 @@ class RowBatch:
         self._sampler.remove(uid)
         del self._rows[uid]
         self._prefilling.discard(uid)
+        self._at_end.discard(uid)
+
+
+def _until(token_ids: Iterable[int]) -> StopSequences:
+    return StopSequences([(each,) for each in token_ids])
 
 
 def _segments(sequence: Sequence, done: int) -> list[list[int]]:

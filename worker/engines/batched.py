@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Final
-
-from mlx_lm.generate import StopSequences
+from typing import Any, Final, NamedTuple
 
 from worker.engines.batch import AHEAD_TOKENS, Row, RowBatch
 from worker.engines.keeper import Keeper
 from worker.engines.need import Need
 from worker.engines.pace import PrefillPace
 from worker.engines.room import Batch, Room, largest_chunk
-from worker.engines.sequence import Sequence, Token
+from worker.engines.sequence import Broken, Sequence, Token
 from worker.prompt_cache.cache import PromptCache
 
 # Batches that take turns: each turn reads the weights once.
@@ -22,6 +20,13 @@ _MOST_BATCHES: Final = 4
 _STEP_BYTES: Final = 64_000_000
 # Memory is asked for so long before rows have grown into it.
 _HORIZON_TOKENS: Final = 512
+
+
+class Joining(NamedTuple):
+    """A sequence of so many tokens that is to join a batch."""
+
+    batch: RowBatch
+    tokens: int
 
 
 class BatchedEngine:
@@ -53,7 +58,7 @@ class BatchedEngine:
         rows that decode for about `stall_s`.
         """
         self._model = model
-        self._until_eos = StopSequences([(token,) for token in eos_token_ids])
+        self._eos_token_ids = tuple(eos_token_ids)
         self._max_concurrency = max_concurrency
         self._room = room
         self._worth_bytes = max(weight_bytes, _STEP_BYTES)
@@ -66,11 +71,11 @@ class BatchedEngine:
 
     @property
     def active(self) -> int:
-        return sum(len(each) - each.begun_later for each in self._batches)
+        return self._rows
 
     @property
     def waiting(self) -> int:
-        return len(self._held) + sum(each.begun_later for each in self._batches)
+        return len(self._held)
 
     @property
     def short(self) -> bool:
@@ -174,6 +179,9 @@ class BatchedEngine:
             self._held.remove(each)
         return hopeless
 
+    def take_broken(self) -> list[Broken]:
+        return [broken for each in self._batches for broken in each.take_broken()]
+
     def close(self) -> None:
         for batch in list(self._batches):
             self._close(batch)
@@ -202,21 +210,27 @@ class BatchedEngine:
 
     def _take_in(self) -> None:
         """One that waits for memory is overtaken only while nothing runs, by one; those that wait
-        for blocks of the prompt cache by anybody.
+        for blocks of the prompt cache by anybody; those whose batch takes nobody now by who leaves
+        them their place.
         """
         overtaken = False
+        later: list[Joining] = []
         for sequence in list(self._held):
-            if self._rows >= self._max_concurrency or (overtaken and self._rows):
+            rows = self._rows
+            if rows + len(later) >= self._max_concurrency or (overtaken and rows):
                 return
             if self._keeper is not None and self._keeper.waits(
                 sequence, self._sizes(), [row for each in self._batches for row in each.prefilling]
             ):
                 continue
-            batch = self._place(len(sequence.token_ids) + AHEAD_TOKENS)
-            if batch is not None:
+            tokens = len(sequence.token_ids) + AHEAD_TOKENS
+            batch = self._place(tokens, later)
+            if batch is not None and batch.takes:
                 self._held.remove(sequence)
                 self._insert(batch, sequence)
-            elif self._rows:
+            elif batch is not None:
+                later.append(Joining(batch, tokens))
+            elif rows:
                 return
             else:
                 overtaken = True
@@ -226,7 +240,7 @@ class BatchedEngine:
         if self._keeper is None:
             batch.insert(sequence, self._begun)
             return
-        joined = self._with(batch, len(sequence.token_ids) + AHEAD_TOKENS)
+        joined = self._with(Joining(batch, len(sequence.token_ids) + AHEAD_TOKENS))
         # What is taken exists once more until it is merged into the batch.
         joined.append(Batch(1, len(sequence.token_ids)))
         self._keeper.give_way(joined, sequence.path)
@@ -234,28 +248,36 @@ class BatchedEngine:
 
     def _fits(self, tokens: int) -> bool:
         """Whether a sequence of so many tokens could begin."""
-        joined = any(self._room.holds(self._with(each, tokens)) for each in self._batches)
-        return joined or self._may_open(tokens)
+        joined = any(self._room.holds(self._with(Joining(each, tokens))) for each in self._batches)
+        return joined or self._may_open(tokens, [])
 
-    def _place(self, tokens: int) -> RowBatch | None:
-        """The batch that a sequence of so many tokens should join; None: it has to wait."""
+    def _place(self, tokens: int, later: list[Joining]) -> RowBatch | None:
+        """The batch that a sequence of so many tokens should join, which leaves others room to join
+        theirs; None: it has to wait.
+        """
         fitting = [
             (self._padding_bytes(batch.size, tokens), batch)
             for batch in self._batches
-            if self._room.holds(self._with(batch, tokens))
+            if self._room.holds(self._with(Joining(batch, tokens), *later))
         ]
         least_bytes, best = min(fitting, key=lambda each: each[0], default=(0, None))
         if best is not None and least_bytes <= self._worth_bytes:
             return best
-        return self._open() if self._may_open(tokens) else best
+        return self._open() if self._may_open(tokens, later) else best
 
-    def _may_open(self, tokens: int) -> bool:
-        alone = [*self._sizes(), Batch(1, tokens)]
+    def _may_open(self, tokens: int, later: list[Joining]) -> bool:
+        alone = [*self._with(*later), Batch(1, tokens)]
         return len(self._batches) < _MOST_BATCHES and self._room.holds(alone)
 
-    def _with(self, batch: RowBatch, tokens: int) -> list[Batch]:
-        joined = Batch(len(batch) + 1, max(batch.size.longest_tokens, tokens))
-        return [*(each.size for each in self._batches if each is not batch and len(each)), joined]
+    def _with(self, *joining: Joining) -> list[Batch]:
+        """The sizes of all batches, once these have joined theirs."""
+        sizes = []
+        for batch in self._batches:
+            lengths = [each.tokens for each in joining if each.batch is batch]
+            if len(batch) or lengths:
+                longest_tokens = max(batch.size.longest_tokens, *lengths, 0)
+                sizes.append(Batch(len(batch) + len(lengths), longest_tokens))
+        return sizes
 
     def _padding_bytes(self, size: Batch, tokens: int) -> int:
         """What every step would read for nothing if a sequence joined a batch."""
@@ -266,10 +288,11 @@ class BatchedEngine:
     def _open(self) -> RowBatch:
         batch = RowBatch(
             self._model,
-            self._until_eos,
+            self._eos_token_ids,
             self._max_concurrency,
             self._pace,
             self._on_prefill,
+            self._room.working_bytes,
         )
         self._on_built()
         self._batches.append(batch)

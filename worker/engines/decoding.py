@@ -3,44 +3,80 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import mlx.core as mx
 from mlx_lm.generate import generate_step, speculative_generate_step
 
 from worker.caches import Caches
 from worker.engines.sequence import Sequence
+from worker.engines.tap import LogitsTap
+from worker.sampling.adjuster import Adjuster
 from worker.sampling.batch import BatchSampler
-from worker.sampling.processors import LogitsProcessor
+from worker.sampling.scores import Score, Scores
 from worker.sampling.settings import RowSampling
+from worker.structure.sampler import ConstrainedSampler
 
 # Chooses a token of shape (1,) from log probabilities of shape (1, vocabulary), so many tokens
 # after the sequence's first one.
-Draw = Callable[[int, mx.array], mx.array]
+Draw: TypeAlias = Callable[[int, mx.array], mx.array]
+# Logits (1, vocabulary) of a token to others, by all tokens that mlx-lm was given before it.
+LogitsProcessor: TypeAlias = Callable[[mx.array, mx.array], mx.array]
 # With a draft model: the last token is in neither cache, and the one before it perhaps not in the
 # draft model's.
 UNSEEN_TOKENS: Final = 2
 
 
-def decode(sequence: Sequence, model: Any, caches: list[Any]) -> Iterator[int]:
+class Decoded(NamedTuple):
+    token_id: int
+    score: Score | None
+
+
+class RowSampler:
+    """Samples the only row that there is, and knows what the model gave for it."""
+
+    def __init__(self, sequence: Sequence, model: Any) -> None:
+        self.tap = LogitsTap(model)
+        self._sampler = ConstrainedSampler[int](lambda: (0,), self.tap.take)
+        self._sampler.add(
+            0,
+            sequence.sampling,
+            sequence.adjustments,
+            sequence.token_ids,
+            sequence.logprobs,
+            sequence.constrained,
+        )
+
+    def __call__(self, logprobs: mx.array) -> mx.array:
+        return self._sampler(logprobs)
+
+    def take_score(self) -> Score | None:
+        return self._sampler.take_score(0)
+
+    def take_broken(self) -> str | None:
+        """Why the row can't go on, if so."""
+        return self._sampler.take_broken().get(0)
+
+
+def decode(sequence: Sequence, caches: list[Any], sampler: RowSampler) -> Iterator[Decoded]:
     """Tokens up to the longest answer. The caches have seen all of the sequence but its last token;
-    with each token that is given out, they have seen that one too.
+    with each token that is given out, they have seen that one too. `sampler` is the sequence's.
     """
     steps = generate_step(
         mx.array(sequence.token_ids[-1:]),
-        model,
+        sampler.tap,
         max_tokens=sequence.max_tokens,
-        sampler=_sampler(sequence.sampling),
-        logits_processors=_processors(sequence),
+        sampler=sampler,
+        logits_processors=_budget(sequence),
         prompt_cache=caches,
     )
     for token_id, _ in steps:
-        yield int(token_id)
+        yield Decoded(int(token_id), sampler.take_score())
 
 
 def decode_ahead(
     sequence: Sequence, model: Any, draft: Any, draft_tokens: int, caches: Caches, made: list[Any]
-) -> Iterator[int]:
+) -> Iterator[Decoded]:
     """The same tokens, of which the draft model guesses some at a time and the model checks them
     together. `made` are caches of both; with each token that is given out, they may not have seen
     the last `UNSEEN_TOKENS`, and what they hold after them is of no use.
@@ -48,20 +84,21 @@ def decode_ahead(
     sampler = None
     if sequence.sampling is not None:
         sampler = RoundSampler(_draw(sequence.sampling), sequence.max_tokens, draft_tokens)
+    layered = _Layered(model, caches.model_part(made))
     steps = speculative_generate_step(
         mx.array(sequence.token_ids[-1:]),
-        _Layered(model, caches.model_part(made)),
+        layered,
         draft,
         num_draft_tokens=draft_tokens,
         max_tokens=sequence.max_tokens,
         sampler=sampler,
-        logits_processors=_processors(sequence),
+        logits_processors=[*_budget(sequence), *_adjustments(sequence)],
         prompt_cache=made,
     )
     for token_id, _, _ in steps:
         if sampler is not None:
             sampler.given += 1
-        yield int(token_id)
+        yield Decoded(int(token_id), layered.score(int(token_id), sequence.logprobs))
 
 
 class RoundSampler:
@@ -99,31 +136,57 @@ class _Layered:
     def __init__(self, model: Any, caches: list[Any]) -> None:
         self.layers = caches
         self._model = model
+        self._given = 0
 
     def __call__(self, tokens: mx.array, cache: list[Any]) -> Any:
-        return self._model(tokens, cache=cache)
+        self._logits = self._model(tokens, cache=cache)
+        self._given = 0
+        return self._logits
 
-
-def _sampler(sampling: RowSampling | None) -> BatchSampler[int]:
-    """Of the only row that there is."""
-    sampler = BatchSampler[int](lambda: (0,))
-    sampler.add(0, sampling)
-    return sampler
+    def score(self, token_id: int, logprobs: int | None) -> Score | None:
+        """Of the next token that is given out: those of a round come from one call."""
+        place, self._given = self._given, self._given + 1
+        if logprobs is None:
+            return None
+        (score,) = Scores(self._logits[:, place], mx.array([token_id]), [logprobs]).read()
+        return score
 
 
 def _draw(sampling: RowSampling) -> Draw:
-    return lambda at, logprobs: _sampler(sampling.again_after(at))(logprobs)
+    def draw(at: int, logprobs: mx.array) -> mx.array:
+        sampler = BatchSampler[int](lambda: (0,))
+        sampler.add(0, sampling.again_after(at))
+        return sampler(logprobs)
+
+    return draw
 
 
-def _processors(sequence: Sequence) -> list[LogitsProcessor]:
-    """mlx-lm shows them what it was given itself: put what the caches have seen before that."""
-    if not sequence.processors:
+def _budget(sequence: Sequence) -> list[LogitsProcessor]:
+    budget = sequence.budget
+    if budget is None:
         return []
-    seen = mx.array(sequence.token_ids[:-1], dtype=mx.uint32)
+    seen = _seen(sequence)
+    return [lambda tokens, logits: budget(_after(seen, tokens), logits)]
 
-    def after_seen(processor: LogitsProcessor) -> LogitsProcessor:
-        return lambda tokens, logits: processor(
-            mx.concatenate([seen, tokens.astype(mx.uint32)]), logits
-        )
 
-    return [after_seen(each) for each in sequence.processors]
+def _adjustments(sequence: Sequence) -> list[LogitsProcessor]:
+    """Where mlx-lm takes tokens back, which samplers aren't told of."""
+    adjustments = sequence.adjustments
+    if adjustments is None:
+        return []
+    seen = _seen(sequence)
+
+    def adjust(tokens: mx.array, logits: mx.array) -> mx.array:
+        history = adjustments.begin(_after(seen, tokens), vocabulary=logits.shape[-1])
+        return Adjuster([history]).adjust(logits, logits)
+
+    return [adjust]
+
+
+def _seen(sequence: Sequence) -> mx.array:
+    return mx.array(sequence.token_ids[:-1], dtype=mx.uint32)
+
+
+def _after(seen: mx.array, tokens: mx.array) -> mx.array:
+    """mlx-lm shows what it was given itself: what the caches had seen is put before that."""
+    return mx.concatenate([seen, tokens.astype(mx.uint32)])

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
+
+import mlx.core as mx
 
 from protocol.messages import FinishReason
 from worker.engines.need import Need
 from worker.prompt_cache.path import Path
-from worker.sampling.processors import LogitsProcessor
+from worker.sampling.adjustments import Adjustments
+from worker.sampling.scores import Score
 from worker.sampling.settings import RowSampling
+from worker.structure.matching import Constrained
 
 
 @dataclass(frozen=True)
@@ -25,10 +29,24 @@ class Sequence:
     sampling: RowSampling | None
     ignore_eos: bool
     priority: int = 0
-    processors: tuple[LogitsProcessor, ...] = ()
+    # Of its reasoning: called as mlx-lm calls what changes logits.
+    budget: Callable[[mx.array, mx.array], mx.array] | None = None
+    adjustments: Adjustments | None = None
+    # They end it, beside those that end any.
+    stop_token_ids: tuple[int, ...] = ()
     # None: neither taken from the prompt cache nor kept there.
     path: Path | None = None
     open_end: bool = False
+    # How many alternatives beside its own score each token has; None: no score.
+    logprobs: int | None = None
+    # The same of the prompt's tokens, before the first one of the answer.
+    prompt_logprobs: int | None = None
+    constrained: Constrained | None = None
+
+    @property
+    def ends_at_eos(self) -> bool:
+        """With a constraint that token says that the answer is whole."""
+        return not self.ignore_eos or self.constrained is not None
 
     def sure_tokens(self, ahead: int) -> int:
         """How many it must be possible to hold, if an engine is so many tokens ahead."""
@@ -44,19 +62,34 @@ class Sequence:
             open_end=self.open_end or done > 0,
             # mlx-lm samples a step ahead of what it gives out.
             sampling=None if self.sampling is None else self.sampling.again_after(done),
+            constrained=None if self.constrained is None else self.constrained.after(generated),
+            prompt_logprobs=None if done else self.prompt_logprobs,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
     """One generated token of one sequence; with "stop" it is the end-of-sequence token. So many
-    tokens before it came from the prompt cache.
+    tokens before it came from the prompt cache. The first one may have the scores of the prompt's
+    tokens but the first.
     """
 
     request_id: str
     token_id: int
     finish_reason: FinishReason | None
     cached_tokens: int = 0
+    score: Score | None = None
+    prompt_scores: list[Score] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A sequence whose constraint can't be followed any further, and why. Its tokens until then
+    match.
+    """
+
+    request_id: str
+    reason: str
 
 
 class Engine(Protocol):
@@ -81,6 +114,9 @@ class Engine(Protocol):
 
     def take_hopeless(self) -> list[Sequence]:
         """Take out what waits for more than can be had."""
+
+    def take_broken(self) -> list[Broken]:
+        """Take out what can't go on as it must."""
 
     @property
     def active(self) -> int:

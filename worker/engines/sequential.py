@@ -13,14 +13,17 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
+from protocol.messages import FinishReason
 from worker.caches import Caches
 from worker.engines.batch import CachedRow, Row
-from worker.engines.decoding import UNSEEN_TOKENS, decode, decode_ahead
+from worker.engines.decoding import UNSEEN_TOKENS, Decoded, RowSampler, decode, decode_ahead
 from worker.engines.keeper import Keeper
 from worker.engines.need import Need
 from worker.engines.pace import PrefillPace
+from worker.engines.prompt_scores import score_prompt, scored_chunk
 from worker.engines.room import Batch, Room, largest_chunk
-from worker.engines.sequence import Sequence, Token
+from worker.engines.sequence import Broken, Sequence, Token
+from worker.engines.tap import LARGE_VOCABULARY
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.keys import BLOCK_TOKENS
 
@@ -31,7 +34,8 @@ class _Run:
 
     row: Row
     caches: list[Any]
-    tokens: Iterator[int] | None = None
+    tokens: Iterator[Decoded] | None = None
+    sampler: RowSampler | None = None
 
     @property
     def left(self) -> int:
@@ -68,6 +72,7 @@ class SequentialEngine:
         self._run: _Run | None = None
         self._pace = PrefillPace(largest_chunk())
         self._begun = 0
+        self._vocabulary = LARGE_VOCABULARY
 
     @property
     def active(self) -> int:
@@ -149,6 +154,16 @@ class SequentialEngine:
             return []
         return [self._generate(run)]
 
+    def take_broken(self) -> list[Broken]:
+        run = self._run
+        if run is None or run.sampler is None:
+            return []
+        reason = run.sampler.take_broken()
+        if reason is None:
+            return []
+        self._run = None
+        return [Broken(run.row.sequence.request_id, reason)]
+
     def clear_prompts(self) -> int:
         return 0 if self._keeper is None else self._keeper.cache.clear()
 
@@ -187,6 +202,8 @@ class SequentialEngine:
         row = Row(sequence, cached_tokens=done, seen_tokens=done)
         if sequence.path is not None:
             row.kept = done // BLOCK_TOKENS
+        if sequence.prompt_logprobs is not None:
+            row.prompt_scores = []
         self._run = _Run(row, self._caches.make() if taken is None else taken.caches)
 
     def _prefill(self, run: _Run) -> None:
@@ -199,10 +216,17 @@ class SequentialEngine:
         length = min(run.left, self._pace.chunk(rows=1, decoding=False))
         if boundary is not None:
             length = min(length, boundary - begin)
+        if row.prompt_scores is not None:
+            length = min(length, scored_chunk(1, self._vocabulary, self._room.working_bytes))
         chunk = row.sequence.token_ids[begin : begin + length]
         with mx.stream(generation_stream):
-            self._caches.run(mx.array([chunk]), run.caches)
+            logits = self._caches.run(mx.array([chunk]), run.caches)[0]
+            self._vocabulary = logits.shape[-1]
             mx.eval([each.state for each in run.caches])
+            if row.prompt_scores is not None:
+                row.prompt_scores += score_prompt(logits[0], row.sequence, begin, begin + length)
+            # Nobody else looks at them, so they are not computed.
+            del logits
             mx.clear_cache()
         row.seen_tokens += length
         seconds = perf_counter() - began_s
@@ -215,24 +239,41 @@ class SequentialEngine:
         row, sequence = run.row, run.row.sequence
         if run.tokens is None:
             run.tokens = self._decode(run)
-        token_id = next(run.tokens)
+        token_id, score = next(run.tokens)
         row.generated.append(token_id)
         row.seen_tokens = row.tokens - (0 if self._draft is None else UNSEEN_TOKENS)
-        token = Token(sequence.request_id, token_id, None, row.cached_tokens)
-        if token_id in self._eos_token_ids and not sequence.ignore_eos:
-            token = Token(sequence.request_id, token_id, "stop", row.cached_tokens)
+        finish_reason: FinishReason | None = None
+        ends = token_id in self._eos_token_ids and sequence.ends_at_eos
+        if ends or token_id in sequence.stop_token_ids:
+            finish_reason = "stop"
         elif len(row.generated) >= sequence.max_tokens:
-            token = Token(sequence.request_id, token_id, "length", row.cached_tokens)
+            finish_reason = "length"
+        token = Token(
+            sequence.request_id,
+            token_id,
+            finish_reason,
+            row.cached_tokens,
+            score,
+            row.prompt_scores,
+        )
+        row.prompt_scores = None
         ended = token.finish_reason is not None
         self._keep(run, ended=ended)
         if ended:
             self._run = None
         return token
 
-    def _decode(self, run: _Run) -> Iterator[int]:
+    def _decode(self, run: _Run) -> Iterator[Decoded]:
         sequence = run.row.sequence
-        if self._draft is None:
-            return decode(sequence, self._model, run.caches)
+        if self._draft is None or sequence.constrained is not None:
+            # What a draft model guesses would have to be masked by guesses, too.
+            run.sampler = RowSampler(sequence, self._model)
+            caches = run.caches
+            if self._draft is not None:
+                # Its caches don't see these tokens, so that the prompt cache can't have both.
+                run.row.kept = None
+                caches = self._caches.model_part(run.caches)
+            return decode(sequence, caches, run.sampler)
         return decode_ahead(
             sequence, self._model, self._draft, self._draft_tokens, self._caches, run.caches
         )

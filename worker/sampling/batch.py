@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import mlx.core as mx
 
+from worker.sampling.adjuster import Adjuster
+from worker.sampling.adjustments import Adjustments, History
 from worker.sampling.draw import draw
 from worker.sampling.filters import Filters
 from worker.sampling.masses import masses
+from worker.sampling.rows import RowSubset
+from worker.sampling.scores import Score, Scores
 from worker.sampling.settings import RowSampling, uniforms
+from worker.sampling.xtc import Xtc
 
 Key = TypeVar("Key")
+
+
+class Beginning(NamedTuple):
+    """Of a row that has not been in a call yet."""
+
+    adjustments: Adjustments
+    token_ids: Sequence[int]
 
 
 class BatchSampler(Generic[Key]):
@@ -22,22 +35,59 @@ class BatchSampler(Generic[Key]):
     that once, with all rows, and doesn't say which they are.
     """
 
-    def __init__(self, rows: Callable[[], Sequence[Key]]) -> None:
-        """`rows` tells at each call whose log probabilities it has, in their order."""
+    def __init__(
+        self, rows: Callable[[], Sequence[Key]], logits: Callable[[], mx.array] | None = None
+    ) -> None:
+        """`rows` tells at each call whose log probabilities it has, in their order, and `logits`
+        what the model gave for them, (rows, tokens, vocabulary), of which the last token's count.
+        None: log probabilities are all that is known.
+        """
         self._rows = rows
+        self._logits = logits
+        # Of those that want them: how many alternatives, and the scores of tokens to come.
+        self._alternatives: dict[Key, int] = {}
+        self._scores: dict[Key, deque[tuple[Scores, int]]] = {}
         self._samplings: dict[Key, RowSampling | None] = {}
+        self._adjustments: dict[Key, Beginning] = {}
+        self._histories: dict[Key, History] = {}
         self._positions: dict[Key, int] = {}
         self._pass: _Pass[Key] | None = None
 
-    def add(self, key: Key, sampling: RowSampling | None) -> None:
-        """None is greedy."""
+    def add(
+        self,
+        key: Key,
+        sampling: RowSampling | None,
+        adjustments: Adjustments | None = None,
+        token_ids: Sequence[int] = (),
+        logprobs: int | None = None,
+    ) -> None:
+        """`sampling` None is greedy. `token_ids` are those before the one to come, of prompt and
+        answer. With `logprobs` each token has a score, and so many alternatives.
+        """
         self._samplings[key] = sampling
+        if adjustments is not None:
+            self._adjustments[key] = Beginning(adjustments, token_ids)
+        if logprobs is not None:
+            self._alternatives[key] = logprobs
+            self._scores[key] = deque()
         if sampling is not None:
             self._positions[key] = sampling.position
 
     def remove(self, key: Key) -> None:
         del self._samplings[key]
         self._positions.pop(key, None)
+        self._adjustments.pop(key, None)
+        self._histories.pop(key, None)
+        self._alternatives.pop(key, None)
+        self._scores.pop(key, None)
+
+    def take_score(self, key: Key) -> Score | None:
+        """Of the row's next token in the order of the calls; None if it wants none."""
+        scores = self._scores.get(key)
+        if scores is None:
+            return None
+        of_call, row = scores.popleft()
+        return of_call.read()[row]
 
     def __call__(self, logprobs: mx.array) -> mx.array:
         """Log probabilities (rows, vocabulary) to token ids (rows,)."""
@@ -45,21 +95,55 @@ class BatchSampler(Generic[Key]):
         if len(keys) != logprobs.shape[0]:
             raise RuntimeError(f"{logprobs.shape[0]} rows are to be sampled, not {len(keys)}.")
         if self._pass is None or self._pass.keys != keys:
+            if self._pass is not None:
+                self._pass.end()
             samplings = [self._samplings[key] for key in keys]
-            self._pass = _Pass(keys, samplings, vocabulary=logprobs.shape[1])
+            vocabulary = logprobs.shape[1]
+            histories = [self._history(key, vocabulary) for key in keys]
+            self._pass = _Pass(keys, samplings, histories, vocabulary)
         positions = [self._positions[key] for key in self._pass.sampled]
         for key in self._pass.sampled:
             self._positions[key] += 1
-        return self._pass.choose(logprobs, positions)
+        logits = logprobs if self._logits is None else self._logits()[:, -1, :]
+        token_ids = self._pass.choose(logprobs, logits, positions)
+        if self._alternatives:
+            self._score(keys, logits, token_ids)
+        return token_ids
+
+    def _history(self, key: Key, vocabulary: int) -> History | None:
+        beginning = self._adjustments.pop(key, None)
+        if beginning is not None:
+            token_ids = mx.array(list(beginning.token_ids))
+            self._histories[key] = beginning.adjustments.begin(token_ids, vocabulary)
+        return self._histories.get(key)
+
+    def _score(self, keys: Sequence[Key], logits: mx.array, token_ids: mx.array) -> None:
+        scored = [index for index, key in enumerate(keys) if key in self._alternatives]
+        if not scored:
+            return
+        if len(scored) < len(keys):
+            rows = mx.array(scored, dtype=mx.uint32)
+            logits, token_ids = logits[rows], token_ids[rows]
+        alternatives = [self._alternatives[keys[index]] for index in scored]
+        scores = Scores(logits, token_ids, alternatives)
+        for row, index in enumerate(scored):
+            self._scores[keys[index]].append((scores, row))
 
 
 class _Pass(Generic[Key]):
     """What stays the same from step to step, as long as the rows do."""
 
     def __init__(
-        self, keys: list[Key], samplings: Sequence[RowSampling | None], vocabulary: int
+        self,
+        keys: list[Key],
+        samplings: Sequence[RowSampling | None],
+        histories: Sequence[History | None],
+        vocabulary: int,
     ) -> None:
         self.keys = keys
+        self._adjusted = RowSubset(each is not None for each in histories)
+        there = [each for each in histories if each is not None]
+        self._adjuster = Adjuster(there) if there else None
         rows = [(index, each) for index, each in enumerate(samplings) if each is not None]
         self.sampled = [keys[index] for index, _ in rows]
         self._mixed = len(rows) < len(keys)
@@ -68,9 +152,27 @@ class _Pass(Generic[Key]):
         self._inverse_temperatures = mx.array([1.0 / each.temperature for _, each in rows])[:, None]
         self._on_cpu = _on_cpu()
         self._filters = Filters([each for _, each in rows], vocabulary, on_cpu=self._on_cpu)
+        self._xtc = Xtc([each for _, each in rows], vocabulary)
 
-    def choose(self, logprobs: mx.array, positions: Sequence[int]) -> mx.array:
+    def choose(self, logprobs: mx.array, logits: mx.array, positions: Sequence[int]) -> mx.array:
         """`positions`: of the sampled rows alone."""
+        if self._adjuster is None:
+            return self._choose(logprobs, positions)
+        token_ids = self._choose(self._adjust(self._adjuster, logprobs, logits), positions)
+        self._adjuster.take_in(self._adjusted.of(token_ids))
+        return token_ids
+
+    def end(self) -> None:
+        """Its rows go on in another one."""
+        if self._adjuster is not None:
+            self._adjuster.put_back()
+
+    def _adjust(self, adjuster: Adjuster, logprobs: mx.array, logits: mx.array) -> mx.array:
+        rows = adjuster.adjust(self._adjusted.of(logprobs), self._adjusted.of(logits))
+        # What the others are rounded to is what they would have alone.
+        return self._adjusted.put(_exact(logprobs), _normalized(rows))
+
+    def _choose(self, logprobs: mx.array, positions: Sequence[int]) -> mx.array:
         if not self.sampled:
             return mx.argmax(logprobs, axis=-1)
         if not self._mixed:
@@ -80,20 +182,28 @@ class _Pass(Generic[Key]):
         return tokens
 
     def _sample(self, logprobs: mx.array, positions: Sequence[int]) -> mx.array:
-        if logprobs.dtype != mx.float32:
-            # Rounded to bfloat16 their total is up to 4 % from 1.
-            logprobs = logprobs.astype(mx.float32)
-            logprobs = logprobs - mx.logsumexp(logprobs, axis=-1, keepdims=True)
+        logprobs = _exact(logprobs)
         largest = logprobs.max(axis=-1, keepdims=True)
+        least_kept = self._filters.least_kept(logprobs, largest)
+        excluded = self._xtc.apply(logprobs, least_kept, self._streams, positions)
+        if excluded is not None:
+            logprobs, largest = excluded, excluded.max(axis=-1, keepdims=True)
         kept = masses(
-            logprobs,
-            largest,
-            self._inverse_temperatures,
-            self._filters.least_kept(logprobs, largest),
-            on_cpu=self._on_cpu,
+            logprobs, largest, self._inverse_temperatures, least_kept, on_cpu=self._on_cpu
         )
         numbers = [uniforms(*each) for each in zip(self._streams, positions, strict=True)]
         return draw(kept, mx.array(numbers))
+
+
+def _exact(logprobs: mx.array) -> mx.array:
+    """In single precision. Rounded to bfloat16 their total is up to 4 % from 1."""
+    if logprobs.dtype == mx.float32:
+        return logprobs
+    return _normalized(logprobs.astype(mx.float32))
+
+
+def _normalized(values: mx.array) -> mx.array:
+    return values - mx.logsumexp(values, axis=-1, keepdims=True)
 
 
 def _on_cpu() -> bool:

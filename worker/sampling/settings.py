@@ -48,6 +48,10 @@ class RowSampling:
     top_k: int = 0
     min_p: float = 0.0
     position: int = 0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    # Never left out: what ends an answer or a line.
+    xtc_spared: tuple[int, ...] = ()
 
     def again_after(self, tokens: int) -> RowSampling:
         """The same from so many tokens after its own first one."""
@@ -59,7 +63,11 @@ class RowSampling:
 
 
 def make_row_sampling(
-    sampling: Sampling, defaults: SamplingDefaults, vocabulary: int, position: int = 0
+    sampling: Sampling,
+    defaults: SamplingDefaults,
+    vocabulary: int,
+    position: int = 0,
+    xtc_spared: tuple[int, ...] = (),
 ) -> RowSampling | None:
     """The settings of one request, or None for greedy."""
     temperature = defaults.temperature if sampling.temperature is None else sampling.temperature
@@ -77,6 +85,9 @@ def make_row_sampling(
         # A model's author may have written anything; beyond 1 nothing would be left.
         min(max(min_p, 0.0), 1.0),
         position,
+        sampling.xtc_probability,
+        sampling.xtc_threshold,
+        xtc_spared if sampling.xtc_probability > 0.0 else (),
     )
 
 
@@ -86,6 +97,13 @@ def uniforms(stream: int, position: int) -> Uniforms:
     outer = mixed >> (64 - _UNIFORM_BITS)
     inner = mixed & ((1 << _UNIFORM_BITS) - 1)
     return Uniforms((outer + 0.5) / (1 << _UNIFORM_BITS), (inner + 0.5) / (1 << _UNIFORM_BITS))
+
+
+def chance(stream: int, position: int) -> float:
+    """Another number for the same token, in (0, 1): of the bits that `uniforms` leaves."""
+    mixed = _splitmix64((stream + position) & _MASK64)
+    left = 64 - 2 * _UNIFORM_BITS
+    return (((mixed >> _UNIFORM_BITS) & ((1 << left) - 1)) + 0.5) / (1 << left)
 
 
 def _splitmix64(value: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from worker.engines.need import Need
 from worker.engines.room import Room
-from worker.engines.sequence import Engine, Sequence, Token
+from worker.engines.sequence import Broken, Engine, Sequence, Token
 from worker.vectors.engine import VectorEngine
 from worker.vectors.job import Job
 
@@ -24,6 +24,9 @@ class NoText:
     def make_room(self) -> None: ...
 
     def take_hopeless(self) -> list[Sequence]:
+        return []
+
+    def take_broken(self) -> list[Broken]:
         return []
 
     def add(self, sequence: Sequence) -> None:
@@ -85,6 +88,9 @@ class WithVectors:
 
     def take_hopeless(self) -> list[Sequence]:
         return self._text.take_hopeless()
+
+    def take_broken(self) -> list[Broken]:
+        return self._text.take_broken()
 
     def add(self, sequence: Sequence) -> None:
         self._text.add(sequence)

@@ -17,7 +17,8 @@ from openai.types import completion_create_params as completions_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.chat.chat_completion_stream_options_param import ChatCompletionStreamOptionsParam
 
-from gateway.api.chat import ChatBody, ContentPart, MessageBody
+from gateway.api.chat.messages import ContentPart, MessageBody
+from gateway.api.chat.route import ChatBody
 from gateway.api.completions import CompletionBody
 from gateway.api.parameters import PARAMETERS, PLACES, Place, at, printed
 from gateway.api.sampling import StreamOptions
@@ -101,23 +102,17 @@ def test_the_harmless_say_why() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "neutral"),
     [
-        ("logprobs", "false", True),
-        ("logprobs", "0", False),
-        ("echo", "0", False),
-        ("presence_penalty", "0.0", True),
-        ("presence_penalty", "-0.0", True),
-        ("presence_penalty", "false", False),
-        ("n", "true", False),
-        ("n", "1.0", True),
+        ("use_beam_search", "false", True),
+        ("use_beam_search", "0", False),
+        ("parallel_tool_calls", "1", False),
+        ("thinking_token_budget", "-1.0", True),
         ("top_logprobs", "-1", True),
-        ("suffix", '""', True),
-        ("suffix", '"\\ud800"', False),
-        ("logit_bias", "{}", True),
-        ("logit_bias", f"[{'[]' * 200}]", False),
-        ("response_format", '{"type": "text"}', True),
-        ("response_format", '{"type": "text", "more": 1}', False),
-        ("guided_json", "null", True),
-        ("guided_json", "{}", False),
+        ("draft_model", '"default_model"', True),
+        ("draft_model", '"\\ud800"', False),
+        ("kv_transfer_params", "{}", True),
+        ("kv_transfer_params", f"[{'[]' * 200}]", False),
+        ("prompt_logprobs", "null", True),
+        ("prompt_logprobs", "{}", False),
     ],
 )
 def test_neutral_values(name: str, text: str, *, neutral: bool) -> None:

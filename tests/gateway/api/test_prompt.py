@@ -12,32 +12,35 @@ import pytest
 from msgspec import Raw
 
 from gateway.api.bodies import beside_the_loop
-from gateway.api.chat import ChatBody
+from gateway.api.chat.route import ChatBody
 from gateway.api.completions import CompletionBody
-from gateway.api.prompt import parse_prompt
+from gateway.api.prompt import parse_prompts
 from gateway.dispatch.refusal import Refusal
 from protocol.messages import Prompt, TextPrompt, TokenPrompt
 from protocol.tokens import pack
 
 
-def _parse(text: str | bytes) -> Prompt:
+def _parse(text: str | bytes) -> list[Prompt]:
     body = b'{"model":"m","prompt":%s}' % (text.encode() if isinstance(text, str) else text)
-    return parse_prompt(msgspec.json.decode(body, type=CompletionBody).prompt)
+    return parse_prompts(msgspec.json.decode(body, type=CompletionBody).prompt)
 
 
 @pytest.mark.parametrize(
-    ("value", "prompt"),
+    ("value", "prompts"),
     [
-        ("Hello", TextPrompt("Hello")),
-        ("", TextPrompt("")),
-        (['Hello, [you], and "you"'], TextPrompt('Hello, [you], and "you"')),
-        ([1, 2, 3], TokenPrompt(pack([1, 2, 3]))),
-        ([[1, 2, 3]], TokenPrompt(pack([1, 2, 3]))),
+        ("Hello", [TextPrompt("Hello")]),
+        ("", [TextPrompt("")]),
+        (['Hello, [you], and "you"'], [TextPrompt('Hello, [you], and "you"')]),
+        (["a", "[b]"], [TextPrompt("a"), TextPrompt("[b]")]),
+        ([1, 2, 3], [TokenPrompt(pack([1, 2, 3]))]),
+        ([[1, 2, 3]], [TokenPrompt(pack([1, 2, 3]))]),
+        ([[1], [2]], [TokenPrompt(pack([1])), TokenPrompt(pack([2]))]),
+        (['"\\' * 200] * 128, [TextPrompt('"\\' * 200)] * 128),
     ],
 )
-def test_prompts(value: object, prompt: Prompt) -> None:
-    assert _parse(json.dumps(value)) == prompt
-    assert _parse(json.dumps(value, indent=2)) == prompt
+def test_prompts(value: object, prompts: list[Prompt]) -> None:
+    assert _parse(json.dumps(value)) == prompts
+    assert _parse(json.dumps(value, indent=2)) == prompts
 
 
 @pytest.mark.parametrize(
@@ -50,11 +53,12 @@ def test_prompts(value: object, prompt: Prompt) -> None:
         [],
         [[]],
         [[[1]]],
-        ["a", "b"],
+        ["a"] * 129,
+        [[1]] * 129,
         ["a", 1],
         [1, "a"],
-        [[1], [2]],
         [[1], "a"],
+        ["a", [1]],
         [True, False],
         [None],
         [1.5],
@@ -69,7 +73,7 @@ def test_what_is_none(value: object) -> None:
     assert (caught.value.code, caught.value.param) == ("invalid_request_error", "prompt")
 
 
-@pytest.mark.parametrize("item", ["[]", "[[]]", "{}", '""', "null", "[[[[]]]]"])
+@pytest.mark.parametrize("item", ["[]", "[[]]", "{}", '""', '"a"', "null", "[[[[]]]]"])
 def test_lists_of_megabytes_are_not_built(item: str) -> None:
     text = f"[{item}{f',{item}' * (4_000_000 // (len(item) + 1))}]"
     tracemalloc.start()
@@ -84,7 +88,7 @@ def test_lists_of_megabytes_are_not_built(item: str) -> None:
 
 def test_too_many_tokens_are_counted_before_they_are_decoded() -> None:
     with pytest.raises(Refusal) as caught:
-        parse_prompt(Raw(b"[1" + b",1" * 2_000_000 + b"]"))
+        parse_prompts(Raw(b"[1" + b",1" * 2_000_000 + b"]"))
     assert caught.value.code == "context_length_exceeded"
 
 

@@ -24,6 +24,7 @@ OTHER = {
     bool: True,
     tuple: ("other",),
     type(None): "other",
+    dict: {"a": 1},
 }
 
 

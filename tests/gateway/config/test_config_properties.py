@@ -10,7 +10,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.config.keys import KEYS, MODEL_KEYS, MODELS, Definition, label
-from gateway.config.kinds import Choice, Size, Switch, Text, Texts, Time, Whole, toml_text
+from gateway.config.kinds import (
+    Arguments,
+    Choice,
+    Size,
+    Switch,
+    Text,
+    Texts,
+    Time,
+    Whole,
+    toml_text,
+)
 from gateway.config.locations import Place
 from gateway.config.mistakes import Mistake
 from gateway.config.read import Configuration, read_configuration
@@ -196,6 +206,8 @@ def _wrong(definition: Definition) -> list[str]:
         case Size(automatic):
             own = ["-1", "1.5", '"much"', '"12XB"', '"101%"', "true", "9" * 30]
             own += ["0", '"0GB"'] if automatic else ['"auto"', '"50%"']
+        case Arguments():
+            return ["1", '"x"', "[]", "1979-05-27", "{ a = 1979-05-27 }", "{ a = [inf] }"]
         case _:
             raise AssertionError(definition)
     return [*own, *_NONE_OF_ANY_KIND]

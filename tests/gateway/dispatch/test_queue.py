@@ -205,6 +205,33 @@ class TestDeadline:
         assert queue.take_overdue(1006.0) == [request]
         assert queue.waiting == 0
 
+    def test_whoever_waits_is_put_off_wherever_it_stands(self) -> None:
+        queue = RequestQueue(DEPTH, 1, priority=0)
+        running, parked, suspect = (
+            _request("running", 10.0),
+            _request("parked", 10.0),
+            _suspect("s"),
+        )
+        suspect.deadline_at = 10.0
+        queue.park([running])
+        assert _start(queue) == ["running"]
+        queue.park([parked, suspect])
+        queue.add(_request("new", 10.0))
+        queue.put_off(5.0)
+        assert queue.take_overdue(14.9) == []
+        assert [each.id for each in queue.take_overdue(15.0)] == ["s", "parked", "new"]
+        assert running.deadline_at == 10.0
+
+    def test_of_what_runs_only_what_has_no_token_yet_is_overdue(self) -> None:
+        queue = RequestQueue(DEPTH, MOST, priority=0)
+        late, later, begun = _request("late", 10.0), _request("later", 10.1), _request("begun", 1.0)
+        queue.park([late, later, begun])
+        _start(queue)
+        begun.progress.delivered.append(7)
+        assert queue.overdue_unbegun(9.9) == []
+        assert queue.overdue_unbegun(10.0) == [late]
+        assert queue.running == 3
+
 
 class TestQuarantine:
     def test_the_same_body_sent_again_is_kept_out_for_a_while(self):
@@ -320,6 +347,14 @@ def test_the_queue_is_bounded_and_equals_keep_their_order() -> None:
         queue.add(_request("c"))
     assert [each.id for each in queue.take_waiting()] == ["parked", "a", "b"]
     assert (queue.waiting, list(queue)) == (0, [])
+
+
+def test_what_ran_goes_before_all_that_waits_in_its_order() -> None:
+    queue = RequestQueue(DEPTH, MOST, priority=0)
+    queue.add(_request("new"))
+    queue.park([_request("parked")])
+    queue.park([_request("a"), _request("b")])
+    assert [each.id for each in queue] == ["a", "b", "parked", "new"]
 
 
 def test_the_oldest_that_runs_is_the_first_that_arrived() -> None:

@@ -66,12 +66,22 @@ class Account(Admission):
         *,
         held: int = 0,
         prompt: int = 0,
+        cache: int = 0,
+        cache_wanted: int = 0,
     ) -> None:
         """As its worker says, which keeps to the limit that it kept to."""
         holder = self.ledger.holder(name)
         assert holder is not None
         wanted = used if wanted is None else wanted
-        need = Need(used * UNIT, wanted * UNIT, least * UNIT, held, prompt)
+        need = Need(
+            used * UNIT,
+            wanted * UNIT,
+            least * UNIT,
+            held,
+            prompt,
+            cache * UNIT,
+            cache_wanted * UNIT,
+        )
         self.note_need(name, need, holder.kept_bytes)
 
     def footprint(self, name: str, size: float) -> None:

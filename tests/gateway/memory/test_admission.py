@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.memory.decisions import Admit, Evict, Refuse, Replace, Unanswered
+from gateway.memory.decisions import Admit, Evict, Limit, Refuse, Replace, Unanswered
 from gateway.memory.ledger import Need
 from gateway.memory.loans import IDLE_LOAN_S, REBALANCE_S
 from gateway.memory.turn import OVERGROWN_S, RECALL_S
@@ -568,6 +568,21 @@ class TestLoans:
         assert account.decide(LATER) == [lends("a", 40)]
         account.need("b", 10, 80)
         assert account.decide(LATER) == [lends("b", 60)]
+
+    def test_what_is_held_beside_sequences_raises_what_they_need(self) -> None:
+        """A limit that counts it may come before the worker has to put rows aside for it."""
+        account = Account()
+        account.load("a", 10, busy=True, used=40, wanted=50, least=20)
+        account.note_beside("a", 5 * UNIT)
+        assert account.decide(LATER) == [Limit("a", 55 * UNIT, recall=False)]
+        holder = account.ledger.holder("a")
+        assert holder is not None
+        assert holder.need == Need(45 * UNIT, 55 * UNIT, 25 * UNIT)
+        account.note_beside("a", -60 * UNIT)
+        assert holder.need == Need(0, 0, 0)
+        account.note_beside("a", 5 * UNIT)
+        assert holder.need == Need(0, 0, 0), "it has nothing to do"
+        account.note_beside("nobody", 5 * UNIT)
 
     def test_what_somebody_waits_for_is_not(self) -> None:
         account = Account()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gateway.memory.decisions import Decision, Evict
+from gateway.memory.ledger import Holder
+from gateway.memory.reclaim import smallest_set
 from tests.gateway.memory.account import LATER, PATIENCE_S, Account, recalls
 from tests.gateway.memory.world import UNIT, Row, World
 
@@ -69,9 +71,9 @@ def test_one_that_began_when_it_was_anothers_turn_is_not(seconds: float, *, left
 
 
 def test_what_it_waited_for_is_its_own_turn() -> None:
-    """However long the other has waited; but only for the first prompt."""
+    """However long the other has waited; but only for the first prompt since."""
     account = Account()
-    account.load("a", 20, busy=True)
+    account.load("a", 20, busy=True, prompt=4)
     account.load("b", 30, busy=True)
     account.load("full", 50, busy=True, reload_s=1000.0)
     account.need("a", 0, 70, 70)
@@ -122,3 +124,65 @@ def test_two_in_each_others_way_both_finish(floor: int, size: int) -> None:
     for _ in range(1000):
         world._second()
     assert [len(each.waiting) + len(each.running) for each in world.models.values()] == [0, 0]
+
+
+def test_idle_loans_go_before_caches_and_those_before_idle_models() -> None:
+    account = Account()
+    account.load("a", 10, busy=True, used=40)
+    account.load("b", 10, busy=True, used=30)
+    account.load("idle", 30)
+    account.need("a", 10, cache=10)
+    account.need("b", 10)
+    account.claim("new", 45)
+    assert account.decide(LATER) == [recalls("b", 10), recalls("a", 15)]
+
+
+def test_a_busy_one_stays_where_its_end_would_not_do() -> None:
+    """Of 100 its rows have 60, and its floor would bring 20 more."""
+    account = Account()
+    account.load("stays", 20, busy=True, at=LATER, reload_s=1000.0)
+    account.load("rows", 20, busy=True, used=80)
+    account.claim("new", 90)
+    assert account.decide(LATER + PATIENCE_S) == []
+
+
+def test_who_goes_is_told_nothing_else() -> None:
+    account = Account(budget=70)
+    account.load("goes", 30, busy=True, used=50)
+    account.load("stays", 10, busy=True, used=20, pinned=True)
+    for name in ("goes", "stays"):
+        account.need(name, 10)
+    account.claim("new", 60)
+    assert account.decide(LATER + PATIENCE_S) == [
+        Evict("goes", "new", busy=True),
+        recalls("stays", 10),
+    ]
+
+
+def _holder(name: str, size: int, *, priority: int = 0, busy: bool = False) -> Holder:
+    return Holder(name, priority, 0.0, size, size, size, busy=busy)
+
+
+@pytest.mark.parametrize(
+    ("missing", "chosen"),
+    [
+        (0, []),
+        (10, ["idle"]),
+        (15, ["idle", "dear"]),
+        (25, ["idle", "dear", "small"]),
+        (40, ["idle", "large"]),
+        (45, ["idle", "dear", "large"]),
+        (55, ["idle", "dear", "small", "large"]),
+        (56, ["idle", "dear", "small", "large"]),
+    ],
+)
+def test_the_smallest_set_that_is_enough(missing: int, chosen: list[str]) -> None:
+    """Idle ones first; of what is spared in the end busy ones, and then what matters more."""
+    candidates = [
+        _holder("large", 30, priority=1, busy=True),
+        _holder("small", 5, busy=True),
+        _holder("dear", 10, priority=1),
+        _holder("idle", 10),
+    ]
+    found = smallest_set(candidates, missing, lambda each: each.going_bytes)
+    assert [each.model_id for each in found] == chosen

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gateway.memory.decisions import Evict, Replace
-from tests.gateway.memory.account import LATER, PATIENCE_S, UNIT, Account
+from gateway.memory.turn import OVERGROWN_S
+from tests.gateway.memory.account import LATER, PATIENCE_S, UNIT, Account, lends, recalls
 
 
 def _replaced(account: Account, now: float) -> list[str]:
@@ -30,6 +31,33 @@ def test_nobody_is_replaced_for_what_others_can_spare() -> None:
     account.decide(LATER + 2)
     assert account.limit("b") < 39
     assert _replaced(account, LATER + 3) == []
+
+
+def test_nobody_is_replaced_for_what_others_can_spare_in_the_end() -> None:
+    account = Account()
+    account.load("a", 20, busy=True)
+    account.load("b", 30, busy=True, used=39, least=39, at=LATER, reload_s=1000.0)
+    account.load("c", 40, busy=True, pinned=True)
+    account.footprint("a", 25)
+    assert account.decide(LATER) == []
+    account.need("b", 30)
+    assert account.decide(LATER + OVERGROWN_S) == [recalls("b", 35)]
+
+
+def test_who_grows_again_has_its_time_again() -> None:
+    account = Account()
+    account.load("a", 50, busy=True, at=LATER, reload_s=1000.0)
+    account.load("b", 50, busy=True)
+    account.footprint("a", 60)
+    assert account.decide(LATER) == []
+    account.configure(110 * UNIT, PATIENCE_S, 0)
+    assert account.decide(LATER + 5) == [lends("a", 60)]
+    account.obey([lends("a", 60)])
+    account.need("a", 60, least=60)
+    account.footprint("a", 70)
+    assert account.decide(LATER + 6) == []
+    assert _replaced(account, LATER + 6 + OVERGROWN_S - 0.1) == []
+    assert _replaced(account, LATER + 6 + OVERGROWN_S) == ["a"]
 
 
 def test_the_spare_stays_where_it_is_in_nobodys_way() -> None:

@@ -133,6 +133,46 @@ def test_of_several_that_want_each_is_served_once() -> None:
     assert account.decide(LATER + SLICE_S) == [Evict("new", "b", busy=False)]
 
 
+def test_what_is_left_of_one_that_goes_is_for_the_next_that_wants() -> None:
+    account = Account()
+    for name in ("a", "b"):
+        account.load(name, 10, busy=True, used=20)
+    for name, last_used in (("old", 1.0), ("new", 2.0)):
+        account.load(name, 30, last_used=last_used)
+    for name in ("a", "b"):
+        account.need(name, 20, 45, 10, held=1)
+    account.decide(LATER)
+    assert account.decide(LATER + SLICE_S) == [
+        Evict("old", "a", busy=False),
+        Evict("new", "b", busy=False),
+    ]
+
+
+def test_the_higher_priority_is_served_first() -> None:
+    account = Account()
+    account.load("low", 30, busy=True)
+    account.load("high", 30, priority=1, busy=True)
+    account.load("idle", 40)
+    account.need("low", 30, 50, held=1)
+    account.decide(LATER - 1)
+    account.need("high", 30, 50, held=1)
+    account.decide(LATER)
+    assert account.decide(LATER + SLICE_S) == [Evict("idle", "high", busy=False)]
+
+
+def test_nothing_goes_where_what_comes_is_just_enough() -> None:
+    account = Account(spare=5)
+    account.decide(0.0)
+    account.load("busy", 10, busy=True, used=55)
+    account.load("ends", 20)
+    account.load("idle", 20)
+    account.ending("ends")
+    account.need("busy", 55, 75, 10, held=1)
+    account.decide(LATER)
+    assert account.decide(LATER + SLICE_S) == []
+    assert account.ledger.spare_bytes == 5 * UNIT
+
+
 def test_the_spare_goes_first_and_stays_away_while_they_wait() -> None:
     account = _wanting(spare=5)
     assert account.ledger.spare_bytes == 5 * UNIT

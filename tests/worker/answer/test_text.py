@@ -9,22 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.utils import load_tokenizer
 
+from tests.support.answers import text_of, text_stream
 from tests.support.shapes import DEMO
-from worker.detokenizer import detokenizer_after
-from worker.text import TextStream
 
 TOKENIZER: Any = load_tokenizer(DEMO)
 
 
-def _pieces(text: str, stop: tuple[str, ...] = ()) -> list[str]:
+def _pieces(text: str, stop: tuple[str, ...] = (), *, include_stop: bool = False) -> list[str]:
     prompt_ids = TOKENIZER.encode("Bulkhead is", add_special_tokens=False)
-    stream = TextStream(detokenizer_after(prompt_ids, TOKENIZER), stop)
+    stream = text_stream(TOKENIZER, prompt_ids, stop, include_stop=include_stop)
     pieces = []
     for token in TOKENIZER.encode(text, add_special_tokens=False):
-        pieces.append(stream.add(token))
+        pieces.append(text_of(stream.add(token)))
         if stream.stopped:
             break
-    return [*pieces, stream.finish()]
+    return [*pieces, text_of(stream.finish(complete=True))]
 
 
 @given(
@@ -54,4 +53,11 @@ def test_no_half_characters() -> None:
     ],
 )
 def test_stop_sequences(stop: tuple[str, ...], expected: str) -> None:
-    assert "".join(_pieces("Seven doors close at night", stop)) == expected
+    text = "Seven doors close at night"
+    assert "".join(_pieces(text, stop)) == expected
+    included = "".join(_pieces(text, stop, include_stop=True))
+    if expected == text:
+        assert included == text
+    else:
+        assert included in [expected + each for each in stop]
+        assert text.startswith(included)

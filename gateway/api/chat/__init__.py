@@ -1,0 +1,1 @@
+"""POST /v1/chat/completions: its bodies, and how its answers are written."""

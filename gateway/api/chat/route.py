@@ -1,0 +1,84 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.api.answer import Answer
+from gateway.api.bodies import beside_the_loop, read_json
+from gateway.api.chat.messages import MessageBody, chat_messages
+from gateway.api.chat.template import TemplateBody, template_arguments
+from gateway.api.chat.tools import ToolBody, ToolChoiceBody, tools_of
+from gateway.api.chat.writer import ChatFormat
+from gateway.api.choices import submit_all
+from gateway.api.sampling import check_generation, generate_message, new_requests
+from gateway.api.structure import constraint_of
+from gateway.api.supported import refusing
+from gateway.dispatch.refusal import Refusal
+from gateway.fleet.fleet import Fleet
+from gateway.model.compartment import Compartment
+from protocol.messages import ChatPrompt, Generate
+
+
+@refusing("chat")
+class ChatBody(TemplateBody, kw_only=True):
+    messages: Annotated[list[MessageBody], Meta(min_length=1)]
+    tools: list[ToolBody] | None = None
+    tool_choice: ToolChoiceBody | None = None
+    parallel_tool_calls: bool | None = None
+    logprobs: bool | None = None
+    # -1 is mlx_lm.server's "none".
+    top_logprobs: Annotated[int, Meta(ge=-1, le=20)] | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=-1)] | None = None
+    include_reasoning: bool | None = None
+
+
+async def create_chat_completion(request: HttpRequest) -> Response:
+    fleet: Fleet = request.app.state.fleet
+    body = await read_json(request, ChatBody)
+    check_generation(body, "chat")
+    compartment = fleet.roster.find(body.model)
+    generate = await beside_the_loop(request.state.body_bytes, _generate, body, compartment)
+    requests = new_requests(request, fleet, body, [generate], "messages")
+    submit_all(fleet, compartment, requests)
+    form = ChatFormat(
+        compartment.model.id,
+        requests[0],
+        include_usage=body.include_usage,
+        include_reasoning=body.include_reasoning is not False,
+    )
+    stream = bool(body.stream)
+    return Answer(compartment, requests, form, stream=stream, answers_each=len(requests))
+
+
+def _generate(body: ChatBody, compartment: Compartment) -> Generate:
+    arguments = template_arguments(body, compartment.model.settings.template_arguments)
+    prompt = ChatPrompt(chat_messages(body.messages), arguments)
+    alternatives = max(0, body.top_logprobs or 0)
+    if alternatives and not body.logprobs:
+        raise Refusal(
+            "invalid_request_error",
+            "top_logprobs: it needs logprobs to be true.",
+            param="top_logprobs",
+        )
+    budget = body.thinking_token_budget
+    return msgspec.structs.replace(
+        generate_message(body, prompt, body.limit),
+        parsed=True,
+        tools=tools_of(
+            body.tools, body.tool_choice, parallel=body.parallel_tool_calls is not False
+        ),
+        constraint=constraint_of(body),
+        # -1 is vLLM's "no budget".
+        reasoning_tokens=None if budget == -1 else budget,
+        logprobs=alternatives if body.logprobs else None,
+    )
+
+
+routes = [Route("/v1/chat/completions", create_chat_completion, methods=["POST"])]

@@ -1,0 +1,126 @@
+"""What a model may call, from a body to what a worker is told."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import msgspec
+from msgspec import Raw, Struct
+
+from gateway.api.bodies import NOT_GIVEN, Part
+from gateway.dispatch.refusal import Refusal
+from protocol.messages import ToolChoice, Tools
+
+# OpenAI's rule, with room for names that MCP servers give.
+_NAME: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+
+
+class FunctionBody(Part, omit_defaults=True):
+    """`parameters` is a JSON schema; it stays as it was written."""
+
+    name: str
+    description: str | None = None
+    parameters: Raw = NOT_GIVEN
+    strict: bool | None = None
+
+
+class ToolBody(Part):
+    function: FunctionBody
+    type: Literal["function"]
+
+
+class NamedFunction(Struct):
+    name: str
+
+
+class AllowedTool(Struct):
+    function: NamedFunction
+    type: Literal["function"]
+
+
+class AllowedTools(Struct):
+    mode: Literal["auto", "required"]
+    tools: list[AllowedTool]
+
+
+class ChosenTool(Struct):
+    """One function, or a choice among some."""
+
+    type: Literal["function", "allowed_tools"]
+    function: NamedFunction | None = None
+    allowed_tools: AllowedTools | None = None
+
+
+ToolChoiceBody = ToolChoice | ChosenTool
+
+
+def tools_of(
+    bodies: Sequence[ToolBody] | None, choice: ToolChoiceBody | None, *, parallel: bool
+) -> Tools | None:
+    """None: there are none.
+
+    Raises:
+        Refusal: a name can't be one, or a choice is of what isn't there.
+    """
+    if not bodies:
+        if choice in (None, "none", "auto"):
+            return None
+        raise _refusal("tool_choice: there are no tools to choose from: send tools.", "tool_choice")
+    names = [_name(index, each) for index, each in enumerate(bodies)]
+    if len(set(names)) < len(names):
+        twice = next(each for each in names if names.count(each) > 1)
+        raise _refusal(f"tools: two functions are named {twice!r}.", "tools")
+    mode, name, allowed = _choice(choice, names)
+    definitions = [each for each in bodies if each.function.name in allowed]
+    return Tools(
+        definitions=msgspec.json.encode(definitions).decode(),
+        choice=mode,
+        name=name,
+        parallel=parallel,
+    )
+
+
+def _name(index: int, body: ToolBody) -> str:
+    name = body.function.name
+    if _NAME.fullmatch(name) is None:
+        raise _refusal(
+            f"tools[{index}].function.name is {name[:100]!r}: use 1 to 128 letters, digits, or any "
+            "of _-.:/ .",
+            f"tools[{index}].function.name",
+        )
+    return name
+
+
+def _choice(
+    choice: ToolChoiceBody | None, names: list[str]
+) -> tuple[ToolChoice, str | None, set[str]]:
+    """The mode, the function that must be called if it is one, and those that may be."""
+    everything = set(names)
+    match choice:
+        case None:
+            return "auto", None, everything
+        case "auto" | "none" | "required":
+            return choice, None, everything
+        case ChosenTool("function", NamedFunction(name)):
+            _check_known([name], everything)
+            return "required", name, everything
+        case ChosenTool("allowed_tools", _, AllowedTools(mode, tools)):
+            allowed = [each.function.name for each in tools]
+            _check_known(allowed, everything)
+            return mode, None, set(allowed)
+    raise _refusal(
+        "tool_choice: with type function send function, with allowed_tools send allowed_tools.",
+        "tool_choice",
+    )
+
+
+def _check_known(names: list[str], known: set[str]) -> None:
+    unknown = next((each for each in names if each not in known), None)
+    if unknown is not None or not names:
+        raise _refusal(f"tool_choice: there is no function {unknown!r} in tools.", "tool_choice")
+
+
+def _refusal(message: str, param: str) -> Refusal:
+    return Refusal("invalid_request_error", message, param=param)

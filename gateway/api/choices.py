@@ -1,0 +1,74 @@
+"""The requests whose answers are the choices of one, read side by side."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+
+from gateway.dispatch.refusal import Refusal
+from gateway.dispatch.request import Piece, Request
+from gateway.fleet.fleet import Fleet
+from gateway.model.compartment import Compartment
+from protocol.messages import Usage
+
+
+def submit_all(fleet: Fleet, compartment: Compartment, requests: Sequence[Request]) -> None:
+    """Raises: Refusal: one of them isn't taken, so none is."""
+    for index, each in enumerate(requests):
+        try:
+            fleet.submit(compartment, each)
+        except Refusal:
+            for taken in requests[:index]:
+                compartment.traffic.cancel(taken)
+            raise
+
+
+async def pieces(requests: Sequence[Request]) -> AsyncGenerator[tuple[int, Piece]]:
+    """Their pieces as they come, each with the number of its choice, until all are at their end.
+
+    Raises:
+        Refusal: one of the answers ends here.
+        ClientGoneError: they were abandoned.
+    """
+    if len(requests) == 1:
+        # Nearly all are alone, and need no task for each piece.
+        while True:
+            piece = await requests[0].take()
+            yield 0, piece
+            if piece.finish_reason is not None:
+                return
+    takers = {asyncio.create_task(each.take()): index for index, each in enumerate(requests)}
+    try:
+        while takers:
+            done, _ = await asyncio.wait(takers, return_when=asyncio.FIRST_COMPLETED)
+            for taker in sorted(done, key=lambda each: takers[each]):
+                index, piece = takers.pop(taker), taker.result()
+                if piece.finish_reason is None:
+                    takers[asyncio.create_task(requests[index].take())] = index
+                yield index, piece
+    finally:
+        for taker in takers:
+            taker.cancel()
+        # Several may have failed; one of them was told.
+        await asyncio.gather(*takers, return_exceptions=True)
+
+
+def system_fingerprint(request: Request) -> str | None:
+    """Another one, another model: the same seed may give another text. None: nobody ran it yet."""
+    fingerprint = request.progress.fingerprint
+    return fingerprint and f"fp_{fingerprint[:12]}"
+
+
+def usage_of(usages: Sequence[Usage], answers_each: int) -> Usage:
+    """Of all choices, with so many to each prompt, which counts once. What the first of them
+    computed the others found.
+    """
+    prompts = [
+        usages[begin : begin + answers_each] for begin in range(0, len(usages), answers_each)
+    ]
+    return Usage(
+        sum(each[0].prompt_tokens for each in prompts),
+        sum(each.completion_tokens for each in usages),
+        sum(min(one.cached_tokens for one in each) for each in prompts),
+        sum(each.reasoning_tokens for each in usages),
+    )

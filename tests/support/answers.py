@@ -1,0 +1,34 @@
+"""Answers of text alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from protocol.messages import Generate, Sampling, TextPrompt
+from protocol.parts import AnswerPart, Text
+from worker.answer.format import Format
+from worker.answer.stream import AnswerStream, answer_stream
+
+
+def text_stream(
+    tokenizer: Any,
+    prompt_ids: list[int],
+    stop: tuple[str, ...] = (),
+    *,
+    include_stop: bool = False,
+) -> AnswerStream:
+    """An answer's text, told apart from nothing."""
+    generate = Generate(
+        request_id="r",
+        prompt=TextPrompt(""),
+        sampling=Sampling(seed=0),
+        stop=stop,
+        include_stop=include_stop,
+    )
+    return answer_stream(generate, prompt_ids, tokenizer, Format())
+
+
+def text_of(parts: list[AnswerPart]) -> str:
+    """Raises AssertionError if there is anything else."""
+    assert all(isinstance(each, Text) for each in parts)
+    return "".join(each.text for each in parts if isinstance(each, Text))

@@ -1,0 +1,254 @@
+"""What a model writes under a constraint matches it, whoever shares the batch and after a break."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import jsonschema
+import pytest
+from msgspec import structs
+
+from protocol.messages import (
+    Constraint,
+    Generate,
+    RequestFailed,
+    Sampling,
+    TextPrompt,
+    TokenPrompt,
+)
+from protocol.parts import AnswerPart, Text
+from protocol.tokens import pack
+from tests.worker.structure.generators import random_regex, random_schema
+from worker.engines.batched import BatchedEngine
+from worker.engines.room import CacheShape, Room
+from worker.engines.sequence import Engine
+from worker.engines.sequential import SequentialEngine
+from worker.loading import LoadedModel
+from worker.prompt_cache.path import Paths
+from worker.prompts import Context, Prepared, prepare
+
+ROWS = 16
+SHORT, SCHEMAS, REGEXES = 24, 500, 200
+PATHS = Paths(b"", None, needs_snapshots=False)
+UNBOUNDED = Room(CacheShape(0, 0, 1.0))
+
+
+@dataclass
+class Answer:
+    token_ids: list[int]
+    text: str = ""
+    finish_reason: str | None = None
+
+
+def _request(
+    request_id: str,
+    constraint: Constraint | None,
+    *,
+    seed: int = 1,
+    temperature: float = 1.0,
+    max_tokens: int = 160,
+    ignore_eos: bool = False,
+) -> Generate:
+    return Generate(
+        request_id=request_id,
+        prompt=TextPrompt(f"Answer number {request_id}: "),
+        sampling=Sampling(seed=seed, temperature=temperature),
+        max_tokens=max_tokens,
+        constraint=constraint,
+        ignore_eos=ignore_eos,
+    )
+
+
+def _prepared(model: LoadedModel, generate: Generate) -> Prepared:
+    prepared = prepare(generate, model, Context(4096), PATHS)
+    assert isinstance(prepared, Prepared), prepared
+    return prepared
+
+
+def _batched(model: LoadedModel) -> Engine:
+    return BatchedEngine(model.model, model.eos_token_ids, ROWS, UNBOUNDED)
+
+
+def _answers(
+    model: LoadedModel, requests: Iterable[Generate], engine: Engine | None = None
+) -> dict[str, Answer]:
+    """As many at a time as the engine takes, the next when one has ended."""
+    engine = engine or _batched(model)
+    prepared = {each.request_id: _prepared(model, each) for each in requests}
+    answers = {each: Answer([]) for each in prepared}
+    for each in prepared.values():
+        engine.add(each.sequence)
+    while engine.active + engine.waiting:
+        for token in engine.step():
+            answer = answers[token.request_id]
+            answer.token_ids.append(token.token_id)
+            answer.finish_reason = token.finish_reason
+            stream = prepared[token.request_id].answer
+            if token.finish_reason != "stop":
+                answer.text += _text(stream.add(token.token_id))
+            if token.finish_reason is not None:
+                answer.text += _text(stream.finish(complete=token.finish_reason == "stop"))
+        assert engine.take_broken() == []
+    engine.close()
+    return answers
+
+
+def _text(parts: list[AnswerPart]) -> str:
+    return "".join(each.text for each in parts if isinstance(each, Text))
+
+
+def _check(model: LoadedModel, constraints: list[Constraint], seed: int) -> int:
+    """All that are complete match; returns how many that are."""
+    requests = [_request(str(at), each, seed=seed + at) for at, each in enumerate(constraints)]
+    answers = _answers(model, requests)
+    complete = 0
+    for at, constraint in enumerate(constraints):
+        answer = answers[str(at)]
+        if answer.finish_reason == "length":
+            continue
+        complete += 1
+        if constraint.kind == "regex":
+            assert re.fullmatch(constraint.source, answer.text), (constraint.source, answer.text)
+        else:
+            jsonschema.validate(json.loads(answer.text), json.loads(constraint.source))
+    return complete
+
+
+def _schemas(count: int, seed: int) -> list[Constraint]:
+    chance = random.Random(seed)
+    return [Constraint("json_schema", json.dumps(random_schema(chance))) for _ in range(count)]
+
+
+def _regexes(count: int, seed: int) -> list[Constraint]:
+    chance = random.Random(seed)
+    return [Constraint("regex", random_regex(chance)) for _ in range(count)]
+
+
+def test_complete_answers_match(model: LoadedModel) -> None:
+    constraints = [*_schemas(SHORT, 1), *_regexes(SHORT // 2, 2)]
+    assert _check(model, constraints, seed=1) > len(constraints) * 0.6
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_complete_answers_of_many_match(model: LoadedModel) -> None:
+    constraints = [*_schemas(SCHEMAS, 3), *_regexes(REGEXES, 4)]
+    assert _check(model, constraints, seed=100) > len(constraints) * 0.6
+
+
+PERSON = Constraint(
+    "json_schema",
+    json.dumps(
+        {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "maxLength": 12},
+                "age": {"type": "integer", "minimum": 0, "maximum": 120},
+            },
+            "required": ["name", "age"],
+            "additionalProperties": False,
+        }
+    ),
+)
+ARITHMETIC = Constraint(
+    "grammar", 'start: sum\nsum: NUMBER ("+" NUMBER)~1..3\nNUMBER: /[0-9]{1,3}/'
+)
+
+
+def test_every_kind(model: LoadedModel) -> None:
+    choices = ["left", 'a "quoted" one', "two\nlines", "⚓"]
+    kinds = {
+        "grammar": ARITHMETIC,
+        "choice": Constraint("choice", json.dumps(choices)),
+        "anchored": Constraint("regex", "^[ab]{3}$"),
+    }
+    answers = _answers(
+        model, [_request(name, each, max_tokens=300) for name, each in kinds.items()]
+    )
+    assert {each.finish_reason for each in answers.values()} == {"stop"}
+    assert re.fullmatch(r"\d{1,3}(\+\d{1,3}){1,3}", answers["grammar"].text)
+    assert answers["choice"].text in choices
+    assert re.fullmatch("[ab]{3}", answers["anchored"].text)
+
+
+def test_an_answer_ends_when_it_is_whole_whatever_else_was_asked(model: LoadedModel) -> None:
+    for temperature in (0.0, 1.0):
+        request = _request("r", Constraint("regex", "ab{3}"), temperature=temperature)
+        answer = _answers(model, [structs.replace(request, ignore_eos=True)])["r"]
+        assert (answer.text, answer.finish_reason) == ("abbb", "stop")
+
+
+def test_neighbours_are_the_same_beside_it(model: LoadedModel) -> None:
+    free = [_request(f"n{at}", None, seed=at, max_tokens=40) for at in range(4)]
+    alone = _answers(model, free)
+    bound = [_request(f"b{at}", PERSON, seed=at) for at in range(3)]
+    together = _answers(model, [bound[0], *free, *bound[1:]])
+    assert {name: together[name].token_ids for name in alone} == {
+        name: each.token_ids for name, each in alone.items()
+    }
+    one_by_one = {}
+    for each in bound:
+        one_by_one |= _answers(model, [each])
+    assert {each: together[each].token_ids for each in one_by_one} == {
+        name: each.token_ids for name, each in one_by_one.items()
+    }
+
+
+def test_the_sequential_engine_gives_the_same(model: LoadedModel) -> None:
+    requests = [_request("p", PERSON, seed=3), _request("a", ARITHMETIC, seed=4)]
+    sequential = SequentialEngine(model.model, model.eos_token_ids, UNBOUNDED)
+    assert _answers(model, requests, sequential) == _answers(model, requests)
+
+
+def test_it_goes_on_after_every_token(model: LoadedModel) -> None:
+    """In another worker, and after a row was put aside."""
+    request = _request("r", PERSON, seed=5)
+    whole = _answers(model, [request])["r"]
+    assert whole.finish_reason == "stop"
+    prepared = _prepared(model, request)
+    for cut in range(1, len(whole.token_ids), 3):
+        delivered = whole.token_ids[:cut]
+        again = structs.replace(
+            request, prompt=TokenPrompt(pack(prepared.prompt_ids)), delivered=pack(delivered)
+        )
+        sequence = _prepared(model, again).sequence
+        rest = prepared.sequence.rest(delivered)
+        for each in (sequence, rest):
+            engine = _batched(model)
+            engine.add(each)
+            made = []
+            while engine.active + engine.waiting:
+                made += [token.token_id for token in engine.step()]
+            assert delivered + made == whole.token_ids, f"after {cut}"
+
+
+def test_what_was_delivered_and_does_not_match_is_refused(model: LoadedModel) -> None:
+    other = model.tokenizer.encode("hello", add_special_tokens=False)
+    request = structs.replace(_request("r", PERSON), delivered=pack(other))
+    refused = prepare(request, model, Context(4096), PATHS)
+    assert isinstance(refused, RequestFailed)
+    assert refused.field == "constraint"
+
+
+def test_one_that_grows_too_complex_ends_and_its_neighbours_go_on(model: LoadedModel) -> None:
+    # It is found out late: what it may take for one token is bounded, too.
+    pattern = {"type": "string", "pattern": "(.{1,1000}x){1,1000}"}
+    request = _request("r", Constraint("json_schema", json.dumps(pattern)), max_tokens=2000)
+    engine = _batched(model)
+    neighbour = _request("n", None, ignore_eos=True)
+    sequences = [_prepared(model, each).sequence for each in (request, neighbour)]
+    for each in sequences:
+        engine.add(each)
+    broken, made = [], {"r": 0, "n": 0}
+    while engine.active + engine.waiting:
+        for token in engine.step():
+            made[token.request_id] += 1
+        broken += engine.take_broken()
+    assert [each.request_id for each in broken] == ["r"]
+    assert "lexer" in broken[0].reason
+    assert 0 < made["r"] < 2000
+    assert made["n"] == 160

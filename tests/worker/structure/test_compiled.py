@@ -1,0 +1,137 @@
+"""What a constraint allows, what is refused and why, and what is kept."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from protocol.messages import Constraint, Generate, RequestFailed, Sampling, TextPrompt
+from tests.worker.structure.hostile import HOSTILE
+from worker.engines.batched import BatchedEngine
+from worker.engines.room import CacheShape, Room
+from worker.loading import LoadedModel
+from worker.prompt_cache.path import Paths
+from worker.prompts import Context, Prepared, prepare
+from worker.structure.compiled import Compiled
+from worker.structure.grammar import ConstraintError
+
+PATHS = Paths(b"", None, needs_snapshots=False)
+OBJECT = Constraint("json_object")
+CLOSED = Constraint(
+    "json_schema",
+    '{"type":"object","properties":{"a":{"type":"integer"}},"additionalProperties":false}',
+)
+CHOICE = Constraint("choice", json.dumps(["left", 'a "b"', "two\nlines", "⚓", "left"]))
+SUM = Constraint("grammar", 'start: N ("+" N)*\nN: /[0-9]+/')
+
+
+@pytest.mark.parametrize(
+    ("constraint", "text", "matches"),
+    [
+        (OBJECT, "{}", True),
+        (OBJECT, '{"a": [1, {"b": null}], "c": "ö"}', True),
+        (OBJECT, '{\n  "a": 1\n}', True),
+        (OBJECT, "[]", False),
+        (OBJECT, '{"a": }', False),
+        (CLOSED, '{"a":-5}', True),
+        (CLOSED, '{"a":"5"}', False),
+        (CLOSED, '{"b":5}', False),
+        (CHOICE, 'a "b"', True),
+        (CHOICE, "two\nlines", True),
+        (CHOICE, "⚓", True),
+        (CHOICE, "leftmost", False),
+        (Constraint("regex", "^[ab]{2}$"), "ab", True),
+        (Constraint("regex", "[ab]{2}"), "abb", False),
+        (SUM, "1+22+3", True),
+        (SUM, "1+", False),
+    ],
+)
+def test_what_matches(constraint: Constraint, text: str, matches: bool, model: LoadedModel) -> None:
+    matcher = model.constraints._compiled.find(constraint).deep_copy()
+    token_ids = model.tokenizer.encode(text, add_special_tokens=False)
+    taken = matcher.try_consume_tokens(token_ids)
+    assert (taken == len(token_ids) and matcher.is_accepting()) == matches
+
+
+def _prepare(model: LoadedModel, constraint: Constraint) -> Prepared | RequestFailed:
+    generate = Generate(
+        request_id="r",
+        prompt=TextPrompt("Hello"),
+        sampling=Sampling(seed=1, temperature=1.0),
+        max_tokens=24,
+        constraint=constraint,
+    )
+    return prepare(generate, model, Context(4096), PATHS)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "named"),
+    [
+        (Constraint("json_schema", '{"not":{"type":"string"}}'), 'json_schema: .*"not"'),
+        (Constraint("json_schema", '{"type":"object","unevaluatedProperties":false}'), "unevalu"),
+        (Constraint("json_schema", '{"x-guidance":{"lenient":true},"not":{}}'), '"not"'),
+        (Constraint("json_schema", '{"type":"string","format":"colour"}'), "format: colour"),
+        (Constraint("json_schema", '{"$ref":"https://example.com/schema"}'), "example.com"),
+        (Constraint("json_schema", '{"type":"strng"}'), "strng"),
+        (Constraint("json_schema", "{"), "can't be read"),
+        (Constraint("json_schema", "[]"), "can't be read"),
+        (Constraint("json_schema", '{"enum":[]}'), "Unsatisfiable"),
+        (Constraint("regex", "a(?=b)"), "regex: look-around"),
+        (Constraint("regex", r"(a)\1"), "backreferences"),
+        (Constraint("regex", "(" * 900 + "a" * 900), "unclosed group"),
+        (Constraint("grammar", "start: nothing"), "grammar: .*nothing"),
+        (Constraint("grammar", 'start: "a" <|assistant|>'), "special token: .<.assistant.>"),
+        (Constraint("choice", "[]"), "one at least"),
+        (Constraint("choice", '["a", 1]'), "list of texts"),
+        (Constraint("regex", "a" * 300_000), "300000 characters"),
+    ],
+)
+def test_what_is_refused_is_named(constraint: Constraint, named: str, model: LoadedModel) -> None:
+    refused = _prepare(model, constraint)
+    assert isinstance(refused, RequestFailed)
+    assert (refused.code, refused.field) == ("invalid_request_error", "constraint")
+    assert re.search(named, refused.message), refused.message
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_ones_are_refused_or_run(name: str, model: LoadedModel) -> None:
+    prepared = _prepare(model, HOSTILE[name])
+    if isinstance(prepared, RequestFailed):
+        assert prepared.field == "constraint"
+        assert len(prepared.message) < 1000
+        return
+    engine = BatchedEngine(model.model, model.eos_token_ids, 2, Room(CacheShape(0, 0, 1.0)))
+    engine.add(prepared.sequence)
+    while engine.active + engine.waiting:
+        engine.step()
+        engine.take_broken()
+    engine.close()
+
+
+def test_a_model_without_a_fast_tokenizer_refuses(model: LoadedModel) -> None:
+    class Slow:
+        def __len__(self) -> int:
+            return 10
+
+        _tokenizer = object()
+
+    compiled = Compiled(Slow(), 10, [2])
+    with pytest.raises(ConstraintError, match="tokenizer can't be used"):
+        compiled.find(OBJECT)
+
+
+def test_the_last_ones_are_kept(model: LoadedModel) -> None:
+    compiled = Compiled(model.tokenizer, model.vocabulary, model.eos_token_ids, most_kept=2)
+    first = compiled.find(OBJECT)
+    bad = Constraint("regex", "(")
+    with pytest.raises(ConstraintError) as refused:
+        compiled.find(bad)
+    with pytest.raises(ConstraintError) as again:
+        compiled.find(bad)
+    assert again.value.reason == refused.value.reason
+    assert compiled.find(OBJECT) is first
+    compiled.find(CHOICE)
+    assert compiled.find(OBJECT) is first
+    assert bad not in compiled

@@ -1,0 +1,1 @@
+"""What a model wrote, told apart: text, reasoning and tool calls."""

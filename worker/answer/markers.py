@@ -1,0 +1,42 @@
+"""Finds the first of some markers in text that comes in pieces."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import cache
+
+
+class Markers:
+    """None of them may be the beginning of another."""
+
+    def __init__(self, markers: Iterable[str]) -> None:
+        texts = sorted(set(markers))
+        self._pattern = re.compile("|".join(map(re.escape, texts))) if texts else None
+        self._beginnings = {each[:end] for each in texts for end in range(1, len(each))}
+        self._first = frozenset(each[0] for each in texts)
+        self.longest = max(map(len, texts), default=0)
+
+    def find(self, text: str) -> tuple[int, str] | None:
+        """Where the first one is, and which."""
+        match = None if self._pattern is None else self._pattern.search(text)
+        return None if match is None else (match.start(), match[0])
+
+    def certain(self, text: str) -> int:
+        """How many characters of a text without markers can't be the beginning of one."""
+        for at in range(max(0, len(text) - self.longest + 1), len(text)):
+            if text[at] in self._first and text[at:] in self._beginnings:
+                return at
+        return len(text)
+
+    def last_beginning(self, text: str) -> int:
+        """Where the last one may begin, after the first character; the length if nowhere."""
+        for at in range(len(text) - 1, max(0, len(text) - self.longest), -1):
+            if text[at] in self._first:
+                return at
+        return len(text)
+
+
+@cache
+def markers(texts: tuple[str, ...]) -> Markers:
+    return Markers(texts)

@@ -1,0 +1,86 @@
+"""Tokens to the parts of an answer, for one request."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from protocol.messages import Generate
+from protocol.parts import AnswerPart
+from worker.answer.assembly import Assembly
+from worker.answer.format import Format
+from worker.answer.harmony import HarmonySplitter
+from worker.answer.opening import opening_header, opening_state
+from worker.answer.splitter import PlainSplitter, Splitter, TagSplitter
+from worker.detokenizer import Detokenizer, detokenizer_after
+
+
+class AnswerStream:
+    """Detokenizes one request's answer and tells its parts apart. It ends at a stop sequence, even
+    one that straddles tokens, and after the only call that is wanted.
+
+    What it does depends on the tokens alone: one that is fed those that another has seen goes on
+    as that one would.
+    """
+
+    def __init__(self, detokenizer: Detokenizer, assembly: Assembly, splitter: Splitter) -> None:
+        self._detokenizer = detokenizer
+        self._assembly = assembly
+        self._splitter = splitter
+        self.reasoning_tokens = 0
+
+    @property
+    def stopped(self) -> bool:
+        """No token after this one is wanted."""
+        return self._assembly.stopped or self._assembly.has_all_calls
+
+    @property
+    def ended_with_calls(self) -> bool:
+        """It has some, and no stop sequence ended it."""
+        return self._assembly.calls > 0 and not self._assembly.stopped
+
+    def add(self, token_id: int) -> list[AnswerPart]:
+        """The parts that are certain now."""
+        was_reasoning = self._splitter.reasoning
+        self._detokenizer.add_token(token_id)
+        self._feed(self._detokenizer.last_segment)
+        self.reasoning_tokens += was_reasoning or self._splitter.reasoning
+        return self._assembly.take()
+
+    def finish(self, *, complete: bool) -> list[AnswerPart]:
+        """What was held back; `complete` if the model ended the answer, by a token of its own."""
+        if not self.stopped:
+            self._detokenizer.finalize()
+            self._feed(self._detokenizer.last_segment)
+            self._splitter.finish(complete=complete)
+        self._assembly.finish()
+        return self._assembly.take()
+
+    def _feed(self, text: str) -> None:
+        if text:
+            self._splitter.feed(text)
+
+
+def answer_stream(
+    generate: Generate, prompt_ids: list[int], tokenizer: Any, format_: Format
+) -> AnswerStream:
+    """For the answer to a prompt, by a model of this format. The definitions of tools are JSON."""
+    tools = generate.tools
+    assembly = Assembly(
+        generate.stop,
+        parallel=tools is None or tools.parallel,
+        plain=not generate.parsed,
+        include_stop=generate.include_stop,
+    )
+    calls = tools is not None and tools.choice != "none"
+    splitter: Splitter
+    if not generate.parsed:
+        splitter = PlainSplitter(assembly)
+    elif format_.harmony:
+        header = opening_header(prompt_ids, tokenizer)
+        splitter = HarmonySplitter(assembly, calls=calls, header=header)
+    else:
+        definitions = json.loads(tools.definitions) if tools is not None and calls else None
+        state = opening_state(prompt_ids, tokenizer, format_)
+        splitter = TagSplitter(format_, assembly, definitions, calls=calls, state=state)
+    return AnswerStream(detokenizer_after(prompt_ids, tokenizer), assembly, splitter)

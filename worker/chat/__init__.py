@@ -1,0 +1,1 @@
+"""A conversation to token ids, by the model's chat template."""

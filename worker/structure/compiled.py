@@ -1,0 +1,139 @@
+"""Compiled constraints of one model: made beside the engine, and kept for a while."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import llguidance.hf
+from llguidance import LLMatcher, LLTokenizer
+
+from protocol.messages import Constraint
+from worker.structure.grammar import ConstraintError, grammar_of
+from worker.structure.trial import limits, refusal
+
+logger = logging.getLogger(__name__)
+
+_LONGEST_REASON: Final = 500
+# A line of the grammar, numbered.
+_QUOTED: Final = re.compile(r" +\d+ \| ")
+
+
+class Compiled:
+    """Grammars by their text, ready to be copied for an answer; refusals too, since whoever sends
+    one often sends it again. For several threads.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        vocabulary: int,
+        eos_token_ids: Iterable[int],
+        most_kept: int = 64,
+    ) -> None:
+        """`tokenizer` is mlx-lm's wrapper; the model's logits are `vocabulary` wide, and masks
+        `width`.
+        """
+        self._wrapper = tokenizer
+        # Logits may be wider than the vocabulary. What has no text is never allowed.
+        self.width = max(vocabulary, len(tokenizer))
+        self._most_kept = most_kept
+        self._eos_token_ids = sorted(eos_token_ids)
+        self._tokenizer: LLTokenizer | None = None
+        self._lock = threading.Lock()
+        self._building = threading.Lock()
+        # The last one used last.
+        self._kept: OrderedDict[Constraint | str, LLMatcher | ConstraintError] = OrderedDict()
+
+    @property
+    def special(self) -> dict[str, int]:
+        """Tokens that are no text to llguidance, and don't end an answer. The tokenizer's own list
+        has fewer: tags aren't in it.
+        """
+        trie = self._trie()
+        added = self._wrapper._tokenizer.added_tokens_decoder
+        return {
+            each.content: token_id
+            for token_id, each in added.items()
+            if trie.is_special_token(token_id) and token_id not in self._eos_token_ids
+        }
+
+    def __contains__(self, key: Constraint | str) -> bool:
+        return key in self._kept
+
+    def find(self, constraint: Constraint) -> LLMatcher:
+        """One that has seen nothing yet; whoever feeds it makes a copy.
+
+        Raises:
+            ConstraintError: it can't be compiled, or not within its bounds.
+        """
+        return self._find(constraint, lambda: (text := grammar_of(constraint), text))
+
+    def find_grammar(self, grammar: str, tried: str) -> LLMatcher:
+        """The same of a grammar that is ours; `tried` stands for it where no special tokens are
+        known.
+        """
+        return self._find(grammar, lambda: (grammar, tried))
+
+    def _find(self, key: Constraint | str, texts: Callable[[], tuple[str, str]]) -> LLMatcher:
+        with self._lock:
+            found = self._kept.get(key)
+            if found is not None:
+                self._kept.move_to_end(key)
+        if found is None:
+            try:
+                found = self._compile(*texts())
+            except ConstraintError as error:
+                found = error
+            with self._lock:
+                self._kept[key] = found
+                if len(self._kept) > self._most_kept:
+                    self._kept.popitem(last=False)
+        if isinstance(found, ConstraintError):
+            raise ConstraintError(found.reason)
+        return found
+
+    def _compile(self, grammar: str, tried: str) -> LLMatcher:
+        reason = refusal(tried)
+        if reason is None:
+            matcher = LLMatcher(self._trie(), grammar, log_level=0, limits=limits())
+            if not matcher.is_error():
+                return matcher
+            reason = matcher.get_error()
+        raise ConstraintError(one_line(reason))
+
+    def _trie(self) -> LLTokenizer:
+        """Made once, since it takes some 100 MB for a large vocabulary. llguidance holds the
+        interpreter's lock meanwhile: half a second in which the engine begins no step.
+        """
+        with self._building:
+            if self._tokenizer is None:
+                began_s = time.perf_counter()
+                try:
+                    self._tokenizer = llguidance.hf.from_tokenizer(
+                        self._wrapper._tokenizer, n_vocab=self.width, eos_token=self._eos_token_ids
+                    )
+                except ValueError as error:
+                    raise ConstraintError(
+                        f"This model's tokenizer can't be used for it: {error}."
+                    ) from error
+                logger.info(
+                    "The trie of %d tokens for constraints took %.2f s.",
+                    self.width,
+                    time.perf_counter() - began_s,
+                )
+            return self._tokenizer
+
+
+def one_line(reason: str) -> str:
+    """What is wrong, of all that llguidance says: it quotes the grammar, and points into it."""
+    lines = reason.replace("<non-verbose/>", "").splitlines()
+    errors = [each.removeprefix("error: ") for each in lines if each.startswith("error: ")]
+    quoted = [at for at, each in enumerate(lines) if _QUOTED.match(each)]
+    text = " ".join(" ".join(errors or lines[: quoted[0] if quoted else None]).split())
+    return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"

@@ -1,0 +1,82 @@
+"""From a constraint as its client wrote it to the text that llguidance compiles."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+from llguidance import LLMatcher
+
+from protocol.messages import Constraint
+
+if TYPE_CHECKING:
+    # A name for type checkers alone.
+    from llguidance._lib import JsonCompileOptions
+
+# In characters. What is longer takes too long to read alone.
+_LONGEST_SOURCE: Final = 1 << 18
+_ANY_OBJECT: Final = '{"type":"object"}'
+# A schema may say how it is to be compiled, and what it may leave undone: these come after that.
+# Whitespace has a bound, since some models would write nothing else.
+JSON_OPTIONS: Final[JsonCompileOptions] = {
+    "whitespace_pattern": "( |\\n[ \\t]{0,40})?",
+    "lenient": False,
+    "coerce_one_of": False,
+}
+
+
+class ConstraintError(Exception):
+    """Why an answer can't be made to match, in a sentence for its client."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def grammar_of(constraint: Constraint) -> str:
+    """
+    Raises:
+        ConstraintError: it is too long, or not of its kind.
+    """
+    source = constraint.source
+    if len(source) > _LONGEST_SOURCE:
+        raise ConstraintError(
+            f"It has {len(source)} characters, and may have {_LONGEST_SOURCE} at most."
+        )
+    match constraint.kind:
+        case "json_object":
+            return json_grammar(_ANY_OBJECT)
+        case "json_schema":
+            return json_grammar(source)
+        case "regex":
+            return LLMatcher.grammar_from_regex(source)
+        case "grammar":
+            return LLMatcher.grammar_from_lark(source)
+        case "choice":
+            return LLMatcher.grammar_from_lark(_choice(source))
+
+
+def json_grammar(schema: str) -> str:
+    """
+    Raises:
+        ConstraintError: it is no JSON object.
+    """
+    try:
+        return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
+    except ValueError as error:
+        raise ConstraintError(f"The schema can't be read: {error}.") from error
+
+
+def quoted(text: str) -> str:
+    """A text as Lark writes it."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _choice(source: str) -> str:
+    try:
+        texts = json.loads(source)
+    except (ValueError, RecursionError) as error:
+        raise ConstraintError(f"The choices can't be read: {error}.") from error
+    if not isinstance(texts, list) or not texts or not all(isinstance(each, str) for each in texts):
+        raise ConstraintError("The choices must be a list of texts, one at least.")
+    return "start: " + " | ".join(map(quoted, dict.fromkeys(texts)))

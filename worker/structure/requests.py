@@ -1,0 +1,127 @@
+"""From a request to the constraint of its sequence."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any, Final
+
+from llguidance import LLMatcher
+
+from protocol.messages import Generate, Tools
+from worker.answer.format import Format
+from worker.answer.formats import template_text
+from worker.answer.opening import opening_state
+from worker.structure.compiled import Compiled
+from worker.structure.grammar import ConstraintError
+from worker.structure.matching import Constrained, Thinking
+from worker.structure.tool_grammar import (
+    Function,
+    forced_calls,
+    form_of,
+    functions_of,
+    possible_calls,
+)
+
+_CALL_END: Final = "<|call|>"
+_ANY_OBJECT: Final = {"type": "object"}
+_FINAL_MESSAGE: Final = re.compile(
+    r"<\|channel\|>\s*final\s*(?:<\|constrain\|>[^<]*)?<\|message\|>\Z"
+)
+
+
+class Constraints:
+    """What the answers of one model can be made to match."""
+
+    def __init__(self, compiled: Compiled, tokenizer: Any, format_: Format) -> None:
+        """`tokenizer` is mlx-lm's wrapper."""
+        self._compiled = compiled
+        self._tokenizer = tokenizer
+        self._format = format_
+
+    def of(
+        self, generate: Generate, prompt_ids: list[int], delivered: list[int]
+    ) -> Constrained | None:
+        """None: the answer may be anything. `delivered` is where it stands already.
+
+        Raises:
+            ConstraintError: it can't be done, and why.
+        """
+        tools = generate.tools
+        if generate.constraint is not None:
+            matcher: LLMatcher | None = self._compiled.find(generate.constraint)
+        elif tools is not None and tools.choice != "none":
+            matcher = self._calls(tools)
+        else:
+            return None
+        if matcher is None:
+            return None
+        thinking = self._thinking(generate, prompt_ids)
+        constrained = Constrained(matcher, self._compiled.width, tuple(delivered), thinking)
+        if error := constrained.begin().error:
+            raise ConstraintError(f"what was delivered doesn't match it: {error}")
+        return constrained
+
+    def _calls(self, tools: Tools) -> LLMatcher | None:
+        """Of calls that must be, or must be as their schemas say."""
+        functions = functions_of(tools)
+        forced = tools.choice == "required"
+        if not forced and not any(each.strict for each in functions):
+            return None
+        special = self._compiled.special
+        form = form_of(self._format.family, template_text(self._tokenizer), special)
+        if form is None:
+            if not forced:
+                return None
+            raise ConstraintError(
+                f"nobody knows how this model's family ({self._format.family}) begins a call: "
+                'use tool_choice "auto"'
+            )
+        if form.thought and _CALL_END not in special:
+            # It ends the answer, too.
+            form = replace(form, call=form.call.removesuffix(_CALL_END))
+        make = forced_calls if forced else possible_calls
+        grammar = make(form, functions, special, parallel=tools.parallel)
+        if grammar is None:
+            return None
+        try:
+            return self._compiled.find_grammar(*grammar)
+        except ConstraintError:
+            # A schema that says nothing of strictness is a wish.
+            plain = [each if each.strict else _any_arguments(each) for each in functions]
+            if plain == functions:
+                raise
+            grammar = make(form, plain, special, parallel=tools.parallel)
+            return None if grammar is None else self._compiled.find_grammar(*grammar)
+
+    def _thinking(self, generate: Generate, prompt_ids: list[int]) -> Thinking | None:
+        """What comes before the part that is bound; None: nothing."""
+        format_, tokenizer = self._format, self._tokenizer
+        eos = tuple(tokenizer.eos_token_ids)
+        if not generate.parsed:
+            return None
+        if format_.harmony:
+            if generate.constraint is None:
+                # Part of the grammar.
+                return None
+
+            def at_last_message(last: list[int]) -> bool:
+                return _FINAL_MESSAGE.search(tokenizer.decode(last)) is not None
+
+            return Thinking(None, at_last_message, eos, open=True)
+        if format_.reasoning is None:
+            return None
+        start, end = (
+            tokenizer.encode(each, add_special_tokens=False) for each in format_.reasoning
+        )
+        opened = opening_state(prompt_ids, tokenizer, format_) == "reasoning"
+        # Written in ordinary tokens it can't be told from what a constraint may allow.
+        begin = start[0] if start[0] in self._compiled.special.values() else None
+        if len(end) == 1:
+            return Thinking(begin, lambda last: last[-1:] == end, eos, opened)
+        tag = format_.reasoning.end
+        return Thinking(begin, lambda last: tag in tokenizer.decode(last), eos, opened)
+
+
+def _any_arguments(function: Function) -> Function:
+    return function._replace(schema=_ANY_OBJECT)

@@ -1,0 +1,181 @@
+"""The batch's sampler, with masks over the rows whose answers must match something."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Final, Generic, TypeVar
+
+import mlx.core as mx
+import numpy as np
+from llguidance import LLExecutor
+from llguidance.numpy import (
+    allocate_token_bitmask,
+    fill_next_token_bitmask,
+    fill_next_token_bitmask_par,
+)
+from numpy.typing import NDArray
+
+from worker.sampling.adjustments import Adjustments
+from worker.sampling.batch import BatchSampler
+from worker.sampling.scores import Score
+from worker.sampling.settings import RowSampling
+from worker.structure.compiled import one_line
+from worker.structure.matching import Constrained, Matching, Stage
+
+Key = TypeVar("Key")
+
+# Far below any log probability that is chosen, and finite in float16: if other settings forbid all
+# that a constraint allows, the constraint has its way.
+_LEAST: Final = -6e4
+# Masks take a fraction of a millisecond each. If they take so long together, the next ones are made
+# one by one; and a row that takes so much of the processor ends, since its neighbours wait.
+_SLOW_S: Final = 0.1
+_MOST_THREADS: Final = 8
+
+
+class ConstrainedSampler(Generic[Key]):
+    """Samples all rows in one pass; those with a constraint get a mask first, in one pass too.
+
+    mlx-lm asks for a token while the one before it is still being computed. If a row has a
+    constraint, that one is waited for: by then the model's next step has begun, and the masks are
+    made meanwhile. Without such rows nothing is waited for.
+    """
+
+    def __init__(
+        self, rows: Callable[[], Sequence[Key]], logits: Callable[[], mx.array] | None = None
+    ) -> None:
+        """`rows` tells at each call whose log probabilities it has, in their order; `logits` what
+        the model gave for them, which scores are made of.
+        """
+        self._rows = rows
+        self._sampler = BatchSampler[Key](rows, logits)
+        self._matchings: dict[Key, Matching] = {}
+        # What was chosen last, and the row's place in there.
+        self._chosen: dict[Key, tuple[mx.array, int]] = {}
+        self._broken: dict[Key, str] = {}
+        self._one_by_one = False
+
+    def add(
+        self,
+        key: Key,
+        sampling: RowSampling | None,
+        adjustments: Adjustments | None = None,
+        token_ids: Sequence[int] = (),
+        logprobs: int | None = None,
+        constrained: Constrained | None = None,
+    ) -> None:
+        self._sampler.add(key, sampling, adjustments, token_ids, logprobs)
+        if constrained is not None:
+            self._matchings[key] = constrained.begin()
+
+    def remove(self, key: Key) -> None:
+        self._sampler.remove(key)
+        self._matchings.pop(key, None)
+        self._chosen.pop(key, None)
+        self._broken.pop(key, None)
+
+    def take_score(self, key: Key) -> Score | None:
+        return self._sampler.take_score(key)
+
+    def take_broken(self) -> dict[Key, str]:
+        """Rows that can't go on, and why: all but the token that was chosen last is as it should
+        be, and mlx-lm has not given that one out.
+        """
+        broken, self._broken = self._broken, {}
+        return broken
+
+    def __call__(self, logprobs: mx.array) -> mx.array:
+        """Log probabilities (rows, vocabulary) to token ids (rows,)."""
+        if not self._matchings:
+            return self._sampler(logprobs)
+        places = {key: at for at, key in enumerate(self._rows()) if key in self._matchings}
+        if not places:
+            return self._sampler(logprobs)
+        # The model's step begins, whatever is waited for here.
+        mx.async_eval(logprobs)  # type: ignore[no-untyped-call] # MLX leaves its types out
+        self._feed(places)
+        keys = [key for key in places if key in self._matchings]
+        if keys:
+            masks = self._fill(keys)
+            logprobs = masked(logprobs, [places[key] for key in keys], masks)
+        tokens = self._sampler(logprobs)
+        for key in keys:
+            self._chosen[key] = (tokens, places[key])
+        return tokens
+
+    def _feed(self, keys: Sequence[Key] | dict[Key, int]) -> None:
+        """What was chosen last, waiting for it."""
+        read: dict[int, list[int]] = {}
+        for key in keys:
+            if key not in self._chosen:
+                continue
+            tokens, place = self._chosen.pop(key)
+            if id(tokens) not in read:
+                # Most rows were chosen together.
+                read[id(tokens)] = tokens.tolist()  # type: ignore[assignment]
+            began_s = time.thread_time()
+            self._matchings[key].feed(read[id(tokens)][place])
+            self._check(key, time.thread_time() - began_s)
+
+    def _fill(self, keys: Sequence[Key]) -> NDArray[np.int32]:
+        """Bit masks, shape (keys, words): what each row may have next."""
+        matchings = [self._matchings[key] for key in keys]
+        masks = allocate_token_bitmask(len(matchings), matchings[0].width)
+        bound = [(at, each) for at, each in enumerate(matchings) if each.stage != Stage.THINKING]
+        began_s = time.perf_counter()
+        if self._one_by_one or len(bound) == 1:
+            for at, each in bound:
+                row_began_s = time.thread_time()
+                fill_next_token_bitmask(each.matcher, masks, at)
+                self._check(keys[at], time.thread_time() - row_began_s)
+        elif bound:
+            rows = [(each.matcher, at) for at, each in bound]
+            fill_next_token_bitmask_par(_executor(), rows, masks)
+            for at, _ in bound:
+                self._check(keys[at], 0.0)
+        self._one_by_one = time.perf_counter() - began_s > _SLOW_S
+        for at, each in enumerate(matchings):
+            each.amend(masks[at])
+        return masks
+
+    def _check(self, key: Key, took_s: float) -> None:
+        reason = self._matchings[key].error if key in self._matchings else ""
+        if took_s > _SLOW_S:
+            reason = f"a token of it took {took_s:.2f} s"
+        if reason:
+            del self._matchings[key]
+            self._broken[key] = one_line(reason)
+
+
+def masked(logprobs: mx.array, rows: list[int], masks: NDArray[np.int32]) -> mx.array:
+    """A copy in which these rows have only what their mask allows, of total probability 1."""
+    together = len(rows) == logprobs.shape[0]
+    indices = mx.array(rows, dtype=mx.uint32)
+    chosen = (logprobs if together else logprobs[indices]).astype(mx.float32)
+    allowed = _spread(masks, logprobs.shape[1])
+    kept = mx.where(allowed, mx.maximum(chosen, _LEAST), -mx.inf)
+    kept = (kept - mx.logsumexp(kept, axis=-1, keepdims=True)).astype(logprobs.dtype)
+    if together:
+        return kept
+    # What is assigned to changes for all that have it, and mlx-lm gives `logprobs` out.
+    result = logprobs[:]
+    result[indices] = kept
+    return result
+
+
+def _spread(masks: NDArray[np.int32], vocabulary: int) -> mx.array:
+    """Bits to booleans, shape (rows, vocabulary). Logits beyond the masks are of no token."""
+    words = mx.array(masks.view(np.uint32))[:, :, None]
+    bits = (words >> mx.arange(32, dtype=mx.uint32)) & 1
+    allowed = bits.reshape(masks.shape[0], -1).astype(mx.bool_)
+    beyond = vocabulary - allowed.shape[1]
+    return mx.pad(allowed, [(0, 0), (0, beyond)]) if beyond > 0 else allowed[:, :vocabulary]
+
+
+@cache
+def _executor() -> LLExecutor:
+    """Threads of the process, for masks alone."""
+    return LLExecutor(max(1, min(_MOST_THREADS, (os.cpu_count() or 2) // 2)))
