@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from protocol.messages import Embed, Task, TokenPrompt
+from protocol.messages import Embed, Generate, Task, TokenPrompt
 from protocol.tokens import BYTES_PER_TOKEN, pack
 
 # A worker that dies again within so many tokens has died of this request.
