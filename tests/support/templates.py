@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,18 @@ from tests.support.shapes import DEMO
 _ADDED = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 
 
-def templated(folder: Path, template: str, tokens: Sequence[str] = (), **settings: str) -> Any:
-    """mlx-lm's wrapper of the demo model's tokenizer with these `tokens` in place of its tags; the
-    `settings` go to tokenizer_config.json.
+def templated(
+    folder: Path,
+    template: str,
+    tokens: Sequence[str] = (),
+    model_type: str = "llama",
+    **settings: str,
+) -> Any:
+    """mlx-lm's wrapper of the demo model's tokenizer with these `tokens` in place of its tags, as
+    that of a model of this type; the `settings` go to tokenizer_config.json.
     """
     folder.mkdir(parents=True)
-    shutil.copy(DEMO / "config.json", folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
     tokenizer = json.loads((DEMO / "tokenizer.json").read_text())
     first = len(tokenizer["model"]["vocab"])
     special = [each for each in tokenizer["added_tokens"] if each["special"]]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from protocol.messages import Bound
+from pathlib import Path
+
+from protocol.messages import Bound, ChatMessage, ChatPrompt, Generate, Sampling, Tools
+from tests.support.templates import templated
+from worker.chat.template import ChatTemplate
 from worker.engines.room import CacheShape, Room
 from worker.engines.sequence import Sequence
-from worker.prompts import Context, ContextInForce
+from worker.prompts import Context, ContextInForce, _boundaries
 
 WHY = "At most 1.0 GB can be had."
 
@@ -35,3 +39,22 @@ def test_who_waited_in_vain_is_told_why() -> None:
     )
     failed = context.hopeless(asked.rest([1]), room)
     assert "too long: it has 601. At most" in failed.message
+
+
+def test_boundaries_are_those_of_the_same_tools_and_arguments(tmp_path: Path) -> None:
+    template = (
+        "{{ effort }}{% for each in tools %}{{ each.name }}{% endfor %}"
+        "{% for each in messages %}{{ each.content }}{% endfor %}"
+        "{% if add_generation_prompt %}>{% endif %}"
+    )
+    chat = ChatTemplate(templated(tmp_path / "model", template))
+    prompt = ChatPrompt(
+        (ChatMessage("system", "Be brief."), ChatMessage("user", "Hi")), '{"effort": "high"}'
+    )
+    tools = Tools(definitions='[{"name": "weather"}]')
+    generate = Generate("r", prompt, Sampling(seed=0), tools=tools)
+    prompt_ids = chat.tokens(prompt, tools)
+    system_ids = chat.tokens(prompt, tools, prompt.messages[:1], asking=False)
+    whole, system = _boundaries(generate, prompt_ids, chat)
+    assert whole == len(prompt_ids) - 1
+    assert 10 < len(system_ids) - 1 <= system <= len(system_ids)

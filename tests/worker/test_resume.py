@@ -9,8 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from protocol.messages import ChatMessage, ChatPrompt, Generate, Sampling, TextPrompt, TokenPrompt
-from protocol.parts import AnswerPart, merged
+from protocol.messages import (
+    ChatMessage,
+    ChatPrompt,
+    Generate,
+    Sampling,
+    TextPrompt,
+    TokenPrompt,
+    Tools,
+)
+from protocol.parts import AnswerPart, Reasoning, Text, ToolCall, merged
 from protocol.tokens import pack
 from tests.support import shapes
 from tests.support.answers import text_of
@@ -213,3 +221,46 @@ class TestFingerprint:
         before = fingerprint(folder)
         (folder / "added_tokens.json").write_text("{}")
         assert fingerprint(folder) != before
+
+
+def test_within_a_call(demo: LoadedModel) -> None:
+    """The tokens are given, as the demo model writes no such text by itself."""
+    text = 'So:\n<tool_call>\n{"name": "f", "arguments": {"a": "ö <b>"}}\n</tool_call>'
+    text = f"<think>\nHm.\n</think>\n{text}"
+    token_ids = demo.tokenizer.encode(text, add_special_tokens=False)
+    tools = Tools(definitions='[{"type": "function", "function": {"name": "f"}}]')
+    generate = Generate("r", TextPrompt("."), GREEDY, max_tokens=200, parsed=True, tools=tools)
+    stream = _prepare(demo, generate).answer
+    pieces = [stream.add(each) for each in token_ids]
+    assert merged([part for piece in pieces for part in piece]) == [
+        Reasoning("Hm."),
+        Text("So:"),
+        ToolCall(0, '{"a": "ö <b>"}', "f"),
+    ]
+    for cut in range(1, len(token_ids)):
+        resumed = _prepare(demo, _resumed(generate, [1], token_ids[:cut])).answer
+        assert [resumed.add(each) for each in token_ids[cut:]] == pieces[cut:]
+        assert resumed.reasoning_tokens == stream.reasoning_tokens
+
+
+@pytest.mark.parametrize("reasoning_tokens", [None, 9, 0])
+def test_within_reasoning_with_a_budget(demo: LoadedModel, reasoning_tokens: int | None) -> None:
+    prompt = ChatPrompt((ChatMessage("user", "Hello /think"),))
+    generate = Generate(
+        "r",
+        prompt,
+        GREEDY,
+        max_tokens=40,
+        ignore_eos=True,
+        parsed=True,
+        reasoning_tokens=reasoning_tokens,
+    )
+    whole = _check(demo, generate, every=7)
+    thoughts = [each.text for each in whole.parts if isinstance(each, Reasoning)]
+    end = demo.tokenizer.convert_tokens_to_ids("</think>")
+    assert whole.token_ids[0] == demo.tokenizer.convert_tokens_to_ids("<think>")
+    if reasoning_tokens is None:
+        assert whole.token_ids.index(end) > 10
+    else:
+        assert whole.token_ids.index(end) == 1 + reasoning_tokens
+        assert bool(thoughts) == (reasoning_tokens > 0)

@@ -34,6 +34,7 @@ class Assembly:
         """
         self._include_stop = include_stop
         self._stops: Any = None
+        self._sequences = stop
         if stop:
             machine = TextStateMachine({"normal": [(each, None) for each in stop]})
             self._stops = machine.make_state()
@@ -43,13 +44,15 @@ class Assembly:
         self._kind: _Kind = "text"
         self._pieces: list[str] = []
         self._held = ""
+        self._keeps_space = False
         self._after_tag = False
         self._calls = 0
-        # Counts what can't be taken back any more.
+        # Counts what belongs to calls that can't be taken back any more.
         self.committed = 0
         self.in_call = False
         # By a stop sequence, or by the only call that is wanted.
         self.stopped = False
+        self.stop_sequence: str | None = None
         self.has_all_calls = False
 
     @property
@@ -76,6 +79,7 @@ class Assembly:
         """Here was one that counts, or what stands for one."""
         self._flush_stops()
         self._held = ""
+        self._keeps_space = False
         self._after_tag = True
 
     def begin(self, name: str) -> None:
@@ -96,6 +100,10 @@ class Assembly:
         self.committed += 1
         self.has_all_calls = not self._parallel
 
+    def commit(self) -> None:
+        """What was read last belongs to the call before it."""
+        self.committed += 1
+
     def finish(self) -> None:
         """The answer is over: what may have been more than text is no more than that."""
         self._flush_stops()
@@ -110,10 +118,11 @@ class Assembly:
         held = self._stops[-1]
         self._stops, emitted, state = TextStateMachine.step(self._stops, text)
         self.stopped = state is None
-        if self.stopped and self._include_stop:
-            beyond = self._stops[-1]
-            return str((held + text).removesuffix(beyond))
-        return str(emitted)
+        if not self.stopped:
+            return str(emitted)
+        seen = str((held + text).removesuffix(self._stops[-1]))
+        self.stop_sequence = max(filter(seen.endswith, self._sequences), key=len)
+        return seen if self._include_stop else str(emitted)
 
     def _flush_stops(self) -> None:
         if self._stops is None or self.stopped:
@@ -134,11 +143,13 @@ class Assembly:
         if not text:
             return
         text = self._held + text
-        certain = len(text.rstrip())
-        if len(text) - certain > _MOST_HELD_SPACE:
-            certain = len(text)
-        self._held = text[certain:]
-        self._put(kind, text[:certain])
+        solid = text.rstrip()
+        self._keeps_space = self._keeps_space and not solid
+        if self._keeps_space or len(text) - len(solid) > _MOST_HELD_SPACE:
+            self._keeps_space = True
+            solid = text
+        self._held = text[len(solid) :]
+        self._put(kind, solid)
 
     def _put(self, kind: _Kind, text: str) -> None:
         if not text:

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import regex
-from mlx_lm.tool_parsers import pythonic, qwen3_coder
+from mlx_lm.tool_parsers import qwen3_coder
 
 from worker.answer.format import Bare, Block, Tags, either, headed, objects, whole
-from worker.answer.mlx_lm_formats import FUNCTION_TAGS, closed, functions
+from worker.answer.mlx_lm_formats import FUNCTION_TAGS, closed, functions, python_calls
 from worker.answer.readers import ObjectCalls, WholeCalls
 
 
 class Family(NamedTuple):
     """Its template, or its vocabulary, has the `mark`. `before_mlx_lm`: its template has what
-    mlx-lm knows others by.
+    mlx-lm knows others by. Those `around` are tags of the answer itself.
     """
 
     name: str
@@ -24,11 +24,12 @@ class Family(NamedTuple):
     blocks: tuple[Block, ...]
     bare: Bare | None = None
     before_mlx_lm: bool = False
+    around: tuple[str, ...] = ()
 
 
 def _python_lines(text: str, definitions: Any) -> Any:
     """A call a line, as in a program."""
-    return pythonic.parse_tool_call(f"[{', '.join(text.strip().splitlines())}]", definitions)
+    return python_calls(f"[{', '.join(text.strip().splitlines())}]", definitions)
 
 
 # V3 and R1 name the kind first, and put the arguments in a fence; V3.1 does neither.
@@ -108,7 +109,12 @@ FAMILIES: Final = (
             ),
         ),
     ),
-    Family("command", "<|START_ACTION|>", (objects("<|START_ACTION|>", "<|END_ACTION|>"),)),
+    Family(
+        "command",
+        "<|START_ACTION|>",
+        (objects("<|START_ACTION|>", "<|END_ACTION|>"),),
+        around=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    ),
     Family(
         "phi4",
         "<|/tool_call|>",
@@ -124,6 +130,7 @@ FAMILIES: Final = (
         "<tool_calls>",
         (either("<tool_calls>", "</tool_calls>", _HUNYUAN_HEAD, _HUNYUAN_TAIL),),
         before_mlx_lm=True,
+        around=("<answer>", "</answer>"),
     ),
     Family(
         "olmo3",
@@ -134,11 +141,11 @@ FAMILIES: Final = (
     Family(
         "llama4",
         "<|python_start|>",
-        (whole("<|python_start|>", "<|python_end|>", pythonic.parse_tool_call, r"\s*\["),),
+        (whole("<|python_start|>", "<|python_end|>", python_calls, r"\s*\["),),
         Bare(
             "[",
             lambda assembly, definitions: WholeCalls(
-                assembly, "", pythonic.parse_tool_call, definitions, _LLAMA4_BEGINS
+                assembly, "", python_calls, definitions, _LLAMA4_BEGINS
             ),
         ),
     ),
@@ -160,5 +167,3 @@ THOUGHTS: Final = (
     Tags("<thought>", "</thought>"),
     Tags("<think>", "</think>"),
 )
-# Command's and Hunyuan's, around the answer itself.
-AROUND_ANSWERS: Final = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<answer>", "</answer>")

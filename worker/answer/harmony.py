@@ -34,6 +34,8 @@ class HarmonySplitter:
         self._calls = calls
         self._state: _State = "text" if header is None else "header"
         self._header = ""
+        # So many characters of it are the prompt's.
+        self._prompted = len(header or "")
         self._pending = ""
         # A call that has no argument yet, by its name.
         self._name: str | None = None
@@ -56,9 +58,9 @@ class HarmonySplitter:
         pending, self._pending = self._pending, ""
         if self._state == "header":
             # Headers after a message's end say nothing alone.
-            header = self._header + pending
-            if not _HEADER.fullmatch(header, partial=True):
-                self._assembly.text(header)
+            self._header += pending
+            if not _HEADER.fullmatch(self._header, partial=True):
+                self._assembly.text(self._take_header())
         else:
             self._give(pending)
             self._end_message()
@@ -74,7 +76,7 @@ class HarmonySplitter:
             match = _HEADER.fullmatch(self._header, partial=True)
             if match is None or len(self._header) > _MOST_HEADER_CHARACTERS:
                 self._to("text")
-                self._pending, self._header = self._header + text[at + 1 :], ""
+                self._pending = self._take_header() + text[at + 1 :]
                 return self._give_first()
             if not match.partial:
                 self._pending = text[at + 1 :]
@@ -96,10 +98,15 @@ class HarmonySplitter:
             return
         if recipient is not None:
             self._to("text")
-            self._assembly.text(self._header)
-        else:
-            self._to("reasoning" if match["channel"] == "analysis" else "text")
-        self._header = ""
+            self._assembly.text(self._take_header())
+            return
+        self._take_header()
+        self._to("reasoning" if match["channel"] == "analysis" else "text")
+
+    def _take_header(self) -> str:
+        header = self._header[self._prompted :]
+        self._header, self._prompted = "", 0
+        return header
 
     def _to(self, state: _State) -> None:
         self._state = state
@@ -143,14 +150,14 @@ class HarmonySplitter:
                 self._give_up(text)
                 return
             self._assembly.begin(self._name)
-            self._name, self._header = None, ""
+            self._name = None
+            self._take_header()
         self._assembly.arguments(text)
 
     def _give_up(self, text: str) -> None:
         self._name = None
         self._state = "text"
-        self._assembly.text(self._header + text)
-        self._header = ""
+        self._assembly.text(self._take_header() + text)
 
     def _end_message(self) -> None:
         if self._assembly.in_call:

@@ -24,6 +24,8 @@ class Markers:
 
     def certain(self, text: str) -> int:
         """How many characters of a text without markers can't be the beginning of one."""
+        if self._first.isdisjoint(text):
+            return len(text)
         for at in range(max(0, len(text) - self.longest + 1), len(text)):
             if text[at] in self._first and text[at:] in self._beginnings:
                 return at

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from typing import Any, Final, NamedTuple
 
 import regex
+from mlx_lm.tool_parsers import pythonic
 
 from worker.answer.format import Block, Tags, either, headed, objects, whole
+from worker.answer.gemma import gemma_calls
 from worker.answer.readers import Parse
 
 FUNCTION_TAGS: Final = (Tags("<function=", "</function>"), Tags("<parameter=", "</parameter>"))
@@ -21,30 +24,46 @@ _KIMI_HEAD: Final = (
 _KIMI_TAIL: Final = r"\s*(?:<\|tool_call_end\|>)?\s*<\|tool_calls_section_end\|>"
 
 
+# Its parsers take a time that grows with the square of the tags. No call has so many arguments.
+_MOST_TAGS: Final = 500
+# Beyond that they are Python, or no calls: for what isn't, mlx-lm's parser is as slow.
+_MOST_BROKEN_PYTHON: Final = 1 << 13
+
+
 class _Form(NamedTuple):
-    """What a block begins with, and the tags in it that must be closed as often as they are opened:
-    mlx-lm's parsers pass over what isn't.
+    """What a block begins with, and tags in it that must be closed as often as they are opened:
+    mlx-lm's parsers pass over what isn't. The first of each of `alike` are as many, too.
     """
 
     begins: str
     tags: tuple[Tags, ...] = ()
+    alike: bool = False
 
 
 _NAME: Final = r"\s*[\w.:/-]+\s*(?:<|\{|$)"
-_GLM: Final = _Form(_NAME, (Tags("<arg_key>", "</arg_key>"), Tags("<arg_value>", "</arg_value>")))
-_GEMMA: Final = _Form(r"\s*call:", (Tags("{", "}"),))
+_GLM: Final = _Form(
+    _NAME,
+    (Tags("<arg_key>", "</arg_key>"), Tags("<arg_value>", "</arg_value>")),
+    alike=True,
+)
 _FORMS: Final = {
-    "function_gemma": _GEMMA,
-    "gemma4": _GEMMA,
     "glm47": _GLM,
     "laguna": _GLM,
-    "kimi_k3": _Form(r"\s*<\|open\|>call", (Tags("<|open|>", "<|close|>"),)),
+    "kimi_k3": _Form(
+        r"\s*<\|open\|>call",
+        (
+            Tags("<|open|>call ", "<|close|>call<|sep|>"),
+            Tags("<|open|>argument ", "<|close|>argument<|sep|>"),
+            Tags("<|open|>json", "<|close|>json<|sep|>"),
+        ),
+    ),
     "longcat": _Form(
         _NAME,
         (
             Tags("<longcat_arg_key>", "</longcat_arg_key>"),
             Tags("<longcat_arg_value>", "</longcat_arg_value>"),
         ),
+        alike=True,
     ),
     "minicpm5": _Form(r"\s*[\"']?[\w.-]+", (Tags("<param ", "</param>"),)),
     "minimax_m2": _Form(
@@ -57,9 +76,9 @@ _FORMS: Final = {
             Tags("<atem:parameter", "</atem:parameter>"),
         ),
     ),
-    "pythonic": _Form(r"\s*\["),
     "qwen3_coder": _Form(r"\s*<function=", FUNCTION_TAGS),
 }
+_GEMMA: Final = r"\s*call:"
 _ANY: Final = _Form("")
 _FUNCTION_END: Final = regex.compile(r"</function>(?=\s*(?:<function=|$))")
 
@@ -78,22 +97,37 @@ def block_of_mlx_lm(tokenizer: Any) -> tuple[str, Block]:
             return family, either(start, end, _MISTRAL_HEAD)
         case "kimi_k2":
             return family, headed(start, end, _KIMI_HEAD, _KIMI_TAIL)
+        case "gemma4":
+            return family, whole(start, end, gemma_calls('<|"|>'), _GEMMA)
+        case "function_gemma":
+            return family, whole(start, end, gemma_calls("<escape>"), _GEMMA)
+        case "pythonic":
+            return family, whole(start, end, python_calls, r"\s*\[")
         case "qwen3_coder":
             parse = functions(tokenizer.tool_parser)
         case _:
             parse = tokenizer.tool_parser
     form = _FORMS.get(family, _ANY)
-    return family, whole(start, end, closed(parse, form.tags), form.begins)
+    parse = closed(parse, form.tags, alike=form.alike)
+    return family, whole(start, end, parse, form.begins)
 
 
-def closed(parse: Parse, tags: tuple[Tags, ...]) -> Parse:
+def closed(parse: Parse, tags: tuple[Tags, ...], *, alike: bool = False) -> Parse:
     def parse_closed(text: str, definitions: Any) -> Any:
-        for start, end in tags:
-            if text.count(start) != text.count(end):
-                raise ValueError(f"{start} without its end.")
+        counts = [text.count(start) for start, _ in tags]
+        if counts != [text.count(end) for _, end in tags]:
+            raise ValueError("Tags that aren't closed.")
+        if max(counts, default=0) > _MOST_TAGS or (alike and len(set(counts)) > 1):
+            raise ValueError("Tags without order.")
         return parse(text.strip(), definitions)
 
     return parse_closed
+
+
+def python_calls(text: str, definitions: Any) -> Any:
+    if len(text) > _MOST_BROKEN_PYTHON:
+        ast.parse(text.strip(), mode="eval")
+    return pythonic.parse_tool_call(text, definitions)
 
 
 def functions(parse: Parse) -> Parse:

@@ -76,6 +76,8 @@ class ObjectCalls:
                 return
             elif character not in SPACE and character not in "[],;}":
                 raise BrokenCallError
+            elif self._settled:
+                self._assembly.commit()
 
     def _tag(self) -> Steps:
         for expected in self._end[1:]:
@@ -126,6 +128,7 @@ class ObjectCalls:
             character = yield from _solid()
         if not given:
             self._give(name, arguments)
+        self._assembly.commit()
         self._settled = True
 
     def _streamed(self, name: str) -> Steps:

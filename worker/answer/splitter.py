@@ -55,6 +55,9 @@ class TagSplitter:
         self._definitions = definitions
         self._state = state
         self._edges = _edges(format_, calls=calls)
+        self._markers: dict[str, Markers] = {
+            each: markers(tuple(edges)) for each, edges in self._edges.items()
+        }
         self._bare = format_.bare if calls else None
         self._fresh = True
         self._pending = ""
@@ -91,10 +94,6 @@ class TagSplitter:
     def _over(self) -> bool:
         return self._assembly.stopped or self._assembly.has_all_calls
 
-    @property
-    def _markers(self) -> Markers:
-        return markers(tuple(self._edges.get(self._state, {})))
-
     def _scan(self) -> bool:
         """Whether there may be more to do with what is pending."""
         if self._fresh and self._bare is not None and self._state == "normal":
@@ -106,7 +105,7 @@ class TagSplitter:
                 self._pending = solid
                 self._begin("", self._bare.make)
                 return True
-        known = self._markers
+        known = self._markers[self._state]
         found = known.find(self._pending)
         if found is None:
             certain = known.certain(self._pending)
@@ -129,6 +128,9 @@ class TagSplitter:
 
     def _begin(self, tag: str, make: MakeReader) -> None:
         self._fresh = False
+        if self._state != "reasoning":
+            # What is no call there is text, though it stands in a header.
+            self._state = "normal"
         self._raw = [tag] if tag else []
         self._reader = make(self._assembly, self._definitions)
 
@@ -162,7 +164,7 @@ class TagSplitter:
         raw = "".join(self._raw)
         self._raw.clear()
         self._reader = None
-        at = self._markers.last_beginning(raw)
+        at = self._markers[self._state].last_beginning(raw)
         self._give(raw[:at])
         self._pending = raw[at:] + rest
 
@@ -191,8 +193,7 @@ def _edges(format_: Format, *, calls: bool) -> dict[str, dict[str, str | Block]]
     for state, turns in format_.turns:
         for marker, to in turns:
             known = edges.setdefault(state, {})
+            known[marker] = to if to != "tool" else blocks.get(marker, "normal")
             if to != "tool":
-                known[marker] = to
-            elif marker in blocks:
-                known[marker] = blocks[marker]
+                edges.setdefault(to, {})
     return edges

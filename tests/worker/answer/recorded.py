@@ -29,10 +29,12 @@ class Recorded:
     marks: str = ""
     tokens: tuple[str, ...] = ()
     opening: str = "<|im_start|>assistant\n"
+    model_type: str = "llama"
 
     def tokenizer(self, folder: Path) -> Any:
         """mlx-lm's wrapper of one that has these marks and tokens."""
-        return templated(folder, "{{ messages }}{#" + self.marks + "#}", self.tokens)
+        template = "{{ messages }}{#" + self.marks + "#}"
+        return templated(folder, template, self.tokens, self.model_type)
 
 
 def _call(name: str, arguments: str, key: str = "arguments") -> str:
@@ -418,6 +420,20 @@ RECORDED = [
         [Reasoning("Hm."), Text("Two."), ToolCall(0, PLAIN, "weather")],
         "",
         ("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"),
+    ),
+    Recorded(
+        "muse spark",
+        "muse_spark",
+        "to=self<|message|>Hm.<|eom|><|start|>assistant to=weather<|message|>"
+        "<atem:function_calls>\n"
+        '<atem:invoke name="weather">\n<atem:parameter name="city">Köln</atem:parameter>\n'
+        '<atem:parameter name="days">2</atem:parameter>\n</atem:invoke>\n</atem:function_calls>'
+        "<|eom|><|start|>assistant to=user<|message|>Done.<|eot|>",
+        [Reasoning("Hm."), ToolCall(0, PLAIN, "weather"), Text("Done.")],
+        "<atem:function_calls>",
+        ("<|start|>", "<|message|>", "<|eom|>", "<|eot|>"),
+        "<|start|>assistant ",
+        "muse_spark",
     ),
     Recorded(
         "a model without a word on tools",
