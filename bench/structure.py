@@ -39,6 +39,7 @@ _ROWS: Final = 16
 _CONSTRAINED: Final = (0, 1, 8, 16)
 _TARGET: Final = 0.9
 _TURN_STEPS: Final = 5
+_WATCHED_STEPS: Final = 50
 _VOCABULARY: Final = 151_936
 _PATHS: Final = Paths(b"", None, needs_snapshots=False)
 # Long enough for every round.
@@ -161,7 +162,7 @@ def _print_hostile(name: str, model: LoadedModel) -> None:
                 ready.append(prepared.sequence)
 
     quiet: list[float] = []
-    quiet_s = _longest_step_s(engine, lambda: len(quiet) < 200, quiet)
+    quiet_s = _longest_step_s(engine, lambda: len(quiet) < _WATCHED_STEPS, quiet)
     thread = threading.Thread(target=arrive)
     thread.start()
     arriving_s = _longest_step_s(engine, thread.is_alive, [])
@@ -169,11 +170,11 @@ def _print_hostile(name: str, model: LoadedModel) -> None:
         engine.remove({next(iter(engine._batches[0].rows)).sequence.request_id})
         engine.add(sequence)
     run: list[float] = []
-    running_s = _longest_step_s(engine, lambda: len(run) < 200, run)
+    running_s = _longest_step_s(engine, lambda: len(run) < _WATCHED_STEPS, run)
     slowest = max(took_s, key=lambda each: took_s[each])
     print(
         f"{name}: {len(HOSTILE)} hostile constraints, {len(ready)} of them not refused, the "
-        f"slowest after {took_s[slowest]:.2f} s ({slowest}). The longest of 200 steps before: "
+        f"slowest after {took_s[slowest]:.2f} s ({slowest}). The longest of {_WATCHED_STEPS} steps before: "
         f"{quiet_s * 1e3:.0f} ms; while they arrive: {arriving_s * 1e3:.0f} ms; while those that "
         f"weren't refused run: {running_s * 1e3:.0f} ms"
     )
