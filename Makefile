@@ -38,7 +38,7 @@ test test-all chaos mutants: export PYTHONDONTWRITEBYTECODE :=
 
 # Much of what the tests do is to wait for processes: two at a time take little more than half the time.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not chaos and not alone'
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not slow and not chaos and not alone'
 	$(BIN)/python -m pytest -m 'alone and not slow and not chaos'
 
 test-all: $(VENV)/.dev

@@ -1,6 +1,7 @@
 """`python -m bench.sampling`: what it costs that 32 rows are sampled, each in its own way.
 
-First the sampler alone, at three sizes of vocabulary. Then whole steps of the worker's engine with
+First the sampler alone, at three sizes of vocabulary; also with penalties, biases and banned words
+for each row, and with log probabilities. Then whole steps of the worker's engine with
 three models: two engines, one greedy and one sampled, take turns of a few steps, so that the
 machine's moods hit both.
 """
@@ -29,6 +30,7 @@ from worker.engines.batched import BatchedEngine
 from worker.engines.room import CacheShape, Room
 from worker.engines.sequence import Sequence as Row
 from worker.loading import LoadedModel, load
+from worker.sampling.adjustments import Adjustments
 from worker.sampling.batch import BatchSampler
 from worker.sampling.settings import RowSampling
 
@@ -40,6 +42,15 @@ _PROMPT: Final = range(10, 30)
 _STEEPNESS: Final = 2.0
 _CALLS: Final = 3
 _TURN_STEPS: Final = 5
+_ADJUSTMENTS: Final = Adjustments(
+    0,
+    repetition_penalty=1.1,
+    repetition_tokens=20,
+    frequency_penalty=0.5,
+    presence_penalty=0.5,
+    logit_bias=((5, 1.0),),
+    banned=((6,), (7, 8)),
+)
 
 _DIFFERENT: Final = list(settings_of(sampled([""] * _ROWS)))
 _CASES: Final[dict[str, list[Settings]]] = {
@@ -82,14 +93,20 @@ def main() -> int:
 
 
 def _print_calls() -> None:
-    print(f"| ms a call | {' | '.join(_CASES)} | a sampler a row |")
-    print(f"| --- |{' ---: |' * (len(_CASES) + 1)}")
+    titles = [*_CASES, "all adjusted", "log probabilities", "a sampler a row"]
+    print(f"| ms a call | {' | '.join(titles)} |")
+    print(f"| --- |{' ---: |' * len(titles)}")
     for vocabulary in _VOCABULARIES:
         keys = mx.random.split(mx.random.key(1), _ROWS)
         ranks = mx.stack([mx.random.permutation(vocabulary, key=key) for key in keys]) + 1
         logits = -_STEEPNESS * mx.log(ranks)
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-        samplers = [*(_sampler(each) for each in _CASES.values()), _one_by_one]
+        samplers = [
+            *(_sampler(each) for each in _CASES.values()),
+            _sampler(_DIFFERENT, adjustments=_ADJUSTMENTS),
+            _scoring(),
+            _one_by_one,
+        ]
         times = [_call_ms(each, logprobs) for each in samplers]
         print(f"| {vocabulary} | {' | '.join(f'{each:.2f}' for each in times)} |", flush=True)
 
@@ -103,11 +120,28 @@ def _call_ms(sampler: Callable[[mx.array], mx.array], logprobs: mx.array) -> flo
     return statistics.median(times_s[1:]) * 1e3
 
 
-def _sampler(settings: Sequence[Settings]) -> BatchSampler[int]:
+def _sampler(
+    settings: Sequence[Settings],
+    adjustments: Adjustments | None = None,
+    logprobs: int | None = None,
+) -> BatchSampler[int]:
     sampler = BatchSampler[int](lambda: range(len(settings)))
     for index, each in enumerate(settings):
-        sampler.add(index, _row_sampling(index, each))
+        sampler.add(index, _row_sampling(index, each), adjustments, _PROMPT, logprobs)
     return sampler
+
+
+def _scoring() -> Callable[[mx.array], mx.array]:
+    """Twenty alternatives to each token of rows that are greedy otherwise, as they are read."""
+    sampler = _sampler([GREEDY] * _ROWS, logprobs=20)
+
+    def sample(logprobs: mx.array) -> mx.array:
+        token_ids = sampler(logprobs)
+        for index in range(_ROWS):
+            sampler.take_score(index)
+        return token_ids
+
+    return sample
 
 
 def _one_by_one(logprobs: mx.array) -> mx.array:

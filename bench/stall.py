@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from bench import arguments
 from bench.machine import describe_machine
-from bench.tiny import build_agent_model, build_half_billion_model
+from bench.tiny import build_half_billion_model, build_small_model
 from gateway.config.models import DEMO_FOLDER
 
 _STREAMS: Final = 8
@@ -41,11 +41,13 @@ class Round(NamedTuple):
 
 
 def main() -> int:
-    parser = arguments.parser("bench.stall", __doc__, rounds=3, model=None, shown="2 layers")
+    parser = arguments.parser(
+        "bench.stall", __doc__, rounds=3, model=None, shown="2 layers of one head"
+    )
     parser.add_argument("--half-billion", action="store_true", help="a model for a GPU")
     parsed = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bh-") as folder:
-        build = build_half_billion_model if parsed.half_billion else build_agent_model
+        build = build_half_billion_model if parsed.half_billion else build_small_model
         model = parsed.model or Path(folder) / "model"
         if parsed.model is None:
             build(DEMO_FOLDER, model)
@@ -97,6 +99,7 @@ def _round(engine: Any, chance: random.Random) -> Round:
     alone = _Run(engine, chance)
     alone.add("long", _LONG_TOKENS, 2)
     alone.until("long")
+    alone.end()
     run = _Run(engine, chance)
     for number in range(_STREAMS):
         run.add(f"stream {number}", 30, 4000)
@@ -109,6 +112,8 @@ def _round(engine: Any, chance: random.Random) -> Round:
         run.add(f"short {number}", _SHORT_TOKENS, 8)
     run.until("long")
     worst_s = max(max(run.gaps_s(f"stream {number}")) for number in range(_STREAMS))
+    for number in range(_SHORT):
+        run.until(f"short {number}")
     run.end()
     return Round(
         step_s,

@@ -200,7 +200,8 @@ class Delta(Struct, frozen=True, array_like=True):
     """What one engine step added to one request. Positional on the wire: most bytes are these.
 
     `parts` may lag behind `token_ids` (an unfinished character, stop sequence or tag is held back);
-    they are complete in the delta that carries the finish reason and the usage.
+    they are complete in the delta that carries the finish reason and the usage, and the stop
+    sequence if one ended the answer.
     """
 
     request_id: str
@@ -208,6 +209,7 @@ class Delta(Struct, frozen=True, array_like=True):
     parts: tuple[AnswerPart, ...]
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
+    stop_sequence: str | None = None
 
 
 # Gateway to worker
@@ -248,10 +250,11 @@ class Load(Message, frozen=True, tag="load"):
 class Generate(Message, frozen=True, tag="generate"):
     """Run one request, or go on with one that an earlier worker began.
 
-    `max_tokens` None: up to the end of the context. `delivered` are the packed ids that the client
-    has the text of: they count towards `max_tokens`, and generation goes on after them. Only
-    requests with the same `cache_salt` share prompts. What ends an answer is no part of its text,
-    but with `include_stop` one of the `stop` sequences is.
+    `max_tokens` None: up to the end of the context; 0: the prompt's tokens are counted, and nothing
+    is computed. `delivered` are the packed ids that the client has the text of: they count towards
+    `max_tokens`, and generation goes on after them. Only requests with the same `cache_salt` share
+    prompts. What ends an answer is no part of its text, but with `include_stop` one of the `stop`
+    sequences is.
 
     With `parsed` reasoning and tool calls come as parts of their own, else all is text. Reasoning
     ends after `reasoning_tokens`. With `logprobs` every token that has a text has its own and so

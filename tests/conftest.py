@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -17,9 +18,22 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Some tests run engines in their own process, and import what workers do.
 keep_import_structure()
 
+# Those that start processes, the slowest first. A file stays with one process of a run: if the long
+# ones came last, one process would end long before the other.
+SLOWEST = ("chaos", "e2e", "doctor", "worker", "service", "cli")
+
 # How long an example takes depends on what else the machine does.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    folder = item.path.relative_to(Path(__file__).parent).parts[0]
+    return SLOWEST.index(folder) if folder in SLOWEST else len(SLOWEST)
 
 
 @pytest.fixture(scope="module")

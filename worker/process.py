@@ -278,6 +278,12 @@ class Conversation:
         if prepared.rendered:
             for message in _rendered(request_id, prepared.prompt_ids):
                 self._send(message)
+        if prepared.sequence.max_tokens == 0:
+            # Somebody counts.
+            del self._requests[request_id]
+            usage = Usage(request.prompt_tokens, 0)
+            self._send(Output(step=0, deltas=(Delta(request_id, (), (), "length", usage),)))
+            return
         self._engine.post(prepared.sequence)
 
     def _send_step(self, step: int, tokens: list[Token]) -> None:
@@ -326,7 +332,14 @@ class Conversation:
         parts = merged(parts + answer.finish(complete=finish_reason == "stop"))
         if finish_reason == "stop" and answer.ended_with_calls:
             finish_reason = "tool_calls"
-        return Delta(token.request_id, (token.token_id,), tuple(parts), finish_reason, usage)
+        return Delta(
+            token.request_id,
+            (token.token_id,),
+            tuple(parts),
+            finish_reason,
+            usage,
+            answer.stop_sequence,
+        )
 
     def _drop(self, request_id: str) -> None:
         self._requests.pop(request_id, None)

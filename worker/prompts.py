@@ -156,7 +156,7 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
             "Shorten the prompt or ask for fewer tokens.",
             "max_tokens",
         )
-    if len(delivered) >= wanted:
+    if wanted and len(delivered) >= wanted:
         raise PromptError(
             "invalid_request_error",
             f"{len(delivered)} tokens were delivered already, of {wanted} at most.",

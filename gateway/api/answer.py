@@ -113,7 +113,7 @@ class Answer(Response):
                     if piece.finish_reason is not None:
                         reasons[index] = piece.finish_reason
         except Refusal as refusal:
-            await error_response(refusal)(scope, receive, send)
+            await error_response(refusal, scope["path"])(scope, receive, send)
             return
         usage = self._usage(scope)
         choices = [Choice(merged(parts), reasons[index]) for index, parts in enumerate(found)]
@@ -144,9 +144,9 @@ class Answer(Response):
                     await send({"type": "http.response.body", "body": events, "more_body": more})
         except Refusal as refusal:
             if not started:
-                await error_response(refusal)(scope, receive, send)
+                await error_response(refusal, scope["path"])(scope, receive, send)
                 return
-            events = b"event: error\n" + server_sent_event(envelope(refusal))
+            events = b"event: error\n" + server_sent_event(envelope(refusal, scope["path"]))
             await send({"type": "http.response.body", "body": events, "more_body": False})
 
     def _usage(self, scope: Scope) -> Usage:

@@ -9,6 +9,7 @@ from starlette.types import ASGIApp
 from gateway.api import admin, completions, health, models
 from gateway.api.chat import route as chat
 from gateway.api.errors import on_defect, on_http_exception, on_refusal
+from gateway.api.messages import route as messages
 from gateway.api.record import Recorded
 from gateway.api.visitors import Visitors
 from gateway.dispatch.refusal import Refusal
@@ -23,6 +24,7 @@ def build_app(fleet: Fleet, reloader: Reloader) -> ASGIApp:
             *models.routes,
             *chat.routes,
             *completions.routes,
+            *messages.routes,
             *admin.routes,
         ],
         exception_handlers={

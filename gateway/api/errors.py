@@ -1,4 +1,4 @@
-"""Refusals in OpenAI's envelope."""
+"""Refusals in OpenAI's envelope, and on its paths in Anthropic's."""
 
 from __future__ import annotations
 
@@ -17,6 +17,18 @@ _TYPES: Final = {
     403: "permission_error",
     429: "rate_limit_error",
 }
+_ANTHROPIC: Final = "/v1/messages"
+_ANTHROPIC_TYPES: Final = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
 class ErrorBody(Struct):
@@ -30,8 +42,13 @@ class ErrorEnvelope(Struct):
     error: ErrorBody
 
 
-def envelope(refusal: Refusal) -> bytes:
-    """The JSON text of an error."""
+def envelope(refusal: Refusal, path: str) -> bytes:
+    """The JSON text of an error, as the clients of this path know it."""
+    if path.startswith(_ANTHROPIC):
+        kind = _ANTHROPIC_TYPES.get(refusal.status, "api_error")
+        return msgspec.json.encode(
+            {"type": "error", "error": {"type": kind, "message": refusal.message}}
+        )
     kind = _TYPES.get(
         refusal.status, "server_error" if refusal.status >= 500 else "invalid_request_error"
     )
@@ -40,7 +57,7 @@ def envelope(refusal: Refusal) -> bytes:
     )
 
 
-def error_response(refusal: Refusal) -> Response:
+def error_response(refusal: Refusal, path: str = "") -> Response:
     headers = {}
     if refusal.retry_after_s is not None:
         headers["retry-after"] = str(refusal.retry_after_s)
@@ -48,16 +65,16 @@ def error_response(refusal: Refusal) -> Response:
         headers["x-should-retry"] = "false"
         headers.pop("retry-after", None)
     return Response(
-        envelope(refusal),
+        envelope(refusal, path),
         status_code=refusal.status,
         headers=headers,
         media_type="application/json",
     )
 
 
-async def on_refusal(_request: Request, error: Exception) -> Response:
+async def on_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refusal)
-    return error_response(error)
+    return error_response(error, request.url.path)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
@@ -65,14 +82,15 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code: Code = "method_not_allowed" if error.status_code == 405 else "not_found"
     response = error_response(
-        Refusal(code, f"{error.detail}: {request.method} {request.url.path}.")
+        Refusal(code, f"{error.detail}: {request.method} {request.url.path}."), request.url.path
     )
     response.headers.update(error.headers or {})
     return response
 
 
-async def on_defect(_request: Request, _error: Exception) -> Response:
+async def on_defect(request: Request, _error: Exception) -> Response:
     """The traceback goes to the log, not to the client."""
     return error_response(
-        Refusal("internal_error", "The gateway failed on this request; its log says why.")
+        Refusal("internal_error", "The gateway failed on this request; its log says why."),
+        request.url.path,
     )

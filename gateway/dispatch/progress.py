@@ -51,6 +51,12 @@ class Progress:
         return self._rendered is not None or isinstance(self._generate.prompt, TokenPrompt)
 
     @property
+    def prompt_tokens(self) -> int:
+        """0: they aren't known yet."""
+        prompt = self._rendered or self._generate.prompt
+        return len(prompt.token_ids) // BYTES_PER_TOKEN if isinstance(prompt, TokenPrompt) else 0
+
+    @property
     def suspect(self) -> bool:
         """A worker died under it, and it has not come far enough since to be innocent."""
         return self._death_at is not None and len(self.delivered) - self._death_at < SUSPECT_TOKENS

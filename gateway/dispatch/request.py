@@ -76,6 +76,8 @@ class Request:
         self._pause: asyncio.TimerHandle | None = None
         self._parts: list[AnswerPart] = []
         self._finish_reason: FinishReason | None = None
+        # Which of its stop sequences ended the answer, if one did.
+        self.stop_sequence: str | None = None
         self._usage: Usage | None = None
         self._refusal: Refusal | None = None
         self._idle = False
@@ -86,6 +88,11 @@ class Request:
     def usage(self) -> Usage | None:
         """Once the whole answer is there; `cached_tokens` are those that the last worker found."""
         return self._usage
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Once the whole answer is there."""
+        return self._finish_reason
 
     @property
     def over(self) -> bool:
@@ -109,6 +116,7 @@ class Request:
         elif delta.finish_reason is None:
             return
         self._finish_reason = delta.finish_reason
+        self.stop_sequence = delta.stop_sequence
         self._usage = None if delta.usage is None else _plausible(delta.usage)
         if delta.finish_reason is not None:
             self._arrived.set()

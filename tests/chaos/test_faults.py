@@ -32,10 +32,10 @@ restart_limit = 1
 backoff_limit = 1
 backoff_first_s = 0.2
 breaker_retry_s = 300.0
-heartbeat_timeout_s = 3.0
-stall_timeout_s = 3.0
+heartbeat_timeout_s = 4.0
+stall_timeout_s = 4.0
 """
-BOUND_S = 60.0
+BOUND_S = 120.0
 TOKENS = 250
 SHORT = (
     "stopped",
@@ -254,8 +254,7 @@ ALWAYS = {**LOADS, **AFTER_READY, "exit 0 at once": AT_ONCE}
 def _interpreter(folder: Path, code: str) -> str:
     return interpreter(
         folder,
-        "from protocol.codec import decode_from_gateway\n"
-        "beat = Heartbeat(step=1, step_age_s=0.0, active=0, waiting=0, memory=MlxMemory())\n"
+        "beat = heartbeat()\n"
         "socket = connect()\n"
         "socket.send(encode(hello()))\n"
         "socket.recv()\n"
@@ -286,9 +285,9 @@ def test_a_fault_that_comes_always(
         assert fault.tells in model["reason"]
         assert "next attempt comes at" in model["reason"]
         assert int(answer.headers["retry-after"]) > 200
-        began = time.monotonic()
+        starts = len(gateway.events("start"))
         assert gateway.chat(STORY, name).status_code == 503
-        assert time.monotonic() - began < 2, "refused at once"
+        assert len(gateway.events("start")) == starts, "refused without a try"
     tell(answer=fault.error, state=model["state"], after=f"{seconds:.1f} s")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.faults import after_import, in_engine_step, sitecustomize
+from tests.support.faults import EAGER_SPARES, after_import, in_engine_step, sitecustomize
 from tests.support.gateway import Gateway, eventually, gone
 from tests.support.streams import open_stream
 
@@ -21,6 +21,7 @@ LONG = {"max_tokens": 3500, "ignore_eos": True}
 
 # A minute in each of the states that are over too soon to be met.
 SLOW = {
+    "spare": EAGER_SPARES,
     "loading": after_import(
         "worker.loading",
         """
@@ -64,7 +65,7 @@ def _enter(gateway: Gateway, state: str) -> None:
         eventually(lambda: gateway.model()["state"] == state)
         return
     if state == "spare":
-        eventually(lambda: "change=ready" in gateway.log, within_s=90)
+        eventually(lambda: "change=ready" in gateway.log)
         return
     gateway.load()
     if state in ("generating", "draining", "prefill", "stopped"):

@@ -59,12 +59,18 @@ class Load:
                     self.texts.add(answer.json()["choices"][0]["text"])
 
 
-def _floor(start_gateway: Callable[..., Gateway], folder: Path) -> int:
-    probe = start_gateway(models=(f"{folder}=a",), config=CONFIG)
-    probe.load("a")
-    floor: int = probe.model("a")["floor_bytes"]
-    probe.stop()
-    return floor
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shapes.wide_cache(tmp_path_factory.mktemp("models") / "wide")
+
+
+@pytest.fixture(scope="module")
+def floor(folder: Path) -> int:
+    """Of one of these models, in bytes."""
+    probe = Gateway(models=(f"{folder}=a",), config=CONFIG)
+    bytes_: int = probe.load("a")["floor_bytes"]
+    assert probe.stop() == 0, probe.log
+    return bytes_
 
 
 @pytest.mark.parametrize(
@@ -80,11 +86,10 @@ def test_two_under_load_where_one_and_a_half_fit(
     tokens: int,
     seconds: float,
     start_gateway: Callable[..., Gateway],
-    tmp_path: Path,
+    folder: Path,
+    floor: int,
     tell: Callable[..., None],
 ) -> None:
-    folder = shapes.wide_cache(tmp_path / "wide")
-    floor = _floor(start_gateway, folder)
     # What one of them could use: two layers, whose caches exist three times while they grow.
     steps = -(-(len(PROMPT) + tokens + 2) // 256)
     rows = clients * steps * 256 * 32768 * 3
@@ -138,17 +143,16 @@ def _has_all(gateway: Gateway, model_id: str) -> bool:
 
 @pytest.mark.parametrize(
     "seconds",
-    [pytest.param(10, id="short"), pytest.param(300, id="long", marks=pytest.mark.chaos)],
+    [pytest.param(7, id="short"), pytest.param(300, id="long", marks=pytest.mark.chaos)],
 )
 @pytest.mark.timeout(900)
 def test_texts_are_exact_through_kills_recalls_and_evictions(
     seconds: float,
     start_gateway: Callable[..., Gateway],
-    tmp_path: Path,
+    folder: Path,
+    floor: int,
     tell: Callable[..., None],
 ) -> None:
-    folder = shapes.wide_cache(tmp_path / "wide")
-    floor = _floor(start_gateway, folder)
     budget = int(2.2 * floor) + 6 * 512 * 32768 * 3
     gateway = start_gateway(
         *("--memory-budget", str(budget)),

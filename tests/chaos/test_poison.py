@@ -55,7 +55,7 @@ def _innocents(gateway: Gateway) -> list[Stream]:
         open_stream(
             gateway,
             INNOCENT,
-            max_tokens=300 + 10 * index,
+            max_tokens=220 + 10 * index,
             ignore_eos=True,
             seed=index,
             temperature=0.0 if index % 2 else 1.0,

@@ -132,14 +132,14 @@ def test_streams_go_on_beside(
                     stack.enter_context(no_descriptors(gateway.pid))
                     stack.enter_context(beside)
                 time.sleep(SHORTEST_S + chance.random() * 1.5)
-            assert [each.join(60).outcome for each in streams] == [undisturbed] * 2, name
+            assert [each.join().outcome for each in streams] == [undisturbed] * 2, name
             assert not beside.problems, beside.problems
             assert beside.orders
             compared += len(streams)
             orders += beside.orders
             # Nothing of it has stayed: it is measured and loaded as ever.
             gateway.order("unload", "beside", force=True).raise_for_status()
-            eventually(lambda: gateway.order("load", "beside").status_code == 200, within_s=60)
+            eventually(lambda: gateway.order("load", "beside").status_code == 200)
             assert _stream(gateway).join().outcome == undisturbed
     assert gateway.worker_pid() == pid, "the healthy worker is the same"
     eventually(lambda: gateway.status()["memory"]["footprint_bytes"])

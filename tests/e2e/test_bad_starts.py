@@ -22,7 +22,7 @@ def serve(*arguments: str, environment: dict[str, str] | None = None) -> tuple[i
         [BULKHEAD, "serve", *arguments],
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=120,
         env={**os.environ, **(environment or {})},
     )
     assert ended.stdout == ""

@@ -139,9 +139,7 @@ def test_the_list_of_models(gateway: Gateway) -> None:
     [
         ({"adapters": "folder"}, "adapters"),
         ({"draft_model": "another"}, "draft_model"),
-        ({"logprobs": True, "top_logprobs": 3}, "logprobs"),
         ({"role_mapping": {"user": "USER: "}}, "role_mapping"),
-        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
     ],
 )
 def test_what_it_does_and_this_does_not(
@@ -153,7 +151,7 @@ def test_what_it_does_and_this_does_not(
 
 
 def test_an_answer_to_a_call_without_words(gateway: Gateway) -> None:
-    """Its call is refused by name, and the null content isn't what is complained of."""
+    """The null content of its call isn't what is complained of."""
     messages = [
         {"role": "user", "content": "What is 2 + 3?"},
         {
@@ -165,5 +163,5 @@ def test_an_answer_to_a_call_without_words(gateway: Gateway) -> None:
         },
         {"role": "tool", "content": "5", "tool_call_id": "1"},
     ]
-    answer = _post(gateway, "chat/completions", messages=messages)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages[1].tool_calls")
+    answer = _post(gateway, "chat/completions", messages=messages).raise_for_status().json()
+    assert answer["choices"][0]["message"]["content"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 
 from tests.support.faults import sitecustomize
-from tests.support.gateway import Gateway, chat_body, eventually, gone
+from tests.support.gateway import STOP_S, Gateway, chat_body, eventually, gone
 from tests.support.streams import open_stream
 
 STORY = "Tell me a story."
@@ -30,18 +30,8 @@ def test_sigterm_drains_and_ends_with_status_0(start_gateway: Callable[..., Gate
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
     stream.join()
     assert stream.text == whole
-    assert running.process.wait(60) == 0
+    assert running.process.wait(STOP_S) == 0
     assert gone(pid)
-
-
-def test_a_drain_has_a_deadline(start_gateway: Callable[..., Gateway]) -> None:
-    running = start_gateway(config="[gateway]\ndrain_s = 1.0\n")
-    running.load()
-    stream = open_stream(running, STORY, **LONG)
-    eventually(lambda: stream.text)
-    running.process.send_signal(signal.SIGTERM)
-    assert stream.join().error["code"] == "shutting_down"
-    assert running.process.wait(60) == 0
 
 
 def test_a_second_signal_cuts_the_drain(start_gateway: Callable[..., Gateway]) -> None:
@@ -52,7 +42,7 @@ def test_a_second_signal_cuts_the_drain(start_gateway: Callable[..., Gateway]) -
     running.process.send_signal(signal.SIGTERM)
     eventually(lambda: running.client.get("/readyz").status_code == 503)
     running.process.send_signal(signal.SIGTERM)
-    assert running.process.wait(60) == 0
+    assert running.process.wait(STOP_S) == 0
     assert stream.join().error["code"] == "shutting_down"
 
 
@@ -74,13 +64,13 @@ def test_silent_clients_do_not_hold_it_up(start_gateway: Callable[..., Gateway])
                     pass
 
     threading.Thread(target=follow, daemon=True).start()
-    assert following.wait(60)
+    assert following.wait(STOP_S)
     with httpx.Client(timeout=60) as client:
         url = f"{running.url}/v1/chat/completions"
         with client.stream("POST", url, json=chat_body(STORY, stream=True, **LONG)):
             eventually(lambda: running.model()["active_requests"] == 1)
             running.process.send_signal(signal.SIGTERM)
-            assert running.process.wait(60) == 0
+            assert running.process.wait(STOP_S) == 0
 
 
 def test_a_stop_during_a_load(start_gateway: Callable[..., Gateway]) -> None:
@@ -88,7 +78,7 @@ def test_a_stop_during_a_load(start_gateway: Callable[..., Gateway]) -> None:
     running.order("load", wait=False)
     pid = eventually(lambda: (running.model()["worker"] or {}).get("pid"))
     running.process.send_signal(signal.SIGTERM)
-    assert running.process.wait(60) == 0
+    assert running.process.wait(STOP_S) == 0
     assert gone(pid)
 
 
@@ -102,7 +92,7 @@ def test_a_signal_at_the_very_end(start_gateway: Callable[..., Gateway], tmp_pat
     """
     running = start_gateway(environment=sitecustomize(tmp_path, late))
     running.process.send_signal(signal.SIGINT)
-    assert running.process.wait(60) == 0
+    assert running.process.wait(STOP_S) == 0
 
 
 def test_what_the_operator_did_not_order_is_not_called_so(
@@ -114,7 +104,7 @@ def test_what_the_operator_did_not_order_is_not_called_so(
     )
     eventually(lambda: running.model()["state"] == "ready")
     running.process.send_signal(signal.SIGINT)
-    assert running.process.wait(60) == 0
+    assert running.process.wait(STOP_S) == 0
     log = eventually(lambda: "Stopped" in running.log and running.log)
     assert "configuration: preload" in log
     assert "the gateway ends" in log
@@ -128,4 +118,4 @@ def test_ctrl_c_reaches_the_gateway_alone(start_gateway: Callable[..., Gateway])
     assert running.say("What is Bulkhead?")
     assert running.worker_pid() == pid
     running.process.send_signal(signal.SIGINT)
-    assert running.process.wait(60) == 0
+    assert running.process.wait(STOP_S) == 0

@@ -14,7 +14,7 @@ from tests.support.faults import held_load, sitecustomize
 from tests.support.gateway import Gateway, eventually
 
 QUESTION = "What is Bulkhead?"
-HEARTBEAT_TIMEOUT_S = 2.0
+HEARTBEAT_TIMEOUT_S = 3.0
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -296,7 +295,7 @@ def test_a_full_queue_and_a_passed_deadline(
 
 
 def test_a_body_over_the_limit(gateway: Gateway) -> None:
-    answer = httpx.post(f"{gateway.url}/v1/completions", content=b"x" * (33 << 20), timeout=30)
+    answer = httpx.post(f"{gateway.url}/v1/completions", content=b"x" * (33 << 20), timeout=120)
     assert answer.status_code == 413
     assert answer.json()["error"]["code"] == "request_too_large"
 
@@ -308,19 +307,16 @@ def test_a_load_that_takes_too_long(start_gateway: Callable[..., Gateway], tmp_p
             tmp_path / "site", "import time\nif in_worker(): time.sleep(60)\n"
         ),
     )
-    began = time.monotonic()
     answer = running.chat("Hello")
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "load_timeout"
     assert answer.headers["x-should-retry"] == "false"
-    assert time.monotonic() - began < 30
     model = eventually(lambda: (m := running.model())["worker"] is None and m)
     assert model["state"] == "failed"
     assert "twice" in model["reason"]
     assert model["restarts"] == 1
-    began = time.monotonic()
     assert running.chat("Hello").status_code == 503
-    assert time.monotonic() - began < 2, "no further attempt without an operator"
+    assert len(running.events("start")) == 2, "no further attempt without an operator"
 
 
 def test_a_model_that_cannot_be_loaded(

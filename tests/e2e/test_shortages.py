@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.support.faults import sitecustomize
+from tests.support.faults import EAGER_SPARES, sitecustomize
 from tests.support.gateway import Gateway, eventually
 from tests.support.limits import limited_user, no_descriptors, no_new_threads
 from tests.support.shapes import DEMO
@@ -70,16 +70,20 @@ def test_a_worker_whose_threads_can_not_be_started(
     """The shortage comes between the estimate and the start. Spares are concerned as well."""
     short = tmp_path / "short"
     code = f"""
-    import os, threading
-    start = threading.Thread.start
-    def fails(thread):
-        if thread.name.startswith("reap-") and os.path.exists({str(short)!r}):
-            raise RuntimeError("can't start new thread")
-        start(thread)
-    threading.Thread.start = fails
-    """
+import os, threading
+start = threading.Thread.start
+def fails(thread):
+    if thread.name.startswith("reap-") and os.path.exists({str(short)!r}):
+        raise RuntimeError("can't start new thread")
+    start(thread)
+threading.Thread.start = fails
+"""
     running = start_gateway(
-        "--spare", "1", models=(), config=CONFIG, environment=sitecustomize(tmp_path / "s", code)
+        "--spare",
+        "1",
+        models=(),
+        config=CONFIG,
+        environment=sitecustomize(tmp_path / "s", EAGER_SPARES + code),
     )
     short.touch()
     eventually(lambda: any(each["change"] == "ready" for each in running.events("spare")))

@@ -42,7 +42,7 @@ POLICIES: Final = {
     "gateway/memory/lending.py": _ACCOUNT,
     "gateway/memory/ledger.py": _ACCOUNT,
     "gateway/memory/stranded/[!_]*.py": (
-        "tests/gateway/memory/stranded/test_policy.py test_habits.py test_record.py"
+        "tests/gateway/memory/stranded/test_account.py test_policy.py test_habits.py test_record.py"
     ),
     "gateway/dispatch/queue.py": "tests/gateway/dispatch/test_queue.py",
     "worker/engines/room.py": "tests/worker/test_room.py",

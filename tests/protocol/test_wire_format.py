@@ -177,7 +177,7 @@ SAMPLES: dict[type[Message], Message] = {
         step=9,
         deltas=(
             Delta("r-1", (1, 2), (Reasoning("Once"), Text(" upon"))),
-            Delta("r-2", (3,), (ToolCall(0, "{", "size"),), "length", Usage(10, 20, 5)),
+            Delta("r-2", (3,), (ToolCall(0, "{", "size"),), "stop", Usage(10, 20, 5), "END"),
             Delta(
                 "r-3", (4,), (Logprobs((TokenLogprob(b"a", -1.5, (Alternative(b"b", -2.5),)),)),)
             ),

@@ -59,6 +59,15 @@ if in_worker():
 """
 
 
+# Code for `sitecustomize`: the imports of spares don't give way to others, which takes as long as
+# these keep the machine busy.
+EAGER_SPARES = """
+if in_worker():
+    import os
+    os.setpriority = lambda *_: None
+"""
+
+
 def held_load(flag: Path) -> str:
     """Code for `sitecustomize`: no load goes on while the flag is there."""
     return after_import(

@@ -119,10 +119,10 @@ class Probe:
 
     def __exit__(self, *_: object) -> None:
         self._ending.set()
-        self._thread.join(10)
+        self._thread.join(120)
 
     def _ask(self) -> None:
-        with httpx.Client(timeout=30.0) as client:
+        with httpx.Client(timeout=120.0) as client:
             while not self._ending.wait(self._every_s):
                 began = time.monotonic()
                 try:

@@ -132,12 +132,12 @@ def test_a_seed_gives_the_same_alone_among_16_and_resumed(
         for token in together.step():
             made.setdefault(token.request_id, []).append(token.token_id)
     assert made == alone
-    for sequence in asked[:8]:
-        for cut in (1, 7):
-            resumed = BatchedEngine(model.model, model.eos_token_ids, 16, UNBOUNDED)
-            whole = alone[sequence.request_id]
-            resumed.add(sequence.rest(whole[:cut]))
-            assert _run(resumed)[sequence.request_id] == whole[cut:]
+    for index, sequence in enumerate(asked[:8]):
+        cut = (1, 7)[index % 2]
+        resumed = BatchedEngine(model.model, model.eos_token_ids, 16, UNBOUNDED)
+        whole = alone[sequence.request_id]
+        resumed.add(sequence.rest(whole[:cut]))
+        assert _run(resumed)[sequence.request_id] == whole[cut:]
 
 
 # Two that pass the first step of tokens while they generate, and two that don't.
@@ -415,8 +415,29 @@ def test_who_waits_for_a_place_among_long_prompts_is_overtaken_and_loses_nothing
     for index in range(4):
         engine.add(Sequence(f"short {index}", tokens[:20], 20, None, ignore_eos=True))
     engine.step()
-    assert [len(each) for each in engine._batches] == [2, 8]
-    assert [each.request_id for each in engine._held] == ["long 8", "short 2", "short 3"]
+    # Long ones are computed one after another, and their places are left to them.
+    assert [len(each) for each in engine._batches] == [2, 1]
+    held = [each.request_id for each in engine._held]
+    assert held == [*(f"long {index}" for index in range(1, 9)), "short 2", "short 3"]
+
+
+def test_how_many_prompts_are_computed_at_a_time(models: Callable[[str], LoadedModel]) -> None:
+    """As many as fill chunks; the first to come ends first, and long ones hold up no short one."""
+    model = models("full attention")
+    tokens = model.tokenizer.encode("A ship with seven holds. " * 400)[:1500]
+
+    def begun(*lengths: int) -> list[int]:
+        engine = BatchedEngine(model.model, model.eos_token_ids, 16, UNBOUNDED)
+        for index, length in enumerate(lengths):
+            engine.add(Sequence(str(index), tokens[:length], 20, None, ignore_eos=True))
+        engine.step()
+        return [len(row.sequence.token_ids) for each in engine._batches for row in each.rows]
+
+    assert begun(*[30] * 10) == [30] * 8
+    assert begun(*[200] * 5) == [200] * 3
+    assert begun(600, 600, 600) == [600]
+    assert begun(600, 1200, 600) == [600]
+    assert begun(1300, 600, 600, 30) == [1300, 600, 30]
 
 
 def test_the_room_of_a_model(models: Callable[[str], LoadedModel]) -> None:

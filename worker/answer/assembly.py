@@ -34,6 +34,7 @@ class Assembly:
         """
         self._include_stop = include_stop
         self._stops: Any = None
+        self._sequences = stop
         if stop:
             machine = TextStateMachine({"normal": [(each, None) for each in stop]})
             self._stops = machine.make_state()
@@ -51,6 +52,7 @@ class Assembly:
         self.in_call = False
         # By a stop sequence, or by the only call that is wanted.
         self.stopped = False
+        self.stop_sequence: str | None = None
         self.has_all_calls = False
 
     @property
@@ -116,10 +118,11 @@ class Assembly:
         held = self._stops[-1]
         self._stops, emitted, state = TextStateMachine.step(self._stops, text)
         self.stopped = state is None
-        if self.stopped and self._include_stop:
-            beyond = self._stops[-1]
-            return str((held + text).removesuffix(beyond))
-        return str(emitted)
+        if not self.stopped:
+            return str(emitted)
+        seen = str((held + text).removesuffix(self._stops[-1]))
+        self.stop_sequence = max(filter(seen.endswith, self._sequences), key=len)
+        return seen if self._include_stop else str(emitted)
 
     def _flush_stops(self) -> None:
         if self._stops is None or self.stopped:

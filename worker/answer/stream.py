@@ -35,6 +35,11 @@ class AnswerStream:
         return self._assembly.stopped or self._assembly.has_all_calls
 
     @property
+    def stop_sequence(self) -> str | None:
+        """The one that ended it, if one did."""
+        return self._assembly.stop_sequence
+
+    @property
     def ended_with_calls(self) -> bool:
         """It has some, and no stop sequence ended it."""
         return self._assembly.calls > 0 and not self._assembly.stopped

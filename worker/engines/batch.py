@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, Final, NamedTuple
 
 from mlx_lm.generate import BatchGenerator, StopSequences
@@ -20,6 +21,9 @@ from worker.sampling.scores import Score
 from worker.structure.sampler import ConstrainedSampler
 
 PREFILL_ROWS: Final = 8
+# What a chunk is made of efficiently, whatever the number of rows.
+_ENOUGH_TOKENS: Final = 512
+_MUCH_LONGER: Final = 2
 # A step makes a token, and mlx-lm has begun the next one when it gives it out.
 AHEAD_TOKENS: Final = 2
 
@@ -105,13 +109,19 @@ class RowBatch:
     def rows(self) -> Iterable[Row]:
         return self._rows.values()
 
-    @property
-    def takes(self) -> bool:
-        """Whether a sequence may join now. mlx-lm computes so many prompts at a time; and where
-        some are about to end, it would merge newcomers with them only to cut them apart again:
-        then both go on as two groups, each of which costs a copy of the batch.
+    def takes(self, tokens: int) -> bool:
+        """Whether a sequence that has so many tokens to compute may join now.
+
+        mlx-lm computes so many prompts at a time. Where some are about to end, it would merge
+        newcomers with them only to cut them apart again: then both go on as two groups, each of
+        which costs a copy of the batch. And a chunk is shared by all rows, each of which has its
+        caches read for it: so few are computed at a time if these are enough to fill chunks. Those
+        that are much longer than a newcomer don't keep it waiting.
         """
-        return len(self._prefilling) < PREFILL_ROWS and not self._at_end
+        if len(self._prefilling) >= PREFILL_ROWS or self._at_end:
+            return False
+        left = (row.tokens - row.seen_tokens for row in self.prefilling)
+        return sum(each for each in left if each <= _MUCH_LONGER * tokens) < _ENOUGH_TOKENS
 
     def prefills(self, row: Row) -> bool:
         """Whether a row of this batch computes its prompt."""
@@ -224,10 +234,13 @@ class RowBatch:
         self._tap.watches_prompts = watched
         with self._generator.stats() as stats:
             prompt_responses, responses = self._generator.next()
-        self._pace.observe(stats.prompt_tokens, stats.prompt_time)
         self._on_prefill(stats.prompt_tokens, stats.prompt_time)
+        scored_s = 0.0
         if watched:
+            began_s = perf_counter()
             self._score_prompts([each for each in prompt_responses if not each.end_of_prompt])
+            scored_s = perf_counter() - began_s
+        self._pace.observe(stats.prompt_tokens, stats.prompt_time + scored_s)
         self._at_boundary = []
         for response in prompt_responses:
             row = self._rows[response.uid]

@@ -225,7 +225,7 @@ class BatchedEngine:
                 continue
             tokens = len(sequence.token_ids) + AHEAD_TOKENS
             batch = self._place(tokens, later)
-            if batch is not None and batch.takes:
+            if batch is not None and batch.takes(self._uncached_tokens(sequence)):
                 self._held.remove(sequence)
                 self._insert(batch, sequence)
             elif batch is not None:
@@ -234,6 +234,10 @@ class BatchedEngine:
                 return
             else:
                 overtaken = True
+
+    def _uncached_tokens(self, sequence: Sequence) -> int:
+        cached_tokens = 0 if self._keeper is None else self._keeper.cached_tokens(sequence)
+        return len(sequence.token_ids) - cached_tokens
 
     def _insert(self, batch: RowBatch, sequence: Sequence) -> None:
         self._begun += 1

@@ -88,6 +88,12 @@ class Keeper:
         depth = self.cache.depth(path, len(sequence.token_ids))
         return any(self._will_share(row, path, depth) for row in prefilling)
 
+    def cached_tokens(self, sequence: Sequence) -> int:
+        """How many of its tokens `take` would give."""
+        if sequence.path is None:
+            return 0
+        return self.cache.depth(sequence.path, len(sequence.token_ids)) * BLOCK_TOKENS
+
     def take(self, sequence: Sequence) -> Taken | None:
         if sequence.path is None:
             return None

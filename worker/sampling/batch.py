@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 import mlx.core as mx
 
@@ -19,6 +19,8 @@ from worker.sampling.settings import RowSampling, uniforms
 from worker.sampling.xtc import Xtc
 
 Key = TypeVar("Key")
+# Log probabilities (rows, vocabulary) to those of what is allowed.
+Mask: TypeAlias = Callable[[mx.array], mx.array]
 
 
 class Beginning(NamedTuple):
@@ -89,8 +91,10 @@ class BatchSampler(Generic[Key]):
         of_call, row = scores.popleft()
         return of_call.read()[row]
 
-    def __call__(self, logprobs: mx.array) -> mx.array:
-        """Log probabilities (rows, vocabulary) to token ids (rows,)."""
+    def __call__(self, logprobs: mx.array, mask: Mask | None = None) -> mx.array:
+        """Log probabilities (rows, vocabulary) to token ids (rows,). The `mask` has the last word
+        on what may be chosen.
+        """
         keys = list(self._rows())
         if len(keys) != logprobs.shape[0]:
             raise RuntimeError(f"{logprobs.shape[0]} rows are to be sampled, not {len(keys)}.")
@@ -105,7 +109,7 @@ class BatchSampler(Generic[Key]):
         for key in self._pass.sampled:
             self._positions[key] += 1
         logits = logprobs if self._logits is None else self._logits()[:, -1, :]
-        token_ids = self._pass.choose(logprobs, logits, positions)
+        token_ids = self._pass.choose(logprobs, logits, positions, mask)
         if self._alternatives:
             self._score(keys, logits, token_ids)
         return token_ids
@@ -154,12 +158,15 @@ class _Pass(Generic[Key]):
         self._filters = Filters([each for _, each in rows], vocabulary, on_cpu=self._on_cpu)
         self._xtc = Xtc([each for _, each in rows], vocabulary)
 
-    def choose(self, logprobs: mx.array, logits: mx.array, positions: Sequence[int]) -> mx.array:
+    def choose(
+        self, logprobs: mx.array, logits: mx.array, positions: Sequence[int], mask: Mask | None
+    ) -> mx.array:
         """`positions`: of the sampled rows alone."""
-        if self._adjuster is None:
-            return self._choose(logprobs, positions)
-        token_ids = self._choose(self._adjust(self._adjuster, logprobs, logits), positions)
-        self._adjuster.take_in(self._adjusted.of(token_ids))
+        if self._adjuster is not None:
+            logprobs = self._adjust(self._adjuster, logprobs, logits)
+        token_ids = self._choose(logprobs if mask is None else mask(logprobs), positions)
+        if self._adjuster is not None:
+            self._adjuster.take_in(self._adjusted.of(token_ids))
         return token_ids
 
     def end(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Final, Generic, TypeVar
 
 import mlx.core as mx
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from worker.sampling.adjustments import Adjustments
 from worker.sampling.batch import BatchSampler
+from worker.sampling.masses import masses
 from worker.sampling.scores import Score
 from worker.sampling.settings import RowSampling
 from worker.structure.compiled import one_line
@@ -53,6 +54,8 @@ class ConstrainedSampler(Generic[Key]):
         self._rows = rows
         self._sampler = BatchSampler[Key](rows, logits)
         self._matchings: dict[Key, Matching] = {}
+        # Of those, whose probabilities are summed.
+        self._summed: set[Key] = set()
         # What was chosen last, and the row's place in there.
         self._chosen: dict[Key, tuple[mx.array, int]] = {}
         self._broken: dict[Key, str] = {}
@@ -70,10 +73,13 @@ class ConstrainedSampler(Generic[Key]):
         self._sampler.add(key, sampling, adjustments, token_ids, logprobs)
         if constrained is not None:
             self._matchings[key] = constrained.begin()
+            if sampling is not None and sampling.top_p < 1.0:
+                self._summed.add(key)
 
     def remove(self, key: Key) -> None:
         self._sampler.remove(key)
         self._matchings.pop(key, None)
+        self._summed.discard(key)
         self._chosen.pop(key, None)
         self._broken.pop(key, None)
 
@@ -98,10 +104,13 @@ class ConstrainedSampler(Generic[Key]):
         mx.async_eval(logprobs)  # type: ignore[no-untyped-call] # MLX leaves its types out
         self._feed(places)
         keys = [key for key in places if key in self._matchings]
-        if keys:
-            masks = self._fill(keys)
-            logprobs = masked(logprobs, [places[key] for key in keys], masks)
-        tokens = self._sampler(logprobs)
+        if not keys:
+            return self._sampler(logprobs)
+        masks = self._fill(keys)
+        rows = [places[key] for key in keys]
+        summed = [at for at, key in enumerate(keys) if key in self._summed]
+        # After penalties and what they forbid: they don't know what must come.
+        tokens = self._sampler(logprobs, lambda adjusted: masked(adjusted, rows, masks, summed))
         for key in keys:
             self._chosen[key] = (tokens, places[key])
         return tokens
@@ -150,20 +159,40 @@ class ConstrainedSampler(Generic[Key]):
             self._broken[key] = one_line(reason)
 
 
-def masked(logprobs: mx.array, rows: list[int], masks: NDArray[np.int32]) -> mx.array:
-    """A copy in which these rows have only what their mask allows, of total probability 1."""
+def masked(
+    logprobs: mx.array, rows: list[int], masks: NDArray[np.int32], summed: list[int]
+) -> mx.array:
+    """A copy in which these rows have only what their mask allows. Those whose probabilities will
+    be `summed`, by their place among these rows, have a total of 1 again.
+    """
     together = len(rows) == logprobs.shape[0]
     indices = mx.array(rows, dtype=mx.uint32)
     chosen = (logprobs if together else logprobs[indices]).astype(mx.float32)
-    allowed = _spread(masks, logprobs.shape[1])
-    kept = mx.where(allowed, mx.maximum(chosen, _LEAST), -mx.inf)
-    kept = (kept - mx.logsumexp(kept, axis=-1, keepdims=True)).astype(logprobs.dtype)
+    kept = _left(chosen, _spread(masks, logprobs.shape[1]))
+    if summed:
+        these = mx.array(summed, dtype=mx.uint32)
+        kept[these] = _normalized(kept[these])
+    kept = kept.astype(logprobs.dtype)
     if together:
         return kept
     # What is assigned to changes for all that have it, and mlx-lm gives `logprobs` out.
     result = logprobs[:]
     result[indices] = kept
     return result
+
+
+@partial(mx.compile, shapeless=True)
+def _left(logprobs: mx.array, allowed: mx.array) -> mx.array:
+    return mx.where(allowed, mx.maximum(logprobs, _LEAST), -mx.inf)
+
+
+def _normalized(logprobs: mx.array) -> mx.array:
+    largest = logprobs.max(axis=-1, keepdims=True)
+    on_cpu = mx.default_device().type == mx.DeviceType.cpu
+    total = masses(logprobs, largest, mx.ones_like(largest), None, on_cpu=on_cpu).sum(
+        axis=-1, keepdims=True
+    )
+    return logprobs - largest - mx.log(total)
 
 
 def _spread(masks: NDArray[np.int32], vocabulary: int) -> mx.array:

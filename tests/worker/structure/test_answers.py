@@ -252,3 +252,32 @@ def test_one_that_grows_too_complex_ends_and_its_neighbours_go_on(model: LoadedM
     assert "lexer" in broken[0].reason
     assert 0 < made["r"] < 2000
     assert made["n"] == 160
+
+
+def test_penalties_and_least_lengths_come_before_the_mask(model: LoadedModel) -> None:
+    """What must be said again is, and an answer that is whole ends."""
+    request = _request("r", Constraint("regex", "(ab){8}"))
+    (whole,) = model.tokenizer.encode("a", add_special_tokens=False)
+    sampling = structs.replace(
+        request.sampling,
+        repetition_penalty=2.0,
+        frequency_penalty=2.0,
+        min_tokens=100,
+        logit_bias=((whole, -100.0),),
+        bad_words=("a", "ab", "b"),
+    )
+    answers = _answers(
+        model,
+        [structs.replace(request, sampling=sampling), _request("n", None, max_tokens=8)],
+    )
+    assert (answers["r"].text, answers["r"].finish_reason) == ("ab" * 8, "stop")
+
+
+def test_with_a_draft_model(model: LoadedModel) -> None:
+    requests = [_request("p", PERSON, seed=3), _request("free", None, seed=3, max_tokens=12)]
+    drafting = SequentialEngine(
+        model.model, model.eos_token_ids, UNBOUNDED, draft=model.model, draft_tokens=3
+    )
+    answers = _answers(model, requests, drafting)
+    assert answers["p"] == _answers(model, requests[:1])["p"]
+    assert len(answers["free"].token_ids) == 12

@@ -38,7 +38,7 @@ def test_what_a_mask_leaves(vocabulary: int, dtype: mx.Dtype) -> None:
     logprobs = _logprobs(3, vocabulary, dtype)
     before = np.array(logprobs.astype(mx.float32))
     allowed = [3, 31, 32, 39]
-    result = np.array(masked(logprobs, [1], _mask(64, *allowed, 50)).astype(mx.float32))
+    result = np.array(masked(logprobs, [1], _mask(64, *allowed, 50), [0]).astype(mx.float32))
     left = [*allowed, 50] if vocabulary > 50 else allowed
     assert np.flatnonzero(np.isfinite(result[1])).tolist() == left
     total = np.exp(before[1, left]).sum()
@@ -48,13 +48,21 @@ def test_what_a_mask_leaves(vocabulary: int, dtype: mx.Dtype) -> None:
     assert (np.array(logprobs.astype(mx.float32)) == before).all()
 
 
+def test_only_sums_need_a_total() -> None:
+    logprobs = _logprobs(2, 64)
+    masks = np.concatenate([_mask(64, 3, 7), _mask(64, 3, 7)])
+    result = masked(logprobs, [0, 1], masks, [1])
+    assert result[0, 3].item() == logprobs[0, 3].item()
+    assert mx.exp(result[1]).sum().item() == pytest.approx(1.0, rel=1e-3)
+
+
 def test_what_other_settings_forbid_may_come_if_nothing_else_may() -> None:
     logprobs = _logprobs(1, 64)
     logprobs[0, 5] = -mx.inf
     logprobs[0, 6] = -mx.inf
-    alone = masked(logprobs, [0], _mask(64, 5, 6))[0]
+    alone = masked(logprobs, [0], _mask(64, 5, 6), [0])[0]
     assert alone[5].item() == alone[6].item() == pytest.approx(math.log(0.5), abs=0.01)
-    assert masked(logprobs, [0], _mask(64, 5, 7))[0, 7].item() == pytest.approx(0.0)
+    assert masked(logprobs, [0], _mask(64, 5, 7), [0])[0, 7].item() == pytest.approx(0.0)
 
 
 def _constrained(model: LoadedModel, thinking: Thinking | None = None) -> Constrained:

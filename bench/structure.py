@@ -1,0 +1,220 @@
+"""`python -m bench.structure`: what constrained answers cost those beside them.
+
+Steps of the worker's engine with 16 rows: all of them free, and some constrained by a schema.
+Engines take turns of a few steps, so that the machine's moods hit all. A step gives each free row
+a token, so that the ratio of steps is that of the neighbours' rates. Then the first constraint of a
+model, and the longest step while hostile constraints arrive.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import mlx.core as mx
+import psutil
+from mlx_lm.generate import generation_stream
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from bench import arguments
+from bench.machine import describe_machine
+from bench.tiny import build_half_billion_model, build_tiny_model
+from gateway.config.models import DEMO_FOLDER
+from protocol.messages import Constraint, Generate, Sampling, TextPrompt
+from tests.worker.structure.hostile import HOSTILE
+from worker.engines.batched import BatchedEngine
+from worker.engines.room import CacheShape, Room
+from worker.loading import LoadedModel, load
+from worker.prompt_cache.path import Paths
+from worker.prompts import Context, Prepared, prepare
+
+_ROWS: Final = 16
+_CONSTRAINED: Final = (0, 1, 8, 16)
+_TARGET: Final = 0.9
+_TURN_STEPS: Final = 5
+_VOCABULARY: Final = 151_936
+_PATHS: Final = Paths(b"", None, needs_snapshots=False)
+# Long enough for every round.
+_RECORDS: Final = Constraint(
+    "json_schema",
+    json.dumps(
+        {
+            "type": "array",
+            "minItems": 5000,
+            "items": {
+                "type": "object",
+                "properties": {
+                    "name": {"type": "string", "minLength": 5, "maxLength": 20},
+                    "age": {"type": "integer", "minimum": 0, "maximum": 120},
+                    "kind": {"enum": ["freighter", "tanker", "ferry"]},
+                },
+                "required": ["name", "age", "kind"],
+                "additionalProperties": False,
+            },
+        }
+    ),
+)
+
+
+def main() -> int:
+    parser = arguments.parser(
+        "bench.structure", __doc__, rounds=30, model=None, shown="the demo, and one of 151,936"
+    )
+    parser.add_argument("--half-billion", action="store_true", help="of 0.5 billion, for a GPU")
+    parsed = parser.parse_args()
+    machine = describe_machine()
+    print(f"{machine.processor}, {machine.cores} cores, {machine.mlx}; {_ROWS} rows\n")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folders = [parsed.model] if parsed.model else [DEMO_FOLDER, _large(folder, parsed)]
+        loaded = [load(str(each), lambda _done, _total: None, lambda: False) for each in folders]
+        for model, path in zip(loaded, folders, strict=True):
+            _print_first(path.name, model)
+        print(f"\nMedians of {parsed.rounds} turns of {_TURN_STEPS} steps.\n")
+        print("| ms a step | none | " + " | ".join(f"{n} | ratio" for n in _CONSTRAINED[1:]) + " |")
+        print("| --- |" + " ---: |" * (2 * len(_CONSTRAINED) - 1))
+        for model, path in zip(loaded, folders, strict=True):
+            for clock, figures in zip(("", ", CPU"), _steps_ms(model, parsed.rounds), strict=True):
+                free_ms, *rest_ms = figures
+                cells = [f"{free_ms:.2f}", *(f"{ms:.2f} | {free_ms / ms:.3f}" for ms in rest_ms)]
+                print(f"| {path.name}{clock} | {' | '.join(cells)} |", flush=True)
+        print(f"\nTarget: at least {_TARGET}.\n")
+        for model, path in zip(loaded, folders, strict=True):
+            _print_hostile(path.name, model)
+    return 0
+
+
+def _print_first(name: str, model: LoadedModel) -> None:
+    """The interpreter's lock is held while the trie is made: nobody's step begins meanwhile."""
+    process = psutil.Process()
+    before_bytes, began = process.memory_info().rss, time.perf_counter()
+    _prepared(model, "first", _RECORDS, 0)
+    first_s = time.perf_counter() - began
+    grown_mb = (process.memory_info().rss - before_bytes) / 1e6
+    began = time.perf_counter()
+    _prepared(model, "second", Constraint("regex", "[a-z]+"), 0)
+    print(
+        f"{name}: the first constraint takes {first_s:.2f} s and {grown_mb:.0f} MB, "
+        f"another one {time.perf_counter() - began:.2f} s"
+    )
+
+
+def _prepared(model: LoadedModel, name: str, constraint: Constraint | None, seed: int) -> Any:
+    generate = Generate(
+        request_id=name,
+        prompt=TextPrompt("A list of ships: "),
+        sampling=Sampling(seed=seed, temperature=1.0),
+        constraint=constraint,
+        ignore_eos=True,
+    )
+    return prepare(generate, model, Context(4000), _PATHS)
+
+
+def _steps_ms(model: LoadedModel, turns: int) -> list[list[float]]:
+    """Medians of time, and of that of the processor, which others on the machine disturb less."""
+    engines = [_decoding(model, each) for each in _CONSTRAINED]
+    clocks = (time.perf_counter, time.process_time)
+    times_s: list[list[list[float]]] = [[[] for _ in engines] for _ in clocks]
+    for number in range(turns):
+        # Who comes first finds the processor's caches in another state.
+        for index in range(len(engines))[:: 1 if number % 2 else -1]:
+            began = [clock() for clock in clocks]
+            for _ in range(_TURN_STEPS):
+                engines[index].step()
+            # The step that it computes ahead would be the other's time.
+            mx.synchronize(generation_stream)
+            for clock, times, before in zip(clocks, times_s, began, strict=True):
+                times[index].append((clock() - before) / _TURN_STEPS)
+    for engine in engines:
+        engine.close()
+    return [[statistics.median(each) * 1e3 for each in times] for times in times_s]
+
+
+def _decoding(model: LoadedModel, constrained: int) -> BatchedEngine:
+    engine = BatchedEngine(model.model, model.eos_token_ids, _ROWS, Room(CacheShape(0, 0, 1.0)))
+    for index in range(_ROWS):
+        constraint = _RECORDS if index < constrained else None
+        engine.add(_prepared(model, str(index), constraint, index).sequence)
+    while len(engine.step()) < _ROWS:
+        pass
+    return engine
+
+
+def _print_hostile(name: str, model: LoadedModel) -> None:
+    engine = _decoding(model, 0)
+    took_s: dict[str, float] = {}
+    ready: list[Any] = []
+
+    def arrive() -> None:
+        for name, constraint in HOSTILE.items():
+            began = time.perf_counter()
+            prepared = _prepared(model, name, constraint, 0)
+            took_s[name] = time.perf_counter() - began
+            if isinstance(prepared, Prepared):
+                ready.append(prepared.sequence)
+
+    quiet: list[float] = []
+    quiet_s = _longest_step_s(engine, lambda: len(quiet) < 200, quiet)
+    thread = threading.Thread(target=arrive)
+    thread.start()
+    arriving_s = _longest_step_s(engine, thread.is_alive, [])
+    for sequence in ready:
+        engine.remove({next(iter(engine._batches[0].rows)).sequence.request_id})
+        engine.add(sequence)
+    run: list[float] = []
+    running_s = _longest_step_s(engine, lambda: len(run) < 200, run)
+    slowest = max(took_s, key=lambda each: took_s[each])
+    print(
+        f"{name}: {len(HOSTILE)} hostile constraints, {len(ready)} of them not refused, the "
+        f"slowest after {took_s[slowest]:.2f} s ({slowest}). The longest of 200 steps before: "
+        f"{quiet_s * 1e3:.0f} ms; while they arrive: {arriving_s * 1e3:.0f} ms; while those that "
+        f"weren't refused run: {running_s * 1e3:.0f} ms"
+    )
+    engine.close()
+
+
+def _longest_step_s(engine: BatchedEngine, going_on: Any, steps: list[float]) -> float:
+    while going_on():
+        began = time.perf_counter()
+        engine.step()
+        steps.append(time.perf_counter() - began)
+        engine.take_broken()
+    return max(steps)
+
+
+def _large(folder: Path, parsed: Any) -> Path:
+    """A model of as many tokens as Qwen's. They are random syllables."""
+    source = folder / "source"
+    build_tiny_model(DEMO_FOLDER, source)
+    chance = random.Random(1)
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = dict.fromkeys(letters)
+    while len(words) < _VOCABULARY - 300:
+        syllables = (
+            chance.choice("etaoinsrhldcumfpgwybvkxjqz") for _ in range(chance.randint(2, 8))
+        )
+        words[chance.choice("Ġ ")[:1].strip() + "".join(syllables)] = None
+    tokenizer = Tokenizer(models.BPE({each: at for at, each in enumerate(words)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|im_end|>"])
+    tokenizer.save(str(source / "tokenizer.json"))
+    config = json.loads((source / "config.json").read_text("utf-8"))
+    config |= {"vocab_size": _VOCABULARY, "eos_token_id": tokenizer.token_to_id("<|im_end|>")}
+    (source / "config.json").write_text(json.dumps(config), "utf-8")
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}
+    (source / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
+    build = build_half_billion_model if parsed.half_billion else build_tiny_model
+    build(source, folder / "large")
+    return folder / "large"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

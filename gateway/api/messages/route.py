@@ -1,0 +1,193 @@
+"""POST /v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.api.answer import Answer
+from gateway.api.bodies import NOT_GIVEN, Part, beside_the_loop, given, read_json
+from gateway.api.chat.tools import (
+    ChosenTool,
+    FunctionBody,
+    NamedFunction,
+    ToolBody,
+    ToolChoiceBody,
+    tools_of,
+)
+from gateway.api.choices import submit_all
+from gateway.api.messages.bodies import Conversation, chat_messages
+from gateway.api.messages.writer import CountFormat, MessageFormat
+from gateway.api.sampling import (
+    GenerationBody,
+    StopSequence,
+    Tokens,
+    generate_message,
+    new_requests,
+)
+from gateway.dispatch.refusal import Refusal
+from gateway.fleet.fleet import Fleet
+from gateway.model.compartment import Compartment
+from protocol.messages import ChatPrompt, Constraint, Generate, Tools
+
+
+class ToolDefinition(Part):
+    """A client's own tool; those of Anthropic's servers have another `type`."""
+
+    name: str
+    description: str | None = None
+    input_schema: Raw = NOT_GIVEN
+    type: str | None = None
+    strict: bool | None = None
+
+
+class ToolChoice(Struct):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class ThinkingOption(Struct):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Tokens | None = None
+
+
+class OutputFormat(Struct, rename={"schema_": "schema"}):
+    schema_: Raw
+    type: Literal["json_schema"] = "json_schema"
+
+
+class OutputConfig(Struct):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class CountBody(Conversation, kw_only=True):
+    """What a prompt is made of."""
+
+    model: str
+    tools: list[ToolDefinition] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: ThinkingOption | None = None
+    output_config: OutputConfig | None = None
+
+
+class MessagesBody(CountBody, kw_only=True):
+    max_tokens: Tokens
+    stream: bool | None = None
+    stop_sequences: Annotated[list[StopSequence], Meta(max_length=16)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0)] | None = None
+
+
+async def create_message(request: HttpRequest) -> Response:
+    body = await read_json(request, MessagesBody)
+    generation = GenerationBody(
+        model=body.model,
+        max_tokens=body.max_tokens,
+        stop=body.stop_sequences,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+    )
+    return await _answer(request, body, generation, stream=bool(body.stream))
+
+
+async def count_tokens(request: HttpRequest) -> Response:
+    body = await read_json(request, CountBody)
+    return await _answer(request, body, GenerationBody(model=body.model), count=True)
+
+
+async def _answer(
+    request: HttpRequest,
+    body: CountBody,
+    generation: GenerationBody,
+    *,
+    stream: bool = False,
+    count: bool = False,
+) -> Response:
+    fleet: Fleet = request.app.state.fleet
+    compartment = fleet.roster.find(body.model)
+    generate = await beside_the_loop(
+        request.state.body_bytes, _generate, body, generation, compartment, count
+    )
+    requests = new_requests(request, fleet, generation, [generate], "messages")
+    submit_all(fleet, compartment, requests)
+    form = CountFormat() if count else MessageFormat(compartment.model.id, requests[0])
+    return Answer(compartment, requests, form, stream=stream)
+
+
+def _generate(
+    body: CountBody, generation: GenerationBody, compartment: Compartment, count: bool
+) -> Generate:
+    arguments: dict[str, Any] = dict(compartment.model.settings.template_arguments)
+    if body.thinking is not None:
+        arguments["enable_thinking"] = body.thinking.type != "disabled"
+    if body.output_config is not None and body.output_config.effort is not None:
+        arguments["reasoning_effort"] = body.output_config.effort
+    told = msgspec.json.encode(arguments).decode() if arguments else ""
+    prompt = ChatPrompt(chat_messages(body), told)
+    return msgspec.structs.replace(
+        # Nothing is computed for an answer of no token.
+        generate_message(generation, prompt, 0 if count else generation.limit),
+        parsed=True,
+        tools=_tools(body),
+        constraint=_constraint(body),
+        reasoning_tokens=body.thinking and body.thinking.budget_tokens,
+    )
+
+
+def _tools(body: CountBody) -> Tools | None:
+    for index, each in enumerate(body.tools or ()):
+        if each.type not in (None, "custom"):
+            raise Refusal(
+                "invalid_request_error",
+                f"tools.{index}: {each.type!r} runs at Anthropic: send tools of your own.",
+                param=f"tools.{index}.type",
+            )
+    bodies = [
+        ToolBody(
+            FunctionBody(each.name, each.description, each.input_schema, each.strict), "function"
+        )
+        for each in body.tools or ()
+    ]
+    choice = body.tool_choice
+    parallel = choice is None or not choice.disable_parallel_tool_use
+    return tools_of(bodies, _choice(choice), parallel=parallel)
+
+
+def _choice(choice: ToolChoice | None) -> ToolChoiceBody | None:
+    match choice:
+        case None:
+            return None
+        case ToolChoice("any"):
+            return "required"
+        case ToolChoice("tool", str() as name):
+            return ChosenTool("function", NamedFunction(name))
+        case ToolChoice("auto" | "none" as mode):
+            return mode
+        case _:
+            raise Refusal(
+                "invalid_request_error",
+                "tool_choice.name is missing: with type tool, send which.",
+                param="tool_choice.name",
+            )
+
+
+def _constraint(body: CountBody) -> Constraint | None:
+    config = body.output_config
+    if config is None or config.format is None or not given(config.format.schema_):
+        return None
+    return Constraint("json_schema", bytes(config.format.schema_).decode())
+
+
+routes = [
+    Route("/v1/messages", create_message, methods=["POST"]),
+    Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
+]

@@ -1,0 +1,151 @@
+"""The official Anthropic client, unmodified, against a running gateway."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import pytest
+
+from tests.support.gateway import Gateway
+
+ASKED: dict[str, Any] = {
+    "model": "demo",
+    "max_tokens": 120,
+    "messages": [{"role": "user", "content": "What can you do?"}],
+}
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOL: Any = {"name": "get_weather", "description": "Of a city", "input_schema": SCHEMA}
+# Which the client doesn't send by itself any more.
+GREEDY = {"temperature": 0}
+THINKING: Any = {"type": "enabled", "budget_tokens": 1024}
+
+
+@pytest.fixture(scope="module")
+def client(gateway: Gateway) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=gateway.url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_streamed_and_whole_are_the_same(client: anthropic.Anthropic) -> None:
+    whole = client.messages.create(**ASKED, extra_body=GREEDY)
+    assert (whole.type, whole.role, whole.stop_reason) == ("message", "assistant", "end_turn")
+    (block,) = whole.content
+    assert block.text.startswith("You can ask me")
+    with client.messages.stream(**ASKED, extra_body=GREEDY) as stream:
+        events = [event.type for event in stream]
+        streamed = stream.get_final_message()
+    assert [each.text for each in streamed.content] == [block.text]
+    assert streamed.stop_reason == "end_turn"
+    assert streamed.usage.output_tokens == whole.usage.output_tokens
+    assert [events[0], events[-1]] == ["message_start", "message_stop"]
+    read = streamed.usage.cache_read_input_tokens + streamed.usage.input_tokens
+    counted = client.messages.count_tokens(model="demo", messages=ASKED["messages"])
+    assert counted.input_tokens == read
+
+
+def test_a_system_prompt_counts(client: anthropic.Anthropic) -> None:
+    plain = client.messages.count_tokens(model="demo", messages=ASKED["messages"])
+    blocks: Any = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
+    for system in ("Be brief.", blocks):
+        more = client.messages.count_tokens(
+            model="demo", messages=ASKED["messages"], system=system, tools=[TOOL]
+        )
+        assert more.input_tokens > plain.input_tokens
+
+
+def test_limits_and_stop_sequences(client: anthropic.Anthropic) -> None:
+    short = client.messages.create(**{**ASKED, "max_tokens": 3}, extra_body=GREEDY)
+    assert (short.stop_reason, short.usage.output_tokens) == ("max_tokens", 3)
+    asked = {**ASKED, "extra_body": GREEDY, "stop_sequences": ["never", "what happens"]}
+    stopped = client.messages.create(**asked)
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "what happens")
+    with client.messages.stream(**asked) as stream:
+        streamed = stream.get_final_message()
+    assert (streamed.stop_reason, streamed.stop_sequence) == ("stop_sequence", "what happens")
+    assert [each.text for each in streamed.content] == [each.text for each in stopped.content]
+
+
+def test_thinking_has_blocks_of_its_own(client: anthropic.Anthropic) -> None:
+    asked = {**ASKED, "max_tokens": 2000, "extra_body": GREEDY, "thinking": THINKING}
+    thinking, text = client.messages.create(**asked).content
+    assert (thinking.type, text.type) == ("thinking", "text")
+    assert thinking.thinking
+    with client.messages.stream(**asked) as stream:
+        streamed = stream.get_final_message().content
+    assert [streamed[0].thinking, streamed[1].text] == [thinking.thinking, text.text]
+    # As clients send it back.
+    messages = [
+        *ASKED["messages"],
+        {"role": "assistant", "content": [thinking.to_dict(), text.to_dict()]},
+        {"role": "user", "content": "Thanks"},
+    ]
+    assert client.messages.create(**{**ASKED, "messages": messages}).content
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}])
+def test_tools(client: anthropic.Anthropic, choice: Any) -> None:
+    asked = {**ASKED, "tools": [TOOL], "tool_choice": {**choice, "disable_parallel_tool_use": True}}
+    asked["extra_body"] = GREEDY
+    answer = client.messages.create(**asked)
+    (call,) = answer.content
+    assert (answer.stop_reason, call.type, call.name) == ("tool_use", "tool_use", "get_weather")
+    assert call.input["city"] in ("Rome", "Oslo")
+    with client.messages.stream(**asked) as stream:
+        (streamed,) = stream.get_final_message().content
+    assert (streamed.name, streamed.input) == (call.name, call.input)
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "Rain", "is_error": False}
+    messages = [
+        *ASKED["messages"],
+        {"role": "assistant", "content": [call.to_dict()]},
+        {"role": "user", "content": [result, {"type": "text", "text": "And now?"}]},
+    ]
+    assert client.messages.create(**{**ASKED, "messages": messages}, tools=[TOOL]).content
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"messages": [{"role": "assistant", "content": "I"}]}, "end with a user's"),
+        ({"messages": [{"role": "king", "content": "I"}]}, "role"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "runs at Anthropic"),
+        ({"messages": [{"role": "user", "content": "a " * 50_000}]}, "prompt is too long"),
+        ({"tool_choice": {"type": "any"}}, "there are no tools"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    client: anthropic.Anthropic, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(anthropic.BadRequestError, match=said) as caught:
+        client.messages.create(**{**ASKED, **changes})
+    error = caught.value.body["error"]  # type: ignore[index, call-overload]
+    assert error["type"] == "invalid_request_error"
+
+
+def test_unknown_models_are_not_found(client: anthropic.Anthropic) -> None:
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        client.messages.create(**{**ASKED, "model": "claude-none"})
+    assert caught.value.body["error"]["type"] == "not_found_error"  # type: ignore[index, call-overload]
+
+
+def test_a_worker_that_dies_in_mid_answer(client: anthropic.Anthropic, gateway: Gateway) -> None:
+    asked = {**ASKED, "extra_body": GREEDY, "max_tokens": 2000, "thinking": THINKING}
+    whole = client.messages.create(**asked)
+    killed = False
+    with client.messages.stream(**asked) as stream:
+        for event in stream:
+            if not killed and event.type == "content_block_delta":
+                killed = True
+                os.kill(gateway.worker_pid(), signal.SIGKILL)
+        final = stream.get_final_message()
+    assert killed
+    assert [each.to_dict() for each in final.content] == [each.to_dict() for each in whole.content]
