@@ -35,7 +35,7 @@ def _python_lines(text: str, definitions: Any) -> Any:
 # V3 and R1 name the kind first, and put the arguments in a fence; V3.1 does neither.
 _DEEPSEEK_HEAD: Final = (
     r"\s*(?:```)?\s*(?:<｜tool▁call▁end｜>)?\s*<｜tool▁call▁begin｜>\s*"
-    r"(?:function\s*<｜tool▁sep｜>)?(?P<name>[\w.-]+)\s*(?:<｜tool▁sep｜>)?\s*(?:```json)?\s*\{"
+    r"(?:function\s*<｜tool▁sep｜>)?(?P<name>[\w.:/-]+)\s*(?:<｜tool▁sep｜>)?\s*(?:```json)?\s*\{"
 )
 _DEEPSEEK_TAIL: Final = r"\s*(?:```)?\s*(?:<｜tool▁call▁end｜>)?\s*<｜tool▁calls▁end｜>"
 _INVOKE: Final = regex.compile(
@@ -71,7 +71,7 @@ def _matches(pattern: regex.Pattern[str], text: str) -> Iterator[tuple[str, ...]
 
 
 _HUNYUAN_HEAD: Final = (
-    r"\s*(?:```)?\s*(?:</tool_call>)?\s*<tool_call>\s*(?P<name>[\w.-]+)\s*(?:```json)?\s*\{"
+    r"\s*(?:```)?\s*(?:</tool_call>)?\s*<tool_call>\s*(?P<name>[\w.:/-]+)\s*(?:```json)?\s*\{"
 )
 _HUNYUAN_TAIL: Final = r"\s*(?:```)?\s*(?:</tool_call>)?\s*</tool_calls>"
 _LLAMA4_BEGINS: Final = regex.compile(r"\[\s*[\w.]+\(")
