@@ -174,7 +174,8 @@ def _print_hostile(name: str, model: LoadedModel) -> None:
     slowest = max(took_s, key=lambda each: took_s[each])
     print(
         f"{name}: {len(HOSTILE)} hostile constraints, {len(ready)} of them not refused, the "
-        f"slowest after {took_s[slowest]:.2f} s ({slowest}). The longest of {_WATCHED_STEPS} steps before: "
+        f"slowest after {took_s[slowest]:.2f} s ({slowest}). The longest of {_WATCHED_STEPS} steps "
+        f"before: "
         f"{quiet_s * 1e3:.0f} ms; while they arrive: {arriving_s * 1e3:.0f} ms; while those that "
         f"weren't refused run: {running_s * 1e3:.0f} ms"
     )

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.api.bodies import beside_the_loop, read_json
+from gateway.api.supported import check_supported, refusing
 from gateway.api.texts import parse_inputs
 from gateway.api.vectors import VectorAnswer, VectorBody, submit
 from gateway.dispatch.vectors import BYTES_PER_NUMBER, Vectors
@@ -25,9 +26,8 @@ _LONGEST_NAME: Final = 100
 Role = Literal["query", "document", "search_query", "search_document", "passage"]
 
 
+@refusing("embeddings")
 class EmbeddingsBody(VectorBody, kw_only=True):
-    """`user` is a label for OpenAI's records; like unknown fields it is ignored."""
-
     input: Raw
     dimensions: Annotated[int, Meta(ge=1, le=_MOST_DIMENSIONS)] | None = None
     encoding_format: Literal["float", "base64"] | None = None
@@ -37,6 +37,7 @@ class EmbeddingsBody(VectorBody, kw_only=True):
 
 async def create_embeddings(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, EmbeddingsBody)
+    check_supported(body, "embeddings")
     inputs = await beside_the_loop(len(body.input), parse_inputs, body.input)
     compartment, request = submit(
         http_request,

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.api.bodies import Part, beside_the_loop, read_json
+from gateway.api.supported import check_supported, refusing
 from gateway.api.texts import MOST_INPUTS, STRING
 from gateway.api.vectors import VectorAnswer, VectorBody, submit
 from gateway.dispatch.refusal import Refusal
@@ -29,6 +30,7 @@ class Document(Part):
     text: str
 
 
+@refusing("rerank")
 class RerankBody(VectorBody, kw_only=True):
     query: str
     documents: Raw
@@ -48,6 +50,7 @@ class Result(Struct):
 
 async def rerank(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, RerankBody)
+    check_supported(body, "rerank")
     texts = await beside_the_loop(len(body.documents), _texts, body.documents)
     compartment, request = submit(
         http_request,

@@ -87,6 +87,7 @@ def test_the_first_request_of_the_wrong_kind_gets_the_same_answer(gateway: Gatew
         ({"input": ["fine", "word " * 300]}, "input", "context_length_exceeded"),
         ({"input": [[1, 99_999]]}, "input", "invalid_request_error"),
         ({"input": "x", "dimensions": 100}, "dimensions", "invalid_request_error"),
+        ({"input": "x", "task": "retrieval"}, "task", "invalid_request_error"),
         ({"input": "x", "prompt_name": "query"}, "prompt_name", "invalid_request_error"),
         (
             {"input": "x", "truncate_prompt_tokens": 257},
