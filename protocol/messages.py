@@ -2,8 +2,8 @@
 
 A conversation: the worker says `Hello`, the gateway `Load`; `LoadProgress` follows until `Ready`
 or `LoadFailed`. Then every `Generate` is answered by `Rendered` and its share of `Output`, up to a
-delta with a finish reason, or by `RequestFailed`. `Heartbeat` flows all the while. `Drain` or
-`Stop` ends it.
+delta with a finish reason, or by `RequestFailed`; every `Embed` by one `Embedded` or several, or by
+`RequestFailed`. `Heartbeat` flows all the while. `Drain` or `Stop` ends it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,13 @@ RequestField: TypeAlias = Literal[
     "allowed_token_ids",
     "stop_token_ids",
     "bad_words",
+    "inputs",
+    "dimensions",
+    "prompt_name",
+    "truncate",
 ]
+# What a model makes of a text.
+Ability: TypeAlias = Literal["text", "embedding", "score"]
 
 
 class Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
@@ -281,6 +287,24 @@ class Generate(Message, frozen=True, tag="generate"):
     echo: bool = False
 
 
+class Embed(Message, frozen=True, tag="embed"):
+    """Make a vector of each input, or with a `query` one number that says how well it answers that.
+
+    `prompt_name` names a prompt of the model's files that goes before each input; `role` is the
+    same in other words, and a model that makes no difference has none. Inputs that are too long are
+    refused, or cut to `truncate` tokens; -1 is the context. `dimensions` cuts vectors.
+    """
+
+    request_id: str
+    inputs: tuple[TextPrompt | TokenPrompt, ...]
+    priority: int = 0
+    query: str | None = None
+    prompt_name: str | None = None
+    role: Literal["query", "document"] | None = None
+    truncate: int | None = None
+    dimensions: int | None = None
+
+
 class Cancel(Message, frozen=True, tag="cancel"):
     """Drop a request; unknown ones are ignored, since the answer may have crossed this message."""
 
@@ -344,6 +368,7 @@ class Ready(Message, frozen=True, tag="ready"):
     batching: bool
     fingerprint: str
     memory: MlxMemory
+    abilities: tuple[Ability, ...] = ("text",)
 
 
 class LoadFailed(Message, frozen=True, tag="load-failed"):
@@ -373,8 +398,22 @@ class Output(Message, frozen=True, tag="output"):
     deltas: tuple[Delta, ...]
 
 
+class Embedded(Message, frozen=True, tag="embedded"):
+    """What was made of the next inputs, in their order: so many numbers of each, packed as
+    little-endian floats of four bytes. They had so many `tokens`.
+    """
+
+    request_id: str
+    dimensions: int
+    vectors: bytes
+    tokens: int
+    last: bool
+
+
 class RequestFailed(Message, frozen=True, tag="request-failed"):
-    """A request that can't be run; the others are untouched. `field` of `Generate` is to blame."""
+    """A request that can't be run; the others are untouched. `field` of `Generate` or `Embed` is to
+    blame.
+    """
 
     request_id: str
     code: RequestErrorCode
@@ -426,7 +465,11 @@ class Need(Message, frozen=True, tag="need"):
     cache_wanted_bytes: int = 0
 
 
-GatewayMessage: TypeAlias = Load | Generate | Cancel | Limit | ClearPromptCache | Drain | Stop
+# What a request asks of a worker.
+Task: TypeAlias = Generate | Embed
+GatewayMessage: TypeAlias = (
+    Load | Generate | Embed | Cancel | Limit | ClearPromptCache | Drain | Stop
+)
 WorkerMessage: TypeAlias = (
     Hello
     | LoadProgress
@@ -434,6 +477,7 @@ WorkerMessage: TypeAlias = (
     | LoadFailed
     | Rendered
     | Output
+    | Embedded
     | RequestFailed
     | Heartbeat
     | Need

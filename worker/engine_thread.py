@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from protocol.messages import (
     ClearPromptCache,
+    Embed,
     Generate,
     Limit,
     Load,
@@ -30,6 +31,7 @@ from worker.priority import import_at_low_priority
 if TYPE_CHECKING:
     from worker.engines.sequence import Sequence, Token
     from worker.prompts import Prepared
+    from worker.vectors.job import Job
 
 # Steps that may wait for the sender; beyond that the engine waits for it.
 _OUTBOX_STEPS: Final = 256
@@ -44,7 +46,7 @@ class Loaded:
     """The model answers; what the sender needs of it, since it must not import MLX itself."""
 
     ready: Ready
-    prepare: Callable[[Generate], Prepared | RequestFailed]
+    prepare: Callable[[Generate | Embed], Prepared | Job | RequestFailed]
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,10 @@ class Finish:
     """Release the model and end the thread."""
 
 
-EngineEvent: TypeAlias = "Message | Loaded | Stepped | Prepared | GivenUp | Ended"
-EngineCommand: TypeAlias = "Load | Sequence | Remove | Limit | ClearPromptCache | Look | Finish"
+EngineEvent: TypeAlias = "Message | Loaded | Stepped | Prepared | Job | GivenUp | Ended"
+EngineCommand: TypeAlias = (
+    "Load | Sequence | Job | Remove | Limit | ClearPromptCache | Look | Finish"
+)
 
 
 @dataclass

@@ -6,13 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mlx_lm.utils import _get_classes
-
 from protocol.errands import Examine, Examined
 from protocol.messages import ChatMessage, ChatPrompt
 from worker.chat.template import ChatTemplate
 from worker.errand import Errand
-from worker.loading import ModelError, check_files, find_folder, one_sentence, read_tokenizer
+from worker.loading import (
+    ModelError,
+    check_files,
+    classes_of,
+    find_folder,
+    one_sentence,
+    read_tokenizer,
+)
 
 
 def run(errand: Errand) -> None:
@@ -42,9 +47,9 @@ def _examined(source: str) -> Examined:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """The configuration of an architecture that mlx-lm knows."""
+    """The configuration of an architecture that mlx-lm knows, or mlx-embeddings."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
-    _get_classes(config)
+    classes_of(config)
     return config
 
 

@@ -13,9 +13,10 @@ import mlx.core as mx
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 from mlx.utils import tree_flatten
-from mlx_lm.utils import load_model, load_tokenizer
+from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 from safetensors import SafetensorError, safe_open
 
+from protocol.encoders import encoder_of
 from worker.adapter import WEIGHTS, add_adapter, check_adapter
 from worker.answer.format import Format
 from worker.answer.formats import find_format
@@ -25,6 +26,7 @@ from worker.sampling.settings import SamplingDefaults
 from worker.structure.compiled import Compiled
 from worker.structure.requests import Constraints
 from worker.token_bytes import TokenBytes
+from worker.vectors import encoders
 
 # Read between two looks at the stop flag: short against a shutdown, long against the overhead.
 _SLICE_BYTES: Final = 64 << 20
@@ -59,9 +61,13 @@ class LoadedModel:
     context_tokens: int | None
     fingerprint: str
     sampling_defaults: SamplingDefaults
+    config: dict[str, Any]
+    folder: Path
     answer_format: Format
     chat_template: ChatTemplate
     constraints: Constraints
+    # A decoder without what makes text of its states.
+    is_headless: bool = False
     # A smaller model with the same tokens, and its fingerprint.
     draft: Any = None
     draft_fingerprint: str = ""
@@ -75,6 +81,11 @@ class LoadedModel:
     @cached_property
     def token_bytes(self) -> TokenBytes:
         return TokenBytes(self.tokenizer)
+
+    @property
+    def is_encoder(self) -> bool:
+        """It writes no text."""
+        return encoder_of(self.config) is not None
 
     @property
     def eos_token_ids(self) -> Iterable[int]:
@@ -106,7 +117,7 @@ def load(
             check_adapter(adapter)
             _check_shard(adapter / WEIGHTS)
         before = fingerprint(folder, adapter)
-        model, config = load_model(folder, lazy=True, trust_remote_code=False)
+        model, config = load_weights(folder)
         if adapter is not None:
             add_adapter(model, adapter)
         tokenizer = read_tokenizer(folder, config.get("eos_token_id"))
@@ -132,7 +143,10 @@ def load(
         tokenizer=tokenizer,
         weight_bytes=weight_bytes,
         vocabulary=vocabulary,
-        context_tokens=_context_tokens(_text_config(config)),
+        context_tokens=context_tokens_of(config),
+        config=config,
+        folder=folder,
+        is_headless=is_headless(folder),
         fingerprint=before,
         sampling_defaults=_sampling_defaults(folder),
         answer_format=answer_format,
@@ -245,6 +259,58 @@ def _text_config(config: dict[str, Any]) -> dict[str, Any]:
 
 def _vocabulary(config: dict[str, Any], tokenizer: Any) -> int:
     return int(_text_config(config).get("vocab_size", len(tokenizer)))
+
+
+def load_weights(folder: Path) -> tuple[Any, dict[str, Any]]:
+    """A model whose weights are read when they are needed, and its configuration."""
+    headless = is_headless(folder)
+    loaded: tuple[Any, dict[str, Any]] = load_model(
+        folder,
+        lazy=True,
+        trust_remote_code=False,
+        get_model_classes=lambda config: classes_of(config, headless=headless),
+    )
+    return loaded
+
+
+def classes_of(config: dict[str, Any], *, headless: bool = False) -> tuple[type, Any]:
+    """A model's class and that of its arguments: mlx-lm's, or an encoder's."""
+    if encoder_of(config) is not None:
+        return encoders.classes_of(config)
+    decoder: tuple[type, Any] = _get_classes(config)
+    return _with_head(config, *decoder) if headless else decoder
+
+
+def is_headless(folder: Path) -> bool:
+    """Decoders made for embeddings alone are often published without what makes text of them, and
+    their weights are named accordingly, as Qwen3-Embedding's.
+    """
+    if not (folder / "modules.json").is_file():
+        return False
+    names: list[str] = []
+    for path in folder.glob("model*.safetensors"):
+        with safe_open(path, framework="numpy") as file:
+            names += file.keys()
+    return any(each.startswith("layers.") for each in names)
+
+
+def _with_head(config: dict[str, Any], model: Any, arguments: Any) -> tuple[type, Any]:
+    """As mlx-lm has them: the head is the embedding, as nobody asks for it."""
+    config["tie_word_embeddings"] = True
+
+    class Model(model):  # type: ignore[misc]  # mlx-lm is untyped
+        def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
+            named = {f"model.{name}": value for name, value in weights.items()}
+            below = getattr(super(), "sanitize", None)
+            return named if below is None else dict(below(named))
+
+    return Model, arguments
+
+
+def context_tokens_of(config: dict[str, Any]) -> int | None:
+    if encoder_of(config) is not None:
+        return encoders.own_context_tokens(config)
+    return _context_tokens(_text_config(config))
 
 
 def _context_tokens(config: dict[str, Any]) -> int | None:

@@ -23,6 +23,8 @@ from protocol.messages import (
     ClearPromptCache,
     Delta,
     Drain,
+    Embed,
+    Embedded,
     Generate,
     Heartbeat,
     Limit,
@@ -48,6 +50,7 @@ from worker.engine_thread import (
     Stepped,
 )
 from worker.parent import watch_parent
+from worker.vectors.job import Job
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -187,8 +190,8 @@ class Conversation:
             except zmq.Again:
                 return
             match decode_from_gateway(frame):
-                case Generate() as generate:
-                    self._begin(generate)
+                case Generate() | Embed() as task:
+                    self._begin(task)
                 case Cancel(request_id=request_id):
                     if self._requests.pop(request_id, None) is not None:
                         self._engine.post(Remove((request_id,)))
@@ -199,28 +202,29 @@ class Conversation:
                 case Stop():
                     self._stop()
 
-    def _begin(self, generate: Generate) -> None:
+    def _begin(self, task: Generate | Embed) -> None:
         if self._draining or self._stopping:
             # It crossed the order to go: the gateway keeps it for the next worker.
             return
         loaded = self._loaded
         if loaded is None:
-            self._refuse(generate.request_id, "The model is not ready for requests.")
+            self._refuse(task.request_id, "The model is not ready for requests.")
             return
-        self._requests[generate.request_id] = _Request()
+        self._requests[task.request_id] = _Request()
         self._engine.arriving += 1
-        free = generate.constraint is None and generate.tools is None
+        # A vector has no constraints.
+        free = isinstance(task, Embed) or (task.constraint is None and task.tools is None)
         threads = self._tokenizers if free else self._compilers
-        threads.submit(self._prepare, loaded, generate)
+        threads.submit(self._prepare, loaded, task)
 
-    def _prepare(self, loaded: Loaded, generate: Generate) -> None:
+    def _prepare(self, loaded: Loaded, task: Generate | Embed) -> None:
         """Runs on a tokenizer thread, or on one for constraints."""
         try:
-            event: EngineEvent = loaded.prepare(generate)
+            event: EngineEvent = loaded.prepare(task)
         except Exception:
-            logger.exception("Tokenizing request %s failed", generate.request_id)
+            logger.exception("Tokenizing request %s failed", task.request_id)
             event = RequestFailed(
-                request_id=generate.request_id,
+                request_id=task.request_id,
                 code="internal_error",
                 message="The prompt could not be tokenized; the worker's log has the traceback.",
             )
@@ -259,8 +263,17 @@ class Conversation:
                 case Ended(failed):
                     self._exit_status = 1 if failed else 0
                     return
+                case Embedded() as embedded:
+                    if embedded.request_id in self._requests:
+                        self._send(embedded)
+                    if embedded.last:
+                        self._requests.pop(embedded.request_id, None)
                 case Message() as message:
                     self._send(message)
+                case Job() as job:
+                    self._engine.arriving -= 1
+                    if job.request_id in self._requests:
+                        self._engine.post(job)
                 case prepared:
                     self._enqueue(prepared)
 

@@ -8,6 +8,7 @@ import platform
 import time
 from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,6 +17,8 @@ from protocol.messages import (
     Bound,
     ClearPromptCache,
     Device,
+    Embed,
+    Generate,
     Hello,
     Limit,
     Load,
@@ -24,6 +27,7 @@ from protocol.messages import (
     Need,
     PromptCacheCleared,
     Ready,
+    RequestFailed,
 )
 from protocol.prompt_store import PromptStore
 from worker.caches import Caches
@@ -38,7 +42,7 @@ from worker.engine_thread import (
 )
 from worker.engines.batch import PREFILL_ROWS
 from worker.engines.batched import BatchedEngine
-from worker.engines.room import Room, measure
+from worker.engines.room import NO_CACHES, Room, measure
 from worker.engines.sequence import Engine, Sequence
 from worker.engines.sequential import SequentialEngine
 from worker.gathering import Gathering
@@ -49,7 +53,10 @@ from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.disk import Disk
 from worker.prompt_cache.keys import root_key
 from worker.prompt_cache.path import Paths
-from worker.prompts import ContextInForce, no_further, prepare
+from worker.prompts import ContextInForce, Prepared, no_further, prepare
+from worker.vectors.beside import NoText, WithVectors
+from worker.vectors.job import Job
+from worker.vectors.making import Making, make_vectors
 from worker.warm import warm
 
 # Another one, and what is stored isn't found any more.
@@ -94,31 +101,36 @@ def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
             command.adapter_path,
             command.draft_path,
         )
-        caches = Caches(loaded.model, loaded.draft, command.kv_bits)
+        caches = None
+        if not loaded.is_encoder:
+            caches = Caches(loaded.model, loaded.draft, command.kv_bits)
     except ModelError as error:
         thread.emit(LoadFailed(reason=error.reason, permanent=error.permanent))
         return
     except LoadAbandonedError:
         return
     room = Room(
-        measure(caches.run, caches.make),
+        NO_CACHES if caches is None else measure(caches.run, caches.make),
         working_bytes=command.working_bytes,
         working_token_bytes=command.working_token_bytes,
     )
     limits = Limits(room, device, loaded.weight_bytes, wire=command.wire)
     if command.limit_bytes is not None:
         limits.take(command.limit_bytes, command.beside_bytes)
-    context = _context(command, loaded)
+    try:
+        making = make_vectors(loaded, command.path, room, command.stall_s, thread.emit)
+    except ModelError as error:
+        thread.emit(LoadFailed(reason=error.reason, permanent=error.permanent))
+        return
+    context = _context(command, loaded, making)
     _take_bound(command.bound, room, context)
-    cutter = Cutter(caches.run, caches.make)
-    store = _open_store(command) if cutter.can_restore else None
-    root = _prompt_root(loaded, command)
-    paths = Paths(root, store, needs_snapshots=cutter.needs_snapshots)
-    disk = None if store is None else Disk(store, command.model_id, lambda: thread.post(Look()))
-    prompt_cache = PromptCache(cutter, disk) if cutter.can_restore else None
-    engine = _build_engine(loaded, command, limits, caches, prompt_cache)
+    text = None if caches is None else _make_text(thread, loaded, command, limits, caches)
+    engine: Engine = NoText() if text is None else text.engine
+    if text is not None:
+        warm(engine, context.now.tokens, loaded.vocabulary)
+    if making is not None:
+        engine = WithVectors(engine, making.engine, room)
     turns = Turns(thread, engine, limits, context)
-    warm(engine, context.now.tokens, loaded.vocabulary)
     if thread.should_finish():
         engine.close()
         return
@@ -129,20 +141,46 @@ def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
         batching=engine.batching,
         fingerprint=loaded.fingerprint,
         memory=read_memory(),
+        abilities=("text",) if making is None else making.abilities,
     )
     thread.figures.memory = ready.memory
-    thread.emit(
-        Loaded(
-            ready,
-            lambda generate: prepare(generate, loaded, context.now, paths),
-        )
-    )
+
+    def prepare_task(task: Generate | Embed) -> Prepared | Job | RequestFailed:
+        if isinstance(task, Embed) and making is not None:
+            return making.texts.prepare(task, context.now)
+        if isinstance(task, Generate) and text is not None:
+            return prepare(task, loaded, context.now, text.paths)
+        # The gateway knows the model's abilities, and sends nothing else.
+        raise NotImplementedError
+
+    thread.emit(Loaded(ready, prepare_task))
     try:
         turns.run()
     finally:
         engine.close()
-        if prompt_cache is not None:
-            prompt_cache.close(_STORE_S)
+        if text is not None and text.prompt_cache is not None:
+            text.prompt_cache.close(_STORE_S)
+
+
+class _Text(NamedTuple):
+    """What writes text."""
+
+    engine: Engine
+    paths: Paths
+    prompt_cache: PromptCache | None
+
+
+def _make_text(
+    thread: EngineThread, loaded: LoadedModel, command: Load, limits: Limits, caches: Caches
+) -> _Text:
+    cutter = Cutter(caches.run, caches.make)
+    store = _open_store(command) if cutter.can_restore else None
+    root = _prompt_root(loaded, command)
+    paths = Paths(root, store, needs_snapshots=cutter.needs_snapshots)
+    disk = None if store is None else Disk(store, command.model_id, lambda: thread.post(Look()))
+    prompt_cache = PromptCache(cutter, disk) if cutter.can_restore else None
+    engine = _build_engine(loaded, command, limits, caches, prompt_cache)
+    return _Text(engine, paths, prompt_cache)
 
 
 def _open_store(command: Load) -> PromptStore | None:
@@ -163,9 +201,11 @@ def _prompt_root(loaded: LoadedModel, command: Load) -> bytes:
     )
 
 
-def _context(command: Load, loaded: LoadedModel) -> ContextInForce:
+def _context(command: Load, loaded: LoadedModel, making: Making | None) -> ContextInForce:
     """The least of what was configured and what the model can, until memory has less."""
     own_tokens = loaded.context_tokens or command.context_tokens
+    if making is not None and loaded.is_encoder:
+        own_tokens = min(own_tokens, making.texts.most_tokens or own_tokens)
     return ContextInForce(min(command.context_tokens, own_tokens))
 
 
@@ -282,6 +322,8 @@ class Turns:
         match command:
             case Sequence():
                 self._engine.add(command)
+            case Job() if isinstance(self._engine, WithVectors):
+                self._engine.add_job(command)
             case Remove(request_ids):
                 self._engine.remove(request_ids)
             case ClearPromptCache():

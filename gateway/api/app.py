@@ -6,7 +6,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
-from gateway.api import admin, completions, health, models
+from gateway.api import admin, completions, embeddings, health, models, rerank
 from gateway.api.chat import route as chat
 from gateway.api.errors import on_defect, on_http_exception, on_refusal
 from gateway.api.messages import route as messages
@@ -25,6 +25,8 @@ def build_app(fleet: Fleet, reloader: Reloader) -> ASGIApp:
             *chat.routes,
             *completions.routes,
             *messages.routes,
+            *embeddings.routes,
+            *rerank.routes,
             *admin.routes,
         ],
         exception_handlers={

@@ -21,7 +21,7 @@ from gateway.model.compartment import Compartment
 from gateway.model.lifecycle import State
 from gateway.serve.faults import Fault
 from gateway.version import VERSION
-from protocol.messages import Generate, Sampling, TextPrompt
+from protocol.messages import Embed, Generate, Sampling, Task, TextPrompt
 
 _DEEP_DEADLINE_S: Final = 10.0
 _DEGRADED: Final = (State.FAILED, State.BACKOFF)
@@ -96,20 +96,16 @@ async def health(request: HttpRequest) -> Response:
 
 
 async def _generate_token(fleet: Fleet, compartment: Compartment, limit_s: float) -> DeepHealth:
-    """Have a loaded model generate one token. One that isn't loaded is not loaded for this."""
+    """Have a loaded model generate one token, or what else it makes of a text. One that isn't
+    loaded is not loaded for this.
+    """
     began = time.monotonic()
     reason: str | None = None
     if compartment.state is not State.READY:
         reason = f"it is {compartment.state}"
     else:
-        generate = Generate(
-            request_id=uuid.uuid4().hex,
-            prompt=TextPrompt("Hello"),
-            sampling=Sampling(seed=0, temperature=0.0),
-            max_tokens=1,
-            ignore_eos=True,
-        )
-        generation = Request(generate, fleet.now(), limit_s, probe=True)
+        task = _probe(compartment)
+        generation = Request(task, fleet.now(), limit_s, probe=True)
         try:
             fleet.submit(compartment, generation)
             async with asyncio.timeout(limit_s):
@@ -123,6 +119,21 @@ async def _generate_token(fleet: Fleet, compartment: Compartment, limit_s: float
             if not generation.over:
                 compartment.traffic.cancel(generation)
     return DeepHealth(compartment.model.id, reason is None, time.monotonic() - began, reason)
+
+
+def _probe(compartment: Compartment) -> Task:
+    hello, request_id = TextPrompt("Hello"), uuid.uuid4().hex
+    abilities = compartment.traffic.abilities
+    if abilities is None or "text" in abilities:
+        return Generate(
+            request_id=request_id,
+            prompt=hello,
+            sampling=Sampling(seed=0, temperature=0.0),
+            max_tokens=1,
+            ignore_eos=True,
+        )
+    query = None if "embedding" in abilities else "Hello"
+    return Embed(request_id=request_id, inputs=(hello,), query=query)
 
 
 routes = [Route("/livez", livez), Route("/readyz", readyz), Route("/health", health)]

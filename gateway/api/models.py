@@ -11,12 +11,14 @@ from starlette.routing import Route
 from gateway.api.status import PromptCacheStatus, model_status
 from gateway.fleet.fleet import Fleet
 from gateway.model.compartment import Compartment
+from protocol.messages import Ability
 
 
 class ModelBody(Struct):
     """OpenAI's model object, the state with its reason, vLLM's name for the context in force, and
     what the model holds of the memory: its floor, what was lent to it, and what it wants in all
-    (null until the model is loaded). `prompt_cache` is what is kept of its prompts.
+    (null until the model is loaded). `abilities` are what it makes of texts: text, embedding,
+    score (null until it is loaded). `prompt_cache` is what is kept of its prompts.
     """
 
     id: str
@@ -26,6 +28,7 @@ class ModelBody(Struct):
     state: str
     reason: str | None
     max_model_len: int | None
+    abilities: tuple[Ability, ...] | None
     floor_bytes: int | None
     lent_bytes: int | None
     wanted_bytes: int | None
@@ -58,6 +61,7 @@ def _body(fleet: Fleet, compartment: Compartment) -> ModelBody:
         state=status.state,
         reason=status.reason,
         max_model_len=status.context_tokens,
+        abilities=compartment.traffic.abilities,
         floor_bytes=status.floor_bytes,
         lent_bytes=status.lent_bytes,
         wanted_bytes=status.wanted_bytes,

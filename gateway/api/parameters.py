@@ -12,7 +12,9 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
-Place: TypeAlias = Literal["chat", "completions", "stream_options", "message", "part"]
+Place: TypeAlias = Literal[
+    "chat", "completions", "stream_options", "message", "part", "embeddings", "rerank"
+]
 Fate: TypeAlias = Literal["done", "refused", "harmless"]
 
 # How a place is written in the documents and before the name of a parameter.
@@ -22,6 +24,8 @@ PLACES: Final[dict[Place, str]] = {
     "stream_options": "stream_options",
     "message": "messages[]",
     "part": "messages[].content[]",
+    "embeddings": "/v1/embeddings",
+    "rerank": "/v1/rerank",
 }
 _BODIES: Final[tuple[Place, ...]] = ("chat", "completions")
 
@@ -59,6 +63,10 @@ _CHAT: Final[tuple[Place, ...]] = ("chat",)
 _COMPLETIONS: Final[tuple[Place, ...]] = ("completions",)
 _MESSAGE: Final[tuple[Place, ...]] = ("message",)
 _PART: Final[tuple[Place, ...]] = ("part",)
+
+_EMBEDDINGS: Final[tuple[Place, ...]] = ("embeddings",)
+_RERANK: Final[tuple[Place, ...]] = ("rerank",)
+_VECTORS: Final[tuple[Place, ...]] = ("embeddings", "rerank")
 
 PARAMETERS: Final[tuple[Parameter, ...]] = (
     *_done("model", "stream", "stream_options", "max_tokens", "max_completion_tokens"),
@@ -185,6 +193,29 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
     _refused("video_url", places=_PART),
     _refused("file", places=_PART),
     *_harmless("it only says how prompts are cached", "prompt_cache_breakpoint", places=_PART),
+    # Of vectors: OpenAI's, vLLM's, Jina's and Cohere's
+    *_done("model", "truncate_prompt_tokens", "priority", "keep_alive", places=_VECTORS),
+    *_done("input", "dimensions", "encoding_format", places=_EMBEDDINGS),
+    *_done("input_type", "prompt_name", places=_EMBEDDINGS),
+    *_done("query", "documents", "top_n", "return_documents", places=_RERANK),
+    _refused("messages", places=_EMBEDDINGS, note="send input"),
+    _refused("add_special_tokens", True, places=_VECTORS),
+    _refused("use_activation", True, places=_VECTORS),
+    _refused("truncation_side", "right", places=_VECTORS),
+    _refused("truncate", "NONE", places=_VECTORS, note="send truncate_prompt_tokens"),
+    _refused("normalize", True, places=_EMBEDDINGS),
+    _refused("normalized", True, places=_EMBEDDINGS),
+    _refused("embed_dtype", "float32", places=_EMBEDDINGS),
+    _refused("endianness", "native", "little", places=_EMBEDDINGS),
+    _refused("embedding_type", "float", places=_EMBEDDINGS, note="send encoding_format"),
+    _refused("embedding_types", ["float"], places=_EMBEDDINGS, note="send encoding_format"),
+    _refused("late_chunking", False, places=_EMBEDDINGS),
+    _refused("task", places=_EMBEDDINGS, note="send prompt_name"),
+    _refused("max_tokens_per_doc", places=_RERANK, note="send truncate_prompt_tokens"),
+    _refused("max_chunks_per_doc", places=_RERANK),
+    _refused("rank_fields", [], places=_RERANK),
+    *_harmless("a label for OpenAI's records", "user", places=_VECTORS),
+    *_harmless("a label; the header X-Request-Id names a request", "request_id", places=_VECTORS),
 )
 
 

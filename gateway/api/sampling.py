@@ -20,6 +20,7 @@ from gateway.dispatch.request import Request
 from gateway.edge.origins import from_page
 from gateway.edge.request_id import unique
 from gateway.fleet.fleet import Fleet
+from gateway.model.model import Model
 from protocol.messages import Generate, Prompt, RequestField, Sampling
 from protocol.tokens import LARGEST_TOKEN_ID
 
@@ -54,6 +55,7 @@ _MOST_BAD_WORDS: Final = 256
 _MOST_ALLOWED: Final = 1 << 20
 
 Probability = Annotated[float, Meta(ge=0, le=1)]
+Priority = Annotated[int, Meta(ge=-_MOST_PRIORITY, le=_MOST_PRIORITY)]
 Tokens = Annotated[int, Meta(ge=1, le=_LARGEST_COUNT)]
 StopSequence = Annotated[str, Meta(min_length=1, max_length=_LONGEST_STOP)]
 # vLLM advises 43 characters.
@@ -86,7 +88,7 @@ class GenerationBody(Struct, kw_only=True):
     stop: Stop = None
     seed: int | None = None
     ignore_eos: bool | None = None
-    priority: Annotated[int, Meta(ge=-_MOST_PRIORITY, le=_MOST_PRIORITY)] | None = None
+    priority: Priority | None = None
     keep_alive: float | str | None = None
     cache_salt: Salt | None = None
     n: Annotated[int, Meta(ge=1, le=_MOST_ANSWERS)] | None = None
@@ -159,10 +161,7 @@ def new_requests(
     model = fleet.roster.find(body.model).model
     record = record_of(http_request)
     record.model = model.id
-    priority = _priority(http_request, body)
-    if priority is not None and from_page(http_request.headers):
-        # A page may wait longer than others, but not push itself before them.
-        priority = min(priority, model.settings.priority)
+    priority = priority_of(http_request, body.priority, model)
     return [
         Request(
             msgspec.structs.replace(
@@ -172,7 +171,7 @@ def new_requests(
             deadline_s(http_request, fleet.settings.queue.deadline_s),
             request_id=record.id,
             priority=priority,
-            keep_alive_s=_keep_alive_s(body),
+            keep_alive_s=keep_alive_s(body.keep_alive),
             params=_params(body, prompt_param),
         )
         for generate in generates
@@ -196,10 +195,23 @@ def _params(body: GenerationBody, prompt_param: str) -> dict[RequestField, str]:
     return names | {"constraint": body.constraint_param}
 
 
-def _priority(request: HttpRequest, body: GenerationBody) -> int | None:
+def priority_of(request: HttpRequest, own: int | None, model: Model) -> int | None:
+    """X-Priority, or that of the body; None if neither is given.
+
+    Raises:
+        Refusal: the header can't be read.
+    """
+    priority = _priority(request, own)
+    if priority is not None and from_page(request.headers):
+        # A page may wait longer than others, but not push itself before them.
+        return min(priority, model.settings.priority)
+    return priority
+
+
+def _priority(request: HttpRequest, own: int | None) -> int | None:
     text = request.headers.get("x-priority")
     if text is None:
-        return body.priority
+        return own
     if re.fullmatch(r"[+-]?[0-9]{1,4}", text) is None or abs(int(text)) > _MOST_PRIORITY:
         raise Refusal(
             "invalid_request_error",
@@ -210,11 +222,16 @@ def _priority(request: HttpRequest, body: GenerationBody) -> int | None:
     return int(text)
 
 
-def _keep_alive_s(body: GenerationBody) -> float | None:
-    if body.keep_alive is None:
+def keep_alive_s(value: float | str | None) -> float | None:
+    """Seconds, if that was given.
+
+    Raises:
+        Refusal: it can't be read.
+    """
+    if value is None:
         return None
     try:
-        return parse_keep_alive(body.keep_alive)
+        return parse_keep_alive(value)
     except ValueError as error:
         raise Refusal("invalid_request_error", f"{error}.", param="keep_alive") from error
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from protocol.messages import Generate, TokenPrompt
+from protocol.messages import Embed, Generate, Task, TokenPrompt
 from protocol.tokens import BYTES_PER_TOKEN, pack
 
 # A worker that dies again within so many tokens has died of this request.
@@ -26,9 +26,9 @@ class Progress:
     an earlier attempt can't be taken for the present one's.
     """
 
-    def __init__(self, generate: Generate) -> None:
+    def __init__(self, task: Task) -> None:
         self.delivered = array("I")
-        self._generate = generate
+        self._task = task
         self._rendered: TokenPrompt | None = None
         self._parts = bytearray()
         self.fingerprint: str | None = None
@@ -38,7 +38,7 @@ class Progress:
     @property
     def wire_id(self) -> str:
         """The id that the last message gave it."""
-        return f"{self._generate.request_id}.{self._attempts}"
+        return f"{self._task.request_id}.{self._attempts}"
 
     @property
     def resumed(self) -> bool:
@@ -48,20 +48,24 @@ class Progress:
     @property
     def rendered(self) -> bool:
         """The token ids of the whole prompt are known."""
-        return self._rendered is not None or isinstance(self._generate.prompt, TokenPrompt)
+        if self._rendered is not None or isinstance(self._task, Embed):
+            return True
+        return isinstance(self._task.prompt, TokenPrompt)
 
     @property
     def prompt_tokens(self) -> int:
         """0: they aren't known yet."""
-        prompt = self._rendered or self._generate.prompt
-        return len(prompt.token_ids) // BYTES_PER_TOKEN if isinstance(prompt, TokenPrompt) else 0
+        prompt = self._rendered
+        if prompt is None and isinstance(self._task, Generate):
+            prompt = self._task.prompt if isinstance(self._task.prompt, TokenPrompt) else None
+        return 0 if prompt is None else len(prompt.token_ids) // BYTES_PER_TOKEN
 
     @property
     def suspect(self) -> bool:
         """A worker died under it, and it has not come far enough since to be innocent."""
         return self._death_at is not None and len(self.delivered) - self._death_at < SUSPECT_TOKENS
 
-    def next_message(self, fingerprint: str, priority: int = 0) -> Generate:
+    def next_message(self, fingerprint: str, priority: int = 0) -> Task:
         """What to send to a worker whose model has this fingerprint.
 
         Raises:
@@ -74,10 +78,12 @@ class Progress:
             self._rendered = None
         self._attempts += 1
         self._parts.clear()
+        if isinstance(self._task, Embed):
+            return msgspec.structs.replace(self._task, request_id=self.wire_id, priority=priority)
         return msgspec.structs.replace(
-            self._generate,
+            self._task,
             request_id=self.wire_id,
-            prompt=self._rendered or self._generate.prompt,
+            prompt=self._rendered or self._task.prompt,
             delivered=pack(self.delivered),
             priority=priority,
         )

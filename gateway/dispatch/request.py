@@ -11,7 +11,8 @@ from msgspec import Struct
 
 from gateway.dispatch.progress import Progress
 from gateway.dispatch.refusal import Refusal
-from protocol.messages import Delta, FinishReason, Generate, RequestField, Usage
+from gateway.dispatch.vectors import Vectors
+from protocol.messages import Delta, Embed, Embedded, FinishReason, RequestField, Task, Usage
 from protocol.parts import AnswerPart, merged
 
 # At most sixty writes a second for each stream: no screen shows more, and every write costs a
@@ -45,7 +46,7 @@ class Request:
 
     def __init__(
         self,
-        generate: Generate,
+        task: Task,
         now: float,
         deadline_s: float,
         *,
@@ -58,10 +59,10 @@ class Request:
         """`request_id` is what others call it; workers know it by its message's, which no two have
         in common. With `probe` it asks whether the model works, not for its answer. Without a
         `priority` it has the model's. `keep_alive_s` is how long the model shall stay loaded after
-        it. `params` are the client's names for fields of `generate`.
+        it. `params` are the client's names for fields of `task`.
         """
-        self.generate = generate
-        self.id = request_id or generate.request_id
+        self.task = task
+        self.id = request_id or task.request_id
         self.probe = probe
         self.priority = priority
         self.keep_alive_s = keep_alive_s
@@ -69,7 +70,9 @@ class Request:
         self.deadline_s = deadline_s
         self.arrived_at = now
         self.deadline_at = now + deadline_s
-        self.progress = Progress(generate)
+        self.progress = Progress(task)
+        # What an `Embed` is answered with, whole once the request is over.
+        self.vectors = Vectors(len(task.inputs) if isinstance(task, Embed) else 0)
         self._abandoned = False
         self._touched_at = now
         self._taken_at = now - _BETWEEN_PIECES_S
@@ -102,6 +105,7 @@ class Request:
     def start(self, now: float) -> None:
         """It runs from now on: the deadline stands still."""
         self._started_at = now
+        self.vectors.begin()
 
     def park(self, now: float) -> None:
         """It waits again: the deadline goes on."""
@@ -127,6 +131,14 @@ class Request:
                 self._arrived.set()
             else:
                 self._pause = loop.call_later(left_s, self._end_pause)
+
+    def deliver_vectors(self, part: Embedded) -> None:
+        """Raises: ImplausibleError."""
+        self.vectors.take(part)
+        if part.last:
+            self._finish_reason = "stop"
+            self._usage = Usage(self.vectors.tokens, 0)
+            self._arrived.set()
 
     def refuse(self, refusal: Refusal) -> None:
         """End without the rest of the answer. What arrived before is still delivered."""

@@ -15,8 +15,18 @@ from gateway.dispatch.quarantine import Quarantine
 from gateway.dispatch.queue import QueueFullError, RequestQueue
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
+from gateway.dispatch.vectors import ImplausibleError
 from gateway.events import EventLog, Kind
-from protocol.messages import Cancel, Message, Output, Rendered, RequestFailed
+from protocol.messages import (
+    Ability,
+    Cancel,
+    Embed,
+    Embedded,
+    Message,
+    Output,
+    Rendered,
+    RequestFailed,
+)
 
 
 class Connection(Struct, frozen=True):
@@ -25,6 +35,7 @@ class Connection(Struct, frozen=True):
     send: Callable[[Message], None]
     fingerprint: str
     context_tokens: int
+    abilities: tuple[Ability, ...] = ("text",)
 
 
 class ProtocolBreachError(Exception):
@@ -112,15 +123,25 @@ class Traffic:
         """Requests whose fault the death of the worker would be, should it come now."""
         return self._queue.running_suspects
 
+    @property
+    def abilities(self) -> tuple[Ability, ...] | None:
+        """What the model makes of texts, while a worker has it and takes requests."""
+        if self._connection is None or self._draining:
+            return None
+        return self._connection.abilities
+
     # From clients
 
     def submit(self, request: Request) -> None:
         """Take a request in; it is sent by the next `dispatch`. Probes don't count as use.
 
         Raises:
-            Refusal: the queue is full, or this request has killed workers.
+            Refusal: the queue is full, this request has killed workers, or it asks for what the
+                model can't do.
         """
-        left_s = self._quarantine.remaining_s(request.generate, self._loop.time())
+        if (refusal := self._inability(request)) is not None:
+            raise self._turned_away(request, refusal)
+        left_s = self._quarantine.remaining_s(request.task, self._loop.time())
         if left_s is not None:
             what = f"is kept out for another {left_s:.0f} s"
             raise self._turned_away(request, _died_twice(self._model_id, what))
@@ -183,6 +204,19 @@ class Traffic:
                 self.dispatch()
         return useful
 
+    def embedded(self, message: Embedded) -> bool:
+        """Whether it is for a request that runs. Raises: ProtocolBreachError."""
+        request = self._queue.find_running(message.request_id)
+        if request is None:
+            return False
+        try:
+            request.deliver_vectors(message)
+        except ImplausibleError as error:
+            raise ProtocolBreachError(str(error)) from error
+        if request.over:
+            self._finished(request)
+        return True
+
     def rendered(self, message: Rendered) -> None:
         """Raises: ProtocolBreachError."""
         if (request := self._queue.find_running(message.request_id)) is not None:
@@ -208,6 +242,9 @@ class Traffic:
         """Send what may run."""
         connection = None if self._draining else self._connection
         while connection is not None and (request := self._queue.next()) is not None:
+            if (refusal := self._inability(request)) is not None:
+                self._refuse(request, refusal)
+                continue
             try:
                 message = request.progress.next_message(
                     connection.fingerprint, self._queue.priority_of(request)
@@ -251,7 +288,7 @@ class Traffic:
         for request in running:
             request.park(now)
             if blame and request.progress.note_death():
-                self._quarantine.add(request.generate, now)
+                self._quarantine.add(request.task, now)
                 self._refuse(request, _died_twice(self._model_id, "was ended"))
             else:
                 parked.append(request)
@@ -278,6 +315,14 @@ class Traffic:
         self._quarantine.clear()
 
     # Inside
+
+    def _inability(self, request: Request) -> Refusal | None:
+        wanted: Ability = "text"
+        if isinstance(request.task, Embed):
+            wanted = "embedding" if request.task.query is None else "score"
+        if self.abilities is None or wanted in self.abilities:
+            return None
+        return Refusal("invalid_request_error", _unable(self._model_id, wanted), param="model")
 
     def _too_late(self, request: Request) -> Refusal:
         return Refusal(
@@ -333,6 +378,19 @@ class Traffic:
             delivered_tokens=len(request.progress.delivered),
             **fields,
         )
+
+
+def _unable(model_id: str, wanted: Ability) -> str:
+    match wanted:
+        case "text":
+            return (
+                f"{model_id!r} is made for vectors and writes no text: it serves /v1/embeddings "
+                "or /v1/rerank."
+            )
+        case "embedding":
+            return f"{model_id!r} makes no embeddings of texts."
+        case "score":
+            return f"{model_id!r} can't compare texts."
 
 
 def _died_twice(model_id: str, what: str) -> Refusal:

@@ -26,6 +26,7 @@ from gateway.process.worker import Listener, Worker
 from gateway.system.tasks import Tasks
 from protocol.messages import (
     Drain,
+    Embedded,
     Heartbeat,
     Hello,
     Load,
@@ -134,7 +135,10 @@ class WorkerSupervisor:
         if self.worker.fingerprint is not None:
             self._traffic.connect(
                 Connection(
-                    self.worker.send, self.worker.fingerprint, self._model.settings.context_tokens
+                    self.worker.send,
+                    self.worker.fingerprint,
+                    self._model.settings.context_tokens,
+                    self.worker.abilities,
                 )
             )
 
@@ -214,6 +218,8 @@ class WorkerSupervisor:
             match message:
                 case Output():
                     progress = self._traffic.output(message)
+                case Embedded():
+                    progress = self._traffic.embedded(message)
                 case Rendered():
                     self._traffic.rendered(message)
                 case RequestFailed():
@@ -268,6 +274,7 @@ class WorkerSupervisor:
                 # A reading from before the load says nothing any more.
                 worker.footprint = None
                 worker.fingerprint = ready.fingerprint
+                worker.abilities = ready.abilities
                 self._tenancy.reload_s = time.time() - worker.started_at
                 self._tasks.start(self._measure(), "first reading")
                 self._condition.handle(Event.LOADED)

@@ -27,7 +27,9 @@ from gateway.process.worker_log import WorkerLog
 from gateway.state.state_dir import StateDir
 from gateway.system.lane import Lane
 from protocol.messages import (
+    Ability,
     ClearPromptCache,
+    Embedded,
     Heartbeat,
     Message,
     MlxMemory,
@@ -113,6 +115,7 @@ class Worker:
         self._beside: deque[int] = deque(maxlen=_READINGS)
         self._told_beside_bytes = 0
         self.fingerprint: str | None = None
+        self.abilities: tuple[Ability, ...] = ("text",)
         # Of prompts that it keeps in memory, once it is loaded.
         self.prompt_cache_bytes: int | None = None
         # Who waits for its word that they are gone, in the order of asking.
@@ -329,6 +332,9 @@ class Worker:
             case Output(deltas=deltas):
                 self._last_step_at = self._loop.time()
                 self._tokens += sum(len(delta.token_ids) for delta in deltas)
+            case Embedded(tokens=tokens):
+                self._last_step_at = self._loop.time()
+                self._tokens += tokens
             case PromptCacheCleared(reclaimed_bytes=reclaimed_bytes):
                 if not self._clears:
                     self._on_garbage("it cleared prompts that nobody asked it to")

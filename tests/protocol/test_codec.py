@@ -26,6 +26,8 @@ from protocol.messages import (
     Delta,
     Device,
     Drain,
+    Embed,
+    Embedded,
     GatewayMessage,
     Generate,
     Heartbeat,
@@ -171,6 +173,19 @@ _from_gateway: dict[type[Message], st.SearchStrategy[Any]] = {
         delivered=_packed,
         cache_salt=_texts,
     ),
+    Embed: st.builds(
+        Embed,
+        request_id=_texts,
+        inputs=_tuples(
+            st.builds(TextPrompt, text=_texts) | st.builds(TokenPrompt, token_ids=_packed)
+        ),
+        priority=_integers,
+        query=_optional(_texts),
+        prompt_name=_optional(_texts),
+        role=st.sampled_from([None, "query", "document"]),
+        truncate=_optional(_integers),
+        dimensions=_optional(_integers),
+    ),
     Cancel: st.builds(Cancel, request_id=_texts),
     Limit: st.builds(
         Limit, limit_bytes=_integers, beside_bytes=_integers, bound=_optional(_bounds)
@@ -212,10 +227,19 @@ _from_worker: dict[type[Message], st.SearchStrategy[Any]] = {
         batching=st.booleans(),
         fingerprint=_texts,
         memory=_memories,
+        abilities=_tuples(st.sampled_from(["text", "embedding", "score"])),
     ),
     LoadFailed: st.builds(LoadFailed, reason=_texts, permanent=st.booleans()),
     Rendered: st.builds(Rendered, request_id=_texts, token_ids=_packed, last=st.booleans()),
     Output: st.builds(Output, step=_integers, deltas=_tuples(_deltas)),
+    Embedded: st.builds(
+        Embedded,
+        request_id=_texts,
+        dimensions=_integers,
+        vectors=st.binary(max_size=40),
+        tokens=_integers,
+        last=st.booleans(),
+    ),
     RequestFailed: st.builds(
         RequestFailed,
         request_id=_texts,
@@ -223,7 +247,7 @@ _from_worker: dict[type[Message], st.SearchStrategy[Any]] = {
             ["invalid_request_error", "context_length_exceeded", "internal_error"]
         ),
         message=_texts,
-        field=_optional(st.sampled_from(["prompt", "max_tokens"])),
+        field=_optional(st.sampled_from(["prompt", "max_tokens", "inputs", "truncate"])),
     ),
     Heartbeat: st.builds(
         Heartbeat,

@@ -22,6 +22,8 @@ from protocol.messages import (
     Delta,
     Device,
     Drain,
+    Embed,
+    Embedded,
     GatewayMessage,
     Generate,
     Heartbeat,
@@ -138,6 +140,16 @@ SAMPLES: dict[type[Message], Message] = {
         draft_tokens=3,
     ),
     Generate: _generate(PROMPTS[ChatPrompt]),
+    Embed: Embed(
+        request_id="r-1",
+        inputs=(PROMPTS[TextPrompt], PROMPTS[TokenPrompt]),
+        priority=3,
+        query="ships",
+        prompt_name="query",
+        role="document",
+        truncate=-1,
+        dimensions=256,
+    ),
     Cancel: Cancel(request_id="r-1"),
     Limit: Limit(
         limit_bytes=9_000_000_000,
@@ -170,6 +182,7 @@ SAMPLES: dict[type[Message], Message] = {
         batching=True,
         fingerprint="0f3a",
         memory=MEMORY,
+        abilities=("embedding", "score"),
     ),
     LoadFailed: LoadFailed(reason="there are no weights", permanent=True),
     Rendered: Rendered(request_id="r-1", token_ids=pack([1, 2, 3]), last=True),
@@ -183,6 +196,9 @@ SAMPLES: dict[type[Message], Message] = {
             ),
             Delta("r-4", (), (PromptLogprobs(0, (PromptToken(b"a", None),)),)),
         ),
+    ),
+    Embedded: Embedded(
+        request_id="r-1", dimensions=2, vectors=b"\0\0\x80\x3f" * 4, tokens=9, last=True
     ),
     RequestFailed: RequestFailed(
         request_id="r-1", code="internal_error", message="no", field="prompt"

@@ -16,6 +16,7 @@ from protocol.parts import AnswerPart, Logprobs, PromptLogprobs, PromptToken, To
 from protocol.tokens import pack
 from tests.support import shapes
 from worker.caches import Caches
+from worker.engines import prompt_scores
 from worker.engines.batched import BatchedEngine
 from worker.engines.prompt_scores import scored_chunk
 from worker.engines.room import CacheShape, Room
@@ -97,8 +98,9 @@ def _check(score: Score | None, exact: list[float], token_id: int, alternatives:
     assert [exact[each] for each, _ in score.top] == pytest.approx(best, abs=1e-3)
 
 
-def test_they_are_what_the_model_gave(model: LoadedModel) -> None:
+def test_they_are_what_the_model_gave(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """In chunks so short that each prompt has several, and rows of all kinds side by side."""
+    monkeypatch.setattr(prompt_scores, "_LEAST_BYTES", 0)
     for sequences in (SEQUENCES, [SEQUENCES[3]]):
         # A chunk of one token for each row of all, or of four for one alone.
         made = _run(_engine(model, working_bytes=90_000), sequences)
@@ -185,6 +187,7 @@ def test_a_chunk_that_is_looked_at() -> None:
     assert scored_chunk(1, 151_936, 0) == 16
     assert scored_chunk(8, 151_936, 400_000_000) == 16
     assert scored_chunk(8, 262_144, 1) == 1
+    assert scored_chunk(64, 262_144, 0) == 1
 
 
 def _writer(model: LoadedModel, prompt_ids: list[int]) -> LogprobWriter:

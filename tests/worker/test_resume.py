@@ -228,7 +228,7 @@ def test_within_a_call(demo: LoadedModel) -> None:
     text = 'So:\n<tool_call>\n{"name": "f", "arguments": {"a": "ö <b>"}}\n</tool_call>'
     text = f"<think>\nHm.\n</think>\n{text}"
     token_ids = demo.tokenizer.encode(text, add_special_tokens=False)
-    tools = Tools(definitions="[]")
+    tools = Tools(definitions='[{"type": "function", "function": {"name": "f"}}]')
     generate = Generate("r", TextPrompt("."), GREEDY, max_tokens=200, parsed=True, tools=tools)
     stream = _prepare(demo, generate).answer
     pieces = [stream.add(each) for each in token_ids]

@@ -16,7 +16,7 @@ from worker.answer.readers import ObjectCalls, WholeCalls
 
 class Family(NamedTuple):
     """Its template, or its vocabulary, has the `mark`. `before_mlx_lm`: its template has what
-    mlx-lm knows others by.
+    mlx-lm knows others by. Those `around` are tags of the answer itself.
     """
 
     name: str
@@ -24,6 +24,7 @@ class Family(NamedTuple):
     blocks: tuple[Block, ...]
     bare: Bare | None = None
     before_mlx_lm: bool = False
+    around: tuple[str, ...] = ()
 
 
 def _python_lines(text: str, definitions: Any) -> Any:
@@ -34,7 +35,7 @@ def _python_lines(text: str, definitions: Any) -> Any:
 # V3 and R1 name the kind first, and put the arguments in a fence; V3.1 does neither.
 _DEEPSEEK_HEAD: Final = (
     r"\s*(?:```)?\s*(?:<｜tool▁call▁end｜>)?\s*<｜tool▁call▁begin｜>\s*"
-    r"(?:function\s*<｜tool▁sep｜>)?(?P<name>[\w.-]+)\s*(?:<｜tool▁sep｜>)?\s*(?:```json)?\s*\{"
+    r"(?:function\s*<｜tool▁sep｜>)?(?P<name>[\w.:/-]+)\s*(?:<｜tool▁sep｜>)?\s*(?:```json)?\s*\{"
 )
 _DEEPSEEK_TAIL: Final = r"\s*(?:```)?\s*(?:<｜tool▁call▁end｜>)?\s*<｜tool▁calls▁end｜>"
 _INVOKE: Final = regex.compile(
@@ -70,7 +71,7 @@ def _matches(pattern: regex.Pattern[str], text: str) -> Iterator[tuple[str, ...]
 
 
 _HUNYUAN_HEAD: Final = (
-    r"\s*(?:```)?\s*(?:</tool_call>)?\s*<tool_call>\s*(?P<name>[\w.-]+)\s*(?:```json)?\s*\{"
+    r"\s*(?:```)?\s*(?:</tool_call>)?\s*<tool_call>\s*(?P<name>[\w.:/-]+)\s*(?:```json)?\s*\{"
 )
 _HUNYUAN_TAIL: Final = r"\s*(?:```)?\s*(?:</tool_call>)?\s*</tool_calls>"
 _LLAMA4_BEGINS: Final = regex.compile(r"\[\s*[\w.]+\(")
@@ -108,7 +109,12 @@ FAMILIES: Final = (
             ),
         ),
     ),
-    Family("command", "<|START_ACTION|>", (objects("<|START_ACTION|>", "<|END_ACTION|>"),)),
+    Family(
+        "command",
+        "<|START_ACTION|>",
+        (objects("<|START_ACTION|>", "<|END_ACTION|>"),),
+        around=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    ),
     Family(
         "phi4",
         "<|/tool_call|>",
@@ -124,6 +130,7 @@ FAMILIES: Final = (
         "<tool_calls>",
         (either("<tool_calls>", "</tool_calls>", _HUNYUAN_HEAD, _HUNYUAN_TAIL),),
         before_mlx_lm=True,
+        around=("<answer>", "</answer>"),
     ),
     Family(
         "olmo3",
@@ -160,5 +167,3 @@ THOUGHTS: Final = (
     Tags("<thought>", "</thought>"),
     Tags("<think>", "</think>"),
 )
-# Command's and Hunyuan's, around the answer itself.
-AROUND_ANSWERS: Final = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<answer>", "</answer>")

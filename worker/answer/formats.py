@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any
 
-from worker.answer.families import AROUND_ANSWERS, FAMILIES, HERMES, THOUGHTS, Family
+from worker.answer.families import FAMILIES, HERMES, THOUGHTS, Family
 from worker.answer.format import Format, Tags
 from worker.answer.mlx_lm_formats import block_of_mlx_lm
 
@@ -20,7 +20,7 @@ def find_format(tokenizer: Any) -> Format:
     if tokenizer.has_tool_calling and not (family.before_mlx_lm and family.mark in template):
         name, block = block_of_mlx_lm(tokenizer)
         blocks, bare = (block,), None
-    dropped = [each for each in AROUND_ANSWERS if each in template or each in vocabulary]
+    dropped = [each for each in family.around if each in template or each in vocabulary]
     return Format(
         name,
         _reasoning(tokenizer, template, vocabulary),

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from worker.answer.readers import Parse
 
-_HEAD: Final = re.compile(r"[\s,]*call:([\w.:-]+)\s*(?=\{)")
+_HEAD: Final = re.compile(r"[\s,]*call:([\w.:/-]+)\s*(?=\{)")
 _BARE: Final = re.compile(r"[^,{}\[\]<]+")
 _KEY: Final = re.compile(r"\s*([^:,{}\[\]]+?)\s*:\s*")
 _SPACE: Final = re.compile(r"\s*")

@@ -16,8 +16,8 @@ MESSAGE: Final = "<|message|>"
 # What ends a message; models leave out the end and begin the next one.
 _ENDS: Final = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
 _HEADER: Final = regex.compile(
-    r"\s*(?:<\|start\|>)?\s*(?:assistant)?\s*(?:to=(?P<early>[\w.:-]+)\s*)?"
-    r"(?:<\|channel\|>\s*(?P<channel>analysis|commentary|final)\s*(?:to=(?P<late>[\w.:-]+)\s*)?"
+    r"\s*(?:<\|start\|>)?\s*(?:assistant)?\s*(?:to=(?P<early>[\w.:/-]+)\s*)?"
+    r"(?:<\|channel\|>\s*(?P<channel>analysis|commentary|final)\s*(?:to=(?P<late>[\w.:/-]+)\s*)?"
     r"(?:[\w ]*)(?:<\|constrain\|>\s*[\w ]*)?)?<\|message\|>"
 )
 _MOST_HEADER_CHARACTERS: Final = 256

@@ -15,10 +15,10 @@ from worker.answer.readers import Parse
 FUNCTION_TAGS: Final = (Tags("<function=", "</function>"), Tags("<parameter=", "</parameter>"))
 
 _MISTRAL_HEAD: Final = (
-    r"\s*(?:\[TOOL_CALLS\])?\s*(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*\{"
+    r"\s*(?:\[TOOL_CALLS\])?\s*(?P<name>[\w.:/-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*\{"
 )
 _KIMI_HEAD: Final = (
-    r"\s*(?:<\|tool_call_end\|>)?\s*<\|tool_call_begin\|>\s*(?:functions\.)?(?P<name>[\w.-]+?)"
+    r"\s*(?:<\|tool_call_end\|>)?\s*<\|tool_call_begin\|>\s*(?:functions\.)?(?P<name>[\w.:/-]+?)"
     r"(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*\{"
 )
 _KIMI_TAIL: Final = r"\s*(?:<\|tool_call_end\|>)?\s*<\|tool_calls_section_end\|>"

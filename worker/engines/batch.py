@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, Final, NamedTuple
 
 from mlx_lm.generate import BatchGenerator, StopSequences
@@ -233,10 +234,13 @@ class RowBatch:
         self._tap.watches_prompts = watched
         with self._generator.stats() as stats:
             prompt_responses, responses = self._generator.next()
-        self._pace.observe(stats.prompt_tokens, stats.prompt_time)
         self._on_prefill(stats.prompt_tokens, stats.prompt_time)
+        scored_s = 0.0
         if watched:
+            began_s = perf_counter()
             self._score_prompts([each for each in prompt_responses if not each.end_of_prompt])
+            scored_s = perf_counter() - began_s
+        self._pace.observe(stats.prompt_tokens, stats.prompt_time + scored_s)
         self._at_boundary = []
         for response in prompt_responses:
             row = self._rows[response.uid]

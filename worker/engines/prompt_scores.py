@@ -9,8 +9,8 @@ import mlx.core as mx
 from worker.engines.sequence import Sequence
 from worker.sampling.scores import Score, Scores
 
-# Where nobody knows what a step may take.
-_LOGITS_BYTES: Final = 64_000_000
+# What logits may take anyway: a chunk of a few tokens would read all weights for nearly nothing.
+_LEAST_BYTES: Final = 64_000_000
 # What one logit takes: in the model's type for all rows, and for one row at a time thrice in single
 # precision.
 _LOGIT_BYTES: Final = 16
@@ -18,9 +18,9 @@ _LOGIT_BYTES: Final = 16
 
 def scored_chunk(rows: int, vocabulary: int, working_bytes: int) -> int:
     """How long a chunk may be for so many rows, a power of two, for its logits to take no more than
-    a step may. `working_bytes` 0 is not known.
+    a step may, which has `working_bytes`.
     """
-    tokens = (working_bytes or _LOGITS_BYTES) // (rows * vocabulary * _LOGIT_BYTES)
+    tokens = max(working_bytes, _LEAST_BYTES) // (rows * vocabulary * _LOGIT_BYTES)
     return 1 << max(tokens, 1).bit_length() - 1
 
 

@@ -38,6 +38,9 @@ class CacheShape(NamedTuple):
         return rows * (steps * STEP_TOKENS * self.token_bytes + self.row_bytes)
 
 
+NO_CACHES = CacheShape(0, 0, 1.0)
+
+
 class Batch(NamedTuple):
     """The size of one."""
 
@@ -62,6 +65,8 @@ class Room:
     grown_bytes: int = 0
     working_bytes: int = 0
     working_token_bytes: int = 0
+    # What a batch of texts takes whose vectors are being computed.
+    vector_bytes: int = 0
 
     def needed_bytes(self, batches: Iterable[Batch]) -> int:
         """The limit that these batches need together. They take turns: only one of them grows."""
@@ -74,6 +79,7 @@ class Room:
             self.fixed_bytes
             + self.working_bytes
             + self.working_token_bytes * longest_tokens
+            + self.vector_bytes
             + sum(resting)
             + int(max(resting, default=0) * (self.shape.peak - 1.0))
         )
@@ -91,7 +97,8 @@ class Room:
         """Whether a sequence of so many tokens can ever run, alone."""
         if self.limit_bytes is None or self.most_bytes is None:
             return True
-        needed_bytes = self.needed_bytes([Batch(1, tokens)]) - self.grown_bytes
+        passing_bytes = self.grown_bytes + self.vector_bytes
+        needed_bytes = self.needed_bytes([Batch(1, tokens)]) - passing_bytes
         return needed_bytes <= max(self.limit_bytes, self.most_bytes)
 
     def longest_tokens(self, tokens: int) -> int:

@@ -13,11 +13,13 @@ from msgspec import Struct
 
 from gateway.memory.back_end import BackEnd
 from gateway.memory.estimate.cache import CacheShape, cache_shape
+from gateway.memory.estimate.encoder import NO_CACHES, encoder_bytes
 from gateway.memory.estimate.language import language_of
 from gateway.memory.estimate.options import Options
 from gateway.memory.estimate.weights import EstimateError, Weights, adapter_bytes, read_weights
 from gateway.memory.estimate.working import working_bytes
 from protocol.caches import STEP_TOKENS
+from protocol.encoders import encoder_of
 
 # Weights are known to the byte. What computing takes is calculated, within this of the truth.
 _MARGIN: Final = 0.15
@@ -207,13 +209,20 @@ def estimated(
         context_tokens = min(context_tokens, own_context)
     ordinary_tokens = min(ordinary_tokens, context_tokens)
     try:
-        shape = cache_shape(config, weights.element_bytes, kv_bits)
-        short_bytes, long_bytes = (
-            working_bytes(
-                text, weights.element_bytes, tokens, system, quantized=kv_bits is not None
+        if encoder_of(config) is not None:
+            shape = NO_CACHES
+            short_bytes, long_bytes = (
+                encoder_bytes(text, weights.element_bytes, tokens, system)
+                for tokens in (ordinary_tokens, context_tokens)
             )
-            for tokens in (ordinary_tokens, context_tokens)
-        )
+        else:
+            shape = cache_shape(config, weights.element_bytes, kv_bits)
+            short_bytes, long_bytes = (
+                working_bytes(
+                    text, weights.element_bytes, tokens, system, quantized=kv_bits is not None
+                )
+                for tokens in (ordinary_tokens, context_tokens)
+            )
     except (TypeError, ValueError) as error:
         raise EstimateError(f"{name} can't be understood: {error}") from error
     more_tokens = context_tokens - ordinary_tokens

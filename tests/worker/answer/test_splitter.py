@@ -241,6 +241,17 @@ def test_harmony(text: str, parts: list[AnswerPart]) -> None:
     assert _parts(text, Format(harmony=True)) == parts
 
 
+def test_names_as_tool_servers_give_them() -> None:
+    name = "mcp:files/read_file.v2"
+    call = [ToolCall(0, "{}", name)]
+    text = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{{}}<|call|>"
+    assert _parts(text, Format(harmony=True)) == call
+    text = f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{{}}<｜tool▁call▁end｜>"
+    assert _parts(text, _family("deepseek")) == call
+    text = f"<tool_calls><tool_call>{name}\n```json\n{{}}\n```\n</tool_call></tool_calls>"
+    assert _parts(text, _family("hunyuan")) == call
+
+
 def test_harmony_without_tools() -> None:
     text = "<|channel|>commentary to=functions.f<|message|>{}"
     assert _parts(text, Format(harmony=True), calls=False) == [Text(text)]

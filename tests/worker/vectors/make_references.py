@@ -1,0 +1,101 @@
+"""Writes the small models beside this file, and what transformers makes of some tokens with them.
+
+The suite doesn't run it: it takes torch 2.13.0 and transformers 5.23.0, in an environment of its
+own. `python make_references.py` overwrites `models/`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+import transformers as hf
+from safetensors.torch import save_file
+
+FOLDER = Path(__file__).with_name("models")
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 48,
+}
+MODERN = {
+    **SIZES,
+    "pad_token_id": 0,
+    "local_attention": 8,
+    "global_attn_every_n_layers": 3,
+    "cls_token_id": 2,
+    "sep_token_id": 3,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+}
+DECODER = {**SIZES, "num_key_value_heads": 1, "head_dim": 8}
+GEMMA = {
+    **DECODER,
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "query_pre_attn_scalar": 8,
+    "use_bidirectional_attention": True,
+}
+
+MODELS = {
+    "bert": (hf.BertModel, hf.BertConfig(**SIZES)),
+    "bert_ranker": (hf.BertForSequenceClassification, hf.BertConfig(**SIZES, num_labels=1)),
+    "roberta_ranker": (
+        hf.XLMRobertaForSequenceClassification,
+        hf.XLMRobertaConfig(**SIZES, num_labels=1, pad_token_id=1, type_vocab_size=1),
+    ),
+    "modernbert": (hf.ModernBertModel, hf.ModernBertConfig(**MODERN)),
+    "modernbert_ranker": (
+        hf.ModernBertForSequenceClassification,
+        hf.ModernBertConfig(**MODERN, num_labels=1, classifier_pooling="mean"),
+    ),
+    "gemma3": (hf.Gemma3TextModel, hf.Gemma3TextConfig(**GEMMA)),
+    "qwen3": (hf.Qwen3Model, hf.Qwen3Config(**DECODER)),
+}
+
+
+def main() -> None:
+    for name, (kind, config) in MODELS.items():
+        torch.manual_seed(7)
+        model = kind(config).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                # What libraries begin with depends on the order of texts hardly at all.
+                if parameter.ndim > 1:
+                    parameter.normal_(0, 0.4)
+                else:
+                    parameter.add_(torch.randn_like(parameter) * 0.1)
+        folder = FOLDER / name
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = {key: value.contiguous() for key, value in model.state_dict().items()}
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        settings = {**config.to_dict(), "architectures": [kind.__name__]}
+        if name == "gemma3":
+            # As published files have them; transformers halves the window as it reads them.
+            settings |= {"sliding_window": 8, "sliding_window_pattern": 2}
+        (folder / "config.json").write_text(json.dumps(settings, indent=1) + "\n")
+        if name == "qwen3":
+            modules = [{"path": "", "type": "sentence_transformers.models.Transformer"}]
+            (folder / "modules.json").write_text(json.dumps(modules) + "\n")
+        texts = json.loads((FOLDER / "texts.json").read_text())
+        expected = [_outputs(model, each["tokens"], each["types"]) for each in texts]
+        (folder / "expected.json").write_text(json.dumps(expected) + "\n")
+
+
+def _outputs(model: torch.nn.Module, tokens: list[int], types: list[int]) -> list[float]:
+    """A text's states one after another, or its score."""
+    inputs = {"input_ids": torch.tensor([tokens])}
+    if isinstance(model, hf.BertForSequenceClassification):
+        inputs["token_type_ids"] = torch.tensor([types])
+    with torch.no_grad():
+        outputs = model(**inputs)
+    values = outputs.logits if "logits" in outputs else outputs.last_hidden_state
+    return [round(each, 6) for each in values.flatten().tolist()]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""Batches of texts through a model, beside sequences, within a room that changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protocol.codec import MAX_WORKER_FRAME_BYTES, encode
+from protocol.messages import Embedded
+from worker.engines.batched import BatchedEngine
+from worker.engines.room import NO_CACHES, Batch, Room, measure
+from worker.engines.sequence import Sequence
+from worker.loading import load_weights
+from worker.vectors.beside import NoText, WithVectors
+from worker.vectors.engine import VectorEngine
+from worker.vectors.heads import VectorHead
+from worker.vectors.job import Job, Kind, Text
+from worker.vectors.recipe import Recipe
+from worker.vectors.trunks import Decoder, Encoder
+
+MODELS = Path(__file__).with_name("models")
+TEXTS = [Text(each["tokens"]) for each in json.loads((MODELS / "texts.json").read_text())]
+
+
+class Bench:
+    """An engine with a small model, and what it sends."""
+
+    def __init__(self, name: str, room: Room | None = None, **recipe: Any) -> None:
+        self.model, _ = load_weights(MODELS / name)
+        self.sent: list[Embedded] = []
+        self.room = room or Room(NO_CACHES)
+        decoder = Decoder.of(self.model) if name == "qwen3" else None
+        poolings = ("lasttoken",) if decoder else ("mean",)
+        head = VectorHead(Recipe(poolings, **recipe))
+        self.vectors = VectorEngine(
+            decoder or Encoder(self.model),
+            {"embedding": head, "cosine": head},
+            self.room,
+            0.1,
+            0,
+            self.sent.append,
+        )
+        self.engine = WithVectors(NoText(), self.vectors, self.room)
+
+    def run(self, kind: Kind = "embedding", **job: Any) -> np.ndarray:
+        self.engine.add_job(Job("r", kind, TEXTS, **job))
+        while self.engine.active:
+            self.engine.step()
+        assert not self.engine.waiting
+        return self.received("r")
+
+    def received(self, request_id: str) -> np.ndarray:
+        parts = [each for each in self.sent if each.request_id == request_id]
+        assert [each.last for each in parts] == [False] * (len(parts) - 1) + [True]
+        data = b"".join(each.vectors for each in parts)
+        return np.frombuffer(data, "<f4").reshape(-1, parts[0].dimensions)
+
+
+def _expected(name: str) -> list[np.ndarray]:
+    values = json.loads((MODELS / name / "expected.json").read_text())
+    return [np.array(each).reshape(-1, 16) for each in values]
+
+
+@pytest.fixture(scope="module")
+def bert() -> np.ndarray:
+    """Means of the states, of length 1."""
+    means = np.stack([each.mean(axis=0) for each in _expected("bert")])
+    return means / np.linalg.norm(means, axis=1, keepdims=True)
+
+
+def test_vectors_in_the_order_of_the_texts(bert: np.ndarray) -> None:
+    bench = Bench("bert")
+    np.testing.assert_allclose(bench.run(), bert, atol=1e-4)
+    assert sum(each.tokens for each in bench.sent) == sum(len(each.token_ids) for each in TEXTS)
+
+
+def test_a_decoders_texts_go_through_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench("qwen3", normalized=False)
+    monkeypatch.setattr(bench.vectors._pace, "chunk", lambda rows, decoding: 4)
+    last = np.stack([each[-1] for each in _expected("qwen3")])
+    np.testing.assert_allclose(bench.run(), last, atol=2e-4)
+
+
+def test_cut_vectors_have_length_1_again(bert: np.ndarray) -> None:
+    cut = bert[:, :5] / np.linalg.norm(bert[:, :5], axis=1, keepdims=True)
+    np.testing.assert_allclose(Bench("bert", normalized=False).run(dimensions=5), cut, atol=1e-4)
+
+
+def test_cosines_with_the_first_text(bert: np.ndarray) -> None:
+    cosines = Bench("bert").run("cosine")
+    np.testing.assert_allclose(cosines[:, 0], bert[1:] @ bert[0], atol=1e-4)
+
+
+def test_many_vectors_come_in_several_frames() -> None:
+    bench = Bench("bert")
+    bench.engine.add_job(Job("r", "embedding", [Text([2, 3])] * 20_000))
+    while bench.engine.active:
+        bench.engine.step()
+    assert len(bench.sent) > 2
+    assert all(len(encode(each)) <= MAX_WORKER_FRAME_BYTES for each in bench.sent)
+    assert bench.received("r").shape == (20_000, 16)
+
+
+def test_what_is_removed_is_not_computed(bert: np.ndarray) -> None:
+    bench = Bench("bert")
+    bench.engine.add_job(Job("gone", "embedding", TEXTS))
+    bench.engine.add_job(Job("stays", "embedding", TEXTS))
+    bench.engine.step()
+    bench.engine.remove(["gone", "never was"])
+    while bench.engine.active:
+        bench.engine.step()
+    assert {each.request_id for each in bench.sent} == {"stays"}
+    np.testing.assert_allclose(bench.received("stays"), bert, atol=1e-4)
+    assert bench.room.vector_bytes == 0
+
+
+def test_texts_wait_for_room_and_say_what_they_need() -> None:
+    bench = Bench("bert", Room(NO_CACHES, limit_bytes=1_000, working_token_bytes=100))
+    engine = bench.engine
+    engine.add_job(Job("r", "embedding", TEXTS))
+    engine.step()
+    assert engine.short
+    assert (engine.active, engine.waiting) == (0, 1)
+    need = engine.need
+    assert need.least_bytes == need.wanted_bytes > 1_000
+    bench.room.limit_bytes = need.least_bytes
+    engine.step()
+    assert not engine.short
+    assert engine.active == 1
+    while engine.active:
+        engine.step()
+    assert bench.received("r").shape == (3, 16)
+
+
+@pytest.fixture
+def beside() -> Iterator[tuple[Bench, WithVectors]]:
+    """Vectors beside an engine that writes, with room for four sequences."""
+    bench = Bench("qwen3")
+    bench.room.shape = measure(bench.model)
+    bench.room.limit_bytes = bench.room.needed_bytes([Batch(4, 40)])
+    text = BatchedEngine(bench.model, [63], 4, bench.room)
+    engine = WithVectors(text, bench.vectors, bench.room)
+    yield bench, engine
+    engine.close()
+
+
+def test_sequences_go_on_beside_vectors(beside: tuple[Bench, WithVectors]) -> None:
+    bench, engine = beside
+    engine.add(Sequence("s", [2, 5, 7], 12, None, ignore_eos=True))
+    alone = []
+    while engine.active + engine.waiting:
+        alone += [each.token_id for each in engine.step()]
+    engine.add(Sequence("s", [2, 5, 7], 12, None, ignore_eos=True))
+    engine.add_job(Job("r", "embedding", TEXTS))
+    together = []
+    while engine.active + engine.waiting:
+        together += [each.token_id for each in engine.step()]
+        assert bench.room.limit_bytes is not None
+        assert engine.need.used_bytes <= bench.room.limit_bytes
+    assert together == alone
+    assert len(alone) == 12
+    assert len(bench.received("r")) == 3

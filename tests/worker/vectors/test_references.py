@@ -1,0 +1,81 @@
+"""Small models of each family make what transformers makes of them (make_references.py)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_map
+
+from protocol.messages import Embedded
+from worker.engines.room import NO_CACHES, Room
+from worker.loading import load_weights
+from worker.vectors.encoders import scores
+from worker.vectors.engine import VectorEngine
+from worker.vectors.heads import ClassHead
+from worker.vectors.job import Job, Text
+from worker.vectors.trunks import Decoder, Encoder
+
+MODELS = Path(__file__).with_name("models")
+_TEXTS = json.loads((MODELS / "texts.json").read_text())
+TOKENS = [each["tokens"] for each in _TEXTS]
+TYPES = [each["types"] for each in _TEXTS]
+ENCODERS = ("bert", "modernbert", "gemma3")
+
+
+def _states(name: str, dtype: mx.Dtype = mx.float32) -> list[np.ndarray]:
+    """Of the texts, computed together."""
+    model, _ = load_weights(MODELS / name)
+    model.update(tree_map(lambda each: each.astype(dtype), model.parameters()))
+    trunk = Decoder.of(model) if name == "qwen3" else Encoder(model)
+    assert trunk is not None
+    lengths = [len(each) for each in TOKENS]
+    rows = mx.array([each + [0] * (max(lengths) - len(each)) for each in TOKENS])
+    states = trunk.states(rows, None, lengths, trunk.begin())
+    return [
+        np.array(row[:length].astype(mx.float32))
+        for row, length in zip(states, lengths, strict=True)
+    ]
+
+
+def _expected(name: str) -> list[np.ndarray]:
+    values = json.loads((MODELS / name / "expected.json").read_text())
+    return [np.array(each, np.float32) for each in values]
+
+
+@pytest.mark.parametrize("name", [*ENCODERS, "qwen3"])
+def test_states(name: str) -> None:
+    for states, expected in zip(_states(name), _expected(name), strict=True):
+        np.testing.assert_allclose(states.flatten(), expected, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_states_in_half_precision(name: str) -> None:
+    """Padding may be no number there, and must not reach the texts beside it."""
+    for states, expected in zip(_states(name, mx.float16), _expected(name), strict=True):
+        states = states.flatten()
+        cosine = states @ expected / np.linalg.norm(states) / np.linalg.norm(expected)
+        assert cosine > 0.999
+
+
+@pytest.mark.parametrize("name", ["bert_ranker", "roberta_ranker", "modernbert_ranker"])
+def test_scores(name: str) -> None:
+    model, config = load_weights(MODELS / name)
+    assert scores(config)
+    head = ClassHead(model, config)
+    sent: list[Embedded] = []
+    room = Room(NO_CACHES)
+    engine = VectorEngine(Encoder(model), {"score": head}, room, 0.1, 1, sent.append)
+    types = TYPES if name == "bert_ranker" else [None, None, None]
+    texts = [Text(ids, types=each) for ids, each in zip(TOKENS, types, strict=True)]
+    engine.add(Job("1", "score", texts))
+    while engine.jobs:
+        assert engine.begin(None)
+        engine.step(beside_decoding=False)
+    made = np.frombuffer(sent[0].vectors, np.float32)
+    logits = np.concatenate(_expected(name))
+    np.testing.assert_allclose(made, 1 / (1 + np.exp(-logits)), atol=2e-4)
+    assert sent[0].tokens == sum(map(len, TOKENS))

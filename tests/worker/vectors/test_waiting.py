@@ -1,0 +1,63 @@
+"""Which texts are computed together."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.vectors.waiting import WaitingTexts
+
+_LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=30)
+
+
+@given(
+    jobs=st.lists(st.tuples(_LENGTHS, st.integers(-1, 1)), min_size=1, max_size=6),
+    most=st.integers(1, 600),
+    removed=st.integers(0, 5),
+)
+def test_every_text_is_taken_once_and_no_batch_is_too_large(
+    jobs: list[tuple[list[int], int]], most: int, removed: int
+) -> None:
+    waiting = WaitingTexts()
+    left: dict[int, set[int]] = {}
+    for number, (lengths, priority) in enumerate(jobs):
+        waiting.add(number, lengths, priority)
+        left[number] = set(range(len(lengths)))
+    waiting.remove(removed)
+    left.pop(removed, None)
+    while left:
+        first = min(left, key=lambda number: (-jobs[number][1], number))
+        assert waiting.longest() == max(jobs[first][0][place] for place in left[first])
+        wanted, reach = waiting.longest(), waiting.reach()
+        taken = waiting.take(most, reach)
+        longest = max(each.tokens for each in taken)
+        assert len(taken) * longest <= most or len(taken) == 1
+        # Who came first is not kept waiting by others that fit better.
+        assert first in {each.job for each in taken}
+        assert wanted <= longest <= reach
+        assert longest <= 16 or min(each.tokens for each in taken) >= longest * 0.75
+        for each in taken:
+            assert jobs[each.job][0][each.place] == each.tokens
+            left[each.job].remove(each.place)
+            if not left[each.job]:
+                del left[each.job]
+    assert len(waiting) == 0
+    assert waiting.take(most, most) == []
+    assert waiting.longest() == 0
+
+
+def test_padding_is_bounded() -> None:
+    waiting = WaitingTexts()
+    waiting.add(0, [100, 98, 40], priority=0)
+    assert [each.tokens for each in waiting.take(2048, 2048)] == [98, 100]
+    assert [each.tokens for each in waiting.take(2048, 2048)] == [40]
+
+
+def test_requests_share_a_batch() -> None:
+    waiting = WaitingTexts()
+    for number, tokens in enumerate([30, 25, 38, 39, 41]):
+        waiting.add(number, [tokens], priority=0)
+    assert waiting.reach() == 40
+    assert [each.tokens for each in waiting.take(2048, longest_tokens=38)] == [25, 30]
+    assert [each.tokens for each in waiting.take(2048, longest_tokens=40)] == [38, 39]
+    assert [each.tokens for each in waiting.take(1, longest_tokens=54)] == [41]

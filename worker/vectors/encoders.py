@@ -1,0 +1,248 @@
+"""Encoders without what is behind their last layer, or with a head for scores.
+
+The library's own calls pool all models alike and want weights that not all files have; here its
+layers are called, and files decide on the rest.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from protocol.encoders import ENCODERS, encoder_of
+
+# Padding is masked by adding it; the least number that half precision has is -65,504.
+_MASKED: Final = -30000.0
+_SCORING: Final = "ForSequenceClassification"
+
+
+class EncoderError(Exception):
+    """Why an encoder can't be loaded, in a sentence."""
+
+
+def classes_of(config: dict[str, Any]) -> tuple[type, Any]:
+    """A model and its arguments, as mlx-lm's `load_model` wants them.
+
+    Raises:
+        EncoderError: no such architecture, or the library isn't installed.
+    """
+    name = encoder_of(config)
+    kind = config.get("model_type")
+    if not name:
+        known = ", ".join(key for key, module in ENCODERS.items() if module)
+        raise EncoderError(f"Encoders of type {kind} are not supported; there are {known}.")
+    if name == "gemma3_text":
+        # mlx-embeddings has the decoder's layers too, but not its windows.
+        return _gemma3(importlib.import_module("mlx_lm.models.gemma3_text"))
+    try:
+        module = importlib.import_module(f"mlx_embeddings.models.{name}")
+    except ImportError as error:
+        raise EncoderError(
+            f"Encoders such as this one, of type {kind}, take mlx-embeddings, which can't be "
+            f"imported ({error}): install it with pip install 'mlx-bulkhead[embeddings]'."
+        ) from error
+    return _BUILDERS[name](module, config)
+
+
+def scores(config: Mapping[str, Any]) -> bool:
+    """Whether the model compares two texts, instead of making vectors."""
+    return any(str(each).endswith(_SCORING) for each in config.get("architectures") or ())
+
+
+def own_context_tokens(config: Mapping[str, Any]) -> int | None:
+    """How long a text may be: RoBERTa's positions begin behind that of the padding."""
+    value = config.get("max_position_embeddings")
+    if not isinstance(value, int) or value <= 0:
+        return None
+    if encoder_of(config) == "xlm_roberta":
+        return value - int(config.get("pad_token_id", 1)) - 1
+    return value
+
+
+def _labels(config: Mapping[str, Any]) -> int:
+    labels = len(config.get("id2label") or {}) or int(config.get("num_labels", 2))
+    if labels != 1:
+        raise EncoderError(f"This model has {labels} labels; one that scores texts has one.")
+    return labels
+
+
+def _unprefixed(weights: dict[str, Any], *prefixes: str) -> dict[str, Any]:
+    """Without the name that a model with a head gives to what is below it."""
+    named = {}
+    for name, value in weights.items():
+        prefix = next((each for each in prefixes if name.startswith(each)), "")
+        named[name.removeprefix(prefix)] = value
+    return named
+
+
+def _only(model: nn.Module, weights: dict[str, Any]) -> dict[str, Any]:
+    """Files have heads of their training, and buffers."""
+    wanted = {name for name, _ in tree_flatten(model.parameters())}
+    layers = {name.rpartition(".")[0] for name in wanted}
+    # A quantized layer has scales and biases beside its weight.
+    return {name: value for name, value in weights.items() if name.rpartition(".")[0] in layers}
+
+
+class _Bert(nn.Module):
+    """BERT, RoBERTa and their kind."""
+
+    def __init__(self, trunk: nn.Module, *, scoring: bool, pooled_head: bool) -> None:
+        super().__init__()
+        width = trunk.config.hidden_size
+        self.embeddings = trunk.embeddings
+        self.encoder = trunk.encoder
+        self._pooled_head = pooled_head
+        if not scoring:
+            return
+        if pooled_head:
+            self.pooler = {"dense": nn.Linear(width, width)}
+            self.classifier = nn.Linear(width, 1)
+        else:
+            self.classifier = {"dense": nn.Linear(width, width), "out_proj": nn.Linear(width, 1)}
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        dtype: mx.Dtype = self.embeddings.LayerNorm.weight.dtype
+        return dtype
+
+    def states(self, tokens: mx.array, types: mx.array | None, mask: mx.array) -> mx.array:
+        below = self.embeddings(tokens, types)
+        states = self.encoder(below, (1.0 - mask[:, None, None, :]) * _MASKED)
+        states = states[0] if isinstance(states, tuple) else states
+        return cast(mx.array, states)
+
+    def logits(self, first: mx.array) -> mx.array:
+        """One of each text, from the states of first tokens."""
+        if self._pooled_head:
+            logits = self.classifier(mx.tanh(self.pooler["dense"](first)))
+        else:
+            logits = self.classifier["out_proj"](mx.tanh(self.classifier["dense"](first)))
+        return cast(mx.array, logits)
+
+    def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
+        return _only(self, _unprefixed(weights, "bert.", "roberta."))
+
+
+def _bert(module: Any, config: dict[str, Any]) -> tuple[type, Any]:
+    scoring = scores(config)
+    if scoring:
+        _labels(config)
+    if config.get("hidden_act", "gelu") != "gelu":
+        raise EncoderError(f"mlx-embeddings has no {config['hidden_act']} in its BERT.")
+    if config.get("position_embedding_type", "absolute") != "absolute":
+        raise EncoderError("mlx-embeddings has no relative positions in its BERT.")
+    roberta = encoder_of(config) == "xlm_roberta"
+
+    class Model(_Bert):
+        def __init__(self, arguments: Any) -> None:
+            super().__init__(module.Model(arguments), scoring=scoring, pooled_head=not roberta)
+
+    return Model, module.ModelArgs
+
+
+def _modernbert(module: Any, config: dict[str, Any]) -> tuple[type, Any]:
+    scoring = scores(config)
+    if scoring:
+        _labels(config)
+    pooling = config.get("classifier_pooling", "cls")
+    # Newer files nest them.
+    ropes = config.get("rope_parameters") or {}
+    for key, name in (("full_attention", "global"), ("sliding_attention", "local")):
+        if theta := (ropes.get(key) or {}).get("rope_theta"):
+            config.setdefault(f"{name}_rope_theta", theta)
+
+    class Trunk(module.ModernBertModel):
+        def __init__(self, arguments: Any) -> None:
+            super().__init__(arguments)
+            for layer in self.layers:
+                # The library approximates it.
+                layer.mlp.act = nn.GELU()
+
+        def _update_attention_mask(self, attention_mask: mx.array) -> tuple[mx.array, ...]:
+            # The library's numbers are infinite in half precision, and what is padded none at all.
+            masks = super()._update_attention_mask(attention_mask.astype(mx.float32))
+            return tuple(mx.maximum(each, _MASKED).astype(attention_mask.dtype) for each in masks)
+
+    class Model(nn.Module):
+        def __init__(self, arguments: Any) -> None:
+            super().__init__()
+            self.model = Trunk(arguments)
+            self.scored_pooling = pooling
+            if scoring:
+                self.head = module.ModernBertPredictionHead(arguments)
+                self.head.act = nn.GELU()
+                self.classifier = nn.Linear(arguments.hidden_size, 1)
+
+        @property
+        def dtype(self) -> mx.Dtype:
+            dtype: mx.Dtype = self.model.final_norm.weight.dtype
+            return dtype
+
+        def states(self, tokens: mx.array, types: mx.array | None, mask: mx.array) -> mx.array:
+            states: mx.array = self.model(tokens, attention_mask=mask)["last_hidden_state"]
+            return states
+
+        def logits(self, pooled: mx.array) -> mx.array:
+            return cast(mx.array, self.classifier(self.head(pooled)))
+
+        def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
+            ours = ("model.", "head.", "classifier.")
+            named = {
+                name if name.startswith(ours) else f"model.{name}": value
+                for name, value in weights.items()
+            }
+            return _only(self, named)
+
+    return Model, module.ModelArgs
+
+
+def _gemma3(module: Any) -> tuple[type, Any]:
+    class Model(nn.Module):
+        def __init__(self, arguments: Any) -> None:
+            super().__init__()
+            self.model = module.Gemma3Model(arguments)
+            self._arguments = arguments
+            # As in transformers' Gemma3TextConfig: the window is to both sides.
+            self._reach = arguments.sliding_window // 2 + 1
+
+        @property
+        def dtype(self) -> mx.Dtype:
+            dtype: mx.Dtype = self.model.norm.weight.dtype
+            return dtype
+
+        def states(self, tokens: mx.array, types: mx.array | None, mask: mx.array) -> mx.array:
+            scale = mx.array(self._arguments.hidden_size**0.5, mx.bfloat16)
+            states: mx.array = self.model.embed_tokens(tokens)
+            states = states * scale.astype(states.dtype)
+            places = mx.arange(tokens.shape[1])
+            near = mx.abs(places[:, None] - places[None, :]) < self._reach
+            known = mx.broadcast_to(mask[:, None, None, :] > 0, (len(mask), 1, *near.shape))
+            masks = [
+                mx.where(each, 0, _MASKED).astype(states.dtype) for each in (known, known & near)
+            ]
+            pattern = self._arguments.sliding_window_pattern
+            for index, layer in enumerate(self.model.layers):
+                states = layer(states, masks[(index + 1) % pattern > 0], None)
+            normed: mx.array = self.model.norm(states)
+            return normed
+
+        def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
+            named = {
+                name if name.startswith("model.") else f"model.{name}": value
+                for name, value in weights.items()
+            }
+            return _only(self, named)
+
+    return Model, module.ModelArgs
+
+
+_BUILDERS: Final = {
+    "bert": _bert,
+    "xlm_roberta": _bert,
+    "modernbert": _modernbert,
+}

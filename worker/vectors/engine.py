@@ -1,0 +1,231 @@
+"""Computes vectors, a batch of texts of like length after the other."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import mlx.core as mx
+import numpy as np
+
+from protocol.messages import Embedded
+from worker.engines.pace import PrefillPace
+from worker.engines.room import Room, largest_chunk
+from worker.vectors.heads import Head
+from worker.vectors.job import Job, Kind, Text
+from worker.vectors.pooling import Pool
+from worker.vectors.trunks import Trunk
+from worker.vectors.waiting import Place, WaitingTexts
+
+# Well within a worker's frame.
+_PART_BYTES: Final = 512 << 10
+# Of a vector that has a direction.
+_SHORTEST: Final = 1e-12
+
+
+@dataclass
+class _Run:
+    """A job that has begun, and its vectors as they come."""
+
+    job: Job
+    left: int
+    vectors: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)
+
+
+@dataclass
+class _Batch:
+    """Texts on their way through the model, up to the token `at`."""
+
+    kind: Kind
+    places: list[Place]
+    tokens: mx.array
+    types: mx.array | None
+    lengths: list[int]
+    pool: Pool
+    kept: Any
+    at: int = 0
+
+
+class VectorEngine:
+    """Not thread-safe: the engine thread calls everything."""
+
+    def __init__(
+        self,
+        trunk: Trunk,
+        heads: Mapping[Kind, Head],
+        room: Room,
+        stall_s: float,
+        pad_token_id: int,
+        emit: Callable[[Embedded], None],
+    ) -> None:
+        """`stall_s` is how long a step may hold up others; whole texts of encoders can't be cut.
+        `emit` gets what is done.
+        """
+        self._trunk = trunk
+        self._heads = heads
+        self._room = room
+        self._pad_token_id = pad_token_id
+        self._emit = emit
+        self._largest = largest_chunk()
+        self._pace = PrefillPace(self._largest, beside_decoding_s=stall_s)
+        self._waiting: dict[Kind, WaitingTexts] = {}
+        self._runs: dict[int, _Run] = {}
+        self._numbers = itertools.count()
+        self._batch: _Batch | None = None
+
+    @property
+    def jobs(self) -> int:
+        return len(self._runs)
+
+    @property
+    def computing(self) -> bool:
+        """A batch has begun and isn't done."""
+        return self._batch is not None
+
+    @property
+    def next_bytes(self) -> int:
+        """What the smallest batch that could come next takes beside what runs; 0 if none waits."""
+        longest = max((each.longest() for each in self._waiting.values()), default=0)
+        return self._batch_bytes(1, longest) if longest else 0
+
+    def add(self, job: Job) -> None:
+        number = next(self._numbers)
+        self._runs[number] = _Run(job, len(job.texts))
+        waiting = self._waiting.setdefault(job.kind, WaitingTexts())
+        waiting.add(number, [len(each.token_ids) for each in job.texts], job.priority)
+
+    def remove(self, request_ids: Iterable[str]) -> None:
+        gone = set(request_ids)
+        for number in [n for n, run in self._runs.items() if run.job.request_id in gone]:
+            job = self._runs.pop(number).job
+            self._waiting[job.kind].remove(number)
+        if self._batch and not any(each.job in self._runs for each in self._batch.places):
+            self._end_batch()
+
+    def step(self, *, beside_decoding: bool) -> None:
+        """Compute a chunk of the batch that has begun."""
+        batch = self._batch
+        assert batch is not None
+        rows, longest = batch.tokens.shape
+        began_at = time.monotonic()
+        width = longest
+        if self._trunk.in_chunks:
+            width = min(longest - batch.at, self._pace.chunk(rows, beside_decoding))
+        part = slice(batch.at, batch.at + width)
+        types = None if batch.types is None else batch.types[:, part]
+        batch.pool.take(self._trunk.states(batch.tokens[:, part], types, batch.lengths, batch.kept))
+        batch.at += width
+        self._pace.observe(rows * width, time.monotonic() - began_at)
+        if batch.at >= longest:
+            self._finish(batch)
+
+    def close(self) -> None:
+        self._end_batch()
+        self._runs.clear()
+        self._waiting.clear()
+        del self._trunk, self._heads
+
+    def _batch_bytes(self, rows: int, longest: int) -> int:
+        shape = self._room.shape
+        cached = int(shape.batch_bytes(rows, longest) * shape.peak)
+        return cached + self._room.working_token_bytes * longest
+
+    def _fits(self, rows: int, longest: int, free_bytes: int | None) -> bool:
+        return free_bytes is None or self._batch_bytes(rows, longest) <= free_bytes
+
+    def begin(self, free_bytes: int | None) -> bool:
+        """Begin a batch unless one has begun; False if there is no room for one. `free_bytes` is
+        how much there is beside what runs, None if nobody bounds it.
+        """
+        if self._batch is not None:
+            return True
+        kind = next((kind for kind, each in self._waiting.items() if len(each)), None)
+        if kind is None:
+            return False
+        waiting = self._waiting[kind]
+        longest = waiting.reach()
+        if not self._fits(1, longest, free_bytes):
+            longest = waiting.longest()
+            if not self._fits(1, longest, free_bytes):
+                return False
+        most = self._largest if self._trunk.in_chunks else self._pace.chunk(1, decoding=False)
+        while not self._fits(max(1, most // longest), longest, free_bytes):
+            most //= 2
+        places = waiting.take(most, longest)
+        # Another kind has its turn next.
+        self._waiting[kind] = self._waiting.pop(kind)
+        texts = [self._runs[each.job].job.texts[each.place] for each in places]
+        lengths = [len(each.token_ids) for each in texts]
+        head = self._heads[kind]
+        self._room.vector_bytes = self._batch_bytes(len(texts), max(lengths))
+        self._batch = _Batch(
+            kind,
+            places,
+            _padded([each.token_ids for each in texts], self._pad_token_id),
+            _types(texts),
+            lengths,
+            Pool(head.poolings, lengths, [each.skipped for each in texts]),
+            self._trunk.begin(),
+        )
+        return True
+
+    def _end_batch(self) -> None:
+        self._batch = None
+        self._room.vector_bytes = 0
+
+    def _finish(self, batch: _Batch) -> None:
+        made = np.array(self._heads[batch.kind](batch.pool.result()).astype(mx.float32))
+        self._end_batch()
+        for place, vector in zip(batch.places, made, strict=True):
+            run = self._runs.get(place.job)
+            if run is None:
+                continue
+            run.vectors[place.place] = vector
+            run.left -= 1
+            if not run.left:
+                del self._runs[place.job]
+                self._send(run)
+
+    def _send(self, run: _Run) -> None:
+        job = run.job
+        rows = np.stack([run.vectors[index] for index in range(len(job.texts))])
+        tokens = sum(len(each.token_ids) for each in job.texts)
+        if job.dimensions is not None:
+            rows = rows[:, : job.dimensions]
+        if job.kind == "cosine":
+            rows = _unit(rows)
+            rows = rows[1:] @ rows[:1].T
+        elif self._heads[job.kind].normalized or job.dimensions is not None:
+            rows = _unit(rows)
+        rows = np.ascontiguousarray(rows, "<f4")
+        number = max(1, _PART_BYTES // rows[0].nbytes)
+        for begin in range(0, len(rows), number):
+            self._emit(
+                Embedded(
+                    request_id=job.request_id,
+                    dimensions=rows.shape[1],
+                    vectors=rows[begin : begin + number].tobytes(),
+                    tokens=tokens if not begin else 0,
+                    last=begin + number >= len(rows),
+                )
+            )
+
+
+def _unit(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    unit: np.ndarray[Any, Any] = rows / np.maximum(
+        np.linalg.norm(rows, axis=1, keepdims=True), _SHORTEST
+    )
+    return unit
+
+
+def _padded(rows: list[list[int]], pad: int) -> mx.array:
+    longest = max(map(len, rows))
+    return mx.array([each + [pad] * (longest - len(each)) for each in rows])
+
+
+def _types(texts: list[Text]) -> mx.array | None:
+    types = [each.types or [0] * len(each.token_ids) for each in texts]
+    return _padded(types, 0) if any(map(any, types)) else None

@@ -1,0 +1,217 @@
+"""A request for vectors to tokens. Runs beside the engine, on a tokenizer's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from protocol.messages import Embed, RequestFailed, RequestField, TextPrompt
+from protocol.tokens import unpack
+from worker.prompt_error import PromptError
+from worker.prompts import Context
+from worker.vectors.job import Job, Kind, Text
+from worker.vectors.recipe import Recipe
+
+# Vocabularies have runs of spaces as single tokens, the longest known of 128.
+_MOST_CHARACTERS_PER_TOKEN: Final = 128
+# Of files' prompts, those that these roles mean, the first that there is.
+_ROLES: Final = {
+    "query": ("query", "search_query", "retrieval.query", "Retrieval-query", "s2p_query"),
+    "document": (
+        "document",
+        "passage",
+        "search_document",
+        "retrieval.passage",
+        "Retrieval-document",
+    ),
+}
+# As the card of Qwen3-Reranker has it.
+_BEFORE: Final = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
+    'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+    "<|im_start|>user\n"
+)
+_BEHIND: Final = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+_TASK: Final = "Given a web search query, retrieve relevant passages that answer the query"
+
+
+class Texts:
+    """Of one model: how its texts become tokens."""
+
+    def __init__(
+        self, tokenizer: Any, vocabulary: int, recipe: Recipe, score: Kind, *, pairs: bool
+    ) -> None:
+        """`score` is how texts are compared; with `pairs` two texts at once, by an encoder."""
+        self._tokenizer = getattr(tokenizer, "_tokenizer", tokenizer)
+        self._vocabulary = vocabulary
+        self._recipe = recipe
+        self._score = score
+        self._pairs = pairs
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Of a text, as far as the files say."""
+        return self._recipe.most_tokens
+
+    def prepare(self, embed: Embed, context: Context) -> Job | RequestFailed:
+        """Tokenize and check one request."""
+        try:
+            return self._prepare(embed, context)
+        except PromptError as error:
+            return RequestFailed(
+                request_id=embed.request_id,
+                code=error.code,
+                message=error.message,
+                field=error.field,
+            )
+
+    def _prepare(self, embed: Embed, context: Context) -> Job:
+        most = min(context.tokens, self._recipe.most_tokens or context.tokens)
+        cut = None
+        if embed.truncate is not None:
+            cut = most if embed.truncate == -1 else embed.truncate
+            if cut > most:
+                raise _invalid(
+                    f"truncate_prompt_tokens is {cut}, more than the {most} tokens that this model "
+                    "takes of a text.",
+                    "truncate",
+                )
+        kind: Kind = "embedding" if embed.query is None else self._score
+        texts = self._texts(embed, kind, most, cut)
+        for index, each in enumerate(texts):
+            self._check(each, index, most, context)
+        return Job(embed.request_id, kind, texts, embed.priority, self._dimensions(embed))
+
+    def _texts(self, embed: Embed, kind: Kind, most: int, cut: int | None) -> list[Text]:
+        inputs: Sequence[Any] = embed.inputs
+        if kind == "embedding":
+            prompt = self._prompt(embed.prompt_name, embed.role)
+            return self._tokens(inputs, prompt, most, cut)
+        query = TextPrompt(embed.query or "")
+        if kind == "cosine":
+            asked = self._tokens([query], self._prompt(None, "query"), most, cut)
+            return asked + self._tokens(inputs, self._prompt(None, "document"), most, cut)
+        documents = [_text(each) for each in inputs]
+        if self._pairs:
+            return self._encode([(query.text, each) for each in documents], most, cut)
+        return [self._question(query.text, each, cut) for each in documents]
+
+    def _tokens(self, inputs: Sequence[Any], prompt: str, most: int, cut: int | None) -> list[Text]:
+        """In their order: texts all at once, ids as they are."""
+        texts = [prompt + each.text for each in inputs if isinstance(each, TextPrompt)]
+        encoded = iter(self._encode(texts, most, cut))
+        skipped = 0 if self._recipe.with_prompt or not prompt else self._prompt_tokens(prompt)
+        found = []
+        for each in inputs:
+            if isinstance(each, TextPrompt):
+                text = next(encoded)
+                found.append(Text(text.token_ids, text.types, skipped))
+            else:
+                found.append(Text(_unpack(each.token_ids)[:cut]))
+        return found
+
+    def _encode(self, texts: Sequence[Any], most: int, cut: int | None) -> list[Text]:
+        """Texts, or pairs of them."""
+        if not texts:
+            return []
+        for index, each in enumerate(texts):
+            characters = len(each) if isinstance(each, str) else sum(map(len, each))
+            least = characters // _MOST_CHARACTERS_PER_TOKEN
+            if cut is None and least > most:
+                # A tokenizer would spend minutes and gigabytes on it.
+                raise _too_long(index, f"at least {least}", most, "")
+        if cut is not None:
+            characters = (cut + 1) * _MOST_CHARACTERS_PER_TOKEN
+            texts = [
+                each[:characters]
+                if isinstance(each, str)
+                else (each[0][:characters], each[1][:characters])
+                for each in texts
+            ]
+        encoded = self._tokenizer(
+            texts, truncation=cut is not None, max_length=cut, padding=False, verbose=False
+        )
+        types = encoded.get("token_type_ids")
+        return [
+            Text(list(ids), None if types is None else list(types[index]))
+            for index, ids in enumerate(encoded["input_ids"])
+        ]
+
+    def _question(self, query: str, document: str, cut: int | None) -> Text:
+        asked = f"<Instruct>: {_TASK}\n<Query>: {query}\n<Document>: {document}"
+        parts = [self._plain(each) for each in (_BEFORE, asked, _BEHIND)]
+        if cut is not None:
+            parts[1] = parts[1][: max(0, cut - len(parts[0]) - len(parts[2]))]
+        return Text([token for part in parts for token in part])
+
+    def _plain(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _prompt_tokens(self, prompt: str) -> int:
+        """As sentence-transformers counts them: without a token that ends every text."""
+        ids = list(self._tokenizer.encode(prompt))
+        return len(ids) - (bool(ids) and ids[-1] in self._tokenizer.all_special_ids)
+
+    def _prompt(self, name: str | None, role: str | None) -> str:
+        prompts = self._recipe.prompts
+        if name is not None:
+            if name not in prompts:
+                known = ", ".join(sorted(prompts)) or "none"
+                raise _invalid(
+                    f"prompt_name is {name!r}: of prompts the model's files have {known}.",
+                    "prompt_name",
+                )
+            return prompts[name]
+        for each in _ROLES.get(role or "", ()):
+            if each in prompts:
+                return prompts[each]
+        return prompts.get(self._recipe.default_prompt or "", "")
+
+    def _check(self, text: Text, index: int, most: int, context: Context) -> None:
+        if not text.token_ids:
+            raise _invalid(f"The text at {index} is empty: it has no token.", "inputs")
+        if len(text.token_ids) > most:
+            raise _too_long(index, str(len(text.token_ids)), most, context.note)
+        unknown = next((each for each in text.token_ids if each >= self._vocabulary), None)
+        if unknown is not None:
+            raise _invalid(
+                f"The input at {index} has token id {unknown}; this model knows 0 to "
+                f"{self._vocabulary - 1}.",
+                "inputs",
+            )
+
+    def _dimensions(self, embed: Embed) -> int | None:
+        wanted, possible = embed.dimensions, self._recipe.dimensions
+        if wanted is None or possible is True or (possible and wanted in possible):
+            return wanted
+        why = "config.json has neither is_matryoshka nor matryoshka_dimensions"
+        if possible:
+            why = f"config.json allows {', '.join(map(str, possible))}"
+        raise _invalid(f"dimensions: vectors of this model can't be cut so: {why}.", "dimensions")
+
+
+def _text(each: Any) -> str:
+    if isinstance(each, TextPrompt):
+        return each.text
+    raise _invalid("Only texts can be compared, not token ids.", "inputs")
+
+
+def _unpack(packed: bytes) -> list[int]:
+    try:
+        return unpack(packed)
+    except ValueError as error:
+        raise _invalid(f"Unreadable token ids: {error}.", "inputs") from error
+
+
+def _invalid(message: str, field: RequestField) -> PromptError:
+    return PromptError("invalid_request_error", message, field)
+
+
+def _too_long(index: int, tokens: str, most: int, note: str) -> PromptError:
+    # In the words by which clients tell this error from others.
+    return PromptError(
+        "context_length_exceeded",
+        f"This model's maximum context length is {most} tokens. However, the prompt is too long: "
+        f"the input at {index} has {tokens}.{note} Shorten it, or send truncate_prompt_tokens.",
+        "inputs",
+    )

@@ -1,0 +1,98 @@
+"""Models without their heads: tokens to hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
+
+# What mlx-lm's architectures call the model without its head.
+_NAMES: Final = ("model", "backbone", "transformer")
+
+
+class Trunk(Protocol):
+    """`in_chunks`: texts may be computed a part after the other."""
+
+    in_chunks: bool
+
+    def begin(self) -> Any:
+        """What is kept from one chunk of a batch to the next."""
+
+    def states(
+        self,
+        tokens: mx.array,
+        types: mx.array | None,
+        lengths: Sequence[int],
+        kept: Any,
+    ) -> mx.array:
+        """Of shape (texts, tokens, width), for tokens padded on the right."""
+
+
+class Decoder:
+    """Tokens see those before them alone, so what is padded on the right changes nothing."""
+
+    in_chunks = True
+
+    def __init__(self, model: Any, trunk: Any) -> None:
+        self._model = model
+        self._trunk = trunk
+
+    @classmethod
+    def of(cls, model: Any) -> Decoder | None:
+        """None: the architecture's parts aren't to be told apart."""
+        inner = getattr(model, "language_model", model)
+        for name in _NAMES:
+            trunk = getattr(inner, name, None)
+            if callable(trunk) and _gives_states(model, trunk):
+                return cls(model, trunk)
+        return None
+
+    def begin(self) -> Any:
+        return make_prompt_cache(self._model)
+
+    def states(
+        self,
+        tokens: mx.array,
+        types: mx.array | None,
+        lengths: Sequence[int],
+        kept: Any,
+    ) -> mx.array:
+        states: mx.array = self._trunk(tokens, cache=kept)
+        mx.eval([each.state for each in kept])
+        return states
+
+
+def _gives_states(model: Any, trunk: Any) -> bool:
+    try:
+        # Nothing is computed as long as nobody asks for it: the shape is known all the same.
+        states = trunk(mx.array([[0, 0]]), cache=make_prompt_cache(model))
+    except Exception:
+        # Architectures are called in ways of their own.
+        return False
+    return isinstance(states, mx.array) and states.ndim == 3 and states.shape[:2] == (1, 2)
+
+
+class Encoder:
+    """Tokens see all of their text."""
+
+    in_chunks = False
+
+    def __init__(self, model: Any) -> None:
+        """`model` is one of `worker.vectors.encoders`."""
+        self._model = model
+
+    def begin(self) -> Any:
+        return None
+
+    def states(
+        self,
+        tokens: mx.array,
+        types: mx.array | None,
+        lengths: Sequence[int],
+        kept: Any,
+    ) -> mx.array:
+        mask = mx.arange(tokens.shape[1])[None, :] < mx.array(list(lengths))[:, None]
+        states: mx.array = self._model.states(tokens, types, mask.astype(self._model.dtype))
+        return states

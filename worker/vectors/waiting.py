@@ -1,0 +1,93 @@
+"""Which texts are computed together: those of like length, whoever asked for them. No I/O."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import Final, NamedTuple
+
+# Texts up to this length are computed together whatever their lengths: padding costs less than
+# another batch.
+_SHORT_TOKENS: Final = 16
+# Of a batch's longest, others have at least this part.
+_LEAST_SHARE: Final = 0.75
+
+
+class Place(NamedTuple):
+    """A text by its length, the number of its job and its place in that."""
+
+    tokens: int
+    job: int
+    place: int
+
+
+class WaitingTexts:
+    """Texts of jobs that were added and not taken yet. Jobs are known by numbers that grow."""
+
+    def __init__(self) -> None:
+        self._all: list[Place] = []
+        self._by_job: dict[int, list[Place]] = {}
+        self._priorities: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def add(self, job: int, lengths: list[int], priority: int) -> None:
+        places = sorted(Place(tokens, job, index) for index, tokens in enumerate(lengths))
+        if len(places) > len(self._all):
+            self._all = sorted(self._all + places)
+        else:
+            for each in places:
+                insort(self._all, each)
+        self._by_job[job] = places
+        self._priorities[job] = priority
+
+    def remove(self, job: int) -> None:
+        if self._by_job.pop(job, None):
+            self._all = [each for each in self._all if each.job != job]
+
+    def longest(self) -> int:
+        """The length of the text that must be in the next batch; 0 if there is none."""
+        first = self._first_job()
+        return 0 if first is None else self._by_job[first][-1].tokens
+
+    def reach(self) -> int:
+        """How long the longest text beside that one may be."""
+        longest = self.longest()
+        return max(longest, _SHORT_TOKENS, int(longest / _LEAST_SHARE))
+
+    def take(self, most_tokens: int, longest_tokens: int) -> list[Place]:
+        """The longest text of the first job, first by priority and then by age, and others of like
+        length: with the padding so many tokens in all, none longer than `longest_tokens`. At least
+        that one text, whatever it has.
+        """
+        first = self._first_job()
+        if first is None:
+            return []
+        longest = self._by_job[first][-1]
+        begin = bisect_left(self._all, longest)
+        end = begin + 1
+
+        def joins(tokens: int, least: int, most: int) -> bool:
+            alike = most <= _SHORT_TOKENS or least >= most * _LEAST_SHARE
+            return alike and tokens <= most_tokens and most <= longest_tokens
+
+        while begin and joins(
+            (end - begin + 1) * longest.tokens, self._all[begin - 1].tokens, longest.tokens
+        ):
+            begin -= 1
+        least = self._all[begin].tokens
+        while end < len(self._all) and joins(
+            (end - begin + 1) * self._all[end].tokens, least, self._all[end].tokens
+        ):
+            end += 1
+        taken = self._all[begin:end]
+        del self._all[begin:end]
+        for each in taken:
+            own = self._by_job[each.job]
+            del own[bisect_left(own, each)]
+            if not own:
+                del self._by_job[each.job]
+        return taken
+
+    def _first_job(self) -> int | None:
+        return min(self._by_job, key=lambda job: (-self._priorities[job], job), default=None)
