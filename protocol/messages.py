@@ -13,6 +13,7 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta, Struct
 
 from protocol.parts import AnswerPart
+from protocol.pictures import Picture
 from protocol.tokens import LARGEST_TOKEN_ID
 
 PROTOCOL_VERSION = 4
@@ -85,7 +86,7 @@ class CalledTool(Struct, frozen=True):
 
 class ChatMessage(Struct, frozen=True):
     """What an assistant thought and called belongs to its message; a tool's result says which call
-    it answers.
+    it answers. Pictures are in the order in which they stand in the text.
     """
 
     role: str
@@ -94,6 +95,7 @@ class ChatMessage(Struct, frozen=True):
     tool_calls: tuple[CalledTool, ...] = ()
     tool_call_id: str | None = None
     name: str | None = None
+    pictures: tuple[Picture, ...] = ()
 
 
 class ChatPrompt(Struct, frozen=True, tag="chat", tag_field="kind"):
@@ -103,6 +105,11 @@ class ChatPrompt(Struct, frozen=True, tag="chat", tag_field="kind"):
 
     messages: tuple[ChatMessage, ...]
     template_arguments: str = ""
+
+    @property
+    def pictures(self) -> tuple[Picture, ...]:
+        """Of all messages, in order."""
+        return tuple(picture for each in self.messages for picture in each.pictures)
 
 
 class TextPrompt(Struct, frozen=True, tag="text", tag_field="kind"):
@@ -228,7 +235,7 @@ class Load(Message, frozen=True, tag="load"):
     `beside_bytes` is what the process holds beside MLX's account: its footprint before the load. A
     step takes `working_bytes`, and `working_token_bytes` more for each token of its longest
     sequence. The `bound` may have room for fewer tokens than were configured. With `wire` the
-    weights are kept from being paged out, where the system can.
+    weights are kept from being paged out, where the system can. With `pictures` it looks at them.
 
     A chunk of prefill may hold up running streams for `stall_s` beside one step. `prompt_cache`
     None keeps prompts in memory alone; what is stored is `model_id`'s. With `kv_bits` sequences are
@@ -251,6 +258,7 @@ class Load(Message, frozen=True, tag="load"):
     draft_path: str | None = None
     draft_tokens: int = 0
     bound: Bound | None = None
+    pictures: bool = False
 
 
 class Generate(Message, frozen=True, tag="generate"):
@@ -412,13 +420,14 @@ class Embedded(Message, frozen=True, tag="embedded"):
 
 class RequestFailed(Message, frozen=True, tag="request-failed"):
     """A request that can't be run; the others are untouched. `field` of `Generate` or `Embed` is to
-    blame.
+    blame, or a picture, by its number.
     """
 
     request_id: str
     code: RequestErrorCode
     message: str
     field: RequestField | None = None
+    picture: int | None = None
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):

@@ -6,8 +6,9 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import mlx.core as mx
 from huggingface_hub import snapshot_download
@@ -27,6 +28,9 @@ from worker.structure.compiled import Compiled
 from worker.structure.requests import Constraints
 from worker.token_bytes import TokenBytes
 from worker.vectors import encoders
+
+if TYPE_CHECKING:
+    from worker.vision.processor import PictureProcessor
 
 # Read between two looks at the stop flag: short against a shutdown, long against the overhead.
 _SLICE_BYTES: Final = 64 << 20
@@ -71,6 +75,8 @@ class LoadedModel:
     # A smaller model with the same tokens, and its fingerprint.
     draft: Any = None
     draft_fingerprint: str = ""
+    # What makes tokens of pictures, for a model that looks at them.
+    eyes: PictureProcessor | None = None
 
     @cached_property
     def xtc_spared(self) -> tuple[int, ...]:
@@ -99,9 +105,11 @@ def load(
     should_stop: Callable[[], bool],
     adapter_path: str | None = None,
     draft_path: str | None = None,
+    *,
+    pictures: bool = False,
 ) -> LoadedModel:
     """Load a model from a folder, or from a repository in the Hugging Face cache; with an adapter
-    on top of it, and a draft model beside it.
+    on top of it, and a draft model beside it. With `pictures` it looks at them.
 
     `on_progress` gets (bytes read, bytes in all) after each slice of weights.
 
@@ -117,10 +125,22 @@ def load(
             check_adapter(adapter)
             _check_shard(adapter / WEIGHTS)
         before = fingerprint(folder, adapter)
-        model, config = load_weights(folder)
+        eyes = None
+        if pictures:
+            if adapter is not None or draft_path is not None:
+                raise ModelError(
+                    "pictures: a model that looks at them can have neither adapter nor draft_model."
+                )
+            model, config, eyes = _load_vision(folder)
+        else:
+            model, config = load_weights(folder)
         if adapter is not None:
             add_adapter(model, adapter)
         tokenizer = read_tokenizer(folder, config.get("eos_token_id"))
+        if eyes is not None and not tokenizer.has_chat_template:
+            # Some have it in their processor's files alone.
+            tokenizer.chat_template = eyes.chat_template
+            tokenizer.has_chat_template = eyes.chat_template is not None
         vocabulary = _vocabulary(config, tokenizer)
         draft = _Draft()
         if draft_path is not None:
@@ -156,7 +176,23 @@ def load(
         ),
         draft=draft.model,
         draft_fingerprint=draft.fingerprint,
+        eyes=eyes,
     )
+
+
+def _load_vision(folder: Path) -> tuple[Any, dict[str, Any], PictureProcessor]:
+    # An extra.
+    if find_spec("mlx_vlm") is None:
+        raise ModelError(
+            "pictures: mlx-vlm isn't installed, which looks at them: pip install "
+            "'mlx-bulkhead[vision]'."
+        )
+    from worker.vision.loading import NoVisionError, load_vision
+
+    try:
+        return load_vision(folder)
+    except NoVisionError as error:
+        raise ModelError(f"pictures: {error}.") from error
 
 
 class _Draft(NamedTuple):

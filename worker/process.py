@@ -20,6 +20,7 @@ from protocol.codec import decode_from_gateway, encode
 from protocol.messages import (
     TOKENS_PER_RENDERED,
     Cancel,
+    ChatPrompt,
     ClearPromptCache,
     Delta,
     Drain,
@@ -132,6 +133,8 @@ class Conversation:
         os.set_blocking(self._wake_write, False)
         self._engine = EngineThread(incarnation, self._wake, spare=spare)
         self._tokenizers = ThreadPoolExecutor(_TOKENIZER_THREADS, "tokenizer")
+        # One request's at a time: decoded they are large, and texts need not wait for them.
+        self._decoder = ThreadPoolExecutor(1, "pictures")
         # A grammar may take half a second: other prompts don't wait for it.
         self._compilers = ThreadPoolExecutor(_COMPILER_THREADS, "compiler")
         self._loaded: Loaded | None = None
@@ -212,10 +215,16 @@ class Conversation:
             return
         self._requests[task.request_id] = _Request()
         self._engine.arriving += 1
+        self._threads_for(task).submit(self._prepare, loaded, task)
+
+    def _threads_for(self, task: Generate | Embed) -> ThreadPoolExecutor:
         # A vector has no constraints.
-        free = isinstance(task, Embed) or (task.constraint is None and task.tools is None)
-        threads = self._tokenizers if free else self._compilers
-        threads.submit(self._prepare, loaded, task)
+        if isinstance(task, Embed):
+            return self._tokenizers
+        if isinstance(task.prompt, ChatPrompt) and task.prompt.pictures:
+            return self._decoder
+        free = task.constraint is None and task.tools is None
+        return self._tokenizers if free else self._compilers
 
     def _prepare(self, loaded: Loaded, task: Generate | Embed) -> None:
         """Runs on a tokenizer thread, or on one for constraints."""

@@ -6,12 +6,19 @@ from protocol.messages import RequestErrorCode, RequestField
 
 
 class PromptError(Exception):
-    """A request that can't be run, with the code and sentence for its client."""
+    """A request that can't be run, with the code and sentence for its client; a field of the
+    request is to blame, or a picture, by its number.
+    """
 
     def __init__(
-        self, code: RequestErrorCode, message: str, field: RequestField | None = None
+        self,
+        code: RequestErrorCode,
+        message: str,
+        field: RequestField | None = None,
+        picture: int | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.field = field
+        self.picture = picture

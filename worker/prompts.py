@@ -14,15 +14,16 @@ from protocol.messages import (
     RequestField,
     TextPrompt,
     TokenPrompt,
+    Tools,
 )
 from protocol.tokens import BYTES_PER_TOKEN, unpack
 from worker.answer.budget import ReasoningBudget, reasoning_budget
 from worker.answer.stream import AnswerStream, answer_stream
 from worker.chat.template import ChatTemplate
 from worker.engines.room import Room
-from worker.engines.sequence import Sequence
+from worker.engines.sequence import Broken, Sequence
 from worker.infill import infill_prompt
-from worker.loading import LoadedModel
+from worker.loading import LoadedModel, one_sentence
 from worker.logprobs import LogprobWriter
 from worker.prompt_cache.path import Paths
 from worker.prompt_error import PromptError
@@ -31,6 +32,8 @@ from worker.sampling.settings import make_row_sampling
 from worker.sampling.words import banned_sequences
 from worker.structure.grammar import ConstraintError
 from worker.structure.matching import Constrained
+from worker.vision.errors import PictureError, UnusablePicturesError
+from worker.vision.inputs import PictureInputs
 
 # Vocabularies have runs of spaces as single tokens, the longest known of 128.
 _MOST_CHARACTERS_PER_TOKEN: Final = 128
@@ -113,19 +116,28 @@ def prepare(
 
 def _failed(request_id: str, error: PromptError) -> RequestFailed:
     return RequestFailed(
-        request_id=request_id, code=error.code, message=error.message, field=error.field
+        request_id=request_id,
+        code=error.code,
+        message=error.message,
+        field=error.field,
+        picture=error.picture,
     )
 
 
-def no_further(request_id: str, reason: str) -> RequestFailed:
-    """For one whose constraint can't be followed to its end."""
-    message = f"The answer can't go on as its constraint wants it: {reason}."
-    return _failed(request_id, PromptError("invalid_request_error", message, "constraint"))
+def no_further(broken: Broken) -> RequestFailed:
+    """For one whose constraint can't be followed to its end, or whose pictures don't do."""
+    if broken.pictures:
+        message = f"The model can't look at these pictures: {broken.reason}"
+        error = PromptError("invalid_request_error", message, "prompt")
+    else:
+        message = f"The answer can't go on as its constraint wants it: {broken.reason}."
+        error = PromptError("invalid_request_error", message, "constraint")
+    return _failed(broken.request_id, error)
 
 
 def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: Paths) -> Prepared:
     _check_size(generate, context)
-    prompt_ids = _tokenize(generate, loaded)
+    prompt_ids, pictures = _tokenize(generate, loaded)
     delivered = _unpack(generate.delivered)
     if not prompt_ids:
         raise PromptError(
@@ -192,7 +204,8 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
             if prompt_logprobs is not None
             else paths.find(
                 token_ids,
-                generate.cache_salt,
+                # The tokens of one picture are those of any other.
+                generate.cache_salt if pictures is None else pictures.salt(generate.cache_salt),
                 _boundaries(generate, prompt_ids, loaded.chat_template)
                 if paths.needs_boundaries
                 else (),
@@ -201,6 +214,7 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
             constrained=constrained,
             logprobs=generate.logprobs,
             prompt_logprobs=prompt_logprobs,
+            pictures=pictures,
         ),
         prompt_ids,
         len(delivered),
@@ -315,7 +329,8 @@ def _boundaries(generate: Generate, prompt_ids: list[int], template: ChatTemplat
     """Up to where other prompts may be alike, in tokens: the system prompt of a conversation, and
     all that its next turn repeats, which what asks for an answer needn't be part of.
     """
-    if not isinstance(generate.prompt, ChatPrompt):
+    if not isinstance(generate.prompt, ChatPrompt) or generate.prompt.pictures:
+        # Pictures have more tokens than the template writes.
         return [len(prompt_ids)]
     messages = generate.prompt.messages
     beginnings = [messages]
@@ -343,17 +358,47 @@ def _unpack(packed: bytes) -> list[int]:
         raise PromptError("invalid_request_error", f"Unreadable token ids: {error}.") from error
 
 
-def _tokenize(generate: Generate, loaded: LoadedModel) -> list[int]:
+def _tokenize(generate: Generate, loaded: LoadedModel) -> tuple[list[int], PictureInputs | None]:
     tokenizer = loaded.tokenizer
     match generate.prompt:
+        case ChatPrompt() as prompt if prompt.pictures:
+            return _look_at(prompt, generate.tools, loaded)
         case ChatPrompt() as prompt:
-            return loaded.chat_template.tokens(prompt, generate.tools)
+            token_ids = loaded.chat_template.tokens(prompt, generate.tools)
         case TextPrompt(text, str() as suffix):
-            return _infill(text, suffix, tokenizer)
+            token_ids = _infill(text, suffix, tokenizer)
         case TextPrompt(text):
-            return list(tokenizer.encode(text))
+            token_ids = list(tokenizer.encode(text))
         case TokenPrompt(packed):
-            return _unpack(packed)
+            token_ids = _unpack(packed)
+    return token_ids, None
+
+
+def _look_at(
+    prompt: ChatPrompt, tools: Tools | None, loaded: LoadedModel
+) -> tuple[list[int], PictureInputs]:
+    eyes, pictures = loaded.eyes, prompt.pictures
+    if eyes is None:
+        raise PromptError(
+            "invalid_request_error",
+            f"{pictures[0].name}: this model was loaded without what looks at pictures.",
+            picture=0,
+        )
+    text = loaded.chat_template.text(prompt, tools, eyes.content)
+    try:
+        return eyes.inputs(text, pictures)
+    except PictureError as error:
+        raise PromptError(
+            "invalid_request_error",
+            f"{pictures[error.number].name}: {error.reason}.",
+            picture=error.number,
+        ) from error
+    except UnusablePicturesError as error:
+        raise PromptError(
+            "invalid_request_error",
+            f"The model can't look at these pictures: {one_sentence(error)}",
+            "prompt",
+        ) from error
 
 
 def _text_of(generate: Generate, prompt_ids: list[int], loaded: LoadedModel) -> str:

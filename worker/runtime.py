@@ -100,6 +100,7 @@ def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
             thread.should_finish,
             command.adapter_path,
             command.draft_path,
+            pictures=command.pictures,
         )
         caches = None
         if not loaded.is_encoder:
@@ -198,6 +199,7 @@ def _prompt_root(loaded: LoadedModel, command: Load) -> bytes:
         version("mlx-lm"),
         str(command.kv_bits),
         loaded.draft_fingerprint,
+        version("mlx-vlm") if loaded.eyes is not None else "",
     )
 
 
@@ -221,7 +223,8 @@ def _build_engine(
     caches: Caches,
     prompt_cache: PromptCache | None,
 ) -> Engine:
-    if caches.can_be_merged:
+    # mlx-vlm's models keep positions of one sequence in themselves.
+    if caches.can_be_merged and loaded.eyes is None:
         return BatchedEngine(
             loaded.model,
             loaded.eos_token_ids,
@@ -240,6 +243,7 @@ def _build_engine(
         prompt_cache,
         loaded.draft,
         max(1, command.draft_tokens) if loaded.draft is not None else 0,
+        None if loaded.eyes is None else loaded.model.begin,
     )
 
 
@@ -290,7 +294,7 @@ class Turns:
         if tokens:
             thread.emit(Stepped(thread.figures.step, tokens))
         for broken in engine.take_broken():
-            thread.emit(GivenUp(no_further(broken.request_id, broken.reason)))
+            thread.emit(GivenUp(no_further(broken)))
         if time.monotonic() - self._memory_read_at >= _MEMORY_READING_S:
             self._memory_read_at = time.monotonic()
             thread.figures.memory = read_memory()

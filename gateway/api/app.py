@@ -14,6 +14,7 @@ from gateway.api.record import Recorded
 from gateway.api.visitors import Visitors
 from gateway.dispatch.refusal import Refusal
 from gateway.fleet.fleet import Fleet
+from gateway.pictures.reader import PictureReader
 from gateway.serve.reload import Reloader
 
 
@@ -37,4 +38,5 @@ def build_app(fleet: Fleet, reloader: Reloader) -> ASGIApp:
     )
     app.state.fleet = fleet
     app.state.reloader = reloader
+    app.state.pictures = PictureReader()
     return Recorded(Visitors(app, fleet))

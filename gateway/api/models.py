@@ -15,7 +15,8 @@ from protocol.messages import Ability
 
 
 class ModelBody(Struct):
-    """OpenAI's model object, the state with its reason, vLLM's name for the context in force, and
+    """OpenAI's model object, what prompts may have (OpenRouter's name: "text", and "image" of those
+    that look at pictures), the state with its reason, vLLM's name for the context in force, and
     what the model holds of the memory: its floor, what was lent to it, and what it wants in all
     (null until the model is loaded). `abilities` are what it makes of texts: text, embedding,
     score (null until it is loaded). `prompt_cache` is what is kept of its prompts.
@@ -25,6 +26,7 @@ class ModelBody(Struct):
     object: str
     created: int
     owned_by: str
+    input_modalities: list[str]
     state: str
     reason: str | None
     max_model_len: int | None
@@ -58,6 +60,7 @@ def _body(fleet: Fleet, compartment: Compartment) -> ModelBody:
         object="model",
         created=int(fleet.started_at),
         owned_by="bulkhead",
+        input_modalities=["text", "image"] if compartment.model.settings.pictures else ["text"],
         state=status.state,
         reason=status.reason,
         max_model_len=status.context_tokens,

@@ -185,13 +185,13 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
     _refused("audio", places=_MESSAGE),
     _refused("tools", [], places=_MESSAGE),
     # Within a part of a message's content
-    *_done("type", "text", "refusal", places=_PART),
-    _refused("image_url", places=_PART),
+    *_done("type", "text", "refusal", "image_url", places=_PART),
     _refused("image_embeds", places=_PART),
     _refused("input_audio", places=_PART),
     _refused("audio_url", places=_PART),
     _refused("video_url", places=_PART),
     _refused("file", places=_PART),
+    *_harmless("the model's own files say how closely it looks", "detail", places=_PART),
     *_harmless("it only says how prompts are cached", "prompt_cache_breakpoint", places=_PART),
     # Of vectors: OpenAI's, vLLM's, Jina's and Cohere's
     *_done("model", "truncate_prompt_tokens", "priority", "keep_alive", places=_VECTORS),

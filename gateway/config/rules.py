@@ -37,6 +37,7 @@ def complaints(settings: Settings) -> Iterator[Complaint]:
     yield from _visitors(settings)
     yield from _ids(settings)
     yield from _aliases(settings)
+    yield from _pictures(settings)
 
 
 def _host(settings: Settings) -> Iterator[Complaint]:
@@ -108,6 +109,22 @@ def _aliases(settings: Settings) -> Iterator[Complaint]:
                     "an alias is one line without control characters",
                 )
             taken.setdefault(alias, f"an alias of {toml_text(model_id)}")
+
+
+def _pictures(settings: Settings) -> Iterator[Complaint]:
+    for index, folder in enumerate(settings.gateway.image_folders):
+        if not expand_home(folder).is_absolute():
+            yield (
+                ("gateway", "image_folders", index),
+                f"{toml_text(folder)} is not an absolute path",
+            )
+    for model_id, model in settings.models.items():
+        for key in ("adapter", "draft_model"):
+            if model.pictures and getattr(model, key) is not None:
+                yield (
+                    ("models", model_id, key),
+                    "a model with pictures = true can't have one",
+                )
 
 
 def _is_one_line(text: str) -> bool:

@@ -86,6 +86,21 @@ class GatewaySettings(Section, frozen=True):
             "Web pages that may use everything here from a browser; no other may.",
         ),
     ] = ()
+    image_folders: Annotated[
+        tuple[str, ...],
+        Key(
+            Texts("folders"),
+            "Requests may name pictures in these folders, by path or file: address; links that "
+            "lead out of them are not followed.",
+        ),
+    ] = ()
+    remote_images: Annotated[
+        bool,
+        Key(
+            Switch(),
+            "Pictures are fetched from http and https addresses, if these are of the internet.",
+        ),
+    ] = False
     max_connections: Annotated[
         int,
         Key(
@@ -281,6 +296,14 @@ class ModelSettings(Section, frozen=True):
     draft_tokens: Annotated[
         int, Key(Whole(1, 32), "So many tokens are guessed at a time, with a draft model.")
     ] = 3
+    pictures: Annotated[
+        bool,
+        Key(
+            Switch(),
+            "It looks at pictures, by mlx-vlm (the extra vision), and answers one request at a "
+            "time.",
+        ),
+    ] = False
     template_arguments: Annotated[
         dict[str, Any],
         Key(

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from protocol.messages import Embed, Generate, Task, TokenPrompt
+from protocol.messages import ChatPrompt, Embed, Generate, Prompt, Task, TokenPrompt
 from protocol.tokens import BYTES_PER_TOKEN, pack
 
 # A worker that dies again within so many tokens has died of this request.
@@ -80,10 +80,14 @@ class Progress:
         self._parts.clear()
         if isinstance(self._task, Embed):
             return msgspec.structs.replace(self._task, request_id=self.wire_id, priority=priority)
+        prompt: Prompt = self._rendered or self._task.prompt
+        if isinstance(self._task.prompt, ChatPrompt) and self._task.prompt.pictures:
+            # What a processor makes of pictures goes with the tokens that it makes.
+            prompt = self._task.prompt
         return msgspec.structs.replace(
             self._task,
             request_id=self.wire_id,
-            prompt=self._rendered or self._task.prompt,
+            prompt=prompt,
             delivered=pack(self.delivered),
             priority=priority,
         )

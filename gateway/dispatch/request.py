@@ -12,7 +12,18 @@ from msgspec import Struct
 from gateway.dispatch.progress import Progress
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.vectors import Vectors
-from protocol.messages import Delta, Embed, Embedded, FinishReason, RequestField, Task, Usage
+from protocol.messages import (
+    ChatPrompt,
+    Delta,
+    Embed,
+    Embedded,
+    FinishReason,
+    Generate,
+    RequestFailed,
+    RequestField,
+    Task,
+    Usage,
+)
 from protocol.parts import AnswerPart, merged
 
 # At most sixty writes a second for each stream: no screen shows more, and every write costs a
@@ -101,6 +112,13 @@ class Request:
     def over(self) -> bool:
         """Nothing more will arrive."""
         return self._finish_reason is not None or self._refusal is not None
+
+    def param_of(self, failure: RequestFailed) -> str | None:
+        """What its client calls that which is to blame."""
+        match failure.picture, self.task:
+            case int() as number, Generate(prompt=ChatPrompt() as prompt):
+                return next((each.name for each in prompt.pictures[number : number + 1]), None)
+        return None if failure.field is None else self.params.get(failure.field)
 
     def start(self, now: float) -> None:
         """It runs from now on: the deadline stands still."""

@@ -224,8 +224,8 @@ class Traffic:
 
     def failed(self, message: RequestFailed) -> None:
         if (request := self._queue.find_running(message.request_id)) is not None:
-            param = None if message.field is None else request.params.get(message.field)
-            self._refuse(request, Refusal(message.code, message.message, param=param))
+            refusal = Refusal(message.code, message.message, param=request.param_of(message))
+            self._refuse(request, refusal)
             self._finished(request)
 
     # From the supervisor

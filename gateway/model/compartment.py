@@ -34,6 +34,8 @@ from gateway.system.tasks import Tasks
 from protocol.messages import PromptCacheDisk
 
 # Deaths by these are the worker's own; orders and shutdowns are not.
+# mlx-vlm's models take one sequence after the other: one runs, and the next is decoded meanwhile.
+_BESIDE_PICTURES: Final = 2
 _BLAMED: Final = (Event.MISBEHAVED, Event.HUNG, Event.EXIT)
 
 
@@ -352,4 +354,7 @@ class Compartment:
 
 def _bounds(model: Model, in_force: InForce) -> Bounds:
     own = model.settings
-    return Bounds(in_force.settings.queue.depth, own.max_concurrency, own.priority)
+    concurrency = own.max_concurrency
+    if own.pictures:
+        concurrency = min(concurrency, _BESIDE_PICTURES)
+    return Bounds(in_force.settings.queue.depth, concurrency, own.priority)

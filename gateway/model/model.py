@@ -10,7 +10,7 @@ from gateway.config.read import Configuration
 from gateway.config.settings import ModelSettings
 
 # What a worker is told at its load, beside the places of files.
-_TOLD_AT_LOAD: Final = ("python", "context_tokens", "max_concurrency", "kv_bits")
+_TOLD_AT_LOAD: Final = ("python", "context_tokens", "max_concurrency", "kv_bits", "pictures")
 
 
 class Model(Struct, frozen=True):

@@ -178,6 +178,7 @@ class WorkerSupervisor:
                 draft_path=self._model.draft,
                 draft_tokens=self._model.draft_tokens,
                 bound=self._tenancy.tell_bound(),
+                pictures=self._model.settings.pictures,
             )
         )
 

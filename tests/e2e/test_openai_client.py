@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 
@@ -10,6 +11,7 @@ import openai
 import pytest
 
 from tests.support.gateway import Gateway, eventually
+from tests.support.pictures import RED, data_url, png
 
 QUESTION = [{"role": "user", "content": "What is Bulkhead?"}]
 STORY = [{"role": "user", "content": "Tell me a story."}]
@@ -239,7 +241,7 @@ def test_models(client: openai.OpenAI) -> None:
         ({"messages": [{"role": "king", "content": "?"}]}, "messages[0].role"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages[0].content[0]",
+            "messages[0].content[0].image_url",
         ),
     ],
 )
@@ -251,6 +253,22 @@ def test_bad_requests_name_the_field(
     assert caught.value.param is not None
     assert caught.value.param.replace("[...]", "[0]") == param
     assert caught.value.code == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("role", "url", "reason"),
+    [
+        ("user", data_url(png(RED)), "pip install 'mlx-bulkhead[vision]'"),
+        ("system", data_url(png(RED)), "only a user's message"),
+    ],
+)
+def test_pictures_for_a_model_without_eyes(
+    client: openai.OpenAI, role: str, url: str, reason: str
+) -> None:
+    parts = [{"type": "text", "text": "?"}, {"type": "image_url", "image_url": {"url": url}}]
+    with pytest.raises(openai.BadRequestError, match=re.escape(reason)) as caught:
+        client.chat.completions.create(model="demo", messages=[{"role": role, "content": parts}])
+    assert caught.value.param == "messages[0].content[1].image_url"
 
 
 def test_unknown_model(client: openai.OpenAI) -> None:

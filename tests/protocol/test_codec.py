@@ -62,6 +62,7 @@ from protocol.parts import (
     TokenLogprob,
     ToolCall,
 )
+from protocol.pictures import Picture
 from protocol.tokens import LARGEST_TOKEN_ID, pack, unpack
 
 _LONGEST_SENTENCE = 1000
@@ -92,8 +93,10 @@ _devices = st.builds(
     recommended_working_set_bytes=_optional(_integers),
     memory_bytes=_optional(_integers),
 )
+_pictures = st.builds(Picture, data=st.binary(max_size=20), at=_integers, name=_texts)
+_messages = st.builds(ChatMessage, role=_texts, content=_texts, pictures=_tuples(_pictures))
 _prompts = (
-    st.builds(ChatPrompt, messages=_tuples(st.builds(ChatMessage, role=_texts, content=_texts)))
+    st.builds(ChatPrompt, messages=_tuples(_messages))
     | st.builds(TextPrompt, text=_texts)
     | st.builds(TokenPrompt, token_ids=_packed)
 )
@@ -248,6 +251,7 @@ _from_worker: dict[type[Message], st.SearchStrategy[Any]] = {
         ),
         message=_texts,
         field=_optional(st.sampled_from(["prompt", "max_tokens", "inputs", "truncate"])),
+        picture=_optional(_integers),
     ),
     Heartbeat: st.builds(
         Heartbeat,

@@ -60,6 +60,7 @@ from protocol.parts import (
     TokenLogprob,
     ToolCall,
 )
+from protocol.pictures import Picture
 from protocol.tokens import pack
 
 MEMORY = MlxMemory(active_bytes=1 << 40, cache_bytes=7, peak_bytes=(1 << 40) + 1)
@@ -81,11 +82,12 @@ SAMPLING = Sampling(
     xtc_probability=0.25,
     xtc_threshold=0.05,
 )
+PICTURE = Picture(b"\x89PNG\r\n\x1a\n", 7, "messages[1].content[1].image_url")
 PROMPTS = {
     ChatPrompt: ChatPrompt(
         (
             ChatMessage("system", "Be brief."),
-            ChatMessage("user", "Größe? 日本", name="Ada"),
+            ChatMessage("user", "Größe? 日本", name="Ada", pictures=(PICTURE,)),
             ChatMessage("assistant", "", "Hm.", (CalledTool("c1", "size", '{"of": "日本"}'),)),
             ChatMessage("tool", "377,975 km²", tool_call_id="c1"),
         ),
@@ -138,6 +140,7 @@ SAMPLES: dict[type[Message], Message] = {
         adapter_path="/models/adapter",
         draft_path="/models/draft",
         draft_tokens=3,
+        pictures=True,
     ),
     Generate: _generate(PROMPTS[ChatPrompt]),
     Embed: Embed(
@@ -201,7 +204,7 @@ SAMPLES: dict[type[Message], Message] = {
         request_id="r-1", dimensions=2, vectors=b"\0\0\x80\x3f" * 4, tokens=9, last=True
     ),
     RequestFailed: RequestFailed(
-        request_id="r-1", code="internal_error", message="no", field="prompt"
+        request_id="r-1", code="internal_error", message="no", field="prompt", picture=1
     ),
     Need: Need(
         limit_bytes=9_000_000_000,

@@ -120,3 +120,10 @@ def test_a_context_that_cannot_be_is_none(tmp_path: Path) -> None:
     shutil.copytree(shapes.DEMO, folder)
     _config(folder, max_position_embeddings=-5)
     assert load(str(folder), lambda _done, _total: None, lambda: False).context_tokens is None
+
+
+def test_pictures_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.loading.find_spec", lambda _name: None)
+    with pytest.raises(ModelError, match="pip install 'mlx-bulkhead\\[vision\\]'") as refused:
+        load(str(shapes.DEMO), lambda _done, _total: None, lambda: False, pictures=True)
+    assert refused.value.permanent

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jinja2 import TemplateError
@@ -43,6 +43,33 @@ class ChatTemplate:
         Raises:
             PromptError: there is no template, or it refuses this.
         """
+        conversation = prompt.messages if messages is None else messages
+        rendered = self._apply(prompt, tools, conversation, None, asking=asking, tokenize=True)
+        return list(rendered)
+
+    def text(
+        self,
+        prompt: ChatPrompt,
+        tools: Tools | None,
+        content: Callable[[ChatMessage], Any],
+    ) -> str:
+        """A prompt as it is before it is tokenized. `content` says what a message's content is for
+        this template: not only a text, where there are pictures. Errors as in `tokens`.
+        """
+        return str(
+            self._apply(prompt, tools, prompt.messages, content, asking=True, tokenize=False)
+        )
+
+    def _apply(
+        self,
+        prompt: ChatPrompt,
+        tools: Tools | None,
+        messages: Sequence[ChatMessage],
+        content: Callable[[ChatMessage], Any] | None,
+        *,
+        asking: bool,
+        tokenize: bool,
+    ) -> Any:
         if not self._tokenizer.has_chat_template:
             raise PromptError(
                 "invalid_request_error",
@@ -54,18 +81,19 @@ class ChatTemplate:
             prompt.template_arguments, None if self._is_program else template
         )
         history = self._history(template)
-        written = history.messages(prompt.messages if messages is None else messages)
+        written = history.messages(messages)
+        if content is not None:
+            for message, each in zip(written, messages, strict=True):
+                message["content"] = content(each)
         if not self._is_program:
             arguments["return_dict"] = False
         try:
-            return list(
-                self._renderer.apply_chat_template(
-                    written,
-                    tools=definitions,
-                    add_generation_prompt=asking,
-                    tokenize=True,
-                    **arguments,
-                )
+            return self._renderer.apply_chat_template(
+                written,
+                tools=definitions,
+                add_generation_prompt=asking,
+                tokenize=tokenize,
+                **arguments,
             )
         except TemplateError as error:
             raise _refused(str(error)) from error

@@ -15,6 +15,7 @@ from worker.sampling.adjustments import Adjustments
 from worker.sampling.scores import Score
 from worker.sampling.settings import RowSampling
 from worker.structure.matching import Constrained
+from worker.vision.inputs import PictureInputs
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Sequence:
     logprobs: int | None = None
     # The same of the prompt's tokens, before the first one of the answer.
     prompt_logprobs: int | None = None
+    pictures: PictureInputs | None = None
     constrained: Constrained | None = None
 
     @property
@@ -85,11 +87,12 @@ class Token:
 @dataclass(frozen=True, slots=True)
 class Broken:
     """A sequence whose constraint can't be followed any further, and why. Its tokens until then
-    match.
+    match. With `pictures` it is one whose prompt can't be computed, because of these.
     """
 
     request_id: str
     reason: str
+    pictures: bool = False
 
 
 class Engine(Protocol):

@@ -4,11 +4,12 @@ a draft model.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 from mlx_lm.generate import generation_stream
@@ -24,8 +25,16 @@ from worker.engines.prompt_scores import score_prompt, scored_chunk
 from worker.engines.room import Batch, Room, largest_chunk
 from worker.engines.sequence import Broken, Sequence, Token
 from worker.engines.tap import LARGE_VOCABULARY
+from worker.loading import one_sentence
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.keys import BLOCK_TOKENS
+from worker.vision.inputs import PictureInputs
+
+logger = logging.getLogger("worker")
+
+# A model for a sequence that begins with these tokens and pictures, of which its caches have seen
+# some.
+Begin: TypeAlias = Callable[[list[int], PictureInputs | None, int], Any]
 
 
 @dataclass(eq=False)
@@ -34,6 +43,8 @@ class _Run:
 
     row: Row
     caches: list[Any]
+    # What computes it, where that isn't the same for all.
+    model: Any = None
     tokens: Iterator[Decoded] | None = None
     sampler: RowSampler | None = None
 
@@ -57,9 +68,10 @@ class SequentialEngine:
         prompt_cache: PromptCache | None = None,
         draft: Any = None,
         draft_tokens: int = 0,
+        begin: Begin | None = None,
     ) -> None:
         """`caches` are the model's own if not given, and the draft model's too if there is one. It
-        guesses `draft_tokens` at a time.
+        guesses `draft_tokens` at a time. `begin` is for a model that looks at pictures.
         """
         self._model = model
         self._draft = draft
@@ -72,6 +84,8 @@ class SequentialEngine:
         self._run: _Run | None = None
         self._pace = PrefillPace(largest_chunk())
         self._begun = 0
+        self._begin = begin
+        self._unfit: list[Broken] = []
         self._vocabulary = LARGE_VOCABULARY
 
     @property
@@ -149,27 +163,25 @@ class SequentialEngine:
         run = self._run
         if run is None:
             return []
-        if run.left > 0 and run.tokens is None:
-            self._prefill(run)
+        if run.tokens is None and self._computes_prompt(run):
             return []
         return [self._generate(run)]
 
     def take_broken(self) -> list[Broken]:
+        found, self._unfit = self._unfit, []
         run = self._run
-        if run is None or run.sampler is None:
-            return []
-        reason = run.sampler.take_broken()
-        if reason is None:
-            return []
-        self._run = None
-        return [Broken(run.row.sequence.request_id, reason)]
+        reason = None if run is None or run.sampler is None else run.sampler.take_broken()
+        if run is not None and reason is not None:
+            self._run = None
+            found.append(Broken(run.row.sequence.request_id, reason))
+        return found
 
     def clear_prompts(self) -> int:
         return 0 if self._keeper is None else self._keeper.cache.clear()
 
     def close(self) -> None:
         self._waiting.clear()
-        self._run = None
+        self._run = self._begin = None
         self._model = self._draft = None
         del self._caches
 
@@ -206,6 +218,36 @@ class SequentialEngine:
             row.prompt_scores = []
         self._run = _Run(row, self._caches.make() if taken is None else taken.caches)
 
+    def _computes_prompt(self, run: _Run) -> bool:
+        """Whether this step was for the prompt."""
+        sequence = run.row.sequence
+        try:
+            if self._begin is not None and run.model is None:
+                self._begin_prompt(run, self._begin)
+            if run.left > 0:
+                self._prefill(run)
+                return True
+        except Exception as error:
+            # That pictures and tokens don't fit each other, each model finds out in its own way.
+            if sequence.pictures is None:
+                raise
+            logger.exception("A prompt with pictures can't be computed")
+            self._unfit.append(Broken(sequence.request_id, one_sentence(error), pictures=True))
+            self._run = None
+            return True
+        return False
+
+    def _begin_prompt(self, run: _Run, begin: Begin) -> None:
+        row, sequence = run.row, run.row.sequence
+        with mx.stream(generation_stream):
+            run.model = begin(sequence.token_ids, sequence.pictures, row.seen_tokens)
+            if run.model.whole and row.seen_tokens and sequence.pictures is not None:
+                # What the prompt cache has of it is of no use.
+                run.caches = self._caches.make()
+                row.seen_tokens = row.cached_tokens = 0
+                row.kept = None
+                run.model = begin(sequence.token_ids, sequence.pictures, 0)
+
     def _prefill(self, run: _Run) -> None:
         """mlx-lm computes a whole prompt before it gives anything back: nobody could leave, nor
         could memory be called back.
@@ -214,13 +256,19 @@ class SequentialEngine:
         began_s, begin = perf_counter(), row.seen_tokens
         boundary = self._next_boundary(row)
         length = min(run.left, self._pace.chunk(rows=1, decoding=False))
+        if run.model is not None and run.model.whole:
+            length = run.left
         if boundary is not None:
             length = min(length, boundary - begin)
         if row.prompt_scores is not None:
             length = min(length, scored_chunk(1, self._vocabulary, self._room.working_bytes))
         chunk = row.sequence.token_ids[begin : begin + length]
         with mx.stream(generation_stream):
-            logits = self._caches.run(mx.array([chunk]), run.caches)[0]
+            tokens = mx.array([chunk])
+            if run.model is not None:
+                logits = run.model(tokens, cache=run.caches)
+            else:
+                logits = self._caches.run(tokens, run.caches)[0]
             self._vocabulary = logits.shape[-1]
             mx.eval([each.state for each in run.caches])
             if row.prompt_scores is not None:
@@ -267,7 +315,7 @@ class SequentialEngine:
         sequence = run.row.sequence
         if self._draft is None or sequence.constrained is not None:
             # What a draft model guesses would have to be masked by guesses, too.
-            run.sampler = RowSampler(sequence, self._model)
+            run.sampler = RowSampler(sequence, run.model or self._model)
             caches = run.caches
             if self._draft is not None:
                 # Its caches don't see these tokens, so that the prompt cache can't have both.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Final, Literal
 
 from msgspec import Meta
@@ -9,17 +10,38 @@ from msgspec import Meta
 from gateway.api.bodies import Part
 from gateway.api.supported import check_supported, refusing
 from gateway.dispatch.refusal import Refusal
+from gateway.pictures.source import Source
 from protocol.messages import CalledTool, ChatMessage
+from protocol.pictures import Picture
 
+_PICTURES: Final = ("image_url", "input_image")
 # Each takes some tokens in every template.
 _MOST_MESSAGES: Final = 200_000
 
 
+class ImageUrl(Part):
+    """Its detail is for OpenAI's models."""
+
+    url: str
+
+
 @refusing("part")
 class ContentPart(Part):
+    """Pictures are of type image_url; of type input_image, as in OpenAI's Responses, the address
+    stands alone.
+    """
+
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: ImageUrl | str | None = None
+
+    @property
+    def picture(self) -> str | None:
+        """The address of one."""
+        if self.type not in _PICTURES:
+            return None
+        return self.image_url.url if isinstance(self.image_url, ImageUrl) else self.image_url
 
 
 class CalledFunction(Part):
@@ -45,18 +67,53 @@ class MessageBody(Part):
     tool_call_id: str | None = None
 
 
-def chat_messages(bodies: list[MessageBody]) -> tuple[ChatMessage, ...]:
-    """Raises: Refusal: there are too many, or one of them can't be understood."""
+def picture_sources(bodies: list[MessageBody]) -> list[Source]:
+    """Where the pictures of all messages are, in order.
+
+    Raises:
+        Refusal: one is where none can be.
+    """
+    found = []
+    for index, body in enumerate(bodies):
+        for place, part in enumerate(body.content if isinstance(body.content, list) else ()):
+            if part.type not in _PICTURES:
+                continue
+            name = f"messages[{index}].content[{place}].image_url"
+            if part.picture is None:
+                raise Refusal(
+                    "invalid_request_error",
+                    f"{name} is missing: send an object with a url.",
+                    param=name,
+                )
+            if body.role != "user":
+                raise Refusal(
+                    "invalid_request_error",
+                    f"{name}: only a user's message may have pictures.",
+                    param=name,
+                )
+            found.append(Source(part.picture, name))
+    return found
+
+
+def chat_messages(
+    bodies: list[MessageBody], pictures: Sequence[bytes] = ()
+) -> tuple[ChatMessage, ...]:
+    """`pictures` are those of `picture_sources`.
+
+    Raises:
+        Refusal: there are too many, or one of them can't be understood.
+    """
     if len(bodies) > _MOST_MESSAGES:
         raise Refusal(
             "context_length_exceeded",
             f"messages: there are {len(bodies):,}, more than any model here takes.",
             param="messages",
         )
-    return tuple(_message(index, each) for index, each in enumerate(bodies))
+    left = iter(pictures)
+    return tuple(_message(index, each, left) for index, each in enumerate(bodies))
 
 
-def _message(index: int, body: MessageBody) -> ChatMessage:
+def _message(index: int, body: MessageBody, pictures: Iterator[bytes]) -> ChatMessage:
     path = f"messages[{index}]."
     check_supported(body, "message", path)
     if body.content is None and body.role != "assistant":
@@ -72,10 +129,11 @@ def _message(index: int, body: MessageBody) -> ChatMessage:
             f"{path}tool_calls: only an assistant's message has calls.",
             param=f"{path}tool_calls",
         )
+    content, shown = _content(path, body, pictures)
     return ChatMessage(
         # Templates know the role by its older name.
         "system" if body.role == "developer" else body.role,
-        _content(path, body),
+        content,
         reasoning=body.reasoning_content or body.reasoning or None,
         tool_calls=tuple(
             CalledTool(each.id, each.function.name, each.function.arguments.strip() or "{}")
@@ -83,14 +141,19 @@ def _message(index: int, body: MessageBody) -> ChatMessage:
         ),
         tool_call_id=body.tool_call_id,
         name=body.name,
+        pictures=shown,
     )
 
 
-def _content(path: str, body: MessageBody) -> str:
-    """Texts; a refusal is what the assistant said instead of one."""
+def _content(
+    path: str, body: MessageBody, pictures: Iterator[bytes]
+) -> tuple[str, tuple[Picture, ...]]:
+    """Texts, and the pictures between them; a refusal is what the assistant said instead of one."""
     if not isinstance(body.content, list):
-        return body.content or body.refusal or ""
-    texts = []
+        return body.content or body.refusal or "", ()
+    texts: list[str] = []
+    shown = []
+    length = 0
     for place, part in enumerate(body.content):
         check_supported(part, "part", f"{path}content[{place}].")
         match part.type, part.text, part.refusal:
@@ -98,10 +161,14 @@ def _content(path: str, body: MessageBody) -> str:
                 texts.append(text)
             case "refusal", _, str() as text:
                 texts.append(text)
+            case (("image_url" | "input_image"), _, _):
+                shown.append(Picture(next(pictures), length, f"{path}content[{place}].image_url"))
+                continue
             case _:
                 raise Refusal(
                     "invalid_request_error",
-                    f"A content part of type {part.type!r}: only text parts are supported.",
+                    f"A content part of type {part.type!r}: only text and image_url are supported.",
                     param=f"{path}content[{place}]",
                 )
-    return "".join(texts)
+        length += len(text)
+    return "".join(texts), tuple(shown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -12,7 +13,7 @@ from starlette.routing import Route
 
 from gateway.api.answer import Answer
 from gateway.api.bodies import beside_the_loop, read_json
-from gateway.api.chat.messages import MessageBody, chat_messages
+from gateway.api.chat.messages import MessageBody, chat_messages, picture_sources
 from gateway.api.chat.template import TemplateBody, template_arguments
 from gateway.api.chat.tools import ToolBody, ToolChoiceBody, tools_of
 from gateway.api.chat.writer import ChatFormat
@@ -23,6 +24,7 @@ from gateway.api.supported import refusing
 from gateway.dispatch.refusal import Refusal
 from gateway.fleet.fleet import Fleet
 from gateway.model.compartment import Compartment
+from gateway.pictures.reader import PictureReader, check_pictures
 from protocol.messages import ChatPrompt, Generate
 
 
@@ -44,8 +46,14 @@ async def create_chat_completion(request: HttpRequest) -> Response:
     body = await read_json(request, ChatBody)
     check_generation(body, "chat")
     compartment = fleet.roster.find(body.model)
-    generate = await beside_the_loop(request.state.body_bytes, _generate, body, compartment)
+    body_bytes: int = request.state.body_bytes
+    reader: PictureReader = request.app.state.pictures
+    sources = await beside_the_loop(body_bytes, picture_sources, body.messages)
+    check_pictures(sources, compartment.model)
+    pictures = await reader.read(sources, fleet.settings.gateway)
+    generate = await beside_the_loop(body_bytes, _generate, body, compartment, pictures)
     requests = new_requests(request, fleet, body, [generate], "messages")
+    reader.hold(pictures, requests)
     submit_all(fleet, compartment, requests)
     form = ChatFormat(
         compartment.model.id,
@@ -57,9 +65,9 @@ async def create_chat_completion(request: HttpRequest) -> Response:
     return Answer(compartment, requests, form, stream=stream, answers_each=len(requests))
 
 
-def _generate(body: ChatBody, compartment: Compartment) -> Generate:
+def _generate(body: ChatBody, compartment: Compartment, pictures: Sequence[bytes]) -> Generate:
     arguments = template_arguments(body, compartment.model.settings.template_arguments)
-    prompt = ChatPrompt(chat_messages(body.messages), arguments)
+    prompt = ChatPrompt(chat_messages(body.messages, pictures), arguments)
     alternatives = max(0, body.top_logprobs or 0)
     if alternatives and not body.logprobs:
         raise Refusal(

@@ -16,6 +16,7 @@ from gateway.memory.estimate.cache import CacheShape, cache_shape
 from gateway.memory.estimate.encoder import NO_CACHES, encoder_bytes
 from gateway.memory.estimate.language import language_of
 from gateway.memory.estimate.options import Options
+from gateway.memory.estimate.pictures import picture_bytes
 from gateway.memory.estimate.weights import EstimateError, Weights, adapter_bytes, read_weights
 from gateway.memory.estimate.working import working_bytes
 from protocol.caches import STEP_TOKENS
@@ -151,8 +152,9 @@ def estimate(
         EstimateError: the files can't be understood.
     """
     weights = read_weights(folder)
+    config = _config(folder)
     found = estimated(
-        _config(folder),
+        config,
         weights,
         context_tokens,
         ordinary_tokens,
@@ -162,6 +164,9 @@ def estimate(
         str(folder / "config.json"),
         options.kv_bits,
     )
+    if options.pictures:
+        added_bytes = picture_bytes(config, weights.element_bytes)
+        found = msgspec.structs.replace(found, working_bytes=found.working_bytes + added_bytes)
     if options.adapter is not None:
         found = _with_adapter(found, adapter_bytes(options.adapter))
     if options.draft is not None:
@@ -247,7 +252,8 @@ def model_key(folder: Path, python: str | None, options: Options = _NO_OPTIONS) 
         OSError: the folder can't be read.
     """
     added = (each for each in (options.adapter, options.draft) if each is not None)
-    return "|".join((_state_of(folder), python or "", *map(_state_of, added)))
+    looks = ("pictures",) if options.pictures else ()
+    return "|".join((_state_of(folder), python or "", *map(_state_of, added), *looks))
 
 
 def _state_of(folder: Path) -> str:

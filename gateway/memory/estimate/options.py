@@ -17,6 +17,7 @@ class Options(Struct, frozen=True):
     kv_bits: int | None = None
     adapter: Path | None = None
     draft: Path | None = None
+    pictures: bool = False
 
 
 def options_of(model: Model) -> Options:
@@ -24,6 +25,7 @@ def options_of(model: Model) -> Options:
         model.settings.kv_bits,
         None if model.adapter is None else Path(model.adapter),
         None if model.draft is None else Path(model.draft),
+        model.settings.pictures,
     )
 
 
@@ -37,4 +39,5 @@ def options_in(settings: ModelSettings) -> Options:
         settings.kv_bits,
         None if settings.adapter is None else Path(find_adapter(settings.adapter, ())),
         None if settings.draft_model is None else Path(find_draft(settings.draft_model, ())),
+        settings.pictures,
     )

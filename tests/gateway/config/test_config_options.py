@@ -83,6 +83,15 @@ def test_a_draft_model_of_the_cache_is_the_folder_of_its_revision(
         ("kv_bits = true", "expected 4 or 8, not true."),
         ("kv_bits = 4.0", "expected 4 or 8, not 4.0."),
         ("draft_tokens = 0", "expected a whole number from 1 to 32, not 0."),
+        ("pictures = 1", "expected true or false, not 1."),
+        (
+            'pictures = true\ndraft_model = "demo"',
+            'models."a".draft_model: a model with pictures = true can\'t have one.',
+        ),
+        (
+            '[gateway]\nimage_folders = ["/a", "b"]',
+            'gateway.image_folders: "b" is not an absolute path.',
+        ),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, keys: str, said: str) -> None:
@@ -107,7 +116,13 @@ def test_an_allow_list_is_for_them_too(tmp_path: Path, adapter: Path, key: str) 
 
 @pytest.mark.parametrize(
     "keys",
-    ["kv_bits = 8", 'draft_model = "demo"', 'adapter = "{adapter}"', "max_concurrency = 1"],
+    [
+        "kv_bits = 8",
+        "pictures = true",
+        'draft_model = "demo"',
+        'adapter = "{adapter}"',
+        "max_concurrency = 1",
+    ],
 )
 def test_what_takes_another_worker(tmp_path: Path, adapter: Path, keys: str) -> None:
     plain = _model(tmp_path, "")

@@ -10,15 +10,20 @@ from gateway.dispatch.traffic import Bounds, Connection, Traffic
 from gateway.events import EventLog
 from protocol.messages import (
     Cancel,
+    ChatMessage,
+    ChatPrompt,
     Delta,
     Generate,
     Message,
     Output,
     Rendered,
+    RequestFailed,
     Sampling,
     TextPrompt,
 )
 from protocol.parts import Text
+from protocol.pictures import Picture
+from protocol.tokens import pack
 
 
 def _request(request_id: str) -> Request:
@@ -95,3 +100,47 @@ async def test_who_waits_for_memory_in_a_worker_has_a_deadline_too() -> None:
     assert late.value.code == "deadline_exceeded"
     assert not begun.over
     assert Cancel(request_id="waits.1") in sent
+
+
+def _looking(sent: list[Message]) -> tuple[Traffic, Request]:
+    """One whose request runs, with two pictures."""
+    traffic = _traffic()
+    pictures = tuple(Picture(b"%d" % at, at, f"picture {at}") for at in range(2))
+    prompt = ChatPrompt((ChatMessage("user", "ab", pictures=pictures),))
+    generate = Generate(request_id="r", prompt=prompt, sampling=Sampling(seed=1))
+    request = Request(generate, now=100.0, deadline_s=5.0, params={"prompt": "messages"})
+    traffic.connect(Connection(sent.append, "print", 4096))
+    traffic.submit(request)
+    traffic.dispatch()
+    return traffic, request
+
+
+async def test_pictures_are_sent_again() -> None:
+    sent: list[Message] = []
+    traffic, request = _looking(sent)
+    first = request.progress.wire_id
+    traffic.rendered(Rendered(request_id=first, token_ids=pack([1, 2, 3]), last=True))
+    traffic.output(Output(step=1, deltas=(Delta(first, (7,), (Text("a"),)),)))
+    traffic.park(blame=True)
+    traffic.connect(Connection(sent.append, "print", 4096))
+    again = sent[-1]
+    assert isinstance(again, Generate)
+    assert (again.prompt, again.delivered) == (request.task.prompt, pack([7]))
+
+
+@pytest.mark.parametrize(
+    ("picture", "param"), [(0, "picture 0"), (1, "picture 1"), (2, None), (None, "messages")]
+)
+async def test_the_picture_that_is_to_blame(picture: int | None, param: str | None) -> None:
+    traffic, request = _looking([])
+    failure = RequestFailed(
+        request_id=request.progress.wire_id,
+        code="invalid_request_error",
+        message="no",
+        field="prompt",
+        picture=picture,
+    )
+    traffic.failed(failure)
+    with pytest.raises(Refusal) as refused:
+        await request.take()
+    assert refused.value.param == param

@@ -13,9 +13,11 @@ from gateway.memory.back_end import BackEnd
 from gateway.memory.estimate.cache import cache_shape
 from gateway.memory.estimate.estimate import Estimate, estimate, model_key
 from gateway.memory.estimate.options import Options
+from gateway.memory.estimate.pictures import picture_bytes
 from gateway.memory.estimate.weights import EstimateError, read_weights
 from gateway.memory.estimate.working import working_bytes
 from protocol.chunks import LARGEST_TOKENS
+from protocol.pictures import MOST_PIXELS, MOST_SEEN_PIXELS
 from tests.support import shapes
 
 PROCESS = 50_000_000
@@ -113,3 +115,15 @@ def test_measurements_are_of_one_set_of_files(tmp_path: Path) -> None:
 def _sets(adapter: Path) -> list[Options]:
     draft = shapes.DEMO
     return [Options(adapter=adapter), Options(draft=draft), Options(adapter=adapter, draft=draft)]
+
+
+def test_pictures() -> None:
+    """Room to decode them, whatever the model; it is asked for by who is told to look at them."""
+    plain, looking = _estimate(Options()), _estimate(Options(pictures=True))
+    assert looking.fixed_bytes == plain.fixed_bytes
+    assert looking.working_bytes - plain.working_bytes > MOST_PIXELS * 3
+    config = {"vision_config": {"patch_size": 14, "embed_dim": 1280, "hidden_size": 1536}}
+    # Of Qwen2-VL's tower: its inner layer's activations in bfloat16, some three of them.
+    inner_bytes = MOST_SEEN_PIXELS // 14**2 * 4 * 1280 * 2
+    seen_bytes = picture_bytes(config, 2) - picture_bytes({}, 2)
+    assert 2 * inner_bytes < seen_bytes < 5 * inner_bytes

@@ -1,0 +1,119 @@
+"""Pictures from http and https addresses, for operators who allow it.
+
+A name may lead anywhere, and somewhere else the next time that it is asked for. So it is resolved
+here, once, and what is called is the address that was looked at; each redirection begins anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Final
+
+import httpx
+
+from gateway.pictures.addresses import is_public
+from gateway.pictures.source import PictureError
+from gateway.system.lane import Lane
+
+SCHEMES: Final = ("http:", "https:")
+_MOST_REDIRECTIONS: Final = 3
+_LOOKUP_S: Final = 5.0
+_AGENT: Final = "bulkhead"
+
+
+class Remote:
+    """Fetches one after the other for each caller."""
+
+    def __init__(self, may_call: Callable[[str], bool] = is_public) -> None:
+        """`may_call` says it of an IP address."""
+        self._may_call = may_call
+        # Names may take their time; the certificates of authorities are half a megabyte to read.
+        self._lane = Lane("picture names")
+        self._tls: ssl.SSLContext | None = None
+
+    async def fetch(self, url: str, most_bytes: int, deadline_s: float) -> bytes:
+        """Raises: PictureError: nobody may call there, or nothing usable came in time."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await self._fetch(url, most_bytes)
+        except TimeoutError as error:
+            raise PictureError(f"it did not come within {deadline_s:g} s") from error
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            reason = str(error) or type(error).__name__
+            raise PictureError(f"it can't be fetched: {reason}") from error
+
+    async def _fetch(self, url: str, most_bytes: int) -> bytes:
+        if self._tls is None:
+            self._tls = await self._lane.run(_tls, _LOOKUP_S, "the reading of certificates")
+        address = httpx.URL(url)
+        async with httpx.AsyncClient(verify=self._tls, trust_env=False, timeout=None) as client:  # noqa: S113 - there is one around it
+            for _ in range(_MOST_REDIRECTIONS + 1):
+                request = await self._request(client, address)
+                response = await client.send(request, stream=True)
+                try:
+                    if response.is_redirect:
+                        address = address.join(response.headers["location"])
+                        continue
+                    return await _body(response, most_bytes)
+                finally:
+                    await response.aclose()
+        raise PictureError(f"it is redirected more than {_MOST_REDIRECTIONS} times")
+
+    async def _request(self, client: httpx.AsyncClient, address: httpx.URL) -> httpx.Request:
+        if address.scheme not in ("http", "https") or not address.host:
+            raise PictureError("it is no http or https address")
+        if address.userinfo:
+            raise PictureError("it has a name or a password in it, which are not sent")
+        ip = await self._resolve(address)
+        return client.build_request(
+            "GET",
+            address.copy_with(host=ip),
+            headers={
+                "Host": address.netloc.decode("ascii"),
+                "User-Agent": _AGENT,
+                "Accept": "image/*",
+                # A compressed body could be a thousand times as large as what was counted.
+                "Accept-Encoding": "identity",
+            },
+            extensions={"sni_hostname": address.raw_host.decode("ascii")},
+        )
+
+    async def _resolve(self, address: httpx.URL) -> str:
+        host = address.raw_host.decode("ascii").strip("[]")
+        port = address.port or (443 if address.scheme == "https" else 80)
+        found = await self._lane.run(
+            lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM),
+            _LOOKUP_S,
+            "the lookup of names",
+        )
+        addresses = [str(each[4][0]) for each in found]
+        if not addresses or not all(map(self._may_call, addresses)):
+            raise PictureError(
+                f"{host} is not an address of the internet: none of this machine or its network "
+                "is called"
+            )
+        return addresses[0]
+
+
+async def _body(response: httpx.Response, most_bytes: int) -> bytes:
+    if response.status_code != httpx.codes.OK:
+        raise PictureError(f"its server answered with status {response.status_code}")
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise PictureError("its server compressed it, though it was asked not to")
+    declared = response.headers.get("content-length", "")
+    body = bytearray()
+    if not (declared.isdecimal() and int(declared) > most_bytes):
+        async for chunk in response.aiter_raw():
+            body += chunk
+            if len(body) > most_bytes:
+                break
+        else:
+            return bytes(body)
+    raise PictureError(f"it is too large: {most_bytes >> 20} MiB is the most")
+
+
+def _tls() -> ssl.SSLContext:
+    return httpx.create_ssl_context(trust_env=False)

@@ -1,0 +1,22 @@
+"""What a sequence has beside its tokens: the arrays that a processor has made of its pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, eq=False)
+class PictureInputs:
+    """`arrays` are numpy's, or what else mlx-vlm's model takes, by name. They belong to a prompt of
+    so many tokens. `digest` names the pictures by what they are.
+    """
+
+    arrays: Mapping[str, Any]
+    prompt_tokens: int
+    digest: str
+
+    def salt(self, salt: str) -> str:
+        """For names of prompts that are shared only where the pictures are the same, too."""
+        return f"{self.digest} {salt}"
