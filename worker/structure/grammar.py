@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Final
 
 from llguidance import LLMatcher
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     # A name for type checkers alone.
     from llguidance._lib import JsonCompileOptions
 
+# Lark's expressions end at a slash that stands alone.
+_SLASH: Final = re.compile(r"(?<!\\)((?:\\\\)*)/")
+_BACKSLASH: Final = r"\1\/"
 # In characters. What is longer takes too long to read alone.
 _LONGEST_SOURCE: Final = 1 << 18
 _ANY_OBJECT: Final = '{"type":"object"}'
@@ -54,6 +58,32 @@ def grammar_of(constraint: Constraint) -> str:
             return LLMatcher.grammar_from_lark(source)
         case "choice":
             return LLMatcher.grammar_from_lark(_choice(source))
+
+
+def lark_rule(constraint: Constraint) -> str:
+    """The same as what stands behind the name of a rule, in a grammar that has other rules.
+
+    Raises:
+        ConstraintError: it has rules of its own, or is not of its kind.
+    """
+    source = constraint.source
+    match constraint.kind:
+        case "json_object":
+            schema: object = json.loads(_ANY_OBJECT)
+        case "json_schema":
+            try:
+                schema = json.loads(source)
+            except (ValueError, RecursionError) as error:
+                raise ConstraintError(f"The schema can't be read: {error}.") from error
+        case "regex":
+            return f"/{_SLASH.sub(_BACKSLASH, source)}/"
+        case "choice":
+            return _choice(source).removeprefix("start: ")
+        case "grammar":
+            raise ConstraintError("a grammar can't be had beside tools: send one of them")
+    if not isinstance(schema, dict):
+        return f"%json {json.dumps(schema)}"
+    return f"%json {json.dumps({**schema, 'x-guidance': JSON_OPTIONS})}"
 
 
 def json_grammar(schema: str) -> str:

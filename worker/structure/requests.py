@@ -8,15 +8,16 @@ from typing import Any, Final
 
 from llguidance import LLMatcher
 
-from protocol.messages import Generate, Tools
+from protocol.messages import Constraint, Generate, Tools
 from worker.answer.format import Format
 from worker.answer.formats import template_text
 from worker.answer.opening import opening_state
 from worker.structure.compiled import Compiled
-from worker.structure.grammar import ConstraintError
+from worker.structure.grammar import ConstraintError, lark_rule
 from worker.structure.matching import Constrained, Thinking
 from worker.structure.tool_grammar import (
     Function,
+    ToolGrammar,
     forced_calls,
     form_of,
     functions_of,
@@ -47,25 +48,28 @@ class Constraints:
         Raises:
             ConstraintError: it can't be done, and why.
         """
-        tools = generate.tools
-        if generate.constraint is not None:
-            matcher: LLMatcher | None = self._compiled.find(generate.constraint)
-        elif tools is not None and tools.choice != "none":
-            matcher = self._calls(tools)
+        tools, constraint = generate.tools, generate.constraint
+        calls = tools is not None and tools.choice != "none"
+        if tools is not None and calls:
+            # Who must call something answers nothing.
+            matcher = self._calls(tools, constraint if tools.choice == "auto" else None)
+        elif constraint is not None:
+            matcher = self._compiled.find(constraint)
         else:
             return None
         if matcher is None:
             return None
-        thinking = self._thinking(generate, prompt_ids)
+        thinking = self._thinking(generate, prompt_ids, calls=calls)
         constrained = Constrained(matcher, self._compiled.width, tuple(delivered), thinking)
         if error := constrained.begin().error:
             raise ConstraintError(f"what was delivered doesn't match it: {error}")
         return constrained
 
-    def _calls(self, tools: Tools) -> LLMatcher | None:
-        """Of calls that must be, or must be as their schemas say."""
+    def _calls(self, tools: Tools, constraint: Constraint | None) -> LLMatcher | None:
+        """Of calls that must be, or must be as their schemas say; or an answer that must match."""
         functions = functions_of(tools)
-        forced = tools.choice == "required"
+        answer = None if constraint is None else lark_rule(constraint)
+        forced = tools.choice == "required" or answer is not None
         if not forced and not any(each.strict for each in functions):
             return None
         special = self._compiled.special
@@ -77,11 +81,23 @@ class Constraints:
                 f"nobody knows how this model's family ({self._format.family}) begins a call: "
                 'use tool_choice "auto"'
             )
+        if answer is not None and form.is_bare:
+            raise ConstraintError(
+                "calls of this model's family are JSON without a tag, and can't be told from an "
+                "answer that must match something: send tools or a constraint"
+            )
         if form.thought and _CALL_END not in special:
             # It ends the answer, too.
             form = replace(form, call=form.call.removesuffix(_CALL_END))
-        make = forced_calls if forced else possible_calls
-        grammar = make(form, functions, special, parallel=tools.parallel)
+
+        def make(functions: list[Function]) -> ToolGrammar | None:
+            if forced:
+                return forced_calls(
+                    form, functions, special, parallel=tools.parallel, answer=answer
+                )
+            return possible_calls(form, functions, special, parallel=tools.parallel)
+
+        grammar = make(functions)
         if grammar is None:
             return None
         try:
@@ -91,17 +107,19 @@ class Constraints:
             plain = [each if each.strict else _any_arguments(each) for each in functions]
             if plain == functions:
                 raise
-            grammar = make(form, plain, special, parallel=tools.parallel)
+            grammar = make(plain)
             return None if grammar is None else self._compiled.find_grammar(*grammar)
 
-    def _thinking(self, generate: Generate, prompt_ids: list[int]) -> Thinking | None:
+    def _thinking(
+        self, generate: Generate, prompt_ids: list[int], *, calls: bool
+    ) -> Thinking | None:
         """What comes before the part that is bound; None: nothing."""
         format_, tokenizer = self._format, self._tokenizer
         eos = tuple(tokenizer.eos_token_ids)
         if not generate.parsed:
             return None
         if format_.harmony:
-            if generate.constraint is None:
+            if calls:
                 # Part of the grammar.
                 return None
 

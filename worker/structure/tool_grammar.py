@@ -30,6 +30,11 @@ class Form:
     close: str = ""
     thought: str = ""
 
+    @property
+    def is_bare(self) -> bool:
+        """Nothing tells a call from an answer in JSON."""
+        return (self.open or self.call).startswith("{")
+
 
 def _object(key: str = "arguments", name: str = "name") -> str:
     return f'{{"{name}": "{_NAME}", "{key}": {_ARGUMENTS}}}'
@@ -94,6 +99,8 @@ _FORMS: Final[Mapping[str, Form]] = {
     "gemma4": Form(f"<|tool_call>call:{_NAME}{{"),
     "function_gemma": Form(f"<start_function_call>call:{_NAME}{{"),
 }
+# What harmony's answers begin with.
+_FINAL: Final = "<|channel|>final<|message|>"
 _TAG: Final = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
 _REST: Final = r"REST: /(.|\n)+/"
 _HOLES: Final = {_ARGUMENTS: "", _NUMBER: "/[0-9]{1,3}/", _ANY: "REST"}
@@ -155,24 +162,40 @@ def functions_of(tools: Tools) -> list[Function]:
 
 
 def forced_calls(
-    form: Form, functions: list[Function], special: Mapping[str, int], *, parallel: bool
+    form: Form,
+    functions: list[Function],
+    special: Mapping[str, int],
+    *,
+    parallel: bool,
+    answer: str | None = None,
 ) -> ToolGrammar:
-    """Calls and nothing else, but for a thought of harmony's, which is a message like a call."""
+    """Calls and nothing else, but for a thought of harmony's, which is a message like a call; or an
+    `answer`, as Lark has it.
+    """
+    instead = "" if answer is None else " | answer"
 
     def lines(known: Mapping[str, int]) -> Iterator[str]:
+        if answer is not None:
+            begin = _sequence(_FINAL, known) if form.thought else ""
+            yield f"answer: {begin} said"
+            yield f"said: {answer}"
         if _ARGUMENTS not in form.call:
-            yield "start: calls (REST | other)*" if known else "start: calls REST?"
+            yield (
+                f"start: calls (REST | other)*{instead}"
+                if known
+                else f"start: calls REST?{instead}"
+            )
             yield f"calls: {_any_call(functions)}"
             if known:
                 yield f"other: {_any_token(known)}"
             yield _REST
         elif form.thought:
-            yield "start: thought? calls"
+            yield f"start: thought? (calls{instead})"
             yield f"calls: {_any_call(functions)}"
             yield f"thought: {_sequence(form.thought, known)}"
             yield _REST
         else:
-            yield f"start: {_block(form, functions, known, parallel=parallel)}"
+            yield f"start: {_block(form, functions, known, parallel=parallel)}{instead}"
         yield from _rules(form, functions, known)
 
     return ToolGrammar("\n".join(lines(special)), "\n".join(lines({})))

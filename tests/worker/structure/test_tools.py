@@ -15,8 +15,9 @@ import jsonschema
 import numpy as np
 import pytest
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
+from msgspec.structs import replace
 
-from protocol.messages import Generate, Sampling, TextPrompt, Tools
+from protocol.messages import Constraint, Generate, Sampling, TextPrompt, Tools
 from protocol.parts import AnswerPart, Text, ToolCall, merged
 from tests.worker.answer.recorded import RECORDED, Recorded
 from worker.answer.formats import find_format
@@ -226,6 +227,65 @@ def test_strict_arguments_of_a_call_that_may_be(name: str, tmp_path: Path) -> No
         taken = matcher.try_consume_tokens(token_ids)
         assert (taken == len(token_ids)) == matches
         assert matcher.is_accepting() == matches
+
+
+def _first(constrained: Constrained) -> Any:
+    """Which tokens it may begin with, as bits."""
+    mask = allocate_token_bitmask(1, constrained.width)
+    fill_next_token_bitmask(constrained.compiled.deep_copy(), mask)
+    return mask
+
+
+CITY = {"type": "object", "properties": {"a/b": {"enum": [1]}}, "required": ["a/b"]}
+CONSTRAINTS = {
+    Constraint("json_schema", json.dumps({**CITY, "additionalProperties": False})): '{"a/b": 1}',
+    Constraint("json_object"): '{"x": []}',
+    Constraint("regex", r"a/b\/c[\\]"): "a/b/c\\",
+    Constraint("choice", '["yes", "no"]'): "no",
+}
+
+
+@pytest.mark.parametrize("name", ["qwen3", "mistral with ids", "gpt-oss", "hunyuan a13b"])
+@pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda each: each.kind)
+def test_a_call_or_an_answer_that_matches(
+    name: str, constraint: Constraint, tmp_path: Path
+) -> None:
+    model = _model(_named(name), tmp_path)
+    tools = Tools(definitions=BOTH)
+    either = replace(_generate(tools), constraint=constraint)
+    constrained = model.constraints.of(either, model.prompt_ids, [])
+    assert constrained is not None
+    begin = "<|channel|>final<|message|>" if name == "gpt-oss" else ""
+    for text, matches in [(CONSTRAINTS[constraint], True), ("never", False)]:
+        matcher = constrained.compiled.deep_copy()
+        token_ids = model.ids(begin + text)
+        taken = matcher.try_consume_tokens(token_ids)
+        assert (taken == len(token_ids) and matcher.is_accepting()) == matches
+    required = Tools(definitions=BOTH, choice="required")
+    alone = replace(_generate(required), constraint=constraint)
+    bound = model.constraints.of(alone, model.prompt_ids, [])
+    assert bound is not None
+    may, must = _first(constrained), _first(bound)
+    assert must.any()
+    assert not (must & ~may).any()
+    refused = model.ids(begin + CONSTRAINTS[constraint])
+    assert bound.compiled.deep_copy().try_consume_tokens(refused) < len(refused)
+
+
+@pytest.mark.parametrize(
+    ("name", "constraint", "said"),
+    [
+        ("qwen3", Constraint("grammar", 'start: "a"'), "beside tools"),
+        ("llama 3", Constraint("json_object"), "without a tag"),
+    ],
+)
+def test_what_can_not_be_had_beside_tools(
+    name: str, constraint: Constraint, said: str, tmp_path: Path
+) -> None:
+    model = _model(_named(name), tmp_path)
+    both = replace(_generate(Tools(definitions=BOTH)), constraint=constraint)
+    with pytest.raises(ConstraintError, match=said):
+        model.constraints.of(both, model.prompt_ids, [])
 
 
 def test_nothing_is_bound_without_strictness(tmp_path: Path) -> None:
