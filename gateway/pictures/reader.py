@@ -5,22 +5,24 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gateway.api.bodies import beside_the_loop
 from gateway.config.settings import GatewaySettings
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
 from gateway.model.model import Model
-from gateway.pictures import data_url, files, remote
+from gateway.pictures import data_url, files
 from gateway.pictures.source import PictureError, Source, check_kind, refused
 from gateway.system.lane import HangsError, Lane
 from protocol.pictures import MOST_BYTES, MOST_PICTURES
 
+if TYPE_CHECKING:
+    from gateway.pictures.remote import Remote
+
+_REMOTE_SCHEMES: Final = ("http:", "https:")
 # For all pictures of a request, one after the other.
 _FETCHED_S: Final = 20.0
-# At a time; others wait, within their time.
-_MOST_READERS: Final = 8
 # Of all requests that are not at their end: a body of some bytes may name a picture of megabytes.
 _MOST_HELD_BYTES: Final = 1 << 30
 _RETRY_AFTER_S: Final = 10
@@ -29,13 +31,10 @@ _RETRY_AFTER_S: Final = 10
 class PictureReader:
     """`held_bytes` are those of all pictures whose requests are still there."""
 
-    def __init__(self, fetcher: remote.Remote | None = None, fetched_s: float = _FETCHED_S) -> None:
-        """All pictures of a request must have come within `fetched_s`."""
+    def __init__(self) -> None:
         self.held_bytes = 0
-        self._remote = remote.Remote() if fetcher is None else fetcher
-        self._fetched_s = fetched_s
+        self._remote: Remote | None = None
         self._files = Lane("picture files")
-        self._places = asyncio.Semaphore(_MOST_READERS)
 
     async def read(self, sources: Sequence[Source], settings: GatewaySettings) -> list[bytes]:
         """The files' bytes, in order.
@@ -56,17 +55,16 @@ class PictureReader:
                 retry_after_s=_RETRY_AFTER_S,
             )
         found: list[bytes] = []
-        deadline = asyncio.get_running_loop().time() + self._fetched_s
-        async with self._places:
-            for source in sources:
-                left_bytes = MOST_BYTES - sum(map(len, found))
-                left_s = max(0.0, deadline - asyncio.get_running_loop().time())
-                try:
-                    data = await self._read(source.url, settings, left_bytes, left_s)
-                    check_kind(data)
-                except PictureError as error:
-                    raise refused(source, error) from error
-                found.append(data)
+        deadline = asyncio.get_running_loop().time() + _FETCHED_S
+        for source in sources:
+            left_bytes = MOST_BYTES - sum(map(len, found))
+            left_s = max(0.0, deadline - asyncio.get_running_loop().time())
+            try:
+                data = await self._read(source.url, settings, left_bytes, left_s)
+                check_kind(data)
+            except PictureError as error:
+                raise refused(source, error) from error
+            found.append(data)
         return found
 
     def hold(self, pictures: Sequence[bytes], requests: Sequence[Request]) -> None:
@@ -86,12 +84,17 @@ class PictureReader:
         scheme = url[: url.find(":") + 1].lower()
         if scheme == data_url.SCHEME:
             return await beside_the_loop(len(url), data_url.read_data_url, url, most_bytes)
-        if scheme in remote.SCHEMES:
+        if scheme in _REMOTE_SCHEMES:
             if not settings.remote_images:
                 raise PictureError(
                     "pictures of other machines are not fetched here: send the picture itself, as "
                     "a data URL, or set gateway.remote_images"
                 )
+            if self._remote is None:
+                # An HTTP client is a tenth of a second to import, and few need one.
+                from gateway.pictures.remote import Remote
+
+                self._remote = Remote()
             return await self._remote.fetch(url, most_bytes, deadline_s)
         if scheme not in ("", files.SCHEME) and not url.startswith("/"):
             raise PictureError("send a data URL, as data:image/png;base64,iVBOR...")

@@ -18,29 +18,30 @@ from gateway.pictures.addresses import is_public
 from gateway.pictures.source import PictureError
 from gateway.system.lane import Lane
 
-SCHEMES: Final = ("http:", "https:")
 _MOST_REDIRECTIONS: Final = 3
+_MOST_AT_A_TIME: Final = 8
 _LOOKUP_S: Final = 5.0
 _AGENT: Final = "bulkhead"
 
 
 class Remote:
-    """Fetches one after the other for each caller."""
+    """Fetches for so many callers at a time; others wait, within their time."""
 
     def __init__(self, may_call: Callable[[str], bool] = is_public) -> None:
         """`may_call` says it of an IP address."""
         self._may_call = may_call
         # Names may take their time; the certificates of authorities are half a megabyte to read.
         self._lane = Lane("picture names")
+        self._places = asyncio.Semaphore(_MOST_AT_A_TIME)
         self._tls: ssl.SSLContext | None = None
 
     async def fetch(self, url: str, most_bytes: int, deadline_s: float) -> bytes:
         """Raises: PictureError: nobody may call there, or nothing usable came in time."""
         try:
-            async with asyncio.timeout(deadline_s):
+            async with asyncio.timeout(deadline_s), self._places:
                 return await self._fetch(url, most_bytes)
         except TimeoutError as error:
-            raise PictureError(f"it did not come within {deadline_s:g} s") from error
+            raise PictureError(f"it did not come within {deadline_s:.0f} s") from error
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             reason = str(error) or type(error).__name__
             raise PictureError(f"it can't be fetched: {reason}") from error
