@@ -27,9 +27,9 @@ SLOW = {
         """
         import time
         original = module.load
-        def slow(*arguments):
+        def slow(*arguments, **options):
             time.sleep(60)
-            return original(*arguments)
+            return original(*arguments, **options)
         module.load = slow
         """,
     ),

@@ -26,10 +26,10 @@ STATES = ("idle", "loading", "16 streams", "parked")
 SLOW_LOAD = """
 import os, time
 original = module.load
-def slow(*arguments):
+def slow(*arguments, **options):
     if os.path.exists({flag!r}):
         time.sleep(60)
-    return original(*arguments)
+    return original(*arguments, **options)
 module.load = slow
 """
 

@@ -66,11 +66,11 @@ def gateway(faults: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         f"""
         import os
         original = module.load
-        def load(*arguments):
+        def load(*arguments, **options):
             if os.path.exists({str(faults / "broken")!r}):
                 print("no such luck", flush=True)
                 os._exit(9)
-            return original(*arguments)
+            return original(*arguments, **options)
         module.load = load
         """,
     )

@@ -75,10 +75,10 @@ def held_load(flag: Path) -> str:
         f"""
         import os, time
         original = module.load
-        def load(*arguments):
+        def load(*arguments, **options):
             while os.path.exists({str(flag)!r}):
                 time.sleep(0.1)
-            return original(*arguments)
+            return original(*arguments, **options)
         module.load = load
         """,
     )
