@@ -273,7 +273,8 @@ class Generate(Message, frozen=True, tag="generate"):
     With `parsed` reasoning and tool calls come as parts of their own, else all is text. Reasoning
     ends after `reasoning_tokens`. With `logprobs` every token that has a text has its own and so
     many alternatives; with `prompt_logprobs` so have those of the prompt, which is then computed
-    whole. With `echo` the text begins with the prompt's.
+    whole. With `echo` the text begins with the prompt's. Without
+    `thinks` a constraint holds from the beginning on.
     """
 
     request_id: str
@@ -293,6 +294,7 @@ class Generate(Message, frozen=True, tag="generate"):
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     echo: bool = False
+    thinks: bool = True
 
 
 class Embed(Message, frozen=True, tag="embed"):

@@ -47,6 +47,10 @@ class CompletionBody(StructuredBody, kw_only=True):
         return self.best_of or super().answers
 
     @property
+    def answers_param(self) -> str:
+        return "best_of" if self.best_of else "n"
+
+    @property
     def wants_logprobs(self) -> bool:
         return self.logprobs is not None and self.logprobs is not False
 
@@ -87,12 +91,14 @@ async def create_completion(request: HttpRequest) -> Response:
 def _check_best_of(body: CompletionBody) -> None:
     if body.best_of is None:
         return
-    if body.best_of < (body.n or 1) or (body.stream and body.best_of > (body.n or 1)):
-        raise Refusal(
-            "invalid_request_error",
-            "best_of: it must be at least n, and a stream can't wait for the best.",
-            param="best_of",
-        )
+    wanted = body.n or 1
+    if body.best_of < wanted:
+        reason = f"it is {body.best_of}, less than n, which is {wanted}"
+    elif body.stream and body.best_of > wanted:
+        reason = "a stream can't wait for the best: leave out one of the two"
+    else:
+        return
+    raise Refusal("invalid_request_error", f"best_of: {reason}.", param="best_of")
 
 
 def _generates(body: CompletionBody) -> list[Generate]:

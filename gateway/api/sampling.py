@@ -101,14 +101,16 @@ class GenerationBody(Struct, kw_only=True):
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=_MOST_STOP_TOKENS)] | None = None
     include_stop_str_in_output: bool | None = None
     bad_words: Annotated[list[StopSequence], Meta(max_length=_MOST_BAD_WORDS)] | None = None
-    allowed_token_ids: (
-        Annotated[list[TokenId], Meta(min_length=1, max_length=_MOST_ALLOWED)] | None
-    ) = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(max_length=_MOST_ALLOWED)] | None = None
 
     @property
     def answers(self) -> int:
         """How many are wanted of each prompt."""
         return self.n or 1
+
+    @property
+    def answers_param(self) -> str:
+        return "n"
 
     @property
     def constraint_param(self) -> str:
@@ -156,7 +158,7 @@ def new_requests(
             "invalid_request_error",
             f"It asks for {len(generates) * body.answers:,} answers, of {_MOST_ANSWERS} at most: "
             "send several requests.",
-            param="n" if body.answers > 1 else prompt_param,
+            param=body.answers_param if body.answers > 1 else prompt_param,
         )
     model = fleet.roster.find(body.model).model
     record = record_of(http_request)

@@ -127,7 +127,7 @@ def _choice(texts: list[str]) -> Constraint:
 
 
 def _schema(raw: Raw, name: str) -> Constraint | None:
-    """An object, true or false; vLLM also takes it as text."""
+    """An object; vLLM also takes it as text."""
     if not given(raw):
         return None
     text = bytes(raw).decode()
@@ -137,7 +137,7 @@ def _schema(raw: Raw, name: str) -> Constraint | None:
             msgspec.json.decode(text)
         except (msgspec.DecodeError, RecursionError) as error:
             raise _refusal(f"{name}: the text is not JSON: {error}.", name) from error
-    if not text.lstrip().startswith(("{", "true", "false")):
+    if not text.lstrip().startswith("{"):
         raise _refusal(f"{name}: a JSON schema is an object.", name)
     return Constraint("json_schema", text)
 

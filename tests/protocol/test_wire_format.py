@@ -116,6 +116,7 @@ def _generate(prompt: Prompt) -> Generate:
         reasoning_tokens=500,
         logprobs=2,
         echo=True,
+        thinks=False,
         prompt_logprobs=1,
     )
 

@@ -134,7 +134,8 @@ class Constraints:
         )
         opened = opening_state(prompt_ids, tokenizer, format_) == "reasoning"
         # Written in ordinary tokens it can't be told from what a constraint may allow.
-        begin = start[0] if start[0] in self._compiled.special.values() else None
+        special = self._compiled.special.values()
+        begin = start[0] if start[0] in special and generate.thinks else None
         if len(end) == 1:
             return Thinking(begin, lambda last: last[-1:] == end, eos, opened)
         tag = format_.reasoning.end

@@ -197,7 +197,8 @@ class VectorEngine:
             rows = rows[:, : job.dimensions]
         if job.kind == "cosine":
             rows = _unit(rows)
-            rows = rows[1:] @ rows[:1].T
+            # Rounding can go beyond.
+            rows = np.clip(rows[1:] @ rows[:1].T, -1.0, 1.0)
         elif self._heads[job.kind].normalized or job.dimensions is not None:
             rows = _unit(rows)
         rows = np.ascontiguousarray(rows, "<f4")

@@ -78,8 +78,11 @@ class Texts:
                 )
         kind: Kind = "embedding" if embed.query is None else self._score
         texts = self._texts(embed, kind, most, cut)
+        # With the query before them.
+        first = 1 if kind == "cosine" else 0
         for index, each in enumerate(texts):
-            self._check(each, index, most, context)
+            where = f"at {index - first}" if index >= first else "of the query"
+            self._check(each, where, most, context)
         return Job(embed.request_id, kind, texts, embed.priority, self._dimensions(embed))
 
     def _texts(self, embed: Embed, kind: Kind, most: int, cut: int | None) -> list[Text]:
@@ -119,7 +122,7 @@ class Texts:
             least = characters // _MOST_CHARACTERS_PER_TOKEN
             if cut is None and least > most:
                 # A tokenizer would spend minutes and gigabytes on it.
-                raise _too_long(index, f"at least {least}", most, "")
+                raise _too_long(f"at {index}", f"at least {least}", most, "")
         if cut is not None:
             characters = (cut + 1) * _MOST_CHARACTERS_PER_TOKEN
             texts = [
@@ -167,15 +170,15 @@ class Texts:
                 return prompts[each]
         return prompts.get(self._recipe.default_prompt or "", "")
 
-    def _check(self, text: Text, index: int, most: int, context: Context) -> None:
+    def _check(self, text: Text, where: str, most: int, context: Context) -> None:
         if not text.token_ids:
-            raise _invalid(f"The text at {index} is empty: it has no token.", "inputs")
+            raise _invalid(f"The text {where} is empty: it has no token.", "inputs")
         if len(text.token_ids) > most:
-            raise _too_long(index, str(len(text.token_ids)), most, context.note)
+            raise _too_long(where, str(len(text.token_ids)), most, context.note)
         unknown = next((each for each in text.token_ids if each >= self._vocabulary), None)
         if unknown is not None:
             raise _invalid(
-                f"The input at {index} has token id {unknown}; this model knows 0 to "
+                f"The input {where} has token id {unknown}; this model knows 0 to "
                 f"{self._vocabulary - 1}.",
                 "inputs",
             )
@@ -207,11 +210,11 @@ def _invalid(message: str, field: RequestField) -> PromptError:
     return PromptError("invalid_request_error", message, field)
 
 
-def _too_long(index: int, tokens: str, most: int, note: str) -> PromptError:
+def _too_long(where: str, tokens: str, most: int, note: str) -> PromptError:
     # In the words by which clients tell this error from others.
     return PromptError(
         "context_length_exceeded",
         f"This model's maximum context length is {most} tokens. However, the prompt is too long: "
-        f"the input at {index} has {tokens}.{note} Shorten it, or send truncate_prompt_tokens.",
+        f"the input {where} has {tokens}.{note} Shorten it, or send truncate_prompt_tokens.",
         "inputs",
     )

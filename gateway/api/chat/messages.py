@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Final, Literal
-
-from msgspec import Meta
+from typing import Final, Literal
 
 from gateway.api.bodies import Part
 from gateway.api.supported import check_supported, refusing
@@ -46,25 +44,39 @@ class ContentPart(Part):
 
 class CalledFunction(Part):
     name: str
-    arguments: str = "{}"
+    arguments: str | None = None
 
 
 class ToolCallBody(Part):
     function: CalledFunction
-    id: str = ""
+    id: str | None = None
     type: Literal["function"] = "function"
 
 
 @refusing("message")
 class MessageBody(Part):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[ContentPart], Meta(min_length=1)] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
     refusal: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[ToolCallBody] | None = None
     tool_call_id: str | None = None
+
+
+def check_number(bodies: list[MessageBody]) -> None:
+    """Before anything is done with them.
+
+    Raises:
+        Refusal: there are too many.
+    """
+    if len(bodies) > _MOST_MESSAGES:
+        raise Refusal(
+            "context_length_exceeded",
+            f"messages: there are {len(bodies):,}, more than any model here takes.",
+            param="messages",
+        )
 
 
 def picture_sources(bodies: list[MessageBody]) -> list[Source]:
@@ -101,14 +113,8 @@ def chat_messages(
     """`pictures` are those of `picture_sources`.
 
     Raises:
-        Refusal: there are too many, or one of them can't be understood.
+        Refusal: one of them can't be understood.
     """
-    if len(bodies) > _MOST_MESSAGES:
-        raise Refusal(
-            "context_length_exceeded",
-            f"messages: there are {len(bodies):,}, more than any model here takes.",
-            param="messages",
-        )
     left = iter(pictures)
     return tuple(_message(index, each, left) for index, each in enumerate(bodies))
 
@@ -136,13 +142,17 @@ def _message(index: int, body: MessageBody, pictures: Iterator[bytes]) -> ChatMe
         content,
         reasoning=body.reasoning_content or body.reasoning or None,
         tool_calls=tuple(
-            CalledTool(each.id, each.function.name, each.function.arguments.strip() or "{}")
+            CalledTool(each.id or "", each.function.name, _arguments(each.function))
             for each in body.tool_calls or ()
         ),
         tool_call_id=body.tool_call_id,
         name=body.name,
         pictures=shown,
     )
+
+
+def _arguments(body: CalledFunction) -> str:
+    return (body.arguments or "").strip() or "{}"
 
 
 def _content(
@@ -161,6 +171,12 @@ def _content(
                 texts.append(text)
             case "refusal", _, str() as text:
                 texts.append(text)
+            case "text", None, _:
+                raise Refusal(
+                    "invalid_request_error",
+                    f"{path}content[{place}].text is missing: send a text, which may be empty.",
+                    param=f"{path}content[{place}].text",
+                )
             case (("image_url" | "input_image"), _, _):
                 shown.append(Picture(next(pictures), length, f"{path}content[{place}].image_url"))
                 continue

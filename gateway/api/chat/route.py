@@ -13,8 +13,8 @@ from starlette.routing import Route
 
 from gateway.api.answer import Answer
 from gateway.api.bodies import beside_the_loop, read_json
-from gateway.api.chat.messages import MessageBody, chat_messages, picture_sources
-from gateway.api.chat.template import TemplateBody, template_arguments
+from gateway.api.chat.messages import MessageBody, chat_messages, check_number, picture_sources
+from gateway.api.chat.template import TemplateBody, template_arguments, thinks
 from gateway.api.chat.tools import ToolBody, ToolChoiceBody, tools_of
 from gateway.api.chat.writer import ChatFormat
 from gateway.api.choices import submit_all
@@ -44,6 +44,7 @@ class ChatBody(TemplateBody, kw_only=True):
 async def create_chat_completion(request: HttpRequest) -> Response:
     fleet: Fleet = request.app.state.fleet
     body = await read_json(request, ChatBody)
+    check_number(body.messages)
     check_generation(body, "chat")
     compartment = fleet.roster.find(body.model)
     body_bytes: int = request.state.body_bytes
@@ -86,6 +87,7 @@ def _generate(body: ChatBody, compartment: Compartment, pictures: Sequence[bytes
         # -1 is vLLM's "no budget".
         reasoning_tokens=None if budget == -1 else budget,
         logprobs=alternatives if body.logprobs else None,
+        thinks=thinks(arguments),
     )
 
 

@@ -44,6 +44,12 @@ def template_arguments(body: TemplateBody, defaults: Mapping[str, Any]) -> str:
     return msgspec.json.encode(arguments).decode() if arguments else ""
 
 
+def thinks(arguments: str) -> bool:
+    """Whether the model may think, by what its template is told."""
+    told = msgspec.json.decode(arguments) if arguments else {}
+    return told.get("enable_thinking") is not False and told.get("thinking") is not False
+
+
 def _object(raw: Raw) -> dict[str, Any]:
     if len(raw) <= _MOST_BYTES and bytes(raw).lstrip().startswith(b"{"):
         try:

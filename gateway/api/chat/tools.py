@@ -9,7 +9,7 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Raw, Struct
 
-from gateway.api.bodies import NOT_GIVEN, Part
+from gateway.api.bodies import NOT_GIVEN, Part, given
 from gateway.dispatch.refusal import Refusal
 from protocol.messages import ToolChoice, Tools
 
@@ -69,6 +69,8 @@ def tools_of(
             return None
         raise _refusal("tool_choice: there are no tools to choose from: send tools.", "tool_choice")
     names = [_name(index, each) for index, each in enumerate(bodies)]
+    for index, each in enumerate(bodies):
+        _check_schema(f"tools[{index}].function.parameters", each.function.parameters)
     if len(set(names)) < len(names):
         twice = next(each for each in names if names.count(each) > 1)
         raise _refusal(f"tools: two functions are named {twice!r}.", "tools")
@@ -91,6 +93,16 @@ def _name(index: int, body: ToolBody) -> str:
             f"tools[{index}].function.name",
         )
     return name
+
+
+def _check_schema(param: str, schema: Raw) -> None:
+    if given(schema) and not bytes(schema).lstrip().startswith(b"{"):
+        raise _refusal(f"{param}: a JSON schema of an object is expected.", param)
+    try:
+        msgspec.json.decode(schema)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        # Raw text may be broken beneath its beginning.
+        raise _refusal(f"{param} can't be read: {error}.", param) from error
 
 
 def _choice(

@@ -128,7 +128,7 @@ def _users(index: int, body: MessageBody) -> Iterator[ChatMessage]:
             case _:
                 kind = str(type(block).__struct_config__.tag)
                 raise _misplaced(index, place, kind, "an assistant's")
-    if texts:
+    if texts or not body.content:
         yield ChatMessage("user", "\n".join(texts))
 
 

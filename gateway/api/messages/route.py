@@ -75,6 +75,11 @@ class CountBody(Conversation, kw_only=True):
     tool_choice: ToolChoice | None = None
     thinking: ThinkingOption | None = None
     output_config: OutputConfig | None = None
+    # As it was named before.
+    output_format: OutputFormat | None = None
+    # What happens on Anthropic's machines.
+    mcp_servers: Raw = NOT_GIVEN
+    container: Raw = NOT_GIVEN
 
 
 class MessagesBody(CountBody, kw_only=True):
@@ -126,6 +131,13 @@ async def _answer(
 def _generate(
     body: CountBody, generation: GenerationBody, compartment: Compartment, count: bool
 ) -> Generate:
+    for name in ("mcp_servers", "container"):
+        if given(raw := getattr(body, name)) and bytes(raw) != b"[]":
+            raise Refusal(
+                "invalid_request_error",
+                f"{name} is Anthropic's own, and not supported: leave it out.",
+                param=name,
+            )
     arguments: dict[str, Any] = dict(compartment.model.settings.template_arguments)
     if body.thinking is not None:
         arguments["enable_thinking"] = body.thinking.type != "disabled"
@@ -140,6 +152,7 @@ def _generate(
         tools=_tools(body),
         constraint=_constraint(body),
         reasoning_tokens=body.thinking and body.thinking.budget_tokens,
+        thinks=arguments.get("enable_thinking") is not False,
     )
 
 
@@ -182,9 +195,10 @@ def _choice(choice: ToolChoice | None) -> ToolChoiceBody | None:
 
 def _constraint(body: CountBody) -> Constraint | None:
     config = body.output_config
-    if config is None or config.format is None or not given(config.format.schema_):
+    wanted = (config and config.format) or body.output_format
+    if wanted is None or not given(wanted.schema_):
         return None
-    return Constraint("json_schema", bytes(config.format.schema_).decode())
+    return Constraint("json_schema", bytes(wanted.schema_).decode())
 
 
 routes = [

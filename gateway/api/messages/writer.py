@@ -197,13 +197,14 @@ def _stop_reason(reason: FinishReason, stop_sequence: str | None) -> StopReason:
 
 
 def _object(arguments: str) -> Raw:
-    """A model may have written anything."""
+    """Empty if they were cut, or are none: as clients make it of what was streamed."""
     try:
         if isinstance(msgspec.json.decode(arguments), dict):
             return Raw(arguments.encode())
     except (msgspec.DecodeError, RecursionError):
+        # A model may have written anything.
         pass
-    return Raw(msgspec.json.encode({"arguments": arguments}))
+    return Raw(b"{}")
 
 
 def _event(name: str, **fields: Any) -> bytes:

@@ -37,7 +37,6 @@ def _format(**more: Any) -> dict[str, Any]:
         ({"guided_choice": ["a", "b"]}, "choice", '["a","b"]'),
         ({"guided_grammar": 'start: "a"'}, "grammar", 'start: "a"'),
         ({"structured_outputs": {"json": SCHEMA}}, "json_schema", TEXT),
-        ({"structured_outputs": {"json": True}}, "json_schema", "true"),
         ({"structured_outputs": {"json_object": True}}, "json_object", ""),
         ({"structured_outputs": {"regex": "a", "json": None}}, "regex", "a"),
     ],
@@ -69,6 +68,7 @@ def test_anything_goes(fields: dict[str, Any]) -> None:
         ({"response_format": _format(schema=[1])}, "response_format.json_schema.schema"),
         ({"guided_json": "{"}, "guided_json"),
         ({"guided_json": 5}, "guided_json"),
+        ({"structured_outputs": {"json": True}}, "structured_outputs.json"),
         ({"guided_regex": "a" * 300_000}, "guided_regex"),
     ],
 )

@@ -36,6 +36,10 @@ def _named(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
+def _schema(parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+
 def _allowed(mode: str, *names: str) -> dict[str, Any]:
     tools = [_named(each) for each in names]
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
@@ -82,6 +86,9 @@ def test_choices(choice: Any, mode: str, name: str | None, left: list[str]) -> N
         ([CLOCK], {"type": "function"}, "tool_choice"),
         ([CLOCK], {"type": "allowed_tools"}, "tool_choice"),
         ([CLOCK, CLOCK], None, "tools"),
+        ([_schema([1])], None, "tools[0].function.parameters"),
+        ([CLOCK, _schema("x")], "none", "tools[1].function.parameters"),
+        ([_schema(True)], None, "tools[0].function.parameters"),
         ([CLOCK, _named("")], None, "tools[1].function.name"),
         ([_named("a b")], None, "tools[0].function.name"),
         ([_named("x" * 129)], None, "tools[0].function.name"),

@@ -305,3 +305,18 @@ def test_schemas_that_cannot_be_done(tmp_path: Path) -> None:
         model.constrained(Tools(definitions=strict))
     with pytest.raises(ConstraintError, match="no function"):
         model.constrained(Tools(definitions=BOTH, choice="required", name="other"))
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+def test_who_was_told_not_to_think_is_bound_at_once(tmp_path: Path, *, thinks: bool) -> None:
+    model = _model(_named("qwen3"), tmp_path)
+    generate = replace(
+        _generate(Tools(definitions=BOTH)),
+        tools=None,
+        constraint=Constraint("choice", '["yes"]'),
+        thinks=thinks,
+    )
+    constrained = model.constraints.of(generate, model.prompt_ids, [])
+    assert constrained is not None
+    assert constrained.thinking is not None
+    assert (constrained.thinking.begin is not None) == thinks
