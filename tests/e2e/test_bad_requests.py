@@ -32,7 +32,6 @@ BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str]] = {
     "too small a penalty": ({"presence_penalty": -2.1}, "presence_penalty"),
     "too large a threshold": ({"xtc_threshold": 0.6}, "xtc_threshold"),
     "more tokens than there may be": ({"min_tokens": 2}, "min_tokens"),
-    "no tokens allowed": ({"allowed_token_ids": []}, "allowed_token_ids"),
     "no such stop token": ({"stop_token_ids": [99999]}, "stop_token_ids"),
     "an empty word": ({"bad_words": [""]}, "bad_words[0]"),
     "a format": (
