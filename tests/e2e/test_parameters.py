@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from gateway.config.models import DEMO_FOLDER
 from tests.support.gateway import Gateway
 
 BODIES: dict[Place, dict[str, Any]] = {
+    "embeddings": {"model": "demo", "input": ["Bulkhead", "a server"]},
+    "rerank": {"model": "demo", "query": "Bulkhead", "documents": ["a server", "the sea"]},
     "completions": {"model": "demo", "prompt": "Bulkhead is", "max_tokens": 4, "temperature": 0},
     "chat": {
         "model": "demo",
@@ -56,8 +59,8 @@ def _id(value: object) -> str:
 
 def _body(place: Place, name: str, value: Any) -> tuple[str, dict[str, Any], str]:
     """The path, a body with that parameter, and how an error names it."""
-    if place == "completions":
-        return "/v1/completions", {**BODIES[place], name: value}, name
+    if place in ("completions", "embeddings", "rerank"):
+        return f"/v1/{place}", {**BODIES[place], name: value}, name
     body = {**BODIES["chat"]}
     message = {**body["messages"][0]}
     part = {**message["content"][0]}
@@ -81,15 +84,20 @@ def _body(place: Place, name: str, value: Any) -> tuple[str, dict[str, Any], str
 def _text(gateway: Gateway, path: str, body: dict[str, Any]) -> str:
     answer = gateway.client.post(path, json=body)
     assert answer.status_code == 200, answer.text
-    choice = answer.json()["choices"][0]
+    said = answer.json()
+    if "choices" not in said:
+        # Vectors, or scores.
+        return json.dumps(said.get("data") or said["results"])
+    choice = said["choices"][0]
     text: str = choice["text"] if "text" in choice else choice["message"]["content"]
     return text
 
 
 @pytest.fixture(scope="module")
 def plain(gateway: Gateway) -> dict[str, str]:
-    """The greedy text of each path, with nothing added."""
-    bodies = (_body("chat", "stream", None), _body("completions", "stream", None))
+    """The greedy text of each path, or its numbers, with nothing added."""
+    places: tuple[Place, ...] = ("chat", "completions", "embeddings", "rerank")
+    bodies = [_body(each, "user", None) for each in places]
     return {path: _text(gateway, path, body) for path, body, _ in bodies}
 
 
@@ -205,11 +213,13 @@ def test_a_message_says_something(role: str, content: object, gateway: Gateway) 
     assert "messages[1].content is missing or null" in error["message"]
 
 
-def test_no_parts_are_no_content(gateway: Gateway) -> None:
-    body = {**BODIES["chat"], "messages": [{"role": "user", "content": []}]}
-    answer = gateway.client.post("/v1/chat/completions", json=body)
-    assert answer.status_code == 400
-    assert "content" in answer.json()["error"]["param"]
+def test_no_parts_are_an_empty_text(gateway: Gateway) -> None:
+    """As tools that found nothing answer."""
+    texts = [
+        _text(gateway, "/v1/chat/completions", {**BODIES["chat"], "messages": [message]})
+        for message in ({"role": "user", "content": []}, {"role": "user", "content": ""})
+    ]
+    assert texts[0] == texts[1]
 
 
 def test_an_assistant_may_have_said_nothing(gateway: Gateway) -> None:
