@@ -116,6 +116,8 @@ def test_without_descriptors_readings_stop_and_go_on(
     undisturbed = open_stream(running, STORY, **LONG).join().outcome
     stream = open_stream(running, STORY, **LONG)
     eventually(lambda: stream.text)
+    # One that was idle for 5 s httpx would leave for another, which couldn't be had any more.
+    running.client.get("/livez")
     began = time.monotonic()
     with no_descriptors(running.pid):
         health = eventually(lambda: (h := running.client.get("/health").json())["faults"] and h)
