@@ -33,9 +33,10 @@ from gateway.config.settings import ModelSettings, Settings
 
 Draw = Callable[..., Any]
 
-# Not every text is a name or an origin.
-_VISITORS = {
+# Not every text is a name, an origin or a folder.
+_OF_A_KIND = {
     "allowed_hosts": ("mac.example", "192.168.1.7", "fd00::7", "my_mac"),
+    "image_folders": ("/pictures", "~/größe", str(DEMO_FOLDER)),
     "allowed_origins": ("https://chat.example", "http://localhost:3000", "http://[::1]:80"),
 }
 
@@ -126,6 +127,9 @@ def plans(draw: Draw) -> Plan:
             for name, definition in MODEL_KEYS.items()
             if definition.required or draw(st.booleans())
         }
+        if "pictures" in model and model["pictures"].meaning:
+            model.pop("adapter", None)
+            model.pop("draft_model", None)
         if "aliases" in model:
             own, aliases = aliases[:2], aliases[2:]
             model["aliases"] = draw(spelled_list(own))
@@ -139,8 +143,8 @@ def spelled(draw: Draw, definition: Definition) -> Spelled:
     match definition.kind:
         case Text():
             return draw(spelled_text(draw(_texts(definition.name))))
-        case Texts() if definition.name in _VISITORS:
-            return draw(spelled_list(draw(st.lists(st.sampled_from(_VISITORS[definition.name])))))
+        case Texts() if definition.name in _OF_A_KIND:
+            return draw(spelled_list(draw(st.lists(st.sampled_from(_OF_A_KIND[definition.name])))))
         case Texts():
             return draw(
                 spelled_list([str(DEMO_FOLDER), _adapter(), *draw(st.lists(_TEXT, max_size=3))])
