@@ -151,8 +151,12 @@ def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
             return making.texts.prepare(task, context.now)
         if isinstance(task, Generate) and text is not None:
             return prepare(task, loaded, context.now, text.paths)
-        # The gateway knows the model's abilities, and sends nothing else.
-        raise NotImplementedError
+        # The gateway sends no such thing, as it knows what the model can.
+        return RequestFailed(
+            request_id=task.request_id,
+            code="invalid_request_error",
+            message=f"This model can't be asked for that: it makes {', '.join(ready.abilities)}.",
+        )
 
     thread.emit(Loaded(ready, prepare_task))
     try:

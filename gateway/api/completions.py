@@ -17,9 +17,9 @@ from gateway.api.answer import Answer, server_sent_event
 from gateway.api.answer import Choice as WholeChoice
 from gateway.api.bodies import beside_the_loop, read_json
 from gateway.api.choices import submit_all, system_fingerprint
+from gateway.api.inputs import parse_inputs
 from gateway.api.logprobs import CompletionLogprobs, completion_logprobs, tokens_of
-from gateway.api.prompt import parse_prompts
-from gateway.api.sampling import check_generation, generate_message, new_requests
+from gateway.api.sampling import MOST_ANSWERS, check_generation, generate_message, new_requests
 from gateway.api.structure import StructuredBody, constraint_of
 from gateway.api.supported import refusing
 from gateway.api.usage import UsageBody
@@ -118,7 +118,7 @@ def _generates(body: CompletionBody) -> list[Generate]:
             prompt_logprobs=logprobs if echo and body.wants_logprobs else None,
             echo=echo,
         )
-        for prompt in parse_prompts(body.prompt)
+        for prompt in parse_inputs(body.prompt, "prompt", MOST_ANSWERS)
     ]
 
 

@@ -14,9 +14,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.api.bodies import beside_the_loop, read_json
+from gateway.api.inputs import parse_inputs
 from gateway.api.supported import check_supported, refusing
-from gateway.api.texts import parse_inputs
-from gateway.api.vectors import VectorAnswer, VectorBody, submit
+from gateway.api.vectors import MOST_INPUTS, VectorAnswer, VectorBody, submit
 from gateway.dispatch.vectors import BYTES_PER_NUMBER, Vectors
 from protocol.messages import Embed, Usage
 
@@ -38,13 +38,13 @@ class EmbeddingsBody(VectorBody, kw_only=True):
 async def create_embeddings(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, EmbeddingsBody)
     check_supported(body, "embeddings")
-    inputs = await beside_the_loop(len(body.input), parse_inputs, body.input)
+    inputs = await beside_the_loop(len(body.input), parse_inputs, body.input, "input", MOST_INPUTS)
     compartment, request = submit(
         http_request,
         body,
         lambda request_id: Embed(
             request_id=request_id,
-            inputs=inputs,
+            inputs=tuple(inputs),
             prompt_name=body.prompt_name,
             role=_role(body.input_type),
             truncate=body.truncate_prompt_tokens,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from itertools import islice
 from typing import Annotated, Final
 
 import msgspec
@@ -14,9 +13,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.api.bodies import Part, beside_the_loop, read_json
+from gateway.api.inputs import count_strings
 from gateway.api.supported import check_supported, refusing
-from gateway.api.texts import MOST_INPUTS, STRING
-from gateway.api.vectors import VectorAnswer, VectorBody, submit
+from gateway.api.vectors import MOST_INPUTS, VectorAnswer, VectorBody, submit
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.vectors import Vectors
 from protocol.messages import Embed, TextPrompt, Usage
@@ -74,7 +73,7 @@ async def rerank(http_request: HttpRequest) -> Response:
 
 def _texts(raw: Raw) -> list[str]:
     """Raises: Refusal: they are no documents, or too many."""
-    strings = sum(1 for _ in islice(STRING.finditer(bytes(raw)), _MOST_STRINGS + 1))
+    strings = count_strings(bytes(raw), _MOST_STRINGS)
     try:
         if strings > _MOST_STRINGS:
             raise msgspec.ValidationError(f"Expected `array` of length <= {MOST_INPUTS}")

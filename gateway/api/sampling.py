@@ -38,7 +38,7 @@ _MOST_STOPS: Final = 16
 _LONGEST_STOP: Final = 1000
 _LONGEST_SALT: Final = 256
 # As OpenAI has it.
-_MOST_ANSWERS: Final = 128
+MOST_ANSWERS: Final = 128
 _MOST_PRIORITY: Final = 1000
 _LARGEST_PENALTY: Final = 10.0
 # As mlx-lm has it.
@@ -91,7 +91,7 @@ class GenerationBody(Struct, kw_only=True):
     priority: Priority | None = None
     keep_alive: float | str | None = None
     cache_salt: Salt | None = None
-    n: Annotated[int, Meta(ge=1, le=_MOST_ANSWERS)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MOST_ANSWERS)] | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=_MOST_BIASES)] | None = None
@@ -153,10 +153,10 @@ def new_requests(
     Raises:
         Refusal: a header, or keep_alive, can't be read, or it is too much at once.
     """
-    if len(generates) * body.answers > _MOST_ANSWERS:
+    if len(generates) * body.answers > MOST_ANSWERS:
         raise Refusal(
             "invalid_request_error",
-            f"It asks for {len(generates) * body.answers:,} answers, of {_MOST_ANSWERS} at most: "
+            f"It asks for {len(generates) * body.answers:,} answers, of {MOST_ANSWERS} at most: "
             "send several requests.",
             param=body.answers_param if body.answers > 1 else prompt_param,
         )

@@ -21,6 +21,8 @@ from gateway.fleet.fleet import Fleet
 from gateway.model.compartment import Compartment
 from protocol.messages import Embed, RequestField, Usage
 
+# OpenAI's bound.
+MOST_INPUTS: Final = 2048
 _LARGEST_COUNT: Final = (1 << 31) - 1
 # Written with one breath, which leaves the event loop its turns.
 _WRITTEN_BYTES: Final = 64 << 10

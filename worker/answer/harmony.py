@@ -113,18 +113,10 @@ class HarmonySplitter:
         self._assembly.tag()
 
     def _read_message(self) -> bool:
-        known = markers(_ENDS)
-        found = known.find(self._pending)
-        if found is None:
-            certain = known.certain(self._pending)
-            text, self._pending = self._pending[:certain], self._pending[certain:]
-            self._give(text)
+        text, marker, self._pending = markers(_ENDS).cut(self._pending)
+        self._give(text)
+        if marker is None or self._over:
             return False
-        at, marker = found
-        self._give(self._pending[:at])
-        if self._over:
-            return False
-        self._pending = self._pending[at + len(marker) :]
         self._end_message()
         self._to("header")
         self._header = marker if marker in ("<|start|>", "<|channel|>") else ""

@@ -17,12 +17,17 @@ class Markers:
         self._first = frozenset(each[0] for each in texts)
         self.longest = max(map(len, texts), default=0)
 
-    def find(self, text: str) -> tuple[int, str] | None:
-        """Where the first one is, and which."""
+    def cut(self, text: str) -> tuple[str, str | None, str]:
+        """What is before the first one, that one, and what follows it. None: there is none, and what
+        follows may be the beginning of one.
+        """
         match = None if self._pattern is None else self._pattern.search(text)
-        return None if match is None else (match.start(), match[0])
+        if match is not None:
+            return text[: match.start()], match[0], text[match.end() :]
+        certain = self._certain(text)
+        return text[:certain], None, text[certain:]
 
-    def certain(self, text: str) -> int:
+    def _certain(self, text: str) -> int:
         """How many characters of a text without markers can't be the beginning of one."""
         if self._first.isdisjoint(text):
             return len(text)

@@ -105,18 +105,10 @@ class TagSplitter:
                 self._pending = solid
                 self._begin("", self._bare.make)
                 return True
-        known = self._markers[self._state]
-        found = known.find(self._pending)
-        if found is None:
-            certain = known.certain(self._pending)
-            text, self._pending = self._pending[:certain], self._pending[certain:]
-            self._give(text)
+        text, marker, self._pending = self._markers[self._state].cut(self._pending)
+        self._give(text)
+        if marker is None or self._over:
             return False
-        at, marker = found
-        self._give(self._pending[:at])
-        if self._over:
-            return False
-        self._pending = self._pending[at + len(marker) :]
         to = self._edges[self._state][marker]
         if isinstance(to, Block):
             self._begin(marker, to.make)

@@ -30,7 +30,7 @@ class NoText:
         return []
 
     def add(self, sequence: Sequence) -> None:
-        raise NotImplementedError
+        raise TypeError(f"{sequence.request_id} asks for text.")
 
     def remove(self, request_ids: Iterable[str]) -> None: ...
 

@@ -14,7 +14,7 @@ from msgspec import Raw
 from gateway.api.bodies import beside_the_loop
 from gateway.api.chat.route import ChatBody
 from gateway.api.completions import CompletionBody
-from gateway.api.prompt import parse_prompts
+from gateway.api.inputs import parse_inputs
 from gateway.dispatch.refusal import Refusal
 from protocol.messages import Prompt, TextPrompt, TokenPrompt
 from protocol.tokens import pack
@@ -22,7 +22,7 @@ from protocol.tokens import pack
 
 def _parse(text: str | bytes) -> list[Prompt]:
     body = b'{"model":"m","prompt":%s}' % (text.encode() if isinstance(text, str) else text)
-    return parse_prompts(msgspec.json.decode(body, type=CompletionBody).prompt)
+    return parse_inputs(msgspec.json.decode(body, type=CompletionBody).prompt, "prompt", 128)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_lists_of_megabytes_are_not_built(item: str) -> None:
 
 def test_too_many_tokens_are_counted_before_they_are_decoded() -> None:
     with pytest.raises(Refusal) as caught:
-        parse_prompts(Raw(b"[1" + b",1" * 2_000_000 + b"]"))
+        parse_inputs(Raw(b"[1" + b",1" * 2_000_000 + b"]"), "prompt", 128)
     assert caught.value.code == "context_length_exceeded"
 
 

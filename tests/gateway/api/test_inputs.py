@@ -8,7 +8,8 @@ import tracemalloc
 import pytest
 from msgspec import Raw
 
-from gateway.api.texts import MOST_INPUTS, Input, parse_inputs
+from gateway.api.inputs import Input, parse_inputs
+from gateway.api.vectors import MOST_INPUTS
 from gateway.dispatch.refusal import Refusal
 from protocol.messages import TextPrompt, TokenPrompt
 from protocol.tokens import pack
@@ -27,8 +28,10 @@ from protocol.tokens import pack
     ],
 )
 def test_inputs(value: object, inputs: tuple[Input, ...]) -> None:
-    assert parse_inputs(Raw(json.dumps(value).encode())) == inputs
-    assert parse_inputs(Raw(json.dumps(value, indent=2).encode())) == inputs
+    assert parse_inputs(Raw(json.dumps(value).encode()), "input", MOST_INPUTS) == list(inputs)
+    assert parse_inputs(Raw(json.dumps(value, indent=2).encode()), "input", MOST_INPUTS) == list(
+        inputs
+    )
 
 
 @pytest.mark.parametrize(
@@ -37,7 +40,7 @@ def test_inputs(value: object, inputs: tuple[Input, ...]) -> None:
 )
 def test_what_is_none(value: object) -> None:
     with pytest.raises(Refusal) as refused:
-        parse_inputs(Raw(json.dumps(value).encode()))
+        parse_inputs(Raw(json.dumps(value).encode()), "input", MOST_INPUTS)
     assert (refused.value.status, refused.value.param) == (400, "input")
 
 
@@ -56,7 +59,7 @@ def test_too_much_is_refused_before_it_is_built(text: bytes) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(Refusal):
-            parse_inputs(raw)
+            parse_inputs(raw, "input", MOST_INPUTS)
         assert tracemalloc.get_traced_memory()[1] < 3 * len(text) + 1_000_000
     finally:
         tracemalloc.stop()
