@@ -18,7 +18,7 @@ class Markers:
         self.longest = max(map(len, texts), default=0)
 
     def cut(self, text: str) -> tuple[str, str | None, str]:
-        """What is before the first one, that one, and what follows it. None: there is none, and what
+        """What is before the first one, that one, what follows it. None: there is none, and what
         follows may be the beginning of one.
         """
         match = None if self._pattern is None else self._pattern.search(text)
