@@ -23,11 +23,12 @@ _KEY: Final = "record"
 
 
 class Record(Struct):
-    """`id` is the client's own if it sent a sane one. The model and the usage are what routes that
-    generate tell.
+    """`id` is the client's own if it sent a sane one; `key` is the name of the API key it came
+    with, None while there are none. The model and the usage are what routes that generate tell.
     """
 
     id: str
+    key: str | None = None
     model: str | None = None
     usage: Usage | None = None
     status: int | None = None
@@ -87,6 +88,7 @@ def _log(scope: Scope, record: Record, seconds: float) -> None:
             method=scope["method"],
             path=scope["path"],
             status=record.status,
+            key=record.key,
             model=record.model,
             prompt_tokens=record.usage and record.usage.prompt_tokens,
             cached_tokens=record.usage and record.usage.cached_tokens,
