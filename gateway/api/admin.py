@@ -15,6 +15,7 @@ from starlette.routing import Mount, Route
 
 from gateway.api import events, logs
 from gateway.api.bodies import read_json
+from gateway.api.callers import caller_of
 from gateway.api.status import gateway_status, model_status
 from gateway.config.settings import ConfigError
 from gateway.dispatch.refusal import Refusal
@@ -103,7 +104,7 @@ async def reload(request: Request) -> Response:
 
 def _compartment(request: Request) -> Compartment:
     fleet: Fleet = request.app.state.fleet
-    return fleet.roster.find(request.path_params["model_id"])
+    return fleet.roster.find(request.path_params["model_id"], caller_of(request))
 
 
 async def _target(request: Request) -> tuple[Compartment, Options]:

@@ -7,6 +7,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from gateway.api import admin, completions, embeddings, health, models, rerank
+from gateway.api.callers import Callers
 from gateway.api.chat import route as chat
 from gateway.api.errors import on_defect, on_http_exception, on_refusal
 from gateway.api.messages import route as messages
@@ -39,4 +40,4 @@ def build_app(fleet: Fleet, reloader: Reloader) -> ASGIApp:
     app.state.fleet = fleet
     app.state.reloader = reloader
     app.state.pictures = PictureReader()
-    return Recorded(Visitors(app, fleet))
+    return Recorded(Visitors(Callers(app), fleet))

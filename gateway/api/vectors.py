@@ -11,6 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from gateway.api.callers import caller_of
 from gateway.api.errors import error_response
 from gateway.api.record import note_usage, record_of
 from gateway.api.sampling import Priority, deadline_s, keep_alive_s, priority_of
@@ -52,7 +53,7 @@ def submit(
         Refusal: no such model, a header can't be read, or the queue is full.
     """
     fleet: Fleet = http_request.app.state.fleet
-    compartment = fleet.roster.find(body.model)
+    compartment = fleet.roster.find(body.model, caller_of(http_request))
     record = record_of(http_request)
     record.model = compartment.model.id
     request = Request(
