@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
-from gateway.api import events, logs
+from gateway.api import events, keys, logs
 from gateway.api.bodies import read_json
 from gateway.api.callers import caller_of
 from gateway.api.status import gateway_status, model_status
@@ -156,6 +156,7 @@ routes = [
             Route("/models/{model_id:path}/unload", unload, methods=["POST"]),
             Route("/models/{model_id:path}/restart", restart, methods=["POST"]),
             Route("/models/{model_id:path}/kill", kill, methods=["POST"]),
+            *keys.routes,
             *logs.routes,
             *events.routes,
         ],

@@ -15,11 +15,12 @@ from gateway.api.record import Recorded
 from gateway.api.visitors import Visitors
 from gateway.dispatch.refusal import Refusal
 from gateway.fleet.fleet import Fleet
+from gateway.keys.keys import Keys
 from gateway.pictures.reader import PictureReader
 from gateway.serve.reload import Reloader
 
 
-def build_app(fleet: Fleet, reloader: Reloader) -> ASGIApp:
+def build_app(fleet: Fleet, reloader: Reloader, keys: Keys) -> ASGIApp:
     app = Starlette(
         routes=[
             *health.routes,
@@ -39,5 +40,6 @@ def build_app(fleet: Fleet, reloader: Reloader) -> ASGIApp:
     )
     app.state.fleet = fleet
     app.state.reloader = reloader
+    app.state.keys = keys
     app.state.pictures = PictureReader()
-    return Recorded(Visitors(Callers(app), fleet))
+    return Recorded(Visitors(Callers(app, keys), fleet, exposed=keys.exposed))

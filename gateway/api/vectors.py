@@ -90,7 +90,6 @@ class VectorAnswer(Response):
         watcher = asyncio.create_task(self._watch_client(receive))
         try:
             usage = await self._until_over()
-            note_usage(scope, usage)
             await self._write(usage, send)
         except Refusal as refusal:
             await error_response(refusal)(scope, receive, send)
@@ -99,6 +98,8 @@ class VectorAnswer(Response):
         finally:
             watcher.cancel()
             self._cancel()
+            if self._request.spent is not None:
+                note_usage(scope, self._request.spent)
 
     async def _until_over(self) -> Usage:
         while True:
