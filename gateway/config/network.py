@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from gateway.config.locations import Place
 from gateway.config.loopback import LOOPBACK_NAMES
@@ -14,6 +15,8 @@ from gateway.config.settings import GatewaySettings, Settings
 from gateway.keys.key_file import KeyFile, KeyFileError
 from gateway.state.state_dir import StateDir, default_state_dir
 from gateway.tls.certificate import check, ends_soon
+
+TLS_PLACES: Final[tuple[Place, Place]] = (("gateway", "tls_certificate"), ("gateway", "tls_key"))
 
 
 def exposed(settings: GatewaySettings) -> bool:
@@ -37,6 +40,9 @@ def network_complaints(settings: Settings, places: Places) -> Iterator[tuple[Pla
             f"{gateway.host} is not loopback: without API keys the gateway listens on 127.0.0.1, "
             "::1 or localhost only; `bulkhead key add NAME` makes the first one",
         )
+    for one, other in (("tls_certificate", "tls_key"), ("tls_key", "tls_certificate")):
+        if getattr(gateway, one) is not None and getattr(gateway, other) is None:
+            yield ("gateway", one), f"it needs {other} beside it"
     files = tls_files(gateway)
     if files is not None:
         certificate, key = files

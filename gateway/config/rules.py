@@ -47,9 +47,6 @@ def _host(settings: Settings) -> Iterator[Complaint]:
             f"{toml_text(gateway.host)} is not a name or an address alone: neither http:// nor a "
             "port belong to it",
         )
-    for one, other in (("tls_certificate", "tls_key"), ("tls_key", "tls_certificate")):
-        if getattr(gateway, one) is not None and getattr(gateway, other) is None:
-            yield ("gateway", one), f"it needs {other} beside it"
 
 
 def _state_dir(settings: Settings) -> Iterator[Complaint]:

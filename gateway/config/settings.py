@@ -129,6 +129,10 @@ class GatewaySettings(Section, frozen=True):
         ),
     ] = 2048
 
+    @property
+    def tls(self) -> bool:
+        return self.tls_certificate is not None
+
 
 class MemorySettings(Section, frozen=True):
     """Sizes are as they were written; a percentage is of the memory that models are in:

@@ -92,6 +92,14 @@ def trusting(certificate: str) -> ssl.SSLContext:
     return context
 
 
+def trusting_anybody() -> ssl.SSLContext:
+    """For a client that tells nothing and only asks who is there."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
 class _PasswordError(Exception):
     pass
 
