@@ -142,6 +142,25 @@ def test_a_smuggled_request_is_asked_for_its_own_key(gateway: Gateway) -> None:
         assert b"HTTP/1.1 200" not in received, framing
 
 
+def test_bombs_of_json(gateway: Gateway) -> None:
+    """Without a key nobody reads them; with one they are refused, and cost nobody else a thing."""
+    headers = _new(gateway, "bomber")
+    bombs = [
+        b'{"model": "demo", "messages": ' + b"[" * 3_000_000,
+        b'{"model": "demo", "messages": ' + b'[{"content":' * 300_000,
+        b'{"model": "demo", "metadata": ' + b'{"a":' * 500_000 + b"1" + b"}" * 500_001,
+    ]
+    with _stranger(gateway) as client:
+        for bomb in bombs:
+            assert client.post(CHAT, content=bomb).status_code == 401
+            answer = client.post(CHAT, content=bomb, headers=headers)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (
+                400,
+                "invalid_request_error",
+            )
+        assert client.get("/livez").status_code == 200
+
+
 def test_each_api_has_its_own_envelope(gateway: Gateway) -> None:
     with _stranger(gateway) as client:
         openai = client.post(CHAT, json=chat_body("Hello"))
