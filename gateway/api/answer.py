@@ -90,6 +90,7 @@ class Answer(Response):
         finally:
             watcher.cancel()
             self._cancel()
+            self._usage(scope)
 
     async def _watch_client(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -150,9 +151,11 @@ class Answer(Response):
             await send({"type": "http.response.body", "body": events, "more_body": False})
 
     def _usage(self, scope: Scope) -> Usage:
-        usages = [each.usage for each in self._requests if each.usage is not None]
+        """Also of answers that end early: what was computed was used."""
+        usages = [each.spent for each in self._requests if each.spent is not None]
         usage = usage_of(usages, self._answers_each)
-        note_usage(scope, usage)
+        if usages:
+            note_usage(scope, usage)
         return usage
 
 

@@ -7,6 +7,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from gateway.api import admin, completions, embeddings, health, models, rerank
+from gateway.api.callers import Callers
 from gateway.api.chat import route as chat
 from gateway.api.errors import on_defect, on_http_exception, on_refusal
 from gateway.api.messages import route as messages
@@ -14,11 +15,12 @@ from gateway.api.record import Recorded
 from gateway.api.visitors import Visitors
 from gateway.dispatch.refusal import Refusal
 from gateway.fleet.fleet import Fleet
+from gateway.keys.keys import Keys
 from gateway.pictures.reader import PictureReader
 from gateway.serve.reload import Reloader
 
 
-def build_app(fleet: Fleet, reloader: Reloader) -> ASGIApp:
+def build_app(fleet: Fleet, reloader: Reloader, keys: Keys) -> ASGIApp:
     app = Starlette(
         routes=[
             *health.routes,
@@ -38,5 +40,6 @@ def build_app(fleet: Fleet, reloader: Reloader) -> ASGIApp:
     )
     app.state.fleet = fleet
     app.state.reloader = reloader
+    app.state.keys = keys
     app.state.pictures = PictureReader()
-    return Recorded(Visitors(app, fleet))
+    return Recorded(Visitors(Callers(app, keys), fleet, exposed=keys.exposed))

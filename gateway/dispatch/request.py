@@ -104,6 +104,14 @@ class Request:
         return self._usage
 
     @property
+    def spent(self) -> Usage | None:
+        """What was computed for it so far, as far as that is known; None: nothing."""
+        if self._usage is not None:
+            return self._usage
+        tokens = len(self.progress.delivered)
+        return Usage(self.progress.prompt_tokens, tokens) if self.progress.begun else None
+
+    @property
     def finish_reason(self) -> FinishReason | None:
         """Once the whole answer is there."""
         return self._finish_reason

@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from gateway.api.answer import Answer
 from gateway.api.bodies import beside_the_loop, read_json
+from gateway.api.callers import caller_of
 from gateway.api.chat.messages import MessageBody, chat_messages, check_number, picture_sources
 from gateway.api.chat.template import TemplateBody, template_arguments, thinks
 from gateway.api.chat.tools import ToolBody, ToolChoiceBody, tools_of
@@ -46,7 +47,7 @@ async def create_chat_completion(request: HttpRequest) -> Response:
     body = await read_json(request, ChatBody)
     check_number(body.messages)
     check_generation(body, "chat")
-    compartment = fleet.roster.find(body.model)
+    compartment = fleet.roster.find(body.model, caller_of(request))
     body_bytes: int = request.state.body_bytes
     reader: PictureReader = request.app.state.pictures
     sources = await beside_the_loop(body_bytes, picture_sources, body.messages)
