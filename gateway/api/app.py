@@ -17,13 +17,14 @@ from gateway.api.messages import route as messages
 from gateway.api.recorded import Recorded
 from gateway.api.visitors import Visitors
 from gateway.dispatch.refusal import Refusal
+from gateway.edge.door import Door
 from gateway.fleet.fleet import Fleet
 from gateway.metrics.http_meter import HttpMeter
 from gateway.pictures.reader import PictureReader
 from gateway.serve.reload import Reloader
 
 
-def build_app(fleet: Fleet, reloader: Reloader) -> ASGIApp:
+def build_app(fleet: Fleet, reloader: Reloader, door: Door) -> ASGIApp:
     app = Starlette(
         routes=[
             *health.routes,
@@ -44,6 +45,7 @@ def build_app(fleet: Fleet, reloader: Reloader) -> ASGIApp:
     )
     app.state.fleet = fleet
     app.state.reloader = reloader
+    app.state.door = door
     app.state.pictures = PictureReader()
     app.state.http_meter = HttpMeter()
     return Recorded(Visitors(app, fleet), app.state.http_meter, dict(_paths(app.routes)))

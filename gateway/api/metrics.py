@@ -15,8 +15,18 @@ from starlette.routing import Route
 
 from gateway.api.status import gateway_status
 from gateway.dispatch.refusal import Refusal
+from gateway.edge.door import Door
+from gateway.edge.reception import Doing
 from gateway.fleet.fleet import Fleet
-from gateway.metrics.counted import Counted, counted, counted_http, lag
+from gateway.metrics.counted import (
+    Counted,
+    connections,
+    counted,
+    counted_http,
+    events,
+    lag,
+    refusals,
+)
 from gateway.metrics.gauges import gauges
 from gateway.metrics.http_meter import HttpMeter
 from gateway.metrics.process import process
@@ -30,13 +40,8 @@ _RETRY_AFTER_S: Final = 10
 
 async def metrics(request: Request) -> Response:
     state = request.app.state
-    families = list(
-        _families(
-            state.fleet,
-            state.http_meter,
-            gauges(gateway_status(state.fleet, state.reloader.present)),
-        )
-    )
+    known = gauges(gateway_status(state.fleet, state.reloader.present))
+    families = [*known, *_counted(state.fleet, state.http_meter, state.door)]
     try:
         text = await _writer.run(functools.partial(_written, families), _WRITTEN_S, "/metrics")
     except OSError as error:
@@ -48,9 +53,7 @@ async def metrics(request: Request) -> Response:
     return Response(text, headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
 
 
-def _families(fleet: Fleet, http: HttpMeter, known: Iterable[Metric]) -> Iterator[Metric]:
-    """As they are now, whatever is counted while they are written."""
-    yield from known
+def _counted(fleet: Fleet, http: HttpMeter, door: Door) -> Iterator[Metric]:
     yield from counted(
         Counted(
             each.model.id,
@@ -62,7 +65,10 @@ def _families(fleet: Fleet, http: HttpMeter, known: Iterable[Metric]) -> Iterato
         )
         for each in fleet.roster.configured.values()
     )
+    yield events(fleet.events.counts)
     yield from counted_http(http)
+    yield connections({doing.name.lower(): door.count(doing) for doing in Doing})
+    yield refusals(door.refused)
     yield lag(fleet.lag.late_s)
 
 

@@ -82,7 +82,9 @@ class Connection(HttpToolsProtocol):
         if self._place is Place.NONE:
             # At once: every descriptor counts.
             self._deaf = True
-            transport.write(plain_response(self._door.full(), new_request_id()))
+            full = self._door.full()
+            self._door.refused[full.code] += 1
+            transport.write(plain_response(full, new_request_id()))
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -354,6 +356,7 @@ class Connection(HttpToolsProtocol):
             "Refused: %s", refusal.message, extra=about(request=name, status=refusal.status)
         )
         self._deaf = True
+        self._door.refused[refusal.code] += 1
         self.transport.write(plain_response(refusal, name))
         self.transport.write_eof()
         self._door.turn(self, Doing.LEAVING)

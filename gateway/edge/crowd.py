@@ -38,6 +38,9 @@ class Crowd(Generic[Key]):
     def __len__(self) -> int:
         return len(self._doing)
 
+    def count(self, doing: Doing) -> int:
+        return len(self._among[doing])
+
     def enter(self, key: Key, most: int) -> tuple[Place, Key | None]:
         """Take a newcomer in where there may be so many; also who has to go for that, if
         somebody must. Without a place it is not taken in.

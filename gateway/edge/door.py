@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Final, Protocol
 
-from gateway.dispatch.refusal import Refusal
+from gateway.dispatch.refusal import Code, Refusal
 from gateway.edge.byte_budget import ByteBudget
 from gateway.edge.crowd import Crowd, Place
 from gateway.edge.reception import Doing, Reception
@@ -32,8 +33,11 @@ class Guest(Hashable, Protocol):
 
 
 class Door:
+    """`refused` counts what was answered without the application, by the code of the answer."""
+
     def __init__(self, capacity: Callable[[], int]) -> None:
         """`capacity` is how many connections there may be at present."""
+        self.refused: Counter[Code] = Counter()
         self.bodies = ByteBudget(ALL_BODIES_BYTES)
         self._capacity = capacity
         self._crowd: Crowd[Guest] = Crowd()
@@ -50,6 +54,10 @@ class Door:
     def turn(self, guest: Guest, doing: Doing) -> None:
         guest.reception.turn(doing, asyncio.get_running_loop().time())
         self._crowd.turn(guest, doing)
+
+    def count(self, doing: Doing) -> int:
+        """Of connections that are busy with this."""
+        return self._crowd.count(doing)
 
     def leave(self, guest: Guest) -> None:
         self._guests.discard(guest)

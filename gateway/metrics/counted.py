@@ -13,6 +13,8 @@ from prometheus_client.core import (
     Metric,
 )
 
+from gateway.dispatch.refusal import Code
+from gateway.events import Kind
 from gateway.metrics.gauges import MODEL
 from gateway.metrics.histogram import Histogram
 from gateway.metrics.http_meter import HttpMeter
@@ -120,6 +122,37 @@ def counted_http(meter: HttpMeter) -> Iterator[Metric]:
         "From the end of a request's head to the end of its answer, of those that were answered.",
         meter.whole_s,
     )
+
+
+def events(counts: Mapping[tuple[Kind, str | None], int]) -> Metric:
+    """By kind and model."""
+    family = CounterMetricFamily(
+        "bulkhead_events", "Events, as `bulkhead events` tells them.", labels=("event", MODEL)
+    )
+    for (kind, model_id), count in counts.items():
+        family.add_metric((kind, model_id or ""), count)
+    return family
+
+
+def connections(by_doing: Mapping[str, int]) -> Metric:
+    family = GaugeMetricFamily(
+        "bulkhead_connections", "Connections of clients, by what they do.", labels=("doing",)
+    )
+    for doing, count in by_doing.items():
+        family.add_metric((doing,), count)
+    return family
+
+
+def refusals(by_code: Mapping[Code, int]) -> Metric:
+    """Of what never came as far as a route."""
+    family = CounterMetricFamily(
+        "bulkhead_connections_refused",
+        "Connections that were refused, or ended for what they sent or didn't send.",
+        labels=("code",),
+    )
+    for code, count in by_code.items():
+        family.add_metric((code,), count)
+    return family
 
 
 def lag(late_s: Histogram) -> Metric:

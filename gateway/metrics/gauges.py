@@ -48,7 +48,7 @@ _REQUESTS: Final = {
     "queue_depth": ("num_requests_waiting", "Requests in the queue, parked ones among them."),
     "oldest_waiting_s": (
         "oldest_waiting_request_age_seconds",
-        "How long ago the oldest of them arrived.",
+        "How long ago the oldest request in the queue arrived.",
     ),
 }
 

@@ -72,7 +72,7 @@ class Recovery:
     ) -> None:
         self.last_exit: LastExit | None = None
         self.restarts = 0
-        self.restarts_by: Counter[str] = Counter()
+        self.restarts_by = Counter(dict.fromkeys(_CAUSES.values(), 0))
         self._end: Event | None = None
         self._model_id = model_id
         self._in_force = in_force

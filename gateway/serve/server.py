@@ -158,7 +158,7 @@ async def _serve(
     door = Door(functools.partial(_capacity, fleet))
     server = _Server(
         uvicorn.Config(
-            build_app(fleet, reloader),
+            build_app(fleet, reloader, door),
             http=functools.partial(Connection, door=door),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
