@@ -78,13 +78,13 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._place = self._door.enter(self)
-        if self._place is Place.NONE:
+        self._place = self._door.enter(self, "" if self.client is None else self.client[0])
+        if self._place in (Place.NONE, Place.TOO_MANY):
             # At once: every descriptor counts.
             self._deaf = True
-            full = self._door.full()
-            self._door.refused[full.code] += 1
-            transport.write(plain_response(full, new_request_id()))
+            refusal = self._door.no_place(self._place)
+            self._door.refused[refusal.code] += 1
+            transport.write(plain_response(refusal, new_request_id()))
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:

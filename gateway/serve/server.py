@@ -155,7 +155,10 @@ async def _serve(
     fleet: Fleet, reloader: Reloader, listener: socket.socket, notifier: Notifier
 ) -> None:
     signals: asyncio.Queue[int] = asyncio.Queue()
-    door = Door(functools.partial(_capacity, fleet))
+    door = Door(
+        functools.partial(_capacity, fleet),
+        lambda: fleet.settings.gateway.max_connections_per_address,
+    )
     server = _Server(
         uvicorn.Config(
             build_app(fleet, reloader, door),
