@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.choices import pieces, usage_of
 from gateway.api.errors import envelope, error_response
-from gateway.api.record import note_usage
+from gateway.api.record import CLIENT_LEFT, note_outcome, note_usage
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import ClientGoneError, Piece, Request
 from gateway.model.compartment import Compartment
@@ -86,7 +86,7 @@ class Answer(Response):
             write = self._write_stream if self._stream else self._write_whole
             await write(scope, receive, send)
         except ClientGoneError:
-            return
+            note_outcome(scope, CLIENT_LEFT)
         finally:
             watcher.cancel()
             self._cancel()
@@ -147,6 +147,7 @@ class Answer(Response):
             if not started:
                 await error_response(refusal, scope["path"])(scope, receive, send)
                 return
+            note_outcome(scope, refusal.code)
             events = b"event: error\n" + server_sent_event(envelope(refusal, scope["path"]))
             await send({"type": "http.response.body", "body": events, "more_body": False})
 

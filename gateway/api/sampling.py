@@ -165,7 +165,7 @@ def new_requests(
     record = record_of(http_request)
     record.model = model.id
     priority = priority_of(http_request, body.priority, model)
-    return [
+    requests = [
         Request(
             msgspec.structs.replace(
                 generate, request_id=unique(record.id), sampling=_another(generate.sampling, index)
@@ -180,6 +180,8 @@ def new_requests(
         for generate in generates
         for index in range(body.answers)
     ]
+    record.timings = [each.timing for each in requests]
+    return requests
 
 
 def _another(sampling: Sampling, index: int) -> Sampling:

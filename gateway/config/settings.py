@@ -128,6 +128,13 @@ class GatewaySettings(Section, frozen=True):
             "Connections at a time; the limit of open files may allow fewer.",
         ),
     ] = 2048
+    max_connections_per_address: Annotated[
+        int,
+        Key(
+            Whole(1),
+            "Of these from one address, or one /64 network of IPv6; this machine has no bound.",
+        ),
+    ] = 256
 
     @property
     def tls(self) -> bool:

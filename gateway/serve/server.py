@@ -178,10 +178,13 @@ async def _serve(
 ) -> None:
     address = url(*listener.getsockname()[:2], tls=certificates is not None)
     signals: asyncio.Queue[int] = asyncio.Queue()
-    door = Door(functools.partial(_capacity, fleet))
+    door = Door(
+        functools.partial(_capacity, fleet),
+        lambda: fleet.settings.gateway.max_connections_per_address,
+    )
     server = _Server(
         uvicorn.Config(
-            build_app(fleet, reloader, keys),
+            build_app(fleet, reloader, keys, door),
             http=functools.partial(Connection, door=door),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
