@@ -476,7 +476,7 @@ class TestVersion:
     )
     def test_another_version_is_named_whatever_its_fields_are(self, others: dict[str, object]):
         frame = _pack({"type": "hello", "protocol_version": "6-1234", **others})
-        with pytest.raises(VersionError, match="version 6-1234, .*installation"):
+        with pytest.raises(VersionError, match=r"version 6-1234, .*installation"):
             decode_from_worker(frame)
 
     @pytest.mark.parametrize("version", [4, 2.5, None, True])
