@@ -51,7 +51,7 @@ def _held_bytes() -> int:
     Linux's peak begins with that of the process that has started this one (getrusage(2)).
     """
     if sys.platform == "linux":
-        with open("/proc/self/statm") as file:
+        with open("/proc/self/statm") as file:  # noqa: PTH123 # pathlib is imported for longer
             return int(file.read().split()[1]) * resource.getpagesize()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
