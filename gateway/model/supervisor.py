@@ -258,6 +258,14 @@ class WorkerSupervisor:
         self._log_error("is ended", reason)
         self._condition.handle(Event.MISBEHAVED, reason)
 
+    def worker_is_foreign(self, worker: Worker, reason: str) -> None:
+        if self._condition.state not in (State.STARTING, State.STOPPING):
+            self.worker_misbehaved(worker, f"it broke the protocol: {reason}")
+            return
+        self._log_error("is ended", reason)
+        refusal = refusals.foreign_worker(self._model.id, reason)
+        self._condition.handle(Event.FOREIGN, refusal.message, refusal=refusal)
+
     def worker_outlived(self, worker: Worker, step: Step, seconds: float) -> None:
         self._events.emit(
             "escalation", self._model.id, pid=worker.pid, outlived=str(step), seconds=seconds
