@@ -152,7 +152,8 @@ class BatchedEngine:
         batch = self._batches[0]
         self._batches.rotate(-1)
         others_decode = any(each.decodes for each in self._batches if each is not batch)
-        tokens = batch.step(beside_decoding=others_decode)
+        prefilling = sum(bool(each.prefilling) for each in self._batches)
+        tokens = batch.step(beside_decoding=others_decode, prefilling_batches=prefilling)
         if self._keeper is not None:
             self._keeper.keep(batch.cached_rows(), batch.ended_rows(), self._sizes())
         if not len(batch) and len(self._batches) > 1:
