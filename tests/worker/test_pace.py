@@ -114,12 +114,12 @@ def test_further_on_a_token_may_take_longer_by_all_that_it_looks_at() -> None:
     assert found[-1] == 128, "what was found further on is no reason to go slower"
 
 
-def test_batches_that_take_turns_share_what_streams_wait() -> None:
+def test_others_may_leave_less_of_the_bound_beside_decoding() -> None:
     pace = PrefillPace(alone_s=1.0, beside_decoding_s=0.2)
     pace.observe(1280, 1.0)
-    settled = [[pace.chunk(1, True, batches=count) for _ in range(4)][-1] for count in (1, 2, 4)]
-    assert settled == [256, 128, 64]
-    assert [pace.chunk(1, False, batches=4) for _ in range(4)][-1] == 1024
+    settled = [[pace.chunk(1, True, share_s=s) for _ in range(4)][-1] for s in (0.3, 0.1, 0.0)]
+    assert settled == [256, 128, 16]
+    assert [pace.chunk(1, False, share_s=0.0) for _ in range(4)][-1] == 1024
 
 
 def test_rows_share_a_chunk() -> None:

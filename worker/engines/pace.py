@@ -11,6 +11,7 @@ known by how far rows had come: a short prompt beside a long one says nothing of
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from protocol.chunks import LARGEST_TOKENS
@@ -64,14 +65,14 @@ class PrefillPace:
             measured = max(known, measured)
         self._speeds[_magnitude(context)] = _Speed(measured, context)
 
-    def chunk(self, rows: int, decoding: bool, context: int = 0, batches: int = 1) -> int:
+    def chunk(self, rows: int, decoding: bool, context: int = 0, share_s: float = inf) -> int:
         """Tokens per row of the next chunk, for `rows` sequences in prefill of which the longest
-        has come to `context`. `batches` of them take turns, and hold up others together.
+        has come to `context`. `share_s` is what others leave of the bound beside decoding.
         """
         tokens_per_s = self._tokens_per_s(context)
         if tokens_per_s is None:
             return _FIRST
-        bound_s = self._beside_decoding_s / batches if decoding else self._alone_s
+        bound_s = min(self._beside_decoding_s, share_s) if decoding else self._alone_s
         fitting = int(tokens_per_s * bound_s / max(rows, 1))
         # One slow or fast chunk says little: grow by steps, shrink at once.
         last = self._chunks.get(_magnitude(context), self._last)
