@@ -11,14 +11,16 @@ from gateway.api.chat import route as chat
 from gateway.api.errors import on_defect, on_http_exception, on_refusal
 from gateway.api.messages import route as messages
 from gateway.api.record import Recorded
+from gateway.api.responses import route as responses
 from gateway.api.visitors import Visitors
 from gateway.dispatch.refusal import Refusal
 from gateway.fleet.fleet import Fleet
+from gateway.mailbox.mailbox import Mailbox
 from gateway.pictures.reader import PictureReader
 from gateway.serve.reload import Reloader
 
 
-def build_app(fleet: Fleet, reloader: Reloader) -> ASGIApp:
+def build_app(fleet: Fleet, reloader: Reloader, mailbox: Mailbox) -> ASGIApp:
     app = Starlette(
         routes=[
             *health.routes,
@@ -26,6 +28,7 @@ def build_app(fleet: Fleet, reloader: Reloader) -> ASGIApp:
             *chat.routes,
             *completions.routes,
             *messages.routes,
+            *responses.routes,
             *embeddings.routes,
             *rerank.routes,
             *admin.routes,
@@ -38,5 +41,6 @@ def build_app(fleet: Fleet, reloader: Reloader) -> ASGIApp:
     )
     app.state.fleet = fleet
     app.state.reloader = reloader
+    app.state.mailbox = mailbox
     app.state.pictures = PictureReader()
     return Recorded(Visitors(app, fleet))

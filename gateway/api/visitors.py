@@ -13,7 +13,7 @@ from gateway.dispatch.refusal import Refusal
 from gateway.edge.origins import complaint
 from gateway.fleet.fleet import Fleet
 
-_EXPOSED: Final = ("x-request-id", "retry-after", "x-should-retry")
+_EXPOSED: Final = ("x-request-id", "x-mailbox-id", "retry-after", "x-should-retry")
 
 
 class Visitors:

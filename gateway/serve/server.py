@@ -20,11 +20,16 @@ import uvicorn
 import uvloop
 
 from gateway.api.app import build_app
+from gateway.api.chat.kept import ChatFamily
+from gateway.api.responses.family import ResponseFamily
 from gateway.config.read import Configuration
 from gateway.edge.capacity import capacity
 from gateway.edge.connection import Connection
 from gateway.edge.door import Door
 from gateway.fleet.fleet import Fleet
+from gateway.mailbox.entry import Api
+from gateway.mailbox.family import Family
+from gateway.mailbox.mailbox import Mailbox
 from gateway.memory.budget import budget_bytes
 from gateway.memory.stranded.at_start import stranded_at_start
 from gateway.model.model import models_of
@@ -102,7 +107,9 @@ def run(
             start.caution,
         )
         reloader = Reloader(read, configuration, fleet, notifier)
-        await _serve(fleet, reloader, listener, notifier)
+        families: dict[Api, Family] = {"chat": ChatFamily(), "responses": ResponseFamily()}
+        mailbox = Mailbox(state_dir.mailbox_path, fleet, families)
+        await _serve(fleet, reloader, mailbox, listener, notifier)
 
     uvloop.run(serve())
     start.ended_in_order()
@@ -152,13 +159,17 @@ class _Server(uvicorn.Server):
 
 
 async def _serve(
-    fleet: Fleet, reloader: Reloader, listener: socket.socket, notifier: Notifier
+    fleet: Fleet,
+    reloader: Reloader,
+    mailbox: Mailbox,
+    listener: socket.socket,
+    notifier: Notifier,
 ) -> None:
     signals: asyncio.Queue[int] = asyncio.Queue()
     door = Door(functools.partial(_capacity, fleet))
     server = _Server(
         uvicorn.Config(
-            build_app(fleet, reloader),
+            build_app(fleet, reloader, mailbox),
             http=functools.partial(Connection, door=door),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
@@ -171,6 +182,7 @@ async def _serve(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await server.until_started(serving)
     fleet.start()
+    mailbox.start()
     # The line that scripts wait for; it alone goes to stdout.
     print(f"Bulkhead serves on {address(listener)}", flush=True)
     notifier.ready(fleet.caution or f"Serves on {address(listener)}")
@@ -193,6 +205,7 @@ async def _serve(
     drain.cancel()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     fleet.refuse_all()
+    await mailbox.close()
     await reloader.close()
     await fleet.stop()
     server.should_exit = True
