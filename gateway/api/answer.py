@@ -137,10 +137,9 @@ class Answer(Response):
                 async for index, piece in arriving:
                     events = COMMENT
                     if not piece.idle:
-                        events = self._form.piece(index, piece)
-                        if index in unopened:
-                            events = self._form.opening(index) + events
-                            unopened.remove(index)
+                        events = self._form.opening(index) if index in unopened else b""
+                        unopened.discard(index)
+                        events += self._form.piece(index, piece)
                     if not started:
                         started = True
                         await _start_stream(send)

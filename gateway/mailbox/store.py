@@ -229,7 +229,8 @@ class Store:
         with self._explained():
             self._delete("WHERE ended_at <= ?", keep.expires_before(now))
             self._make_room(keep.excess_bytes(self.held_bytes, 0))
-            self._sql.execute(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})").fetchall()
+            # A script is stepped to its end; a statement without rows only once, which is a page.
+            self._sql.executescript(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE});")
 
     # Inside
 

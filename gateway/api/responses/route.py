@@ -103,7 +103,7 @@ async def create_response(request: HttpRequest) -> Response:
         requests,
         ResponseFormat(form),
         mailbox,
-        _entry(request, form, "completed") if form.response.store else None,
+        _entry(request, form) if form.response.store else None,
         items,
         stream=bool(body.stream),
     )
@@ -152,7 +152,7 @@ async def _in_background(
     items: bytes,
     body: ResponseBody,
 ) -> Response:
-    entry = _entry(request, form, "queued")
+    entry = _entry(request, form)
     (first,) = requests
     if first.priority is None:
         first.priority = LOWEST_PRIORITY
@@ -246,14 +246,14 @@ def _skeleton(body: ResponseBody, compartment: Compartment, response_id: str) ->
     )
 
 
-def _entry(request: HttpRequest, form: Form, status: str) -> Entry:
+def _entry(request: HttpRequest, form: Form) -> Entry:
     response = form.response
     return Entry(
         owner=owner_of(request),
         id=response.id,
         api="responses",
         model=response.model,
-        status="queued" if status == "queued" else "completed",
+        status="queued",
         created_at=time.time(),
     )
 
