@@ -189,17 +189,27 @@ def test_limits_and_log_probabilities(client: openai.OpenAI) -> None:
     assert all(len(each.top_logprobs) == 2 for each in part.logprobs)
 
 
-def test_what_does_not_fit_can_be_dropped(client: openai.OpenAI) -> None:
+def test_what_does_not_fit_can_be_dropped(
+    client: openai.OpenAI, gateway: Gateway, whole: Any
+) -> None:
+    context = gateway.client.get("/v1/models/demo").json()["max_model_len"]
     turns: list[Any] = []
     for number in range(6):
-        turns.append({"role": "user", "content": f"{number} " + "word " * 1500})
+        turns.append({"role": "user", "content": f"{number} " + "word " * 40})
         turns.append({"role": "assistant", "content": "Yes."})
     asked = {**GREEDY, "input": [*turns, {"role": "user", "content": QUESTION}]}
-    asked["max_output_tokens"] = 5
+    asked["max_output_tokens"] = context - whole.usage.input_tokens - 150
     with pytest.raises(openai.BadRequestError) as refused:
         client.responses.create(**asked)
-    assert refused.value.code == "context_length_exceeded"
-    assert client.responses.create(**asked, truncation="auto").usage.output_tokens == 5
+    assert (refused.value.code, refused.value.param) == (
+        "context_length_exceeded",
+        "max_output_tokens",
+    )
+    cut = client.responses.create(**asked, truncation="auto")
+    assert cut.truncation == "auto"
+    assert whole.usage.input_tokens < cut.usage.input_tokens < whole.usage.input_tokens + 150
+    asked["input"] = QUESTION
+    assert client.responses.create(**asked, truncation="auto").output_text == whole.output_text
 
 
 @pytest.mark.parametrize(
