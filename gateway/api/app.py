@@ -16,17 +16,21 @@ from gateway.api.chat import route as chat
 from gateway.api.errors import on_defect, on_http_exception, on_refusal
 from gateway.api.messages import route as messages
 from gateway.api.recorded import Recorded
+from gateway.api.responses import route as responses
 from gateway.api.visitors import Visitors
 from gateway.dispatch.refusal import Refusal
 from gateway.edge.door import Door
 from gateway.fleet.fleet import Fleet
 from gateway.keys.keys import Keys
+from gateway.mailbox.mailbox import Mailbox
 from gateway.metrics.http_meter import HttpMeter
 from gateway.pictures.reader import PictureReader
 from gateway.serve.reload import Reloader
 
 
-def build_app(fleet: Fleet, reloader: Reloader, keys: Keys, door: Door) -> ASGIApp:
+def build_app(
+    fleet: Fleet, reloader: Reloader, mailbox: Mailbox, keys: Keys, door: Door
+) -> ASGIApp:
     app = Starlette(
         routes=[
             *health.routes,
@@ -35,6 +39,7 @@ def build_app(fleet: Fleet, reloader: Reloader, keys: Keys, door: Door) -> ASGIA
             *chat.routes,
             *completions.routes,
             *messages.routes,
+            *responses.routes,
             *embeddings.routes,
             *rerank.routes,
             *admin.routes,
@@ -49,6 +54,7 @@ def build_app(fleet: Fleet, reloader: Reloader, keys: Keys, door: Door) -> ASGIA
     app.state.reloader = reloader
     app.state.keys = keys
     app.state.door = door
+    app.state.mailbox = mailbox
     app.state.pictures = PictureReader()
     app.state.http_meter = HttpMeter()
     visitors = Visitors(Callers(app, keys), fleet, exposed=keys.exposed)

@@ -1,5 +1,5 @@
-"""Bytes that no client library would send, against a real gateway: each is answered as documented or
-its connection ends, and nothing of it stays.
+"""Bytes that no client library would send, against a real gateway: each is answered as documented
+or its connection ends, and nothing of it stays.
 """
 
 from __future__ import annotations
@@ -173,8 +173,8 @@ def _ask(gateway: Gateway, chance: random.Random) -> tuple[int, list[int]]:
             if end < 0.1:
                 # It leaves without reading.
                 return meant, []
-            # Half-closed: it waits for its answer still. Without this the gateway would wait for more
-            # of what isn't whole, until its deadline.
+            # Half-closed: it waits for its answer still. Without this the gateway would wait for
+            # more of what isn't whole, until its deadline.
             connection.shutdown(socket.SHUT_WR)
         received = bytearray()
         with contextlib.suppress(ConnectionError):
