@@ -16,6 +16,7 @@ from gateway.fleet.fleet import Fleet
 
 _EXPOSED: Final = (
     "x-request-id",
+    "x-mailbox-id",
     "retry-after",
     "x-should-retry",
     *(

@@ -25,6 +25,7 @@ Code: TypeAlias = Literal[
     "shutting_down",
     "deadline_exceeded",
     "insufficient_memory",
+    "storage_unavailable",
 ]
 
 _STATUS: dict[Code, int] = {
@@ -45,6 +46,7 @@ _STATUS: dict[Code, int] = {
     "model_unavailable": 503,
     "load_timeout": 503,
     "overloaded": 503,
+    "storage_unavailable": 503,
     "shutting_down": 503,
     "deadline_exceeded": 504,
     "insufficient_memory": 507,

@@ -12,6 +12,7 @@ from msgspec import Struct
 from gateway.dispatch.progress import Progress
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.vectors import Vectors
+from gateway.metrics.timing import Timing
 from protocol.messages import (
     ChatPrompt,
     Delta,
@@ -80,6 +81,7 @@ class Request:
         self.params = params or {}
         self.deadline_s = deadline_s
         self.arrived_at = now
+        self.timing = Timing(now)
         self.deadline_at = now + deadline_s
         self.progress = Progress(task)
         # What an `Embed` is answered with, whole once the request is over.

@@ -21,6 +21,8 @@ import uvicorn
 import uvloop
 
 from gateway.api.app import build_app
+from gateway.api.chat.kept import ChatFamily
+from gateway.api.responses.family import ResponseFamily
 from gateway.config.network import network_cautions
 from gateway.config.read import Configuration
 from gateway.edge.capacity import capacity
@@ -28,6 +30,9 @@ from gateway.edge.connection import Connection
 from gateway.edge.door import Door
 from gateway.fleet.fleet import Fleet
 from gateway.keys.keys import Keys
+from gateway.mailbox.entry import Api
+from gateway.mailbox.family import Family
+from gateway.mailbox.mailbox import Mailbox
 from gateway.memory.budget import budget_bytes
 from gateway.memory.stranded.at_start import stranded_at_start
 from gateway.model.model import models_of
@@ -112,7 +117,9 @@ def run(
             start.caution,
         )
         reloader = Reloader(read, configuration, fleet, notifier, certificates)
-        await _serve(fleet, reloader, listener, notifier, keys, certificates)
+        families: dict[Api, Family] = {"chat": ChatFamily(), "responses": ResponseFamily()}
+        mailbox = Mailbox(state_dir.mailbox_path, fleet, families, keys.spend)
+        await _serve(fleet, reloader, mailbox, listener, notifier, keys, certificates)
 
     for caution in network_cautions(settings.gateway):
         logger.warning("%s", caution)
@@ -171,6 +178,7 @@ class _Server(uvicorn.Server):
 async def _serve(
     fleet: Fleet,
     reloader: Reloader,
+    mailbox: Mailbox,
     listener: socket.socket,
     notifier: Notifier,
     keys: Keys,
@@ -178,10 +186,13 @@ async def _serve(
 ) -> None:
     address = url(*listener.getsockname()[:2], tls=certificates is not None)
     signals: asyncio.Queue[int] = asyncio.Queue()
-    door = Door(functools.partial(_capacity, fleet))
+    door = Door(
+        functools.partial(_capacity, fleet),
+        lambda: fleet.settings.gateway.max_connections_per_address,
+    )
     server = _Server(
         uvicorn.Config(
-            build_app(fleet, reloader, keys),
+            build_app(fleet, reloader, mailbox, keys, door),
             http=functools.partial(Connection, door=door),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
@@ -195,6 +206,7 @@ async def _serve(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await server.until_started(serving)
     fleet.start()
+    mailbox.start()
     # The line that scripts wait for; it alone goes to stdout.
     print(f"Bulkhead serves on {address}", flush=True)
     notifier.ready(fleet.caution or f"Serves on {address}")
@@ -218,6 +230,7 @@ async def _serve(
     drain.cancel()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     fleet.refuse_all()
+    await mailbox.close()
     await reloader.close()
     await fleet.stop()
     server.should_exit = True

@@ -231,6 +231,11 @@ class StateDir:
         return self.path / "address.json"
 
     @property
+    def mailbox_path(self) -> Path:
+        """Answers that wait for their clients."""
+        return self.path / "mailbox.sqlite"
+
+    @property
     def spare_log_path(self) -> Path:
         """No model's: quoted ids have no parentheses."""
         return self.logs / "(spare).log"

@@ -14,10 +14,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 
 from gateway.api.callers import Callers, caller_of
-from gateway.api.record import Recorded, note_usage, record_of
+from gateway.api.record import note_usage, record_of
+from gateway.api.recorded import Recorded
 from gateway.keys.api_key import Terms
 from gateway.keys.key_file import KeyFile, KeyFileError
 from gateway.keys.keys import Keys
+from gateway.metrics.http_meter import HttpMeter
 from gateway.state.state_dir import StateDir
 from protocol.messages import Usage
 
@@ -34,7 +36,7 @@ class World:
         self.go = asyncio.Event()
         self.began = asyncio.Event()
         self.ended = 0
-        transport = httpx.ASGITransport(Recorded(Callers(self._app, keys)))
+        transport = httpx.ASGITransport(Recorded(Callers(self._app, keys), HttpMeter(), {}))
         self.client = httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
