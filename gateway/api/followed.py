@@ -49,7 +49,7 @@ class Followed(Response):
                 leaving.cancel()
                 await asyncio.gather(writing, leaving, return_exceptions=True)
                 if self.job.usage is not None:
-                    note_usage(scope, self.job.usage)
+                    note_usage(scope, self.job.usage, counted=True)
 
     async def _write_whole(
         self, scope: Scope, receive: Receive, send: Send, more: asyncio.Event

@@ -15,7 +15,7 @@ from gateway.keys.caller import ANYBODY
 from gateway.mailbox.entry import Outcome, Status, Work
 from gateway.mailbox.family import Family
 from gateway.mailbox.job import Job
-from protocol.messages import FinishReason, Usage
+from protocol.messages import FinishReason
 from protocol.parts import AnswerPart, merged
 
 # Who is too late hears that from the queue.
@@ -27,7 +27,6 @@ class Made(msgspec.Struct, frozen=True):
 
     outcome: Outcome
     closing: bytes
-    usage: Usage
 
 
 async def make(job: Job, work: Work, fleet: Fleet, family: Family, now: float) -> Made:
@@ -72,11 +71,13 @@ async def make(job: Job, work: Work, fleet: Fleet, family: Family, now: float) -
                 job.record(opening + form.piece(index, piece))
     finally:
         job.release()
-    usage = usage_of([each.usage for each in requests if each.usage is not None], len(requests))
+        # What was computed was used, also by one that ends early.
+        usage = usage_of([each.spent for each in requests if each.spent is not None], len(requests))
+        job.usage = usage if any(each.spent is not None for each in requests) else None
     closing = form.closing(usage) if job.streams else b""
     choices = [Choice(merged(parts), reasons[index]) for index, parts in enumerate(found)]
     body = form.whole(choices, usage)
     status: Status = "completed"
     if work.cut_is_incomplete and "length" in reasons:
         status = "incomplete"
-    return Made(Outcome(status, 200, body), closing, usage)
+    return Made(Outcome(status, 200, body), closing)
