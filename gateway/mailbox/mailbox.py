@@ -32,7 +32,7 @@ _TICK_S: Final = 1.0
 _EXPIRE_S: Final = 30.0
 _RETRY_AFTER_S: Final = 30
 # An answer that ends the gateway each time must not do so for ever.
-_MOST_DEATHS: Final = 8
+_MOST_DEATHS: Final = 16
 
 
 class Mailbox:
