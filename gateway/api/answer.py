@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.choices import pieces, usage_of
 from gateway.api.errors import envelope, error_response
-from gateway.api.record import note_usage
+from gateway.api.record import CLIENT_LEFT, note_outcome, note_usage
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import ClientGoneError, Piece, Request
 from gateway.model.compartment import Compartment
@@ -93,10 +93,11 @@ class Answer(Response):
             write = self._write_stream if self._stream else self._write_whole
             await write(scope, receive, send)
         except ClientGoneError:
-            return
+            note_outcome(scope, CLIENT_LEFT)
         finally:
             watcher.cancel()
             self._cancel()
+            self._usage(scope)
 
     async def _watch_client(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -154,13 +155,16 @@ class Answer(Response):
             if not started:
                 await error_response(refusal, scope["path"])(scope, receive, send)
                 return
+            note_outcome(scope, refusal.code)
             events = self.failure(refusal, scope["path"])
             await send({"type": "http.response.body", "body": events, "more_body": False})
 
     def _usage(self, scope: Scope) -> Usage:
-        usages = [each.usage for each in self._requests if each.usage is not None]
+        """Also of answers that end early: what was computed was used."""
+        usages = [each.spent for each in self._requests if each.spent is not None]
         usage = usage_of(usages, self._answers_each)
-        note_usage(scope, usage)
+        if usages:
+            note_usage(scope, usage)
         return usage
 
 

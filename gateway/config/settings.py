@@ -43,8 +43,8 @@ class GatewaySettings(Section, frozen=True):
     host: Annotated[
         str,
         Key(
-            Text("127.0.0.1, ::1 or localhost"),
-            "Address to listen on: loopback only, as there are no API keys.",
+            Text("an address of this machine"),
+            "Address to listen on; others than loopback need API keys. 0.0.0.0 or :: is all.",
             restart=True,
         ),
     ] = "127.0.0.1"
@@ -76,7 +76,7 @@ class GatewaySettings(Section, frozen=True):
         tuple[str, ...],
         Key(
             Texts("names"),
-            "Names that requests may have as their Host beside this machine's, for proxies.",
+            "Names that requests may have as their Host beside this machine's own.",
         ),
     ] = ()
     allowed_origins: Annotated[
@@ -86,6 +86,26 @@ class GatewaySettings(Section, frozen=True):
             "Web pages that may use everything here from a browser; no other may.",
         ),
     ] = ()
+    tls_certificate: Annotated[
+        str | None,
+        Key(
+            Text("a file"),
+            "Certificate in PEM, with those that vouch for it behind it; a reload reads it again.",
+            example="~/tls/mac.crt",
+            unset="plain HTTP",
+            restart=True,
+        ),
+    ] = None
+    tls_key: Annotated[
+        str | None,
+        Key(
+            Text("a file"),
+            "The key of the certificate, in PEM and without a password.",
+            example="~/tls/mac.key",
+            unset="plain HTTP",
+            restart=True,
+        ),
+    ] = None
     image_folders: Annotated[
         tuple[str, ...],
         Key(
@@ -108,6 +128,17 @@ class GatewaySettings(Section, frozen=True):
             "Connections at a time; the limit of open files may allow fewer.",
         ),
     ] = 2048
+    max_connections_per_address: Annotated[
+        int,
+        Key(
+            Whole(1),
+            "Of these from one address, or one /64 network of IPv6; this machine has no bound.",
+        ),
+    ] = 256
+
+    @property
+    def tls(self) -> bool:
+        return self.tls_certificate is not None
 
 
 class MemorySettings(Section, frozen=True):

@@ -11,6 +11,7 @@ from gateway.api.answer import Choice
 from gateway.api.choices import pieces, submit_all, usage_of
 from gateway.dispatch.request import Request
 from gateway.fleet.fleet import Fleet
+from gateway.keys.caller import ANYBODY
 from gateway.mailbox.entry import Outcome, Status, Work
 from gateway.mailbox.family import Family
 from gateway.mailbox.job import Job
@@ -36,7 +37,8 @@ async def make(job: Job, work: Work, fleet: Fleet, family: Family, now: float) -
         Refusal: it ends here; `job.requests` are empty if it wasn't even taken.
         ClientGoneError: it was cancelled.
     """
-    compartment = fleet.roster.find(job.entry.model)
+    # Who asked for it was allowed to.
+    compartment = fleet.roster.find(job.entry.model, ANYBODY)
     requests = [
         Request(
             each,

@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from gateway.api.answer import Answer
 from gateway.api.bodies import beside_the_loop, read_json
+from gateway.api.callers import caller_of
 from gateway.api.chat.kept import Form, keep
 from gateway.api.chat.kept import routes as kept_routes
 from gateway.api.chat.messages import MessageBody, chat_messages, check_number, picture_sources
@@ -54,7 +55,7 @@ async def create_chat_completion(request: HttpRequest) -> Response:
     body = await read_json(request, ChatBody)
     check_number(body.messages)
     check_generation(body, "chat")
-    compartment = fleet.roster.find(body.model)
+    compartment = fleet.roster.find(body.model, caller_of(request))
     body_bytes: int = request.state.body_bytes
     reader: PictureReader = request.app.state.pictures
     sources = await beside_the_loop(body_bytes, picture_sources, body.messages)

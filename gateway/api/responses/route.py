@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from gateway.api.answer import Answer
 from gateway.api.bodies import beside_the_loop, read_json
+from gateway.api.callers import caller_of
 from gateway.api.chat.template import template_arguments, thinks
 from gateway.api.choices import submit_all
 from gateway.api.followed import Followed
@@ -65,7 +66,7 @@ async def create_response(request: HttpRequest) -> Response:
     body = await read_json(request, ResponseBody)
     check_supported(body, "responses")
     check_body(body)
-    compartment = fleet.roster.find(body.model)
+    compartment = fleet.roster.find(body.model, caller_of(request))
     response_id = f"resp_{uuid.uuid4().hex}"
     asked = await _gather(request, fleet, compartment, body, response_id)
     size = request.state.body_bytes
