@@ -7,7 +7,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +25,7 @@ from gateway.mailbox.making import make
 from gateway.mailbox.queue import BackgroundQueue, Turn
 from gateway.mailbox.retention import Retention
 from gateway.system.tasks import Tasks
+from protocol.messages import Usage
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,15 @@ _MOST_DEATHS: Final = 16
 class Mailbox:
     """Everything runs on the event loop, but for the file."""
 
-    def __init__(self, path: Path, fleet: Fleet, families: Mapping[Api, Family]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        fleet: Fleet,
+        families: Mapping[Api, Family],
+        spend: Callable[[str, Usage], None],
+    ) -> None:
+        """`spend` is told what was computed for whom: no request that ends does that here."""
+        self._spend = spend
         self._fleet = fleet
         self._families = families
         self._archive = Archive(path, fleet.events)
@@ -233,7 +242,6 @@ class Mailbox:
         try:
             self._check(job)
             made = await make(job, work, self._fleet, family, time.time())
-            job.usage = made.usage
             await self._settle(job, made.outcome, made.closing, None)
         except ClientGoneError:
             outcome = family.cancellation(body)
@@ -309,6 +317,8 @@ class Mailbox:
             outcome = msgspec.structs.replace(outcome, events=events)
         if not job.deleted:
             await self._write(job, outcome)
+        if entry.owner and usage is not None:
+            self._spend(entry.owner, usage)
         self._forget(job)
         job.record(last_events)
         job.end(outcome, refusal)

@@ -155,9 +155,9 @@ async def _in_background(
 ) -> Response:
     entry = _entry(request, form)
     (first,) = requests
-    if first.priority is None:
+    if body.priority is None and "x-priority" not in request.headers:
         first.priority = LOWEST_PRIORITY
-    entry.priority = first.priority
+    entry.priority = 0 if first.priority is None else first.priority
     entry.background, entry.streams = True, bool(body.stream)
     wait_s = deadline_s(request, fleet.settings.mailbox.deadline_s)
     entry.deadline_at = entry.created_at + wait_s

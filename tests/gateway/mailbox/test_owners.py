@@ -38,7 +38,7 @@ PATHS = {"responses": "/v1/responses", "chat": "/v1/chat/completions"}
 async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     fleet: Any = SimpleNamespace(events=EventLog(), settings=Settings())
     families = {"chat": kept.ChatFamily(), "responses": ResponseFamily()}
-    mailbox = Mailbox(tmp_path / "mailbox.sqlite", fleet, families)
+    mailbox = Mailbox(tmp_path / "mailbox.sqlite", fleet, families, lambda _name, _usage: None)
     mailbox.start()
     for owner in ("me", "you", ""):
         await _put(mailbox, owner, "responses")
