@@ -368,6 +368,7 @@ def test_a_long_row_does_not_make_short_ones_long(models: Callable[[str], Loaded
         engine.add(sequence)
     engine.step()
     assert sorted(len(each) for each in engine._batches) == [1, 6]
+    assert engine.need.wanted_bytes == engine.need.used_bytes, "none of them becomes much longer"
     made = _run(engine)
     assert {made[each.request_id] == alone["0"] for each in asked[1:]} == {True}
     assert made["long"] == alone["long"]

@@ -101,21 +101,20 @@ class BatchedEngine:
         used_bytes = self._room.needed_bytes(sizes) if sizes else 0
         rows = [row for batch in self._batches for row in batch.rows]
         free_rows = max(0, self._max_concurrency - len(rows))
-        soon = [min(row.tokens + _HORIZON_TOKENS, row.most_tokens) for row in rows]
-        soon += [
+        joining = [
             min(len(each.token_ids) + _HORIZON_TOKENS, len(each.token_ids) + each.max_tokens)
             for each in list(self._held)[:free_rows]
         ]
-        if not soon:
+        if not rows and not joining:
             return Need(0, 0, 0)
-        wanted = [Batch(len(soon), max(soon))]
-        if len(sizes) > 1:
-            wanted = [
-                *(Batch(each.rows, each.longest_tokens + _HORIZON_TOKENS) for each in sizes),
-                *(Batch(1, each) for each in soon[len(rows) :]),
-            ]
+        grown = [Batch(len(each), _soon_tokens(each)) for each in self._batches if len(each)]
+        if len(grown) > 1:
+            wanted = [*grown, *(Batch(1, each) for each in joining)]
+        else:
+            longest_tokens = max([*joining, *(each.longest_tokens for each in grown)])
+            wanted = [Batch(len(rows) + len(joining), longest_tokens)]
         last = self._last_to_leave()
-        alone = Batch(1, (last[1].tokens if last else soon[0]) + AHEAD_TOKENS)
+        alone = Batch(1, (last[1].tokens if last else joining[0]) + AHEAD_TOKENS)
         if self._held:
             first = Batch(1, len(self._held[0].token_ids) + AHEAD_TOKENS)
             if not rows or not self._room.holds([first]):
@@ -123,7 +122,8 @@ class BatchedEngine:
                 alone = first
         return Need(
             used_bytes,
-            self._room.needed_bytes(wanted),
+            # A row at its end is computed a step further than it may become long.
+            max(used_bytes, self._room.needed_bytes(wanted)),
             self._room.needed_bytes([alone]),
             last[1].number if last and last[0].prefills(last[1]) else 0,
         )
@@ -320,3 +320,8 @@ class BatchedEngine:
         self._batches.remove(batch)
         batch.close()
         self._on_built()
+
+
+def _soon_tokens(batch: RowBatch) -> int:
+    """How long the longest of its rows will have become."""
+    return max(min(row.tokens + _HORIZON_TOKENS, row.most_tokens) for row in batch.rows)
