@@ -222,6 +222,7 @@ def test_the_cache_changes_no_text(worlds: Callable[[int], World]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(2, 12))
 def test_hundreds_of_conversations(worlds: Callable[[int], World], seed: int) -> None:
     _live(worlds(seed), 60)
