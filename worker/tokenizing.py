@@ -7,7 +7,8 @@ from typing import Any
 from protocol.messages import ChatPrompt, Generate, TextPrompt, TokenPrompt, Tools
 from protocol.tokens import unpack
 from worker.infill import infill_prompt
-from worker.loading import LoadedModel, one_sentence
+from worker.loading import LoadedModel
+from worker.model_error import one_sentence
 from worker.prompt_error import PromptError
 from worker.vision.errors import PictureError, UnusablePicturesError
 from worker.vision.inputs import PictureInputs
