@@ -22,6 +22,7 @@ from gateway.serve import server
 from gateway.service.mark import LABEL, MARK, MISTAKE_STATUS, service_pid
 from gateway.state.state_dir import StateDir, StateDirError, default_state_dir
 from gateway.system.file_limit import raise_file_limit
+from gateway.system.malloc import give_large_buffers_back
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ def command(flags: Flags, log_level: str, log_to: str, mistake_status: int) -> N
         _fail([str(error)], status=1)
     with gateway_logs(state_dir, settings.models, log_level, to_stderr=log_to == "stderr"):
         _raise_file_limit()
+        give_large_buffers_back()
         server.run(read, configuration, state_dir, listener)
 
 
