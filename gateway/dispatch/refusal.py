@@ -73,8 +73,8 @@ class Refusal(Exception):
         self.lasting = lasting
 
     def anew(self) -> Refusal:
-        """The same, to be raised by one of several who were told. What is raised is given the frames
-        on its way, with all that these hold: what is kept must not have them.
+        """The same, to be raised. What is raised is given the frames on its way, and all that they
+        hold: what is kept must not have them.
         """
         return Refusal(
             self.code,
