@@ -79,6 +79,7 @@ class WorkerSupervisor:
         self._tasks = tasks
         self._prompt_cache = prompt_cache
         self._loop = asyncio.get_running_loop()
+        self._began_at = self._loop.time()
         self._hang: HangDetector | None = None
         self._ladder: asyncio.Task[None] | None = None
         self.worker = start(self)
@@ -285,6 +286,7 @@ class WorkerSupervisor:
                 worker.fingerprint = ready.fingerprint
                 worker.abilities = ready.abilities
                 self._tenancy.reload_s = time.time() - worker.started_at
+                self._traffic.meter.load_s.observe(self._loop.time() - self._began_at)
                 self._tasks.start(self._measure(), "first reading")
                 self._condition.handle(Event.LOADED)
                 self._events.emit(

@@ -67,6 +67,7 @@ class BatchedEngine:
         self._batches: deque[RowBatch] = deque()
         self._keeper = None if prompt_cache is None else Keeper(prompt_cache, room)
         self._pace = PrefillPace(largest_chunk(), beside_decoding_s=stall_s)
+        self._stall_s = stall_s
         self._begun = 0
 
     @property
@@ -152,7 +153,7 @@ class BatchedEngine:
         batch = self._batches[0]
         self._batches.rotate(-1)
         others_decode = any(each.decodes for each in self._batches if each is not batch)
-        tokens = batch.step(beside_decoding=others_decode)
+        tokens = batch.step(beside_decoding=others_decode, share_s=self._share_s(batch))
         if self._keeper is not None:
             self._keeper.keep(batch.cached_rows(), batch.ended_rows(), self._sizes())
         if not len(batch) and len(self._batches) > 1:
@@ -190,6 +191,15 @@ class BatchedEngine:
     @property
     def _rows(self) -> int:
         return sum(len(each) for each in self._batches)
+
+    def _share_s(self, batch: RowBatch) -> float:
+        """How long it may hold up rows that decode: between two of their tokens each batch has its
+        turn.
+        """
+        others = [each for each in self._batches if each is not batch]
+        prefilling = sum(bool(each.prefilling) for each in others)
+        left_s = self._stall_s - sum(each.prefill_s for each in others)
+        return max(0.0, min(left_s, self._stall_s / (1 + prefilling)))
 
     def _last_to_leave(self) -> tuple[RowBatch, Row] | None:
         """The row that stays when all others are put aside, and its batch."""

@@ -50,10 +50,10 @@ def _held_bytes() -> int:
     """Of memory that is resident: proc(5). On macOS, where no file has it, at the highest so far;
     Linux's peak begins with that of the process that has started this one (getrusage(2)).
     """
-    if sys.platform == "linux":
-        with open("/proc/self/statm") as file:  # noqa: PTH123 # pathlib is imported for longer
-            return int(file.read().split()[1]) * resource.getpagesize()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if sys.platform != "linux":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with open("/proc/self/statm") as file:  # noqa: PTH123 # pathlib is imported for longer
+        return int(file.read().split()[1]) * resource.getpagesize()
 
 
 def _walk(matcher: Any) -> None:
