@@ -34,10 +34,10 @@ ROOT: Final = Path(__file__).parents[2]
 _TIMES: Final = 2
 _MORE_S: Final = 2
 # One that waits for something takes none of that.
-_WALL_S: Final = 300
+_WALL_S: Final = 600
 # Of all tests together, for what is tried without knowing which of them it concerns.
 _CPU_S: Final = 60
-_CODE_CHANGES_ON_IMPORT: Final = ("gateway", "worker", "protocol", "tests")
+_OURS: Final = ("gateway", "worker", "protocol", "tests")
 
 
 class _Run(NamedTuple):
@@ -204,7 +204,7 @@ def _codes(code: CodeType) -> Iterator[tuple[tuple[str, int], CodeType]]:
 def _import_anew(path: Path, tree: ast.Module) -> None:
     """What a module does once needs all that use it to be loaded again."""
     for name in list(sys.modules):
-        if name.partition(".")[0] in _CODE_CHANGES_ON_IMPORT:
+        if name.partition(".")[0] in _OURS:
             del sys.modules[name]
     name = ".".join(path.with_suffix("").parts)
     package, _, attribute = name.rpartition(".")
