@@ -71,9 +71,7 @@ async def make(job: Job, work: Work, fleet: Fleet, family: Family, now: float) -
                 job.record(opening + form.piece(index, piece))
     finally:
         job.release()
-        # What was computed was used, also by one that ends early.
-        usage = usage_of([each.spent for each in requests if each.spent is not None], len(requests))
-        job.usage = usage if any(each.spent is not None for each in requests) else None
+    usage = usage_of([each.usage for each in requests if each.usage is not None], len(requests))
     closing = form.closing(usage) if job.streams else b""
     choices = [Choice(merged(parts), reasons[index]) for index, parts in enumerate(found)]
     body = form.whole(choices, usage)
