@@ -56,6 +56,13 @@ def _new(gateway: Gateway, name: str, **terms: Any) -> dict[str, str]:
     return {"authorization": f"Bearer {answer.json()['key']}"}
 
 
+def _used(gateway: Gateway, name: str) -> dict[str, int]:
+    """Today."""
+    keys = gateway.client.get("/admin/v1/usage").json()["keys"]
+    counts: dict[str, int] = next(each for each in keys if each["name"] == name)["today"]
+    return counts
+
+
 def _stranger(gateway: Gateway) -> httpx.Client:
     return httpx.Client(base_url=gateway.url, timeout=60.0)
 
@@ -215,12 +222,7 @@ def test_who_leaves_early_has_used_what_was_computed(gateway: Gateway) -> None:
         while received.count(b"data: ") < 20:
             received += connection.recv(65536)
 
-    def used() -> dict[str, int]:
-        keys = gateway.client.get("/admin/v1/usage").json()["keys"]
-        counts: dict[str, int] = next(each for each in keys if each["name"] == "leaver")["today"]
-        return counts
-
-    counts = eventually(lambda: used() if used()["requests"] else None)
+    counts = eventually(lambda: used if (used := _used(gateway, "leaver"))["requests"] else None)
     assert counts["prompt_tokens"] > 0
     assert counts["completion_tokens"] >= 19
     refused = gateway.chat("Hi", headers={**headers, "x-api-key": ""})
@@ -290,8 +292,12 @@ def test_what_the_mailbox_makes_is_counted_once(gateway: Gateway) -> None:
         return answer if answer["status"] in ("completed", "incomplete") else None
 
     usages = kept["usage"], eventually(made)["usage"]
-    listed = gateway.client.get("/admin/v1/usage").json()["keys"]
-    counts = next(each for each in listed if each["name"] == "parked")["today"]
+
+    def both() -> dict[str, int] | None:
+        counts = _used(gateway, "parked")
+        return counts if counts["requests"] >= 2 else None
+
+    counts = eventually(both)
     assert (counts["requests"], counts["prompt_tokens"], counts["completion_tokens"]) == (
         2,
         usages[0]["prompt_tokens"] + usages[1]["input_tokens"],
