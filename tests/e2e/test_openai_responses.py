@@ -115,6 +115,15 @@ def test_a_conversation_goes_on_from_a_response(client: openai.OpenAI, whole: An
     ]
 
 
+def test_prompts_are_counted(client: openai.OpenAI, whole: Any) -> None:
+    def counted(**fields: Any) -> int:
+        return client.responses.input_tokens.count(model="demo", **fields).input_tokens
+
+    assert counted(input=QUESTION) == whole.usage.input_tokens
+    assert counted(input=QUESTION, instructions="Be brief.") > whole.usage.input_tokens
+    assert counted(input="x", previous_response_id=whole.id) > whole.usage.input_tokens
+
+
 def test_what_is_not_stored_is_not_there(client: openai.OpenAI, whole: Any) -> None:
     response = client.responses.create(**BRIEF, input=QUESTION, store=False, max_output_tokens=2)
     assert response.store is False
