@@ -11,7 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gateway.api.answer import COMMENT, STREAM_HEADERS, server_sent_event
 from gateway.api.errors import envelope, error_response
-from gateway.api.record import CLIENT_LEFT, note_outcome
+from gateway.api.record import CLIENT_LEFT, note_outcome, note_usage
 from gateway.fleet.fleet import REMINDER_S
 from gateway.mailbox.job import Job
 
@@ -50,6 +50,8 @@ class Followed(Response):
                 writing.cancel()
                 leaving.cancel()
                 await asyncio.gather(writing, leaving, return_exceptions=True)
+                if self.job.usage is not None:
+                    note_usage(scope, self.job.usage, counted=True)
 
     async def _write_whole(
         self, scope: Scope, receive: Receive, send: Send, more: asyncio.Event
