@@ -118,7 +118,7 @@ def run(
         )
         reloader = Reloader(read, configuration, fleet, notifier, certificates)
         families: dict[Api, Family] = {"chat": ChatFamily(), "responses": ResponseFamily()}
-        mailbox = Mailbox(state_dir.mailbox_path, fleet, families, keys.spend)
+        mailbox = Mailbox(state_dir.mailbox_path, fleet, families, keys)
         await _serve(fleet, reloader, mailbox, listener, notifier, keys, certificates)
 
     for caution in network_cautions(settings.gateway):
