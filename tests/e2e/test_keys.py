@@ -304,3 +304,26 @@ def test_commands(gateway: Gateway) -> None:
     assert remote.exit_code == 0, remote.stderr
     assert gateway.client.get("/v1/models", headers={"x-api-key": secret}).status_code == 401
     assert _run("key", "revoke", "cli", *folder).exit_code == 1
+
+
+def test_what_the_mailbox_makes_is_counted_once(gateway: Gateway) -> None:
+    headers = _new(gateway, "parked", tpm=1000)
+    kept = gateway.chat("Hi", headers={**headers, "x-mailbox": "keep"}, max_tokens=5).json()
+    body = {"model": "demo", "input": "Hi", "max_output_tokens": 5, "background": True}
+    started = gateway.client.post("/v1/responses", json=body, headers=headers).json()
+
+    def made() -> Any:
+        answer = gateway.client.get(f"/v1/responses/{started['id']}", headers=headers).json()
+        return answer if answer["status"] in ("completed", "incomplete") else None
+
+    usages = kept["usage"], eventually(made)["usage"]
+    listed = gateway.client.get("/admin/v1/usage").json()["keys"]
+    counts = next(each for each in listed if each["name"] == "parked")["today"]
+    assert (counts["requests"], counts["prompt_tokens"], counts["completion_tokens"]) == (
+        2,
+        usages[0]["prompt_tokens"] + usages[1]["input_tokens"],
+        usages[0]["completion_tokens"] + usages[1]["output_tokens"],
+    )
+    left = gateway.client.get("/v1/models", headers=headers).headers
+    used = counts["prompt_tokens"] + counts["completion_tokens"]
+    assert left["x-ratelimit-remaining-tokens"] == str(1000 - used)
