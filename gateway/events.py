@@ -42,6 +42,8 @@ Kind: TypeAlias = Literal[
     "caution",
     "spare",
     "reload",
+    "pull",
+    "removed",
 ]
 
 _KEPT: Final = 1000

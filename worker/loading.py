@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import mlx.core as mx
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.constants import HF_HUB_CACHE
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 from safetensors import SafetensorError, safe_open
@@ -230,8 +229,11 @@ def find_folder(source: str) -> Path:
     if folder.is_absolute():
         raise ModelError(f"There is no folder {source}.")
     try:
-        return Path(snapshot_download(source, local_files_only=True))
-    except (LocalEntryNotFoundError, ValueError) as error:
+        # What was pulled, whole; snapshot_download would also miss what no model is loaded from.
+        repository = Path(HF_HUB_CACHE) / f"models--{source.replace('/', '--')}"
+        revision = (repository / "refs" / "main").read_text("ascii").strip()
+        return (repository / "snapshots" / revision).resolve(strict=True)
+    except (OSError, ValueError) as error:
         raise ModelError(
             f"{source} is neither a folder nor a repository in the Hugging Face cache."
         ) from error

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
-from gateway.api import events, logs
+from gateway.api import events, library, logs, pulls
 from gateway.api.bodies import read_json
 from gateway.api.status import gateway_status, model_status
 from gateway.config.settings import ConfigError
@@ -155,6 +155,8 @@ routes = [
             Route("/models/{model_id:path}/unload", unload, methods=["POST"]),
             Route("/models/{model_id:path}/restart", restart, methods=["POST"]),
             Route("/models/{model_id:path}/kill", kill, methods=["POST"]),
+            *pulls.routes,
+            *library.routes,
             *logs.routes,
             *events.routes,
         ],

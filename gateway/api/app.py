@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
@@ -14,11 +16,22 @@ from gateway.api.record import Recorded
 from gateway.api.visitors import Visitors
 from gateway.dispatch.refusal import Refusal
 from gateway.fleet.fleet import Fleet
+from gateway.hub.pulls import Pulls
+from gateway.library.library import Library
 from gateway.pictures.reader import PictureReader
 from gateway.serve.reload import Reloader
 
 
-def build_app(fleet: Fleet, reloader: Reloader) -> ASGIApp:
+class Parts(NamedTuple):
+    """What the routes are for."""
+
+    fleet: Fleet
+    reloader: Reloader
+    pulls: Pulls
+    library: Library
+
+
+def build_app(parts: Parts) -> ASGIApp:
     app = Starlette(
         routes=[
             *health.routes,
@@ -36,7 +49,9 @@ def build_app(fleet: Fleet, reloader: Reloader) -> ASGIApp:
             Exception: on_defect,
         },
     )
-    app.state.fleet = fleet
-    app.state.reloader = reloader
+    app.state.fleet = parts.fleet
+    app.state.reloader = parts.reloader
+    app.state.pulls = parts.pulls
+    app.state.library = parts.library
     app.state.pictures = PictureReader()
-    return Recorded(Visitors(app, fleet))
+    return Recorded(Visitors(app, parts.fleet))

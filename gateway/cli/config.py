@@ -18,7 +18,7 @@ from gateway.cli.flags import takes_flags
 from gateway.cli.printable import printable, printable_json
 from gateway.cli.uncut import UncutGroup
 from gateway.config.example import example
-from gateway.config.keys import KEYS, MODEL_KEYS, MODELS, Definition, label
+from gateway.config.keys import DISCOVERY_KEYS, KEYS, MODEL_KEYS, MODELS, Definition, label
 from gateway.config.locations import Place
 from gateway.config.mistakes import Mistake, Source
 from gateway.config.read import Configuration, read_configuration
@@ -122,6 +122,8 @@ def _values(configuration: Configuration) -> Iterator[tuple[Place, Definition, A
         section = getattr(configuration.settings, table)
         for name, definition in keys.items():
             yield (table, name), definition, getattr(section, name)
+    for name, definition in DISCOVERY_KEYS.items():
+        yield (MODELS, name), definition, getattr(configuration.settings.discovery, name)
     for model_id, model in configuration.settings.models.items():
         for name, definition in MODEL_KEYS.items():
             yield (MODELS, model_id, name), definition, getattr(model, name)

@@ -18,6 +18,7 @@ from gateway.config.settings import ConfigError, Settings
 from gateway.config.sizes import format_size
 from gateway.dispatch.refusal import Refusal
 from gateway.fleet.fleet import Fleet
+from gateway.library.finder import Finder
 from gateway.memory.budget import budget_bytes
 from gateway.model.model import models_of
 from gateway.serve.notify import Notifier
@@ -54,8 +55,10 @@ class Reloader:
         present: Configuration,
         fleet: Fleet,
         notifier: Notifier,
+        finder: Finder,
     ) -> None:
         """`read` blocks: it reads the file, and looks where the models are."""
+        self._finder = finder
         self._read = read
         self._present = present
         self._fleet = fleet
@@ -88,6 +91,24 @@ class Reloader:
                 self._notifier.ready(self._fleet.caution or "Serves")
         self._fleet.events.emit("reload", None, **msgspec.structs.asdict(reloaded))
         return reloaded
+
+    async def rediscover(self) -> None:
+        """Look again which models are on the disks; the configuration stays as it was read.
+
+        Raises:
+            OSError: the disks don't answer.
+        """
+        async with self._lock:
+            new = await self._lane.run(
+                functools.partial(self._finder.with_found, self._present), _READ_S, "the models"
+            )
+            found = changes(self._present.settings, new.settings)
+            self._present = new
+            if not found:
+                return
+            budget_bytes = self._fleet.steward.admission.ledger.budget_bytes
+            self._fleet.configure(models_of(new), new.settings, budget_bytes)
+        self._fleet.events.emit("reload", None, added=found.added, removed=found.removed)
 
     def reload_soon(self) -> None:
         """For a signal: what comes of it is an event."""

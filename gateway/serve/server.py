@@ -19,12 +19,16 @@ from typing import Final
 import uvicorn
 import uvloop
 
-from gateway.api.app import build_app
+from gateway.api.app import Parts, build_app
 from gateway.config.read import Configuration
 from gateway.edge.capacity import capacity
 from gateway.edge.connection import Connection
 from gateway.edge.door import Door
 from gateway.fleet.fleet import Fleet
+from gateway.hub.pulls import Pulls
+from gateway.library.finder import Finder
+from gateway.library.last_used import LastUsed
+from gateway.library.library import Library
 from gateway.memory.budget import budget_bytes
 from gateway.memory.stranded.at_start import stranded_at_start
 from gateway.model.model import models_of
@@ -77,6 +81,7 @@ def run(
     configuration: Configuration,
     state_dir: StateDir,
     listener: socket.socket,
+    finder: Finder,
 ) -> None:
     """Serve until SIGTERM or SIGINT, drain, stop the workers; a second signal cuts the drain.
 
@@ -101,8 +106,17 @@ def run(
             stranded,
             start.caution,
         )
-        reloader = Reloader(read, configuration, fleet, notifier)
-        await _serve(fleet, reloader, listener, notifier)
+        reloader = Reloader(read, configuration, fleet, notifier, finder)
+        pulls = Pulls(
+            lambda: fleet.settings.hub,
+            state_dir.pulls_path,
+            fleet.events,
+            fleet.outlook,
+            functools.partial(_offer, reloader),
+        )
+        last_used = LastUsed(state_dir.used_path)
+        library = Library(finder, fleet, reloader, pulls, last_used)
+        await _serve(Parts(fleet, reloader, pulls, library), last_used, listener, notifier)
 
     uvloop.run(serve())
     start.ended_in_order()
@@ -151,14 +165,24 @@ class _Server(uvicorn.Server):
         self._loop.call_soon_threadsafe(self._signals.put_nowait, sig)
 
 
+async def _offer(reloader: Reloader, repository: str) -> str | None:
+    """The id by which a model that was pulled can be used."""
+    await reloader.rediscover()
+    for model_id, located in reloader.present.located.items():
+        if located.path == repository:
+            return model_id
+    return None
+
+
 async def _serve(
-    fleet: Fleet, reloader: Reloader, listener: socket.socket, notifier: Notifier
+    parts: Parts, last_used: LastUsed, listener: socket.socket, notifier: Notifier
 ) -> None:
+    fleet, reloader, pulls = parts.fleet, parts.reloader, parts.pulls
     signals: asyncio.Queue[int] = asyncio.Queue()
     door = Door(functools.partial(_capacity, fleet))
     server = _Server(
         uvicorn.Config(
-            build_app(fleet, reloader),
+            build_app(parts),
             http=functools.partial(Connection, door=door),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
@@ -171,6 +195,8 @@ async def _serve(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await server.until_started(serving)
     fleet.start()
+    last_used.start(lambda: fleet.roster.everyone)
+    await pulls.resume()
     # The line that scripts wait for; it alone goes to stdout.
     print(f"Bulkhead serves on {address(listener)}", flush=True)
     notifier.ready(fleet.caution or f"Serves on {address(listener)}")
@@ -194,6 +220,8 @@ async def _serve(
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     fleet.refuse_all()
     await reloader.close()
+    await pulls.close()
+    await last_used.close(lambda: fleet.roster.everyone)
     await fleet.stop()
     server.should_exit = True
     await serving

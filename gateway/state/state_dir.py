@@ -103,7 +103,13 @@ class StateDir:
         for folder in self.folders:
             if (reason := untrusted(folder)) is not None:
                 yield reason
-        kept = (self.starts_path, self.stranded_path, self.learned_path)
+        kept = (
+            self.starts_path,
+            self.stranded_path,
+            self.learned_path,
+            self.pulls_path,
+            self.used_path,
+        )
         files = [self.lock_path, *kept, *(each.with_suffix(".new") for each in kept)]
         files += [*_entries(self.workers), *self.logs.glob("*.log"), *self.logs.glob("*.log.?")]
         # Whatever else is among the sockets is removed.
@@ -207,6 +213,16 @@ class StateDir:
     def learned_path(self) -> Path:
         """What models took, as measured."""
         return self.path / "learned.json"
+
+    @property
+    def pulls_path(self) -> Path:
+        """The pulls that have not ended."""
+        return self.path / "pulls.json"
+
+    @property
+    def used_path(self) -> Path:
+        """When models were last used."""
+        return self.path / "used.json"
 
     @property
     def spare_log_path(self) -> Path:
