@@ -84,7 +84,7 @@ class _Here:
             raise AssertionError
         if (pid := lock_holder(self._state_dir.path)) is not None:
             raise CommandError(
-                f"A gateway runs (pid {pid}), which may have it loaded: name its address with --url."
+                f"A gateway runs (pid {pid}), which may have it loaded: name it with --url."
             )
         if (reason := objection(entry, self._configuration, {}, None)) is not None:
             raise CommandError(reason)
