@@ -244,7 +244,7 @@ class HubSettings(Section, frozen=True):
             "The hub, or a mirror that speaks as it does. The token is HF_TOKEN, or that of "
             "`hf auth login`.",
             example="https://huggingface.co",
-            unset="HF_ENDPOINT, or https://huggingface.co",
+            unset="HF_ENDPOINT, or huggingface.co",
         ),
     ] = None
     folder: Annotated[
