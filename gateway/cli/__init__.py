@@ -41,7 +41,8 @@ class _Verbs(UncutGroup):
     """Finds each verb in the module of its name, so that `serve` doesn't carry the others."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(VERBS)
+        # `list` is a verb in this package.
+        return [*VERBS]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
