@@ -12,6 +12,8 @@ import shutil
 from pathlib import Path
 from typing import Final
 
+from tokenizers import Tokenizer
+
 _TINY: Final = {
     "num_hidden_layers": 2,
     "hidden_size": 64,
@@ -85,7 +87,20 @@ def _build(tokenizer_from: Path, folder: Path, sizes: dict[str, int], *, half: b
     mx.random.seed(1)
     model = qwen3.Model(qwen3.ModelArgs.from_dict(config))
     parameters = model.parameters()
+    # Never chosen: what isn't plain text by itself would keep an answer's first text back.
+    embedding = parameters["model"]["embed_tokens"]["weight"]
+    plain = mx.array(_plain_text(tokenizer_from, config["vocab_size"]))
+    parameters["model"]["embed_tokens"]["weight"] = mx.where(plain[:, None], embedding, 0)
     if half:
         parameters = tree_map(lambda array: array.astype(mx.bfloat16), parameters)
     weights = dict(tree_flatten(parameters))
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
+
+
+def _plain_text(folder: Path, vocabulary: int) -> list[bool]:
+    """Of each token whether it is printable text. The embedding is the head as well: one of zeros
+    is hardly ever the largest logit.
+    """
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    texts = [tokenizer.decode([each]) for each in range(vocabulary)]
+    return [bool(each) and each.isascii() and each.isprintable() for each in texts]

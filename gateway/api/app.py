@@ -2,43 +2,52 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
-from gateway.api import admin, completions, embeddings, health, models, rerank
+from gateway.api import admin, completions, embeddings, health, metrics, models, rerank
+from gateway.api.callers import Callers
 from gateway.api.chat import route as chat
 from gateway.api.errors import on_defect, on_http_exception, on_refusal
 from gateway.api.messages import route as messages
-from gateway.api.record import Recorded
+from gateway.api.recorded import Recorded
+from gateway.api.responses import route as responses
 from gateway.api.visitors import Visitors
 from gateway.dispatch.refusal import Refusal
+from gateway.edge.door import Door
 from gateway.fleet.fleet import Fleet
 from gateway.hub.pulls import Pulls
+from gateway.keys.keys import Keys
 from gateway.library.library import Library
+from gateway.mailbox.mailbox import Mailbox
+from gateway.metrics.http_meter import HttpMeter
 from gateway.pictures.reader import PictureReader
 from gateway.serve.reload import Reloader
 
 
-class Parts(NamedTuple):
-    """What the routes are for."""
-
-    fleet: Fleet
-    reloader: Reloader
-    pulls: Pulls
-    library: Library
-
-
-def build_app(parts: Parts) -> ASGIApp:
+def build_app(
+    fleet: Fleet,
+    reloader: Reloader,
+    mailbox: Mailbox,
+    keys: Keys,
+    door: Door,
+    pulls: Pulls,
+    library: Library,
+) -> ASGIApp:
     app = Starlette(
         routes=[
             *health.routes,
+            *metrics.routes,
             *models.routes,
             *chat.routes,
             *completions.routes,
             *messages.routes,
+            *responses.routes,
             *embeddings.routes,
             *rerank.routes,
             *admin.routes,
@@ -49,9 +58,25 @@ def build_app(parts: Parts) -> ASGIApp:
             Exception: on_defect,
         },
     )
-    app.state.fleet = parts.fleet
-    app.state.reloader = parts.reloader
-    app.state.pulls = parts.pulls
-    app.state.library = parts.library
+    app.state.fleet = fleet
+    app.state.reloader = reloader
+    app.state.keys = keys
+    app.state.door = door
+    app.state.mailbox = mailbox
+    app.state.pulls = pulls
+    app.state.library = library
     app.state.pictures = PictureReader()
-    return Recorded(Visitors(app, parts.fleet))
+    app.state.http_meter = HttpMeter()
+    visitors = Visitors(Callers(app, keys), fleet, exposed=keys.exposed)
+    return Recorded(visitors, app.state.http_meter, dict(_paths(app.routes)))
+
+
+def _paths(
+    routes: Iterable[BaseRoute], prefix: str = ""
+) -> Iterator[tuple[Callable[..., Any], str]]:
+    """Each endpoint, and its path as it was declared."""
+    for each in routes:
+        if isinstance(each, Mount):
+            yield from _paths(each.routes, prefix + each.path)
+        elif isinstance(each, Route):
+            yield each.endpoint, prefix + each.path

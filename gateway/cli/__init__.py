@@ -31,6 +31,8 @@ VERBS: Final = (
     "pull",
     "estimate",
     "config",
+    "key",
+    "usage",
     "demo",
     "service",
     "doctor",

@@ -7,12 +7,11 @@ from collections.abc import Iterable
 
 import click
 import msgspec
-from click.core import ParameterSource
 
 from gateway.cli.bodies import PullOrder, PullReading
 from gateway.cli.client import GatewayClient
 from gateway.cli.failure import CommandError, NobodyListensError
-from gateway.cli.options import reaches_gateway
+from gateway.cli.options import names_gateway, reaches_gateway
 from gateway.cli.printable import printable
 from gateway.cli.pull_here import PullHere
 from gateway.cli.pull_view import PullView
@@ -67,8 +66,7 @@ def _pulled(gateway: GatewayClient, model: str, *, force: bool) -> PullReading:
         begun = gateway.begin_pull(PullOrder(model, force))
     except NobodyListensError:
         # Somebody who named a gateway means that one.
-        source = click.get_current_context().get_parameter_source("url")
-        if source is not ParameterSource.DEFAULT:
+        if names_gateway():
             raise
         return _shown(model, PullHere(model, force=force).readings())
     try:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import click
 import msgspec
-from click.core import ParameterSource
 
 from gateway.cli.bodies import EntryReading, RemovedReading
 from gateway.cli.client import GatewayClient
 from gateway.cli.failure import CommandError, NobodyListensError, NoSuchModelError
+from gateway.cli.options import names_gateway
 from gateway.config.read import read_configuration
 from gateway.config.settings import ConfigError, Flags
 from gateway.library.catalogue import catalogue, look_up, objection, with_configured
@@ -27,8 +26,7 @@ class Shelf:
 
     def __init__(self, gateway: GatewayClient) -> None:
         self._gateway = gateway
-        source = click.get_current_context().get_parameter_source("url")
-        self._may_look = source is ParameterSource.DEFAULT
+        self._may_look = not names_gateway()
 
     def entries(self) -> tuple[EntryReading, ...]:
         try:

@@ -16,6 +16,7 @@ from gateway.config.settings import (
     GatewaySettings,
     HubSettings,
     Key,
+    MailboxSettings,
     MemorySettings,
     ModelSettings,
     PromptCacheSettings,
@@ -61,6 +62,7 @@ SECTIONS: Final[dict[str, type[Section]]] = {
     "workers": WorkersSettings,
     "queue": QueueSettings,
     "prompt_cache": PromptCacheSettings,
+    "mailbox": MailboxSettings,
     "hub": HubSettings,
 }
 MODELS: Final = "models"

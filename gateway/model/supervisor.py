@@ -79,6 +79,7 @@ class WorkerSupervisor:
         self._tasks = tasks
         self._prompt_cache = prompt_cache
         self._loop = asyncio.get_running_loop()
+        self._began_at = self._loop.time()
         self._hang: HangDetector | None = None
         self._ladder: asyncio.Task[None] | None = None
         self.worker = start(self)
@@ -257,6 +258,14 @@ class WorkerSupervisor:
         self._log_error("is ended", reason)
         self._condition.handle(Event.MISBEHAVED, reason)
 
+    def worker_is_foreign(self, worker: Worker, reason: str) -> None:
+        if self._condition.state not in (State.STARTING, State.STOPPING):
+            self.worker_misbehaved(worker, f"it broke the protocol: {reason}")
+            return
+        self._log_error("is ended", reason)
+        refusal = refusals.foreign_worker(self._model.id, reason)
+        self._condition.handle(Event.FOREIGN, refusal.message, refusal=refusal)
+
     def worker_outlived(self, worker: Worker, step: Step, seconds: float) -> None:
         self._events.emit(
             "escalation", self._model.id, pid=worker.pid, outlived=str(step), seconds=seconds
@@ -277,6 +286,7 @@ class WorkerSupervisor:
                 worker.fingerprint = ready.fingerprint
                 worker.abilities = ready.abilities
                 self._tenancy.reload_s = time.time() - worker.started_at
+                self._traffic.meter.load_s.observe(self._loop.time() - self._began_at)
                 self._tasks.start(self._measure(), "first reading")
                 self._condition.handle(Event.LOADED)
                 self._events.emit(

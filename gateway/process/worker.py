@@ -26,6 +26,7 @@ from gateway.process.records import WorkerRecords
 from gateway.process.worker_log import WorkerLog
 from gateway.state.state_dir import StateDir
 from gateway.system.lane import Lane
+from protocol.codec import ProtocolError, VersionError
 from protocol.messages import (
     Ability,
     ClearPromptCache,
@@ -68,6 +69,9 @@ class Listener(Protocol):
     def worker_said(self, worker: Worker, message: WorkerMessage) -> None: ...
 
     def worker_misbehaved(self, worker: Worker, reason: str) -> None: ...
+
+    def worker_is_foreign(self, worker: Worker, reason: str) -> None:
+        """It is of another version than this gateway, and so would the next one be."""
 
     def worker_outlived(self, worker: Worker, step: Step, seconds: float) -> None:
         """A step of its stop ladder has not ended it."""
@@ -337,7 +341,7 @@ class Worker:
                 self._tokens += tokens
             case PromptCacheCleared(reclaimed_bytes=reclaimed_bytes):
                 if not self._clears:
-                    self._on_garbage("it cleared prompts that nobody asked it to")
+                    self._misbehaved("it broke the protocol: it cleared prompts unasked")
                     return
                 self._clears.popleft().set_result(max(0, reclaimed_bytes))
             case Heartbeat(step_age_s=age_s, memory=memory, prompt_cache_bytes=prompt_bytes):
@@ -356,8 +360,14 @@ class Worker:
                 pass
         self._supervisor.worker_said(self, message)
 
-    def _on_garbage(self, reason: str) -> None:
-        self._supervisor.worker_misbehaved(self, f"it broke the protocol: {reason}")
+    def _on_garbage(self, error: ProtocolError) -> None:
+        if isinstance(error, VersionError):
+            self._supervisor.worker_is_foreign(self, str(error))
+        else:
+            self._misbehaved(f"it broke the protocol: {error}")
+
+    def _misbehaved(self, reason: str) -> None:
+        self._supervisor.worker_misbehaved(self, reason)
 
     def _check_reads(self) -> None:
         if not self._disconnected and not self.ended.is_set():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import logging
 import os
@@ -14,21 +15,28 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Final
+from typing import Final, NamedTuple
 
 import uvicorn
 import uvloop
 
-from gateway.api.app import Parts, build_app
+from gateway.api.app import build_app
+from gateway.api.chat.kept import ChatFamily
+from gateway.api.responses.family import ResponseFamily
+from gateway.config.network import network_cautions
 from gateway.config.read import Configuration
 from gateway.edge.capacity import capacity
 from gateway.edge.connection import Connection
 from gateway.edge.door import Door
 from gateway.fleet.fleet import Fleet
 from gateway.hub.pulls import Pulls
+from gateway.keys.keys import Keys
 from gateway.library.finder import Finder
 from gateway.library.last_used import LastUsed
 from gateway.library.library import Library
+from gateway.mailbox.entry import Api
+from gateway.mailbox.family import Family
+from gateway.mailbox.mailbox import Mailbox
 from gateway.memory.budget import budget_bytes
 from gateway.memory.stranded.at_start import stranded_at_start
 from gateway.model.model import models_of
@@ -37,8 +45,10 @@ from gateway.process.sweep import sweep
 from gateway.serve.notify import Notifier
 from gateway.serve.reload import Reloader
 from gateway.serve.starts import StartRecord
+from gateway.state.address import Address, near_url, write_address
 from gateway.state.state_dir import StateDir
 from gateway.system.tasks import Tasks
+from gateway.tls.certificates import Certificates
 from gateway.url import url
 
 logger = logging.getLogger(__name__)
@@ -56,24 +66,27 @@ class PortTakenError(Exception):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Listen on a loopback address.
+    """Listen on an address; on :: on those of IPv4, too.
 
     Raises:
         PortTakenError: somebody else listens there, or the address isn't this machine's.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    both = host == "::" and socket.has_dualstack_ipv6()
     try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        return socket.create_server(
+            (host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=both
+        )
     except OSError as error:
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            raise PortTakenError(
+                f"{host} can't be listened on ({error.strerror}): it is no address of this "
+                "machine. Choose another with --host."
+            ) from error
         raise PortTakenError(
             f"Port {port} on {host} can't be used ({error.strerror}): another program has it. "
             "Choose another with --port."
         ) from error
-
-
-def address(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return url(host, port)
 
 
 def run(
@@ -81,6 +94,8 @@ def run(
     configuration: Configuration,
     state_dir: StateDir,
     listener: socket.socket,
+    keys: Keys,
+    certificates: Certificates | None,
     finder: Finder,
 ) -> None:
     """Serve until SIGTERM or SIGINT, drain, stop the workers; a second signal cuts the drain.
@@ -106,7 +121,7 @@ def run(
             stranded,
             start.caution,
         )
-        reloader = Reloader(read, configuration, fleet, notifier, finder)
+        reloader = Reloader(read, configuration, fleet, notifier, certificates, finder)
         pulls = Pulls(
             lambda: fleet.settings.hub,
             state_dir.pulls_path,
@@ -116,9 +131,19 @@ def run(
         )
         last_used = LastUsed(state_dir.used_path)
         library = Library(finder, fleet, reloader, pulls, last_used)
-        await _serve(Parts(fleet, reloader, pulls, library), last_used, listener, notifier)
+        families: dict[Api, Family] = {"chat": ChatFamily(), "responses": ResponseFamily()}
+        mailbox = Mailbox(state_dir.mailbox_path, fleet, families)
+        shelf = Shelf(pulls, library, last_used)
+        await _serve(fleet, reloader, mailbox, listener, notifier, keys, certificates, shelf)
 
+    for caution in network_cautions(settings.gateway):
+        logger.warning("%s", caution)
+    host, port = listener.getsockname()[:2]
+    near = near_url(host, port, tls=certificates is not None)
+    shown = None if certificates is None else str(certificates.certificate)
+    write_address(state_dir, Address(near, os.getpid(), shown))
     uvloop.run(serve())
+    state_dir.address_path.unlink(missing_ok=True)
     start.ended_in_order()
     state_dir.release()
 
@@ -165,6 +190,14 @@ class _Server(uvicorn.Server):
         self._loop.call_soon_threadsafe(self._signals.put_nowait, sig)
 
 
+class Shelf(NamedTuple):
+    """Models on the disks, and those that come."""
+
+    pulls: Pulls
+    library: Library
+    last_used: LastUsed
+
+
 async def _offer(reloader: Reloader, repository: str) -> str | None:
     """The id by which a model that was pulled can be used."""
     await reloader.rediscover()
@@ -175,33 +208,46 @@ async def _offer(reloader: Reloader, repository: str) -> str | None:
 
 
 async def _serve(
-    parts: Parts, last_used: LastUsed, listener: socket.socket, notifier: Notifier
+    fleet: Fleet,
+    reloader: Reloader,
+    mailbox: Mailbox,
+    listener: socket.socket,
+    notifier: Notifier,
+    keys: Keys,
+    certificates: Certificates | None,
+    shelf: Shelf,
 ) -> None:
-    fleet, reloader, pulls = parts.fleet, parts.reloader, parts.pulls
+    address = url(*listener.getsockname()[:2], tls=certificates is not None)
     signals: asyncio.Queue[int] = asyncio.Queue()
-    door = Door(functools.partial(_capacity, fleet))
+    door = Door(
+        functools.partial(_capacity, fleet),
+        lambda: fleet.settings.gateway.max_connections_per_address,
+    )
     server = _Server(
         uvicorn.Config(
-            build_app(parts),
+            build_app(fleet, reloader, mailbox, keys, door, shelf.pulls, shelf.library),
             http=functools.partial(Connection, door=door),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             access_log=False,
             log_config=None,
             timeout_graceful_shutdown=_CLOSE_CONNECTIONS_S,
+            ssl_context_factory=None if certificates is None else lambda *_: certificates.context,
         ),
         signals,
     )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await server.until_started(serving)
     fleet.start()
-    last_used.start(lambda: fleet.roster.everyone)
-    await pulls.resume()
+    mailbox.start()
+    shelf.last_used.start(lambda: fleet.roster.everyone)
+    await shelf.pulls.resume()
     # The line that scripts wait for; it alone goes to stdout.
-    print(f"Bulkhead serves on {address(listener)}", flush=True)
-    notifier.ready(fleet.caution or f"Serves on {address(listener)}")
+    print(f"Bulkhead serves on {address}", flush=True)
+    notifier.ready(fleet.caution or f"Serves on {address}")
     background = Tasks("server")
     door.watch(background)
+    keys.watch(background)
     if notifier.period_s is not None:
         background.keep(notifier.sign_of_life, "watchdog", notifier.period_s)
     hung_up = functools.partial(
@@ -219,13 +265,15 @@ async def _serve(
     drain.cancel()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     fleet.refuse_all()
+    await mailbox.close()
     await reloader.close()
-    await pulls.close()
-    await last_used.close(lambda: fleet.roster.everyone)
+    await shelf.pulls.close()
+    await shelf.last_used.close(lambda: fleet.roster.everyone)
     await fleet.stop()
     server.should_exit = True
     await serving
     await background.cancel_all()
+    await keys.keep_accounts()
     logger.info("Stopped")
 
 
