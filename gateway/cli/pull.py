@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import click
 import msgspec
@@ -68,12 +69,22 @@ def _pulled(gateway: GatewayClient, model: str, *, force: bool) -> PullReading:
         # Somebody who named a gateway means that one.
         if names_gateway():
             raise
-        return _shown(model, PullHere(model, force=force).readings())
+        here = PullHere(model, force=force)
+        with _cancelled_by_interrupt(here.cancel):
+            return _shown(model, here.readings())
+    with (
+        _cancelled_by_interrupt(lambda: gateway.cancel_pull(begun.id)),
+        gateway.pull(begun.id) as readings,
+    ):
+        return _shown(model, readings)
+
+
+@contextlib.contextmanager
+def _cancelled_by_interrupt(cancel: Callable[[], object]) -> Iterator[None]:
     try:
-        with gateway.pull(begun.id) as readings:
-            return _shown(model, readings)
+        yield
     except KeyboardInterrupt:
-        gateway.cancel_pull(begun.id)
+        cancel()
         click.echo("bulkhead: Cancelled. What came is kept: pull again to go on.", err=True)
         raise
 

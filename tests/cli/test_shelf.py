@@ -75,6 +75,8 @@ def test_ctrl_c_leaves_the_part_and_no_process(hub: Hub, tmp_path: Path) -> None
         eventually(lambda: any(each.endswith(".incomplete") for each in left(tmp_path / "cache")))
         running.send_signal(signal.SIGINT)
         assert running.wait(60) == 130
+        assert running.stderr is not None
+        assert "Cancelled" in running.stderr.read()
     hub.rate = None
     # Who still pulled it would have locked it.
     assert invoke("pull", SLOW).exit_code == 0
@@ -120,4 +122,4 @@ def test_the_line_of_progress(reading: PullReading, line: str) -> None:
 
 def test_time_left() -> None:
     told = [time_left(each) for each in (0.4, 59.0, 61.0, 3599.0, 7800.0)]
-    assert told == ["0 s", "59 s", "1 min", "60 min", "2 h 10 min"]
+    assert told == ["0 s", "59 s", "1 min", "1 h 0 min", "2 h 10 min"]

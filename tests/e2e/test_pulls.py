@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 from collections.abc import Iterator
@@ -100,8 +101,13 @@ def library(gateway: Gateway) -> list[dict[str, Any]]:
 
 def pullers(pid: int) -> list[psutil.Process]:
     """The processes of pulls."""
-    children = psutil.Process(pid).children()
-    return [each for each in children if "gateway.hub.puller" in each.cmdline()]
+    found = []
+    for each in psutil.Process(pid).children():
+        # One that has just ended has none.
+        with contextlib.suppress(psutil.Error):
+            if "gateway.hub.puller" in each.cmdline():
+                found.append(each)
+    return found
 
 
 def pull_slowly(gateway: Gateway, hub: Hub) -> str:
