@@ -196,7 +196,7 @@ def _summary(configuration: Configuration) -> str:
         "No configuration file" if configuration.file is None else f"{configuration.file} is good"
     )
     if not configuration.located:
-        return f"{file}: no models, so serve needs --model."
+        return f"{file}: no models of its own; serve offers those that `bulkhead list` finds."
     models = list(configuration.located)
     return f"{file}: {len(models)} model{'' if len(models) == 1 else 's'} ({', '.join(models)})."
 

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 # Longer than each part of the reading takes that has a deadline of its own.
-_READ_S: Final = 20.0
+_READ_S: Final = 30.0
 _BUDGET_S: Final = 60.0
 
 
