@@ -1,8 +1,8 @@
-"""Models of random weights, of four sizes.
+"""Models of random weights, of five sizes.
 
 The tiny one is so small that what stands in front of the engine decides: on a CPU even the demo
 model's arithmetic takes most of the time, and every server looks alike. The half-billion one is for
-a GPU: 0.9 GB of bfloat16.
+a GPU: 0.9 GB of bfloat16. The one of two billion, 4.8 GB, is to be read.
 """
 
 from __future__ import annotations
@@ -49,6 +49,15 @@ _HALF_BILLION: Final = {
     "head_dim": 128,
     "max_position_embeddings": 32768,
 }
+_TWO_BILLION: Final = {
+    "num_hidden_layers": 24,
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 32768,
+}
 
 
 def build_tiny_model(tokenizer_from: Path, folder: Path) -> None:
@@ -73,6 +82,11 @@ def build_small_model(tokenizer_from: Path, folder: Path) -> None:
 def build_half_billion_model(tokenizer_from: Path, folder: Path) -> None:
     """Write it, with the tokenizer of another, for mlx-lm to load."""
     _build(tokenizer_from, folder, _HALF_BILLION, half=True)
+
+
+def build_two_billion_model(tokenizer_from: Path, folder: Path) -> None:
+    """Write it, with the tokenizer of another, for mlx-lm to load."""
+    _build(tokenizer_from, folder, _TWO_BILLION, half=True)
 
 
 def _build(tokenizer_from: Path, folder: Path, sizes: dict[str, int], *, half: bool) -> None:

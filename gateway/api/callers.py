@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.answer import server_sent_event
 from gateway.api.errors import envelope, error_response
-from gateway.api.record import Record
+from gateway.api.record import Record, note_outcome
 from gateway.dispatch.refusal import Refusal
 from gateway.keys.access import Need, counts, needed, shown_key
 from gateway.keys.caller import ANYBODY, STRANGER, Caller
@@ -58,8 +58,8 @@ class Callers:
             else:
                 await self._serve(self._keys.desk(caller.name), work, scope, receive, send)
         finally:
-            if work and record.usage is not None:
-                self._keys.account(caller.name, record.usage)
+            if work and (usage := _uncounted(record)) is not None:
+                self._keys.account(caller.name, usage)
 
     def _identify(self, scope: Scope) -> Caller:
         """Raises: Refusal: it has no key that is good for this."""
@@ -103,7 +103,7 @@ class Callers:
             desk.leave(task)
             if work:
                 record: Record = scope["state"]["record"]
-                desk.limits.release(time.monotonic(), _tokens(record.usage))
+                desk.limits.release(time.monotonic(), _tokens(_uncounted(record)))
 
 
 class _Sending:
@@ -132,6 +132,7 @@ class _Sending:
         if not self._started:
             await error_response(refusal, scope["path"])(scope, receive, self._send)
         elif self._event_stream:
+            note_outcome(scope, refusal.code)
             event = b"event: error\n" + server_sent_event(envelope(refusal, scope["path"]))
             await self._send({"type": "http.response.body", "body": event, "more_body": False})
         else:
@@ -145,6 +146,10 @@ def _denied(desk: Desk, denial: Denial) -> Refusal:
         f"{denial.retry_after_s} s.",
         retry_after_s=denial.retry_after_s,
     )
+
+
+def _uncounted(record: Record) -> Usage | None:
+    return None if record.counted else record.usage
 
 
 def _tokens(usage: Usage | None) -> int:

@@ -11,7 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gateway.api.answer import COMMENT, STREAM_HEADERS, server_sent_event
 from gateway.api.errors import envelope, error_response
-from gateway.api.record import note_usage
+from gateway.api.record import CLIENT_LEFT, note_outcome, note_usage
 from gateway.fleet.fleet import REMINDER_S
 from gateway.mailbox.job import Job
 
@@ -44,12 +44,14 @@ class Followed(Response):
                 await asyncio.wait({writing, leaving}, return_when=asyncio.FIRST_COMPLETED)
                 if writing.done():
                     await writing
+                else:
+                    note_outcome(scope, CLIENT_LEFT)
             finally:
                 writing.cancel()
                 leaving.cancel()
                 await asyncio.gather(writing, leaving, return_exceptions=True)
                 if self.job.usage is not None:
-                    note_usage(scope, self.job.usage)
+                    note_usage(scope, self.job.usage, counted=True)
 
     async def _write_whole(
         self, scope: Scope, receive: Receive, send: Send, more: asyncio.Event
@@ -94,6 +96,8 @@ class Followed(Response):
         if not started:
             await send({"type": "http.response.start", "status": 200, "headers": [*STREAM_HEADERS]})
         last = b""
+        if job.refusal is not None:
+            note_outcome(scope, job.refusal.code)
         if job.refusal is not None and job.outcome is None:
             # Of the answer there will be more, but not on this connection.
             last = b"event: error\n" + server_sent_event(envelope(job.refusal, scope["path"]))

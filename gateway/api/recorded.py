@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final
 
 from starlette.datastructures import MutableHeaders
@@ -61,7 +61,10 @@ class Recorded:
 
     def _end(self, scope: Scope, record: Record, seconds: float) -> None:
         outcome = record.outcome or (CLIENT_LEFT if record.status is None else _OK)
-        route = self._routes.get(scope.get("endpoint"), _NO_ROUTE)  # type: ignore[arg-type]
+        endpoint = scope.get("endpoint")
+        # What is mounted is none itself, and can't be looked up.
+        known = isinstance(endpoint, Hashable) and endpoint in self._routes
+        route = self._routes[endpoint] if known else _NO_ROUTE  # type: ignore[index]
         self._meter.end(Ended(route, record.model or "", outcome), seconds)
         _log(scope, record, outcome, seconds)
 

@@ -25,6 +25,7 @@ from gateway.serve import server
 from gateway.service.mark import LABEL, MARK, MISTAKE_STATUS, service_pid
 from gateway.state.state_dir import StateDir, StateDirError, default_state_dir
 from gateway.system.file_limit import raise_file_limit
+from gateway.system.malloc import give_large_buffers_back
 from gateway.tls.certificate import CertificateError
 from gateway.tls.certificates import Certificates
 
@@ -91,6 +92,7 @@ def command(flags: Flags, log_level: str, log_to: str, mistake_status: int) -> N
         _fail([f"The state folder {state_dir.path} can't be used: {error}."], status=1)
     with gateway_logs(state_dir, settings.models, log_level, to_stderr=log_to == "stderr"):
         _raise_file_limit()
+        give_large_buffers_back()
         if not settings.models:
             logger.warning(
                 "There is no model yet: get one with `bulkhead pull OWNER/NAME`, or try the one "

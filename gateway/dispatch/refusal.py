@@ -76,6 +76,18 @@ class Refusal(Exception):
         self.retry_after_s = retry_after_s
         self.lasting = lasting
 
+    def anew(self) -> Refusal:
+        """The same, to be raised. What is raised is given the frames on its way, and all that they
+        hold: what is kept must not have them.
+        """
+        return Refusal(
+            self.code,
+            self.message,
+            param=self.param,
+            retry_after_s=self.retry_after_s,
+            lasting=self.lasting,
+        )
+
     @property
     def status(self) -> int:
         return _STATUS[self.code]

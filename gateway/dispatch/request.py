@@ -205,7 +205,7 @@ class Request:
         parts, self._parts = tuple(merged(self._parts)), []
         if self._refusal is not None:
             if not parts:
-                raise self._refusal
+                raise self._refusal.anew()
             self._arrived.set()
         return Piece(parts, self._finish_reason, self._usage)
 

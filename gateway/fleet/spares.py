@@ -166,4 +166,6 @@ class Spares:
         logger.error(
             "Spare worker %d is ended: %s", worker.pid, reason, extra=about(pid=worker.pid)
         )
-        self._tasks.start(worker.climb(ladder.hung(worker.held_bytes)), f"end spare {worker.pid}")
+        self._tasks.start(
+            worker.climb(ladder.hung(worker.memory.held_bytes)), f"end spare {worker.pid}"
+        )

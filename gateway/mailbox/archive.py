@@ -21,18 +21,19 @@ T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 
 # Longer than the store waits for whoever else has the file open.
-ANSWER_S: Final = 20.0
+ANSWER_S: Final = 10.0
 _RETRY_AFTER_S: Final = 30
 
 
 class Archive:
-    """`trouble` is why nothing can be stored at present, in words; None: it can. `renewals` is how
-    often a damaged file was replaced by an empty one.
+    """`trouble` is why the file isn't open, in words, and `failure` why the last write failed; both
+    None: it is, and didn't. `renewals` is how often a damaged file was replaced by an empty one.
     """
 
     def __init__(self, path: Path, events: EventLog) -> None:
         self.store = Store(path)
         self.trouble: str | None = "it is being opened"
+        self.failure: str | None = None
         self.renewals = 0
         self._events = events
         self._lane = Lane("mailbox")
@@ -54,7 +55,7 @@ class Archive:
         finally:
             self._tried.set()
 
-    async def run(self, call: Callable[[Unpack[Arguments]], T], *arguments: *Arguments) -> T:
+    async def read(self, call: Callable[[Unpack[Arguments]], T], *arguments: *Arguments) -> T:
         """What a call of the store returns.
 
         Raises:
@@ -80,8 +81,20 @@ class Archive:
             await self._renew()
             raise _unavailable(str(error)) from error
         except (StoreError, OSError) as error:
-            logger.warning("The mailbox failed: %s", error)
             raise _unavailable(str(error)) from error
+
+    async def write(self, call: Callable[[Unpack[Arguments]], T], *arguments: *Arguments) -> T:
+        """As `read`. That it fails is told once, until it doesn't any more."""
+        try:
+            result = await self.read(call, *arguments)
+        except Refusal as refusal:
+            if refusal.code == "storage_unavailable" and self.trouble is None:
+                if self.failure is None:
+                    self._events.emit("mailbox", None, reason=refusal.message)
+                self.failure = refusal.message
+            raise
+        self.failure = None
+        return result
 
     async def close(self) -> None:
         try:

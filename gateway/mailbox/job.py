@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Final
 
+from gateway.api.choices import usage_of
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
 from gateway.mailbox.entry import Entry, Outcome
@@ -34,7 +35,6 @@ class Job:
         self.requests: list[Request] = []
         self.outcome: Outcome | None = None
         self.refusal: Refusal | None = None
-        self.usage: Usage | None = None
         self.cancelled = False
         self.deleted = False
         self.settled = asyncio.Event()
@@ -49,6 +49,12 @@ class Job:
     @property
     def next_number(self) -> int:
         return self.first_number + len(self.events)
+
+    @property
+    def usage(self) -> Usage | None:
+        """What was computed for it, whatever came of it; None: nothing was."""
+        spent = [each.spent for each in self.requests if each.spent is not None]
+        return usage_of(spent, len(spent)) if spent else None
 
     def begun(self, compartment: Compartment, requests: list[Request]) -> None:
         self._compartment = compartment

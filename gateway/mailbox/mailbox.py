@@ -7,7 +7,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +25,7 @@ from gateway.mailbox.making import make
 from gateway.mailbox.queue import BackgroundQueue, Turn
 from gateway.mailbox.retention import Retention
 from gateway.system.tasks import Tasks
+from protocol.messages import Usage
 
 logger = logging.getLogger(__name__)
 
@@ -32,13 +33,21 @@ _TICK_S: Final = 1.0
 _EXPIRE_S: Final = 30.0
 _RETRY_AFTER_S: Final = 30
 # An answer that ends the gateway each time must not do so for ever.
-_MOST_DEATHS: Final = 8
+_MOST_DEATHS: Final = 16
 
 
 class Mailbox:
     """Everything runs on the event loop, but for the file."""
 
-    def __init__(self, path: Path, fleet: Fleet, families: Mapping[Api, Family]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        fleet: Fleet,
+        families: Mapping[Api, Family],
+        spend: Callable[[str, Usage], None],
+    ) -> None:
+        """`spend` is told what was computed for whom: no request that ends does that here."""
+        self._spend = spend
         self._fleet = fleet
         self._families = families
         self._archive = Archive(path, fleet.events)
@@ -54,8 +63,8 @@ class Mailbox:
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing can be stored at present, in words; None: it can."""
-        return self._archive.trouble
+        """Why nothing can be stored at present, in words; None: as far as is known, it can."""
+        return self._archive.trouble or self._archive.failure
 
     def start(self) -> None:
         """Go on with what was accepted before, and look after it from now on."""
@@ -86,7 +95,7 @@ class Mailbox:
         try:
             archive, store = self._archive, self._archive.store
             encoded = work.encode()
-            await archive.run(store.add, entry, encoded, items, body, self._retention)
+            await archive.write(store.add, entry, encoded, items, body, self._retention)
         finally:
             self._accepting -= entry.background
         job = Job(entry, streams=entry.streams or streams, renewals=self._archive.renewals)
@@ -102,7 +111,7 @@ class Mailbox:
     async def put(self, entry: Entry, outcome: Outcome, items: bytes) -> None:
         """Keep an answer that is there. Raises: Refusal: it can't be written down."""
         archive = self._archive
-        await archive.run(archive.store.put, entry, outcome, items, self._retention)
+        await archive.write(archive.store.put, entry, outcome, items, self._retention)
 
     # Giving out
 
@@ -110,9 +119,9 @@ class Mailbox:
         """If it is on its way."""
         return self._jobs.get(name)
 
-    async def find(self, name: Name) -> Found | None:
-        """Raises: Refusal: the file can't be read."""
-        found = await self._archive.run(self._archive.store.find, name)
+    async def find(self, name: Name, *, items: bool = False, events: bool = False) -> Found | None:
+        """With its items and events, if these are wanted. Raises: Refusal: it can't be read."""
+        found = await self._archive.read(self._archive.store.find, name, items, events)
         if found is None or name not in self._unwritten:
             return found
         job, outcome = self._unwritten[name]
@@ -123,7 +132,7 @@ class Mailbox:
     ) -> list[tuple[Entry, bytes]]:
         """Raises: Refusal: the file can't be read."""
         look = functools.partial(self._archive.store.entries, newest_first=newest_first)
-        return await self._archive.run(look, owner, api, after, count)
+        return await self._archive.read(look, owner, api, after, count)
 
     async def cancel(self, name: Name) -> None:
         """End it, if it isn't over; returns once it is, or after a while."""
@@ -138,7 +147,7 @@ class Mailbox:
 
     async def delete(self, name: Name) -> bool:
         """Whether there was one. Raises: Refusal: the file can't be written."""
-        existed = await self._archive.run(self._archive.store.delete, name)
+        existed = await self._archive.write(self._archive.store.delete, name)
         self._unwritten.pop(name, None)
         if (job := self._jobs.get(name)) is not None:
             job.deleted = True
@@ -172,7 +181,7 @@ class Mailbox:
             self._wake.set()
         if archive.trouble is None:
             with contextlib.suppress(Refusal):
-                await archive.run(archive.store.expire, self._retention, time.time())
+                await archive.read(archive.store.expire, self._retention, time.time())
 
     async def _turn(self) -> None:
         """Wait until there may be something to do, and do it."""
@@ -203,7 +212,7 @@ class Mailbox:
         entry = job.entry
         entry.attempts += 1
         try:
-            found = await self._archive.run(self._archive.store.begin, entry)
+            found = await self._archive.write(self._archive.store.begin, entry)
         except Refusal:
             self._queue.put_back(entry.name)
             return
@@ -233,7 +242,6 @@ class Mailbox:
         try:
             self._check(job)
             made = await make(job, work, self._fleet, family, time.time())
-            job.usage = made.usage
             await self._settle(job, made.outcome, made.closing, None)
         except ClientGoneError:
             outcome = family.cancellation(body)
@@ -284,13 +292,13 @@ class Mailbox:
     async def _leave(self, job: Job) -> None:
         """For the next start."""
         with contextlib.suppress(Refusal):
-            await self._archive.run(self._archive.store.put_back, job.entry)
+            await self._archive.write(self._archive.store.put_back, job.entry)
         self._forget(job)
         job.end(None, _made_later())
 
     async def _drop(self, job: Job, refusal: Refusal) -> None:
         with contextlib.suppress(Refusal):
-            await self._archive.run(self._archive.store.delete, job.entry.name)
+            await self._archive.write(self._archive.store.delete, job.entry.name)
         self._forget(job)
         job.end(None, refusal)
 
@@ -309,6 +317,8 @@ class Mailbox:
             outcome = msgspec.structs.replace(outcome, events=events)
         if not job.deleted:
             await self._write(job, outcome)
+        if entry.owner and usage is not None:
+            self._spend(entry.owner, usage)
         self._forget(job)
         job.record(last_events)
         job.end(outcome, refusal)
@@ -331,10 +341,10 @@ class Mailbox:
     async def _write(self, job: Job, outcome: Outcome) -> None:
         archive, store = self._archive, self._archive.store
         try:
-            written = await archive.run(store.finish, job.entry, outcome, self._retention)
+            written = await archive.write(store.finish, job.entry, outcome, self._retention)
             if not written and job.renewals != archive.renewals and not job.deleted:
                 # Its place was lost with a damaged file.
-                await archive.run(store.put, job.entry, outcome, b"", self._retention)
+                await archive.write(store.put, job.entry, outcome, b"", self._retention)
         except Refusal as refusal:
             logger.warning("%s is not written down yet: %s", job.entry.id, refusal.message)
             self._unwritten[job.entry.name] = job, outcome

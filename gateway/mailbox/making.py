@@ -15,7 +15,7 @@ from gateway.keys.caller import ANYBODY
 from gateway.mailbox.entry import Outcome, Status, Work
 from gateway.mailbox.family import Family
 from gateway.mailbox.job import Job
-from protocol.messages import FinishReason, Usage
+from protocol.messages import FinishReason
 from protocol.parts import AnswerPart, merged
 
 # Who is too late hears that from the queue.
@@ -27,7 +27,6 @@ class Made(msgspec.Struct, frozen=True):
 
     outcome: Outcome
     closing: bytes
-    usage: Usage
 
 
 async def make(job: Job, work: Work, fleet: Fleet, family: Family, now: float) -> Made:
@@ -79,4 +78,4 @@ async def make(job: Job, work: Work, fleet: Fleet, family: Family, now: float) -
     status: Status = "completed"
     if work.cut_is_incomplete and "length" in reasons:
         status = "incomplete"
-    return Made(Outcome(status, 200, body), closing, usage)
+    return Made(Outcome(status, 200, body), closing)

@@ -183,23 +183,20 @@ class Store:
             self.held_bytes += size - before_bytes
             return True
 
-    def find(self, name: Name) -> Found | None:
+    def find(self, name: Name, items: bool, events: bool) -> Found | None:
+        """With its items and events, if these are wanted: they may be large."""
+        columns = f"{_ENTRY}, http_status, body"
+        columns += ", items" if items else ", x''"
+        columns += ", events" if events else ", x''"
         with self._explained():
             row = self._sql.execute(
-                f"SELECT {_ENTRY}, http_status, body, items, events FROM answers "
-                "WHERE owner = ? AND id = ?",
-                name,
+                f"SELECT {columns} FROM answers WHERE owner = ? AND id = ?", name
             ).fetchone()
             if row is None:
                 return None
-            http_status, body, items, events = row[-4:]
-            return Found(
-                _entry(row[:-4]),
-                http_status,
-                body,
-                zlib.decompress(items) if items else b"",
-                zlib.decompress(events) if events else b"",
-            )
+            http_status, body, *packed = row[-4:]
+            contents = [zlib.decompress(each) if each else b"" for each in packed]
+            return Found(_entry(row[:-4]), http_status, body, *contents)
 
     def entries(
         self, owner: str, api: Api, after: str | None, count: int, *, newest_first: bool

@@ -132,7 +132,7 @@ def run(
         last_used = LastUsed(state_dir.used_path)
         library = Library(finder, fleet, reloader, pulls, last_used)
         families: dict[Api, Family] = {"chat": ChatFamily(), "responses": ResponseFamily()}
-        mailbox = Mailbox(state_dir.mailbox_path, fleet, families)
+        mailbox = Mailbox(state_dir.mailbox_path, fleet, families, keys.spend)
         shelf = Shelf(pulls, library, last_used)
         await _serve(fleet, reloader, mailbox, listener, notifier, keys, certificates, shelf)
 

@@ -132,11 +132,13 @@ def test_each_accepted_one_ends_exactly_once(rounds: int, tell: Callable[..., No
             ends = re.findall(rf"{name}: (?:completed|incomplete|failed)", logs)
             assert len(ends) <= 1, (path, ends)
         statuses = [status for status, _ in outcomes.values()]
+        reasons = {text[:60] for status, text in outcomes.values() if status == "failed"}
         tell(
             kills=rounds,
             accepted=len(statuses),
             failed=statuses.count("failed"),
             completed=len(statuses) - statuses.count("failed"),
+            reasons=sorted(reasons),
         )
     finally:
         assert house.gateway.stop() == 0, house.gateway.log

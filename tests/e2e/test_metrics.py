@@ -106,6 +106,7 @@ def test_what_the_status_knows_is_there(gateway: Gateway) -> None:
 def test_nobody_makes_up_labels(gateway: Gateway) -> None:
     for number in range(20):
         gateway.client.get(f"/nowhere/{number}")
+        gateway.client.get(f"/admin/v1/nowhere/{number}")
         gateway.client.get(f"/v1/models/none-{number}")
         gateway.chat("x", f"none-{number}")
         gateway.client.request("BREW", f"/coffee/{number}")
@@ -116,7 +117,7 @@ def test_nobody_makes_up_labels(gateway: Gateway) -> None:
     assert {each["model_name"] for each in ended} <= {"", "demo", "other"}
     assert all("none" not in each["route"] for each in ended)
     unknown = {"route": "other", "model_name": "", "outcome": "not_found"}
-    assert _value(found, "bulkhead_requests_total", **unknown) >= 20
+    assert _value(found, "bulkhead_requests_total", **unknown) >= 40
     model = {"route": "/v1/models/{model_id:path}", "model_name": "", "outcome": "model_not_found"}
     assert _value(found, "bulkhead_requests_total", **model) == 20
     refused = _value(found, "bulkhead_connections_refused_total", code="invalid_request_error")

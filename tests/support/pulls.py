@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
@@ -25,8 +26,18 @@ from gateway.hub.messages import (
     decode_said,
 )
 from gateway.hub.puller.pull import Pull
+from tests.support.hub import Chaos, Hub, digest
 
 NAME = "org/model"
+FOLDER = "models--org--model"
+# Of the files of a repository, what a model is loaded from.
+WANTED = {
+    "config.json",
+    "tokenizer.json",
+    "chat_template.jinja",
+    "empty.txt",
+    *(f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)),
+}
 CONFIG = b'{"model_type": "qwen3", "num_hidden_layers": 2, "hidden_size": 64}'
 
 
@@ -157,3 +168,36 @@ def _order(fields: dict[str, Any]) -> Order:
 def left(cache: Path) -> list[str]:
     """All files there are."""
     return sorted(str(each.relative_to(cache)) for each in cache.rglob("*") if not each.is_dir())
+
+
+def check_whole(cache: Path, files: dict[str, bytes] | None = None) -> None:
+    """The right bytes, where every tool of the hub finds them, and nothing else."""
+    files = files or model_files()
+    folder = cache / FOLDER
+    commit = (folder / "refs" / "main").read_text()
+    snapshot = folder / "snapshots" / commit
+    assert {each.name for each in snapshot.iterdir()} == WANTED
+    for name in WANTED:
+        assert (snapshot / name).read_bytes() == files[name], name
+        assert (snapshot / name).resolve() == folder / "blobs" / digest(name, files[name])
+    assert not list(folder.rglob("*.incomplete"))
+
+
+def survive(cache: Path, kills: int, faults: int, seed: int, shard_bytes: int) -> None:
+    """So many SIGKILLs at any time, and as many resets, stalls and lies between them."""
+    draw = random.Random(seed)
+    files = model_files(seed, shard_bytes=shard_bytes)
+    with Hub({NAME: files}) as hub:
+        hub.plan = Chaos(faults, seed)
+        hub.rate = 4e6
+        for _ in range(kills):
+            with Puller(cache, endpoint=hub.url) as puller:
+                puller.plan()
+                puller.agree()
+                puller.until(draw.randrange(3 * shard_bytes))
+                # Between two of its words, or in the middle of one.
+                time.sleep(draw.random() * 0.1)
+                puller.popen.kill()
+        hub.rate = None
+        assert isinstance(pull(cache, endpoint=hub.url), Finished)
+    check_whole(cache, files)

@@ -25,7 +25,7 @@ from worker.engines.prompt_scores import score_prompt, scored_chunk
 from worker.engines.room import Batch, Room, largest_chunk
 from worker.engines.sequence import Broken, Sequence, Token
 from worker.engines.tap import LARGE_VOCABULARY
-from worker.loading import one_sentence
+from worker.model_error import one_sentence
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.keys import BLOCK_TOKENS
 from worker.vision.inputs import PictureInputs

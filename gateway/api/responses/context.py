@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from gateway.api.bodies import beside_the_loop
 from gateway.api.responses.items import ItemBody, decode_items
 from gateway.dispatch.refusal import Refusal
 from gateway.mailbox.entry import Found
@@ -28,7 +29,7 @@ async def earlier_items(mailbox: Mailbox, owner: str, response_id: str) -> list[
     Raises:
         Refusal: it isn't there, or it is no whole answer.
     """
-    found = await mailbox.find((owner, response_id))
+    found = await mailbox.find((owner, response_id), items=True)
     if found is None or found.entry.api != "responses":
         raise _refusal(
             f"there is no stored response {response_id[:200]!r}: it never was, was deleted or has "
@@ -36,7 +37,7 @@ async def earlier_items(mailbox: Mailbox, owner: str, response_id: str) -> list[
         )
     if found.entry.status not in ("completed", "incomplete"):
         raise _refusal(f"{response_id!r} is {found.entry.status}: wait until it is completed")
-    return [*decode_items(found.items), *_output(found)]
+    return [*await _items(found), *_output(found)]
 
 
 async def resolved(mailbox: Mailbox, owner: str, items: list[ItemBody]) -> list[ItemBody]:
@@ -62,8 +63,8 @@ async def _referred(
     if (named := _ITEM_ID.fullmatch(item_id)) is not None:
         response_id = f"resp_{named['response']}"
         if response_id not in outputs and len(outputs) < _MOST_REFERENCES:
-            found = await mailbox.find((owner, response_id))
-            items = [] if found is None else [*_output(found), *decode_items(found.items)]
+            found = await mailbox.find((owner, response_id), items=True)
+            items = [] if found is None else [*_output(found), *await _items(found)]
             outputs[response_id] = items
         for each in outputs.get(response_id, ()):
             if each.id == item_id:
@@ -73,6 +74,10 @@ async def _referred(
         f"{param}: there is no stored item {item_id[:100]!r}: send the item itself.",
         param=param,
     )
+
+
+async def _items(found: Found) -> list[ItemBody]:
+    return await beside_the_loop(len(found.items), decode_items, found.items)
 
 
 def _output(found: Found) -> list[ItemBody]:

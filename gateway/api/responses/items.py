@@ -50,18 +50,19 @@ class ItemBody(Part, omit_defaults=True):
         return self.type or "message"
 
 
-def check_number(items: Sequence[ItemBody]) -> None:
-    """Raises: Refusal: there are too many, or none."""
-    if not items:
+def check_number(body: str | list[ItemBody] | None, before: Sequence[ItemBody]) -> None:
+    """`before` goes before them. Raises: Refusal: there are too many, or none."""
+    count = len(before) + (1 if isinstance(body, str) else len(body or ()))
+    if count == 0:
         raise Refusal(
             "invalid_request_error",
             "input is missing: send a text, or a list of items.",
             param="input",
         )
-    if len(items) > _MOST_ITEMS:
+    if count > _MOST_ITEMS:
         raise Refusal(
             "context_length_exceeded",
-            f"input: there are {len(items):,} items, more than any model here takes.",
+            f"input: there are {count:,} items, more than any model here takes.",
             param="input",
         )
 
@@ -103,14 +104,14 @@ def _opened(sealed: str) -> str:
     return text.removeprefix(_SEALED) if text.startswith(_SEALED) else ""
 
 
-def picture_sources(items: Sequence[ItemBody], names: Sequence[str]) -> list[Source]:
-    """Where the pictures of all items are, in order.
+def picture_sources(items: Sequence[ItemBody], names: Sequence[str]) -> list[tuple[int, Source]]:
+    """Where the pictures of all items are, in order, each with the place of its item.
 
     Raises:
         Refusal: one is where none can be.
     """
     found = []
-    for item, name in zip(items, names, strict=True):
+    for index, (item, name) in enumerate(zip(items, names, strict=True)):
         for place, part in enumerate(item.content if isinstance(item.content, list) else ()):
             if part.type != "input_image":
                 continue
@@ -119,7 +120,7 @@ def picture_sources(items: Sequence[ItemBody], names: Sequence[str]) -> list[Sou
                 raise _refusal("is missing: files are not supported, send an address", path)
             if item.role != "user":
                 raise _refusal("only a user's message may have pictures", path)
-            found.append(Source(part.image_url, path))
+            found.append((index, Source(part.image_url, path)))
     return found
 
 

@@ -51,14 +51,14 @@ logger = logging.getLogger(__name__)
 
 
 class Asked(Struct):
-    """A body and all that it goes on from. `names` is what errors call the items, `pictures` are
-    those of each.
+    """A body and all that it goes on from. `names` is what errors call the items; `pictures` are by
+    the places of theirs.
     """
 
     body: ResponseBody
     items: list[ItemBody]
     names: list[str]
-    pictures: list[list[bytes]]
+    pictures: dict[int, list[bytes]]
 
 
 async def create_response(request: HttpRequest) -> Response:
@@ -94,7 +94,7 @@ async def create_response(request: HttpRequest) -> Response:
     if body.background:
         return await _in_background(request, fleet, requests, form, items, body)
     pictures: PictureReader = request.app.state.pictures
-    pictures.hold([each for some in asked.pictures for each in some], requests)
+    pictures.hold([each for some in asked.pictures.values() for each in some], requests)
     mailbox = mailbox_of(request)
     # What can't be stored is answered all the same.
     form.response.store = body.stored and mailbox.trouble is None
@@ -155,9 +155,9 @@ async def _in_background(
 ) -> Response:
     entry = _entry(request, form)
     (first,) = requests
-    if first.priority is None:
+    if body.priority is None and "x-priority" not in request.headers:
         first.priority = LOWEST_PRIORITY
-    entry.priority = first.priority
+    entry.priority = 0 if first.priority is None else first.priority
     entry.background, entry.streams = True, bool(body.stream)
     wait_s = deadline_s(request, fleet.settings.mailbox.deadline_s)
     entry.deadline_at = entry.created_at + wait_s
@@ -178,27 +178,26 @@ async def _gather(
     response_id: str,
 ) -> Asked:
     mailbox, owner = mailbox_of(request), owner_of(request)
+    size = request.state.body_bytes
     before: list[ItemBody] = []
     if body.previous_response_id is not None:
         before = await earlier_items(mailbox, owner, body.previous_response_id)
-    own = own_items(body.input, hexadecimal(response_id))
+    check_number(body.input, before)
+    own = await beside_the_loop(size, own_items, body.input, hexadecimal(response_id))
     items = [*before, *await resolved(mailbox, owner, own)]
-    check_number(items)
     # What was taken once can be taken again.
     names = ["previous_response_id"] * len(before)
     names += [f"input[{index}]" for index in range(len(own))]
-    size = request.state.body_bytes
     sources = await beside_the_loop(size, picture_sources, items, names)
-    check_pictures(sources, compartment.model)
+    if not sources:
+        return Asked(body, items, names, {})
+    check_pictures([source for _, source in sources], compartment.model)
     reader: PictureReader = request.app.state.pictures
-    pictures = iter(await reader.read(sources, fleet.settings.gateway))
-    counts = [
-        sum(part.type == "input_image" for part in each.content)
-        if isinstance(each.content, list)
-        else 0
-        for each in items
-    ]
-    return Asked(body, items, names, [[next(pictures) for _ in range(n)] for n in counts])
+    read = await reader.read([source for _, source in sources], fleet.settings.gateway)
+    pictures: dict[int, list[bytes]] = {}
+    for (place, _), picture in zip(sources, read, strict=True):
+        pictures.setdefault(place, []).append(picture)
+    return Asked(body, items, names, pictures)
 
 
 def _generate(asked: Asked, compartment: Compartment, cut: int) -> Generate:
@@ -211,7 +210,7 @@ def _generate(asked: Asked, compartment: Compartment, cut: int) -> Generate:
         body.instructions,
         [asked.items[each] for each in places],
         [asked.names[each] for each in places],
-        [picture for each in places for picture in asked.pictures[each]],
+        [picture for each in places for picture in asked.pictures.get(each, ())],
     )
     return msgspec.structs.replace(
         generate_message(generation, ChatPrompt(messages, arguments), body.max_output_tokens),

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.api.answer import STREAM_HEADERS
-from gateway.api.bodies import read_count
+from gateway.api.bodies import beside_the_loop, read_count
 from gateway.api.followed import Followed
 from gateway.api.kept import mailbox_of, name_of, not_found
 from gateway.api.responses.items import decode_items
@@ -28,16 +28,17 @@ _NUMBER: Final = re.compile(rb'"sequence_number":([0-9]+)')
 
 async def retrieve(request: HttpRequest) -> Response:
     """As it is by now; with `stream=true` its events, behind the one numbered `starting_after`."""
-    found = await _find(request)
-    if request.query_params.get("stream") not in (None, "false", "0"):
+    streams = request.query_params.get("stream") not in (None, "false", "0")
+    found = await _find(request, events=streams)
+    if streams:
         return _events(request, found)
     return Response(_present(found), media_type="application/json")
 
 
 async def input_items(request: HttpRequest) -> Response:
     """All that it answers, those of the responses before it among them."""
-    found = await _find(request)
-    items = decode_items(found.items)
+    found = await _find(request, items=True)
+    items = await beside_the_loop(len(found.items), decode_items, found.items)
     if request.query_params.get("order", "desc") != "asc":
         items.reverse()
     if (after := request.query_params.get("after")) is not None:
@@ -83,10 +84,10 @@ async def delete(request: HttpRequest) -> Response:
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
-async def _find(request: HttpRequest) -> Found:
+async def _find(request: HttpRequest, *, items: bool = False, events: bool = False) -> Found:
     """Raises: Refusal: it isn't there, or is another's."""
     name = name_of(request)
-    found = await mailbox_of(request).find(name)
+    found = await mailbox_of(request).find(name, items=items, events=events)
     if found is None or found.entry.api != "responses":
         raise not_found("stored response", name[1])
     return found

@@ -115,8 +115,8 @@ def test_pictures_stand_where_they_stood() -> None:
             {"type": "input_text", "text": " is this?"},
         ],
     }
-    assert [(s.url, s.name) for s in picture_sources(_items(body), ["input[0]"])] == [
-        ("data:x", "input[0].content[1].image_url")
+    assert [(i, s.url, s.name) for i, s in picture_sources(_items(body), ["input[0]"])] == [
+        (0, "data:x", "input[0].content[1].image_url")
     ]
     (found,) = _messages(body, pictures=(b"png",))
     assert found.pictures == (Picture(b"png", 4, "input[0].content[1].image_url"),)

@@ -4,42 +4,30 @@ from __future__ import annotations
 
 import random
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from gateway.hub.messages import Failed, Finished, Planned, Progressed
 from tests.support.gateway import eventually, gone
-from tests.support.hub import Answer, Chaos, Hub, digest
+from tests.support.hub import Answer, Hub, digest
 from tests.support.pulls import (
     CONFIG,
+    FOLDER,
     NAME,
+    WANTED,
     Here,
     Puller,
+    check_whole,
     left,
     model_files,
     pull,
     pull_by_process,
+    survive,
 )
 
 FILES = model_files()
-WANTED = {name for name in FILES if name not in ("README.md", "modeling.py")}
 TOTAL = sum(len(FILES[name]) for name in WANTED)
-FOLDER = "models--org--model"
-
-
-def check_whole(cache: Path, files: dict[str, bytes] | None = None) -> None:
-    """The right bytes, where every tool of the hub finds them, and nothing else."""
-    files = files or FILES
-    folder = cache / FOLDER
-    commit = (folder / "refs" / "main").read_text()
-    snapshot = folder / "snapshots" / commit
-    assert {each.name for each in snapshot.iterdir()} == WANTED
-    for name in WANTED:
-        assert (snapshot / name).read_bytes() == files[name], name
-        assert (snapshot / name).resolve() == folder / "blobs" / digest(name, files[name])
-    assert not list(folder.rglob("*.incomplete"))
 
 
 def test_the_files_that_are_needed_land_in_the_cache(hub: Hub, tmp_path: Path) -> None:
@@ -112,34 +100,8 @@ def test_a_killed_one_goes_on_where_it_was(hub: Hub, tmp_path: Path) -> None:
     check_whole(tmp_path)
 
 
-def _survive(cache: Path, kills: int, faults: int, seed: int, shard_bytes: int) -> None:
-    """So many SIGKILLs at any time, and as many resets, stalls and lies between them."""
-    draw = random.Random(seed)
-    files = model_files(seed, shard_bytes=shard_bytes)
-    with Hub({NAME: files}) as hub:
-        hub.plan = Chaos(faults, seed)
-        hub.rate = 4e6
-        for _ in range(kills):
-            with Puller(cache, endpoint=hub.url) as puller:
-                puller.plan()
-                puller.agree()
-                puller.until(draw.randrange(3 * shard_bytes))
-                # Between two of its words, or in the middle of one.
-                time.sleep(draw.random() * 0.1)
-                puller.popen.kill()
-        hub.rate = None
-        assert isinstance(pull(cache, endpoint=hub.url), Finished)
-    check_whole(cache, files)
-
-
 def test_kills_resets_and_stalls(tmp_path: Path) -> None:
-    _survive(tmp_path, kills=3, faults=5, seed=3, shard_bytes=700_000)
-
-
-@pytest.mark.chaos
-@pytest.mark.parametrize("seed", range(5))
-def test_many_kills_resets_and_stalls(tmp_path: Path, seed: int) -> None:
-    _survive(tmp_path, kills=20, faults=40, seed=seed, shard_bytes=3_000_000)
+    survive(tmp_path, kills=3, faults=5, seed=3, shard_bytes=700_000)
 
 
 @pytest.mark.parametrize(

@@ -129,11 +129,11 @@ class _Life(RuleBasedStateMachine):
     @invariant()
     def what_ended_is_there(self) -> None:
         for name, (_, body) in self.ended.items():
-            found = self.store.find(("", name))
+            found = self.store.find(("", name), True, True)
             assert found is not None
             assert (found.entry.status, found.body) == ("completed", body)
         for name in self.pending:
-            found = self.store.find(("", name))
+            found = self.store.find(("", name), True, True)
             assert found is not None
             assert found.entry.pending
         assert self.store.held_bytes <= max(
@@ -142,7 +142,7 @@ class _Life(RuleBasedStateMachine):
 
     def _dropped(self) -> None:
         """The oldest make room, and nobody else does."""
-        gone = [name for name in self.ended if self.store.find(("", name)) is None]
+        gone = [name for name in self.ended if self.store.find(("", name), True, True) is None]
         left = [at for name, (at, _) in self.ended.items() if name not in gone]
         assert all(self.ended[name][0] <= min(left, default=self.now) for name in gone)
         for name in gone:
@@ -158,7 +158,7 @@ def test_contents_come_back_as_they_were(store: Store) -> None:
     entry.background = entry.streams = True
     store.add(entry, b"work", b'["items"]', b"queued", AMPLE)
     store.finish(_ended(entry), _outcome(b"answer", b"events"), AMPLE)
-    found = store.find(("me", "r"))
+    found = store.find(("me", "r"), True, True)
     assert found is not None
     assert (found.body, found.items, found.events) == (b"answer", b'["items"]', b"events")
     assert (found.entry.background, found.entry.streams) == (True, True)
@@ -167,10 +167,10 @@ def test_contents_come_back_as_they_were(store: Store) -> None:
 def test_each_owner_has_names_of_its_own(store: Store) -> None:
     for owner in ("me", "you"):
         store.put(_ended(_entry("r", owner)), _outcome(owner.encode()), b"", AMPLE)
-    found = store.find(("you", "r"))
+    found = store.find(("you", "r"), True, True)
     assert found is not None
     assert found.body == b"you"
-    assert store.find(("", "r")) is None
+    assert store.find(("", "r"), True, True) is None
     with pytest.raises(TakenError):
         store.put(_ended(_entry("r", "me")), _outcome(), b"", AMPLE)
 
@@ -234,7 +234,7 @@ def test_damage_is_noticed_while_it_is_open(store: Store, tmp_path: Path) -> Non
     def read_all() -> None:
         store.open()
         for number in range(50):
-            store.find(("", str(number)))
+            store.find(("", str(number), True, True))
 
     with pytest.raises(DamagedError):
         read_all()
