@@ -244,6 +244,33 @@ def test_a_revoked_key_ends_what_runs_under_it(gateway: Gateway) -> None:
     eventually(lambda: gateway.model()["active_requests"] == 0)
 
 
+def test_a_background_response_belongs_to_its_key(gateway: Gateway) -> None:
+    night, day = _new(gateway, "night"), _new(gateway, "day")
+    asked = {"model": "demo", "input": "Hi", "background": True}
+    with _stranger(gateway) as client:
+
+        def ask(**fields: Any) -> str:
+            answer = client.post("/v1/responses", json={**asked, **fields}, headers=night)
+            return f"/v1/responses/{answer.raise_for_status().json()['id']}"
+
+        def status(path: str) -> str:
+            found: str = client.get(path, headers=night).raise_for_status().json()["status"]
+            return found
+
+        path = ask(max_output_tokens=5, ignore_eos=True)
+        eventually(lambda: status(path) == "incomplete")
+        for method in ("GET", "DELETE"):
+            assert client.request(method, path, headers=day).status_code == 404
+        assert client.get(path).status_code == 401
+        used = gateway.client.get("/admin/v1/usage").json()["keys"]
+        (today,) = (each["today"] for each in used if each["name"] == "night")
+        assert (today["requests"], today["completion_tokens"]) == (1, 5)
+        running = ask(max_output_tokens=3000, ignore_eos=True)
+        eventually(lambda: status(running) == "in_progress")
+        gateway.client.delete("/admin/v1/keys/night").raise_for_status()
+        eventually(lambda: gateway.model()["active_requests"] == 0)
+
+
 def test_a_name_of_a_key_goes_into_no_path(gateway: Gateway) -> None:
     for name in ("../x", "a/b", "", "admin", "a" * 100, "a\nb"):
         answer = gateway.client.post("/admin/v1/keys", json={"name": name})
