@@ -1,4 +1,4 @@
-"""From the answers of requests to HTTP: as one JSON body or as server-sent events."""
+"""From the answers of requests to HTTP: as one JSON body or as a stream of events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.choices import pieces, usage_of
-from gateway.api.errors import envelope, error_response
+from gateway.api.errors import error_response
+from gateway.api.framing import EVENTS, Framing
 from gateway.api.record import note_usage
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import ClientGoneError, Piece, Request
@@ -20,9 +21,7 @@ from gateway.model.compartment import Compartment
 from protocol.messages import FinishReason, Usage
 from protocol.parts import AnswerPart, merged
 
-_COMMENT: Final = b": waiting\n\n"
 _STREAM_HEADERS: Final = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     # nginx would collect the events otherwise.
     (b"x-accel-buffering", b"no"),
@@ -60,7 +59,7 @@ class Answer(Response):
     """Reads submitted requests to their end and writes them; cancels them when the client leaves.
 
     Before the first byte every failure is a plain error response. A stream that has waited for
-    long begins with comments, and a later failure is an `error` event. One that fails ends all.
+    long begins with what says nothing, and a later failure is an event. One that fails ends all.
     """
 
     def __init__(
@@ -71,6 +70,7 @@ class Answer(Response):
         *,
         stream: bool,
         answers_each: int = 1,
+        framing: Framing = EVENTS,
     ) -> None:
         """`requests` are the choices, in order: so many of them have the same prompt."""
         self.background = None
@@ -79,6 +79,7 @@ class Answer(Response):
         self._form = form
         self._stream = stream
         self._answers_each = answers_each
+        self._framing = framing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watcher = asyncio.create_task(self._watch_client(receive))
@@ -127,7 +128,8 @@ class Answer(Response):
         try:
             async with aclosing(pieces(self._requests)) as arriving:
                 async for index, piece in arriving:
-                    events = _COMMENT
+                    framing = self._framing
+                    events = framing.waiting if index in unopened else framing.pause
                     if not piece.idle:
                         events = self._form.piece(index, piece)
                         if index in unopened:
@@ -135,7 +137,7 @@ class Answer(Response):
                             unopened.remove(index)
                     if not started:
                         started = True
-                        await _start_stream(send)
+                        await self._start_stream(send)
                     if piece.finish_reason is not None:
                         unfinished.remove(index)
                     if not unfinished:
@@ -146,7 +148,7 @@ class Answer(Response):
             if not started:
                 await error_response(refusal, scope["path"])(scope, receive, send)
                 return
-            events = b"event: error\n" + server_sent_event(envelope(refusal, scope["path"]))
+            events = self._framing.failure(refusal, scope["path"])
             await send({"type": "http.response.body", "body": events, "more_body": False})
 
     def _usage(self, scope: Scope) -> Usage:
@@ -155,6 +157,6 @@ class Answer(Response):
         note_usage(scope, usage)
         return usage
 
-
-async def _start_stream(send: Send) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+    async def _start_stream(self, send: Send) -> None:
+        headers = [(b"content-type", self._framing.media_type), *_STREAM_HEADERS]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -6,11 +6,14 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
-from gateway.api import admin, completions, embeddings, health, models, rerank
+from gateway.api import admin, completions, embeddings, front, health, models, rerank
 from gateway.api.callers import Callers
 from gateway.api.chat import route as chat
 from gateway.api.errors import on_defect, on_http_exception, on_refusal
 from gateway.api.messages import route as messages
+from gateway.api.methods import Heads
+from gateway.api.ollama import routes as ollama
+from gateway.api.ollama.files import Library
 from gateway.api.record import Recorded
 from gateway.api.visitors import Visitors
 from gateway.dispatch.refusal import Refusal
@@ -22,6 +25,7 @@ from gateway.serve.reload import Reloader
 def build_app(fleet: Fleet, reloader: Reloader) -> ASGIApp:
     app = Starlette(
         routes=[
+            *front.routes,
             *health.routes,
             *models.routes,
             *chat.routes,
@@ -29,6 +33,7 @@ def build_app(fleet: Fleet, reloader: Reloader) -> ASGIApp:
             *messages.routes,
             *embeddings.routes,
             *rerank.routes,
+            *ollama.routes,
             *admin.routes,
         ],
         exception_handlers={
@@ -40,4 +45,5 @@ def build_app(fleet: Fleet, reloader: Reloader) -> ASGIApp:
     app.state.fleet = fleet
     app.state.reloader = reloader
     app.state.pictures = PictureReader()
-    return Recorded(Visitors(Callers(app), fleet))
+    app.state.library = Library()
+    return Recorded(Visitors(Callers(Heads(app)), fleet))

@@ -93,7 +93,7 @@ class VectorAnswer(Response):
             note_usage(scope, usage)
             await self._write(usage, send)
         except Refusal as refusal:
-            await error_response(refusal)(scope, receive, send)
+            await error_response(refusal, scope["path"])(scope, receive, send)
         except ClientGoneError:
             return
         finally:

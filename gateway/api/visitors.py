@@ -36,7 +36,7 @@ class Visitors:
         )
         if reason is not None:
             refusal = Refusal("permission_denied", reason)
-            await error_response(refusal)(scope, receive, send)
+            await error_response(refusal, scope["path"])(scope, receive, send)
         elif headers.get("origin", "").lower() in settings.allowed_origins:
             await self._cors(settings.allowed_origins)(scope, receive, send)
         else:

@@ -22,6 +22,7 @@ from gateway.api.chat.tools import (
     tools_of,
 )
 from gateway.api.choices import submit_all
+from gateway.api.framing import MESSAGE_EVENTS
 from gateway.api.messages.bodies import Conversation, chat_messages
 from gateway.api.messages.writer import CountFormat, MessageFormat
 from gateway.api.sampling import (
@@ -126,7 +127,7 @@ async def _answer(
     requests = new_requests(request, fleet, generation, [generate], "messages")
     submit_all(fleet, compartment, requests)
     form = CountFormat() if count else MessageFormat(compartment.model.id, requests[0])
-    return Answer(compartment, requests, form, stream=stream)
+    return Answer(compartment, requests, form, stream=stream, framing=MESSAGE_EVENTS)
 
 
 def _generate(
