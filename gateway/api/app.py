@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
@@ -14,6 +16,8 @@ from gateway.api.messages import route as messages
 from gateway.api.methods import Heads
 from gateway.api.ollama import routes as ollama
 from gateway.api.ollama.files import Library
+from gateway.api.openapi import route as openapi
+from gateway.api.openapi.route import Document
 from gateway.api.record import Recorded
 from gateway.api.visitors import Visitors
 from gateway.dispatch.refusal import Refusal
@@ -21,21 +25,24 @@ from gateway.fleet.fleet import Fleet
 from gateway.pictures.reader import PictureReader
 from gateway.serve.reload import Reloader
 
+ROUTES: Final = (
+    *front.routes,
+    *health.routes,
+    *models.routes,
+    *chat.routes,
+    *completions.routes,
+    *messages.routes,
+    *embeddings.routes,
+    *rerank.routes,
+    *ollama.routes,
+    *admin.routes,
+    *openapi.routes,
+)
+
 
 def build_app(fleet: Fleet, reloader: Reloader) -> ASGIApp:
     app = Starlette(
-        routes=[
-            *front.routes,
-            *health.routes,
-            *models.routes,
-            *chat.routes,
-            *completions.routes,
-            *messages.routes,
-            *embeddings.routes,
-            *rerank.routes,
-            *ollama.routes,
-            *admin.routes,
-        ],
+        routes=ROUTES,
         exception_handlers={
             Refusal: on_refusal,
             HTTPException: on_http_exception,
@@ -46,4 +53,5 @@ def build_app(fleet: Fleet, reloader: Reloader) -> ASGIApp:
     app.state.reloader = reloader
     app.state.pictures = PictureReader()
     app.state.library = Library()
+    app.state.document = Document()
     return Recorded(Visitors(Callers(Heads(app)), fleet))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Callable
-from typing import Final, TypeVar, TypeVarTuple, Unpack
+from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
 
 import msgspec
 from msgspec import Raw, Struct
@@ -39,6 +40,8 @@ _SURROGATE: Final = re.compile(
 
 # msgspec knows raw JSON alone, not as one of several types.
 NOT_GIVEN: Final = Raw(b"null")
+# The default of such a field: its schema can't be written with the value itself.
+ABSENT: Final[Any] = msgspec.field(default_factory=itertools.repeat(NOT_GIVEN).__next__)
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")

@@ -57,6 +57,13 @@ class OllamaErrorEnvelope(Struct):
     error: str
 
 
+def envelope_type(path: str) -> type[Struct]:
+    """What errors look like on a path."""
+    if path.startswith(_ANTHROPIC):
+        return AnthropicErrorEnvelope
+    return OllamaErrorEnvelope if path.startswith(_OLLAMA) else ErrorEnvelope
+
+
 def envelope(refusal: Refusal, path: str) -> bytes:
     """The JSON text of an error, as the clients of this path know it."""
     if path.startswith(_ANTHROPIC):

@@ -7,8 +7,8 @@ from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
-from starlette.routing import Route
 
+from gateway.api.openapi.operation import Described, Operation
 from gateway.version import VERSION
 
 _WHAT: Final = f"Bulkhead {VERSION}, a server of models on this machine."
@@ -45,4 +45,6 @@ def _link(path: str) -> str:
     return path if path in _BASES else f'<a href="{path}">{path}</a>'
 
 
-routes = [Route("/", front)]
+routes = [
+    Described("/", front, Operation(summary="What this is", tag="probes", answer="text/plain"))
+]

@@ -10,13 +10,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 def allowed_methods(routes: Iterable[BaseRoute], scope: Scope) -> set[str]:
     """What may be done at the path of a request, by all routes that have it."""
+    # A mount has left its mark in the scope.
+    return _allowed(routes, {**scope, "root_path": scope.get("app_root_path", "")})
+
+
+def _allowed(routes: Iterable[BaseRoute], scope: Scope) -> set[str]:
     found: set[str] = set()
     for route in routes:
         match, child = route.matches(scope)
         if match is Match.NONE:
             continue
         if inner := getattr(route, "routes", None):
-            found |= allowed_methods(inner, {**scope, **child})
+            found |= _allowed(inner, {**scope, **child})
         else:
             found |= getattr(route, "methods", None) or set()
     return found

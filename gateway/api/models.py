@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from gateway.api.callers import caller_of
+from gateway.api.openapi.operation import NAMES_MODEL, Described, Operation
 from gateway.api.status import PromptCacheStatus, model_status
 from gateway.fleet.fleet import Fleet
 from gateway.model.compartment import Compartment
@@ -79,8 +81,11 @@ def _json(body: Struct) -> Response:
     return Response(msgspec.json.encode(body), media_type="application/json")
 
 
+_LIST: Final = Operation(summary="The models", tag="OpenAI", answer=ModelList)
+_SHOW: Final = Operation(summary="A model", tag="OpenAI", answer=ModelBody, refusals=NAMES_MODEL)
+
 routes = [
-    Route("/v1/models", list_models),
-    Route("/v1/models/", list_models),
-    Route("/v1/models/{model_id:path}", show_model),
+    Described("/v1/models", list_models, _LIST),
+    Described("/v1/models/", list_models, _LIST),
+    Described("/v1/models/{model_id:path}", show_model, _SHOW),
 ]

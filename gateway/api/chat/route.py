@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.routing import Route
 
 from gateway.api.answer import Answer
 from gateway.api.bodies import beside_the_loop, read_json
@@ -17,8 +16,9 @@ from gateway.api.callers import caller_of
 from gateway.api.chat.messages import MessageBody, chat_messages, check_number, picture_sources
 from gateway.api.chat.template import TemplateBody, template_arguments, thinks
 from gateway.api.chat.tools import ToolBody, ToolChoiceBody, tools_of
-from gateway.api.chat.writer import ChatFormat
+from gateway.api.chat.writer import ChatCompletion, ChatFormat, Chunk
 from gateway.api.choices import submit_all
+from gateway.api.openapi.operation import EVENT_STREAM, GENERATES, Described, Operation
 from gateway.api.sampling import check_generation, generate_message, new_requests
 from gateway.api.structure import constraint_of
 from gateway.api.supported import refusing
@@ -92,4 +92,14 @@ def _generate(body: ChatBody, compartment: Compartment, pictures: Sequence[bytes
     )
 
 
-routes = [Route("/v1/chat/completions", create_chat_completion, methods=["POST"])]
+_CHAT: Final = Operation(
+    summary="Answer a conversation",
+    tag="OpenAI",
+    body=ChatBody,
+    answer=ChatCompletion,
+    events=Chunk,
+    stream=EVENT_STREAM,
+    refusals=GENERATES,
+)
+
+routes = [Described("/v1/chat/completions", create_chat_completion, _CHAT, method="POST")]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.routing import Route
 
 from gateway.api.answer import Answer
-from gateway.api.bodies import NOT_GIVEN, Part, beside_the_loop, given, read_json
+from gateway.api.bodies import ABSENT, Part, beside_the_loop, given, read_json
 from gateway.api.callers import caller_of
 from gateway.api.chat.tools import (
     ChosenTool,
@@ -24,7 +23,8 @@ from gateway.api.chat.tools import (
 from gateway.api.choices import submit_all
 from gateway.api.framing import MESSAGE_EVENTS
 from gateway.api.messages.bodies import Conversation, chat_messages
-from gateway.api.messages.writer import CountFormat, MessageFormat
+from gateway.api.messages.writer import Count, CountFormat, Message, MessageFormat
+from gateway.api.openapi.operation import EVENT_STREAM, GENERATES, Described, Operation
 from gateway.api.sampling import (
     GenerationBody,
     StopSequence,
@@ -43,7 +43,7 @@ class ToolDefinition(Part):
 
     name: str
     description: str | None = None
-    input_schema: Raw = NOT_GIVEN
+    input_schema: Raw = ABSENT
     type: str | None = None
     strict: bool | None = None
 
@@ -80,8 +80,8 @@ class CountBody(Conversation, kw_only=True):
     # As it was named before.
     output_format: OutputFormat | None = None
     # What happens on Anthropic's machines.
-    mcp_servers: Raw = NOT_GIVEN
-    container: Raw = NOT_GIVEN
+    mcp_servers: Raw = ABSENT
+    container: Raw = ABSENT
 
 
 class MessagesBody(CountBody, kw_only=True):
@@ -203,7 +203,23 @@ def _constraint(body: CountBody) -> Constraint | None:
     return Constraint("json_schema", bytes(wanted.schema_).decode())
 
 
+_MESSAGE: Final = Operation(
+    summary="Answer a conversation",
+    tag="Anthropic",
+    body=MessagesBody,
+    answer=Message,
+    stream=EVENT_STREAM,
+    refusals=GENERATES,
+)
+_COUNT: Final = Operation(
+    summary="Count the tokens of a conversation",
+    tag="Anthropic",
+    body=CountBody,
+    answer=Count,
+    refusals=GENERATES,
+)
+
 routes = [
-    Route("/v1/messages", create_message, methods=["POST"]),
-    Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
+    Described("/v1/messages", create_message, _MESSAGE, method="POST"),
+    Described("/v1/messages/count_tokens", count_tokens, _COUNT, method="POST"),
 ]

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from gateway.api.bodies import NOT_GIVEN, Part, given
+from gateway.api.bodies import ABSENT, Part, given
 from gateway.api.chat.tools import FunctionBody
 from gateway.api.ollama.options import Options
 from gateway.api.supported import refusing
@@ -35,7 +35,7 @@ ArgumentsObject = Annotated[Raw, Meta(extra_json_schema={"type": "object"})]
 
 class CalledFunction(Part):
     name: str
-    arguments: ArgumentsObject = Raw(b"{}")
+    arguments: ArgumentsObject = ABSENT
 
 
 class ToolCallBody(Part):
@@ -64,7 +64,7 @@ class AnswerBody(Struct, kw_only=True):
     model: str
     stream: bool | None = None
     options: Options | None = None
-    format: Format = NOT_GIVEN
+    format: Format = ABSENT
     think: Think | None = None
     keep_alive: float | str | None = None
     logprobs: bool | None = None
@@ -190,7 +190,8 @@ class _Calls:
             self._number += 1
             call_id = each.id or f"call_{self._number}"
             self._open.append((call_id, each.function.name))
-            arguments = bytes(each.function.arguments).strip()
+            told = each.function.arguments
+            arguments = bytes(told).strip() if given(told) else b"{}"
             if not arguments.startswith(b"{") or not _is_json(arguments):
                 param = f"messages[{index}].tool_calls[{place}].function.arguments"
                 raise Refusal("invalid_request_error", f"{param}: send a JSON object.", param=param)

@@ -6,8 +6,8 @@ from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
+from gateway.api.openapi.operation import Described, Operation
 from gateway.dispatch.refusal import Refusal
 
 _ADVICE: Final = {
@@ -26,7 +26,9 @@ async def elsewhere(request: Request) -> Response:
     raise Refusal("invalid_request_error", f"{path} is not supported by Bulkhead: {_ADVICE[path]}.")
 
 
+_REFUSED: Final = Operation(summary="Refused, with what to do instead", tag="Ollama")
+
 routes = [
-    Route(path, elsewhere, methods=["DELETE" if path == "/api/delete" else "POST"])
+    Described(path, elsewhere, _REFUSED, method="DELETE" if path == "/api/delete" else "POST")
     for path in _ADVICE
 ]

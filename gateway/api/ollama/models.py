@@ -12,18 +12,18 @@ import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from gateway.api.bodies import read_json
 from gateway.api.callers import caller_of
 from gateway.api.ollama.files import Library, ModelFiles
 from gateway.api.ollama.names import find_model, tagged
+from gateway.api.openapi.operation import NAMES_MODEL, Described, Operation
 from gateway.fleet.fleet import Fleet
 from gateway.model.compartment import Compartment
 from gateway.model.lifecycle import State
 from gateway.version import VERSION
 
-# The first with everything that is done here: thinking, schemas, calls in streams, log probabilities.
+# The first with everything that is done here; log probabilities came last.
 _SPOKEN: Final = "0.12.11"
 # What stands for "never" where a time must be.
 _NEVER: Final = "9999-12-31T23:59:59Z"
@@ -220,9 +220,16 @@ def _json(body: Struct) -> Response:
     return Response(msgspec.json.encode(body), media_type="application/json")
 
 
+_TAGS: Final = Operation(summary="The models", tag="Ollama", answer=TagList)
+_PS: Final = Operation(summary="The models that are loaded", tag="Ollama", answer=RunningList)
+_VERSION: Final = Operation(summary="Which API this is", tag="Ollama", answer=VersionBody)
+_SHOW: Final = Operation(
+    summary="A model", tag="Ollama", body=ShowBody, answer=Shown, refusals=NAMES_MODEL
+)
+
 routes = [
-    Route("/api/tags", tags),
-    Route("/api/ps", running),
-    Route("/api/version", version),
-    Route("/api/show", show, methods=["POST"]),
+    Described("/api/tags", tags, _TAGS),
+    Described("/api/ps", running, _PS),
+    Described("/api/version", version, _VERSION),
+    Described("/api/show", show, _SHOW, method="POST"),
 ]

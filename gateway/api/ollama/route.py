@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.routing import Route
 
 from gateway.api.answer import Answer
 from gateway.api.bodies import beside_the_loop, read_json
@@ -29,7 +29,8 @@ from gateway.api.ollama.bodies import (
 from gateway.api.ollama.loads import Load
 from gateway.api.ollama.names import find_model
 from gateway.api.ollama.options import generation
-from gateway.api.ollama.writer import OllamaFormat
+from gateway.api.ollama.writer import ChatAnswer, GenerateAnswer, OllamaFormat
+from gateway.api.openapi.operation import GENERATES, LINE_STREAM, Described, Operation
 from gateway.api.sampling import GenerationBody, generate_message, new_requests
 from gateway.api.supported import check_supported
 from gateway.dispatch.refusal import Refusal
@@ -151,7 +152,26 @@ def _generate(
     )
 
 
+_CHAT: Final = Operation(
+    summary="Answer a conversation, or load a model",
+    tag="Ollama",
+    body=ChatBody,
+    answer=ChatAnswer,
+    events=ChatAnswer,
+    stream=LINE_STREAM,
+    refusals=GENERATES,
+)
+_GENERATE: Final = Operation(
+    summary="Answer a prompt, or load a model",
+    tag="Ollama",
+    body=GenerateBody,
+    answer=GenerateAnswer,
+    events=GenerateAnswer,
+    stream=LINE_STREAM,
+    refusals=GENERATES,
+)
+
 routes = [
-    Route("/api/chat", chat, methods=["POST"]),
-    Route("/api/generate", generate, methods=["POST"]),
+    Described("/api/chat", chat, _CHAT, method="POST"),
+    Described("/api/generate", generate, _GENERATE, method="POST"),
 ]

@@ -11,11 +11,11 @@ import msgspec
 from msgspec import Meta, Raw
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.routing import Route
 
 from gateway.api.bodies import beside_the_loop, read_json
 from gateway.api.inputs import Input, parse_inputs
 from gateway.api.ollama.names import find_model
+from gateway.api.openapi.operation import GENERATES, Described, Operation
 from gateway.api.vectors import MOST_INPUTS, VectorAnswer, VectorBody, submit
 from gateway.dispatch.request import Request
 from gateway.dispatch.vectors import Vectors
@@ -121,7 +121,22 @@ def _ns(seconds: float) -> int:
     return max(0, int(seconds * _NS_PER_S))
 
 
+_EMBED: Final = Operation(
+    summary="Make vectors of texts",
+    tag="Ollama",
+    body=EmbedBody,
+    answer=EmbedAnswer,
+    refusals=GENERATES,
+)
+_EMBEDDINGS: Final = Operation(
+    summary="Make a vector of a text",
+    tag="Ollama",
+    body=EmbeddingsBody,
+    answer=EmbeddingsAnswer,
+    refusals=GENERATES,
+)
+
 routes = [
-    Route("/api/embed", embed, methods=["POST"]),
-    Route("/api/embeddings", embeddings, methods=["POST"]),
+    Described("/api/embed", embed, _EMBED, method="POST"),
+    Described("/api/embeddings", embeddings, _EMBEDDINGS, method="POST"),
 ]
