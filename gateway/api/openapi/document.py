@@ -11,13 +11,21 @@ from starlette.routing import BaseRoute, Mount
 
 from gateway.api.bodies import MAX_BODY_BYTES
 from gateway.api.errors import envelope_type
-from gateway.api.openapi.operation import ALWAYS, Described, Operation
+from gateway.api.openapi.operation import ALWAYS, EVENT_STREAM, Described, Operation
 from gateway.dispatch.refusal import Code, status_of
 from gateway.version import VERSION
 
 _REFERENCE: Final = "#/components/schemas/{name}"
 _PARAMETER: Final = re.compile(r"\{(?P<name>\w+)(?::\w+)?\}")
 _WITH_BODY: Final[tuple[Code, ...]] = ("request_too_large",)
+_TEXT: Final = {"type": "string"}
+# As OpenAPI 3.2 describes the items of such streams, which tools of today know by this.
+_STREAMED: Final[dict[str, dict[str, Any]]] = {
+    EVENT_STREAM: {
+        "type": "object",
+        "properties": {"id": _TEXT, "event": _TEXT, "data": _TEXT},
+    }
+}
 _REQUEST_ID: Final = {
     "x-request-id": {
         "description": "The request's id, in the log too.",
@@ -119,13 +127,13 @@ def _content(kind: Any, known: dict[Any, Any]) -> dict[str, Any]:
     if kind is None:
         return {}
     if isinstance(kind, str):
-        return {kind: {"schema": {"type": "string"}}}
+        return {kind: {"schema": _STREAMED.get(kind, {"type": "string"})}}
     return {"application/json": {"schema": known[kind]}}
 
 
 def _stream(operation: Operation, known: dict[Any, Any]) -> dict[str, Any]:
     """OpenAPI 3.1 has no words for what a stream consists of."""
-    schema: dict[str, Any] = {"type": "string"}
+    schema = dict(_STREAMED.get(operation.stream or "", {"type": "string"}))
     if operation.events is not None:
         schema["x-each"] = known[operation.events]
     return {"schema": schema}
