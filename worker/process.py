@@ -110,6 +110,7 @@ class _Request:
         self.logprobs: LogprobWriter | None = None
         # What comes before the first token's text.
         self.echo = ""
+        self.prompt_only = False
 
 
 def _rendered(request_id: str, prompt_ids: list[int]) -> Iterator[Rendered]:
@@ -297,14 +298,13 @@ class Conversation:
         request.answer = prepared.answer
         request.logprobs = prepared.logprobs
         request.echo = prepared.echo
+        request.prompt_only = prepared.prompt_only
         if prepared.rendered:
             for message in _rendered(request_id, prepared.prompt_ids):
                 self._send(message)
         if prepared.sequence.max_tokens == 0:
             # Somebody counts.
-            del self._requests[request_id]
-            usage = Usage(request.prompt_tokens, 0)
-            self._send(Output(step=0, deltas=(Delta(request_id, (), (), "length", usage),)))
+            self._send(Output(step=0, deltas=(self._without_answer(request_id, request),)))
             return
         self._engine.post(prepared.sequence)
 
@@ -317,6 +317,9 @@ class Conversation:
             try:
                 for part in request.logprobs.prompt_parts(token):
                     self._send(Output(step=step, deltas=(Delta(token.request_id, (), (part,)),)))
+                if request.prompt_only:
+                    deltas.append(self._without_answer(token.request_id, request))
+                    continue
                 deltas.append(self._delta(request, request.answer, request.logprobs, token))
             except Exception:
                 # A detokenizer that fails on one text must not end the other streams.
@@ -325,6 +328,13 @@ class Conversation:
                 self._refuse(token.request_id, "The answer could not be decoded to text.")
         if deltas:
             self._send(Output(step=step, deltas=tuple(deltas)))
+
+    def _without_answer(self, request_id: str, request: _Request) -> Delta:
+        """All that there is of a prompt alone."""
+        del self._requests[request_id]
+        parts = (Text(request.echo),) if request.echo else ()
+        usage = Usage(request.prompt_tokens, 0)
+        return Delta(request_id, (), parts, "length", usage)
 
     def _delta(
         self, request: _Request, answer: AnswerStream, logprobs: LogprobWriter, token: Token

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Raw, Struct
 from starlette.requests import ClientDisconnect, Request
 
+from gateway.api.allowed import allowed_values
 from gateway.dispatch.refusal import Refusal
 from gateway.system.lane import Lane
 
@@ -19,6 +20,8 @@ MAX_BODY_BYTES: Final = 32 << 20
 
 # Within a map msgspec doesn't say where.
 _PATH: Final = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*?)(\[\.\.\.\])?`$")
+# What msgspec says of a value that is none of those that may be.
+_CHOICES: Final = ("Invalid enum value", "Invalid value")
 _MISSING: Final = re.compile(r"missing required field `(?P<name>[^`]*)`")
 
 _MOST_DIGITS: Final = 9
@@ -105,6 +108,8 @@ def _decode(body: bytearray, kind: type[T], optional: bool) -> T:
         reason = _PATH.sub(" as a key" if place and place["key"] else "", text)
         if missing := _MISSING.search(reason):
             param = f"{param}.{missing['name']}" if param else missing["name"]
+        if reason.startswith(_CHOICES) and (allowed := allowed_values(kind, param or "")):
+            reason = f"{reason}: send one of {allowed}"
         named = f"{param}: " if param else ""
         raise Refusal("invalid_request_error", f"{named}{reason}.", param=param) from error
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

@@ -20,7 +20,13 @@ from gateway.api.choices import submit_all, system_fingerprint
 from gateway.api.inputs import Inputs, parse_inputs
 from gateway.api.logprobs import CompletionLogprobs, completion_logprobs, tokens_of
 from gateway.api.openapi.operation import EVENT_STREAM, GENERATES, Described, Operation
-from gateway.api.sampling import MOST_ANSWERS, check_generation, generate_message, new_requests
+from gateway.api.sampling import (
+    LARGEST_COUNT,
+    MOST_ANSWERS,
+    check_generation,
+    generate_message,
+    new_requests,
+)
 from gateway.api.structure import StructuredBody, constraint_of
 from gateway.api.supported import refusing
 from gateway.api.usage import UsageBody
@@ -39,6 +45,8 @@ class CompletionBody(StructuredBody, kw_only=True):
     prompt: Inputs
     # mlx_lm.server's clients send true or false.
     logprobs: Annotated[int, Meta(ge=0, le=20)] | bool | None = None
+    # 0: nothing but the prompt, with its scores.
+    max_tokens: Annotated[int, Meta(ge=0, le=LARGEST_COUNT)] | None = None
     best_of: Annotated[int, Meta(ge=1)] | None = None
     echo: bool | None = None
     suffix: str | None = None
@@ -113,7 +121,11 @@ def _generates(body: CompletionBody) -> list[Generate]:
     )
     return [
         msgspec.structs.replace(
-            generate_message(body, _with_suffix(prompt, body), body.limit or _DEFAULT_MAX_TOKENS),
+            generate_message(
+                body,
+                _with_suffix(prompt, body),
+                _DEFAULT_MAX_TOKENS if body.limit is None else body.limit,
+            ),
             constraint=constraint,
             logprobs=logprobs,
             prompt_logprobs=logprobs if echo and body.wants_logprobs else None,

@@ -70,9 +70,7 @@ def _bound(case: Any, *, known: bool) -> None:
 def _fuzz(
     operations: list[Any], session: requests.Session, examples: int, seconds: float
 ) -> Counter[int]:
-    """So many requests to each operation, good and bad in equal parts, as far as time allows; one at
-    least.
-    """
+    """So many good and bad requests to each operation, as far as time allows; one at least."""
     statuses: Counter[int] = Counter()
     share_s = seconds / len(operations) / 2
     for operation in operations:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -22,7 +23,12 @@ from gateway.api.chat.tools import (
 )
 from gateway.api.choices import submit_all
 from gateway.api.framing import MESSAGE_EVENTS
-from gateway.api.messages.bodies import Conversation, chat_messages
+from gateway.api.messages.bodies import (
+    Conversation,
+    chat_messages,
+    check_number,
+    picture_sources,
+)
 from gateway.api.messages.writer import Count, CountFormat, Message, MessageFormat
 from gateway.api.openapi.operation import EVENT_STREAM, GENERATES, Described, Operation
 from gateway.api.sampling import (
@@ -35,6 +41,7 @@ from gateway.api.sampling import (
 from gateway.dispatch.refusal import Refusal
 from gateway.fleet.fleet import Fleet
 from gateway.model.compartment import Compartment
+from gateway.pictures.reader import PictureReader, check_pictures
 from protocol.messages import ChatPrompt, Constraint, Generate, Tools
 
 
@@ -121,17 +128,28 @@ async def _answer(
 ) -> Response:
     fleet: Fleet = request.app.state.fleet
     compartment = fleet.roster.find(body.model, caller_of(request))
+    check_number(body)
+    body_bytes: int = request.state.body_bytes
+    sources = await beside_the_loop(body_bytes, picture_sources, body)
+    check_pictures(sources, compartment.model)
+    reader: PictureReader = request.app.state.pictures
+    pictures = await reader.read(sources, fleet.settings.gateway)
     generate = await beside_the_loop(
-        request.state.body_bytes, _generate, body, generation, compartment, count
+        body_bytes, _generate, body, generation, compartment, pictures, count
     )
     requests = new_requests(request, fleet, generation, [generate], "messages")
+    reader.hold(pictures, requests)
     submit_all(fleet, compartment, requests)
     form = CountFormat() if count else MessageFormat(compartment.model.id, requests[0])
     return Answer(compartment, requests, form, stream=stream, framing=MESSAGE_EVENTS)
 
 
 def _generate(
-    body: CountBody, generation: GenerationBody, compartment: Compartment, count: bool
+    body: CountBody,
+    generation: GenerationBody,
+    compartment: Compartment,
+    pictures: Sequence[bytes],
+    count: bool,
 ) -> Generate:
     for name in ("mcp_servers", "container"):
         if given(raw := getattr(body, name)) and bytes(raw) != b"[]":
@@ -146,7 +164,7 @@ def _generate(
     if body.output_config is not None and body.output_config.effort is not None:
         arguments["reasoning_effort"] = body.output_config.effort
     told = msgspec.json.encode(arguments).decode() if arguments else ""
-    prompt = ChatPrompt(chat_messages(body), told)
+    prompt = ChatPrompt(chat_messages(body, pictures), told)
     return msgspec.structs.replace(
         # Nothing is computed for an answer of no token.
         generate_message(generation, prompt, 0 if count else generation.limit),
