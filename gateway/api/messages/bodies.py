@@ -46,13 +46,9 @@ class ImageBlock(Part, tag="image"):
 class DocumentBlock(Part, tag="document"):
     """Of texts; nothing here reads PDF."""
 
-    source: TextSource
+    source: TextSource | Base64Source | UrlSource
     title: str | None = None
     context: str | None = None
-
-    @property
-    def text(self) -> str:
-        return "\n".join(filter(None, (self.title, self.context, self.source.data)))
 
 
 ResultBlock: TypeAlias = TextBlock | ImageBlock | DocumentBlock
@@ -203,14 +199,16 @@ def _users(index: int, body: MessageBody, pictures: Iterator[bytes]) -> Iterator
     said = _Said([(next(pictures), name) for _, name in _pictures(body, path)])
     if said.pictures and body.role != "user":
         raise _misplaced(index, 0, "image", "a user's")
-    for block in body.content:
+    for place, block in enumerate(body.content):
         if isinstance(block, ToolResultBlock):
-            result = said.result(block)
+            result = said.result(block, f"{path}.{place}")
             yield ChatMessage("tool", result, tool_call_id=block.tool_use_id)
     for place, block in enumerate(body.content):
         match block:
-            case TextBlock(text) | DocumentBlock(text=text):
+            case TextBlock(text):
                 said.add(text)
+            case DocumentBlock():
+                said.add(_document(block, f"{path}.{place}"))
             case ImageBlock():
                 said.show()
             case ToolResultBlock():
@@ -220,6 +218,17 @@ def _users(index: int, body: MessageBody, pictures: Iterator[bytes]) -> Iterator
                 raise _misplaced(index, place, kind, "an assistant's")
     if said.texts or said.shown or not body.content:
         yield ChatMessage("user", "\n".join(said.texts), pictures=tuple(said.shown))
+
+
+def _document(block: DocumentBlock, path: str) -> str:
+    if not isinstance(block.source, TextSource):
+        raise Refusal(
+            "invalid_request_error",
+            f"{path}: nothing here reads files such as PDF: send a document's text, with a source "
+            "of type text.",
+            param=path,
+        )
+    return "\n".join(filter(None, (block.title, block.context, block.source.data)))
 
 
 class _Said:
@@ -242,17 +251,21 @@ class _Said:
         data, name = self.pictures[len(self.shown)]
         self.shown.append(Picture(data, self._length, name))
 
-    def result(self, block: ToolResultBlock) -> str:
+    def result(self, block: ToolResultBlock, path: str) -> str:
         """The text of a result; its pictures are shown."""
         if block.content is None or isinstance(block.content, str):
             text = block.content or ""
         else:
-            for each in block.content:
-                if isinstance(each, ImageBlock):
-                    self.show()
-            text = "\n".join(
-                each.text for each in block.content if not isinstance(each, ImageBlock)
-            )
+            texts = []
+            for place, each in enumerate(block.content):
+                match each:
+                    case TextBlock(said):
+                        texts.append(said)
+                    case DocumentBlock():
+                        texts.append(_document(each, f"{path}.content.{place}"))
+                    case ImageBlock():
+                        self.show()
+            text = "\n".join(texts)
         return f"Error: {text}" if block.is_error else text
 
 
