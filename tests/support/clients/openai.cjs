@@ -23,7 +23,12 @@ async function main() {
     additionalProperties: false,
   };
   const tools = [{ type: "function", function: { name: "get_weather", parameters } }];
-  const called = await client.chat.completions.create({ ...asked, tools, tool_choice: "required" });
+  const called = await client.chat.completions.create({
+    ...asked,
+    max_tokens: 300,
+    tools,
+    tool_choice: "required",
+  });
   found.call = called.choices[0].message.tool_calls[0].function;
   const embedded = await client.embeddings.create({ model: "demo", input: ["one", "two"] });
   found.vectors = embedded.data.length;
