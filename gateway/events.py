@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Literal, TypeAlias
@@ -42,6 +42,7 @@ Kind: TypeAlias = Literal[
     "caution",
     "spare",
     "reload",
+    "mailbox",
 ]
 
 _KEPT: Final = 1000
@@ -59,6 +60,7 @@ _WARNINGS: Final = (
     "escalation",
     "sweep",
     "caution",
+    "mailbox",
 )
 
 
@@ -85,9 +87,13 @@ class Event(Struct, frozen=True):
 
 
 class EventLog:
-    """The last events, in memory. Everything runs on the event loop."""
+    """The last events, in memory. Everything runs on the event loop.
+
+    `counts` has how many there were by kind and model.
+    """
 
     def __init__(self) -> None:
+        self.counts: Counter[tuple[Kind, str | None]] = Counter()
         self._events: deque[Event] = deque(maxlen=_KEPT)
         # Beyond those of an earlier gateway, so that a follower who comes back misses nothing.
         self._last_id = int(time.time()) * _IDS_PER_S
@@ -95,6 +101,7 @@ class EventLog:
 
     def emit(self, kind: Kind, model: str | None, **fields: Any) -> None:
         self._last_id += 1
+        self.counts[kind, model] += 1
         fields = {name: _rounded(value) for name, value in fields.items()}
         event = Event(self._last_id, time.time(), kind, model, fields)
         self._events.append(event)

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount
 
-from gateway.api import events, logs
+from gateway.api import events, keys, logs
 from gateway.api.bodies import read_json
 from gateway.api.callers import caller_of
 from gateway.api.openapi.operation import LOADS, Described, Operation
@@ -184,6 +184,7 @@ routes = [
                 )
                 for verb in (load, unload, restart, kill)
             ),
+            *keys.routes,
             *logs.routes,
             *events.routes,
         ],

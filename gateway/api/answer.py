@@ -14,18 +14,20 @@ from starlette.types import Receive, Scope, Send
 from gateway.api.choices import pieces, usage_of
 from gateway.api.errors import error_response
 from gateway.api.framing import EVENTS, Framing
-from gateway.api.record import note_usage
+from gateway.api.record import CLIENT_LEFT, note_outcome, note_usage
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import ClientGoneError, Piece, Request
 from gateway.model.compartment import Compartment
 from protocol.messages import FinishReason, Usage
 from protocol.parts import AnswerPart, merged
 
-_STREAM_HEADERS: Final = [
+COMMENT: Final = b": waiting\n\n"
+_UNCOLLECTED: Final = [
     (b"cache-control", b"no-cache"),
     # nginx would collect the events otherwise.
     (b"x-accel-buffering", b"no"),
 ]
+STREAM_HEADERS: Final = [(b"content-type", EVENTS.media_type), *_UNCOLLECTED]
 
 
 class Choice(Struct):
@@ -81,16 +83,24 @@ class Answer(Response):
         self._answers_each = answers_each
         self._framing = framing
 
+    async def complete(self) -> None:
+        """The whole answer is there, and its client is about to learn that."""
+
+    def failure(self, refusal: Refusal, path: str) -> bytes:
+        """The last event of a stream that ends here."""
+        return self._framing.failure(refusal, path)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watcher = asyncio.create_task(self._watch_client(receive))
         try:
             write = self._write_stream if self._stream else self._write_whole
             await write(scope, receive, send)
         except ClientGoneError:
-            return
+            note_outcome(scope, CLIENT_LEFT)
         finally:
             watcher.cancel()
             self._cancel()
+            self._usage(scope)
 
     async def _watch_client(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -119,6 +129,7 @@ class Answer(Response):
         usage = self._usage(scope)
         choices = [Choice(merged(parts), reasons[index]) for index, parts in enumerate(found)]
         body = self._form.whole(choices, usage)
+        await self.complete()
         await Response(body, media_type="application/json")(scope, receive, send)
 
     async def _write_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -131,10 +142,9 @@ class Answer(Response):
                     framing = self._framing
                     events = framing.waiting if index in unopened else framing.pause
                     if not piece.idle:
-                        events = self._form.piece(index, piece)
-                        if index in unopened:
-                            events = self._form.opening(index) + events
-                            unopened.remove(index)
+                        events = self._form.opening(index) if index in unopened else b""
+                        unopened.discard(index)
+                        events += self._form.piece(index, piece)
                     if not started:
                         started = True
                         await self._start_stream(send)
@@ -142,21 +152,25 @@ class Answer(Response):
                         unfinished.remove(index)
                     if not unfinished:
                         events += self._form.closing(self._usage(scope))
+                        await self.complete()
                     more = bool(unfinished)
                     await send({"type": "http.response.body", "body": events, "more_body": more})
         except Refusal as refusal:
             if not started:
                 await error_response(refusal, scope["path"])(scope, receive, send)
                 return
-            events = self._framing.failure(refusal, scope["path"])
+            note_outcome(scope, refusal.code)
+            events = self.failure(refusal, scope["path"])
             await send({"type": "http.response.body", "body": events, "more_body": False})
 
     def _usage(self, scope: Scope) -> Usage:
-        usages = [each.usage for each in self._requests if each.usage is not None]
+        """Also of answers that end early: what was computed was used."""
+        usages = [each.spent for each in self._requests if each.spent is not None]
         usage = usage_of(usages, self._answers_each)
-        note_usage(scope, usage)
+        if usages:
+            note_usage(scope, usage)
         return usage
 
     async def _start_stream(self, send: Send) -> None:
-        headers = [(b"content-type", self._framing.media_type), *_STREAM_HEADERS]
+        headers = [(b"content-type", self._framing.media_type), *_UNCOLLECTED]
         await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
-from gateway.api import admin, completions, embeddings, front, health, models, rerank
+from gateway.api import admin, completions, embeddings, front, health, metrics, models, rerank
 from gateway.api.callers import Callers
 from gateway.api.chat import route as chat
 from gateway.api.errors import on_defect, on_http_exception, on_refusal
@@ -18,20 +20,27 @@ from gateway.api.ollama import routes as ollama
 from gateway.api.ollama.files import Library
 from gateway.api.openapi import route as openapi
 from gateway.api.openapi.route import Document
-from gateway.api.record import Recorded
+from gateway.api.recorded import Recorded
+from gateway.api.responses import route as responses
 from gateway.api.visitors import Visitors
 from gateway.dispatch.refusal import Refusal
+from gateway.edge.door import Door
 from gateway.fleet.fleet import Fleet
+from gateway.keys.keys import Keys
+from gateway.mailbox.mailbox import Mailbox
+from gateway.metrics.http_meter import HttpMeter
 from gateway.pictures.reader import PictureReader
 from gateway.serve.reload import Reloader
 
 ROUTES: Final = (
     *front.routes,
     *health.routes,
+    *metrics.routes,
     *models.routes,
     *chat.routes,
     *completions.routes,
     *messages.routes,
+    *responses.routes,
     *embeddings.routes,
     *rerank.routes,
     *ollama.routes,
@@ -40,7 +49,9 @@ ROUTES: Final = (
 )
 
 
-def build_app(fleet: Fleet, reloader: Reloader) -> ASGIApp:
+def build_app(
+    fleet: Fleet, reloader: Reloader, mailbox: Mailbox, keys: Keys, door: Door
+) -> ASGIApp:
     app = Starlette(
         routes=ROUTES,
         exception_handlers={
@@ -51,7 +62,23 @@ def build_app(fleet: Fleet, reloader: Reloader) -> ASGIApp:
     )
     app.state.fleet = fleet
     app.state.reloader = reloader
+    app.state.keys = keys
+    app.state.door = door
+    app.state.mailbox = mailbox
     app.state.pictures = PictureReader()
+    app.state.http_meter = HttpMeter()
     app.state.library = Library()
     app.state.document = Document()
-    return Recorded(Visitors(Callers(Heads(app)), fleet))
+    visitors = Visitors(Callers(Heads(app), keys), fleet, exposed=keys.exposed)
+    return Recorded(visitors, app.state.http_meter, dict(_paths(app.routes)))
+
+
+def _paths(
+    routes: Iterable[BaseRoute], prefix: str = ""
+) -> Iterator[tuple[Callable[..., Any], str]]:
+    """Each endpoint, and its path as it was declared."""
+    for each in routes:
+        if isinstance(each, Mount):
+            yield from _paths(each.routes, prefix + each.path)
+        elif isinstance(each, Route):
+            yield each.endpoint, prefix + each.path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -9,8 +10,10 @@ from msgspec import Struct
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from gateway.api.methods import allowed_methods
+from gateway.api.record import note_outcome
 from gateway.dispatch.refusal import Refusal
 
 _TYPES: Final = {
@@ -81,19 +84,33 @@ def envelope(refusal: Refusal, path: str) -> bytes:
     )
 
 
+class ErrorResponse(Response):
+    """Tells the request's record what it ended with."""
+
+    def __init__(self, refusal: Refusal, path: str, headers: Mapping[str, str]) -> None:
+        super().__init__(
+            envelope(refusal, path),
+            status_code=refusal.status,
+            headers=headers,
+            media_type="application/json",
+        )
+        self._code = refusal.code
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        note_outcome(scope, self._code)
+        await super().__call__(scope, receive, send)
+
+
 def error_response(refusal: Refusal, path: str = "") -> Response:
     headers = {}
+    if refusal.status == 401:
+        headers["www-authenticate"] = "Bearer"
     if refusal.retry_after_s is not None:
         headers["retry-after"] = str(refusal.retry_after_s)
     if refusal.lasting or refusal.code in ("worker_crashed", "insufficient_memory"):
         headers["x-should-retry"] = "false"
         headers.pop("retry-after", None)
-    return Response(
-        envelope(refusal, path),
-        status_code=refusal.status,
-        headers=headers,
-        media_type="application/json",
-    )
+    return ErrorResponse(refusal, path, headers)
 
 
 async def on_refusal(request: Request, error: Exception) -> Response:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from msgspec import Struct
@@ -43,3 +43,10 @@ MESSAGE_EVENTS: Final = Framing(
 )
 # Clients read an empty line as JSON, and fail; before a line's text spaces are nothing to JSON.
 LINES: Final = Framing(b"application/x-ndjson", waiting=b" ", pause=b" ", failure=_error_line)
+
+
+def framing_of(headers: Iterable[tuple[bytes, bytes]]) -> Framing | None:
+    """That of a response with these headers; None: it is no stream."""
+    kind = dict(headers).get(b"content-type", b"").partition(b";")[0]
+    known = {each.media_type.partition(b";")[0]: each for each in (EVENTS, LINES)}
+    return known.get(kind)

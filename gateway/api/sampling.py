@@ -156,6 +156,7 @@ def new_requests(
     Raises:
         Refusal: a header, or keep_alive, can't be read, or it is too much at once.
     """
+    check_mailbox(http_request)
     if len(generates) * body.answers > MOST_ANSWERS:
         raise Refusal(
             "invalid_request_error",
@@ -167,7 +168,7 @@ def new_requests(
     record = record_of(http_request)
     record.model = model.id
     priority = priority_of(http_request, body.priority, model)
-    return [
+    requests = [
         Request(
             msgspec.structs.replace(
                 generate, request_id=unique(record.id), sampling=_another(generate.sampling, index)
@@ -182,6 +183,8 @@ def new_requests(
         for generate in generates
         for index in range(body.answers)
     ]
+    record.timings = [each.timing for each in requests]
+    return requests
 
 
 def _another(sampling: Sampling, index: int) -> Sampling:
@@ -278,6 +281,26 @@ def generate_message(body: GenerationBody, prompt: Prompt, max_tokens: int | Non
         ignore_eos=bool(body.ignore_eos),
         cache_salt=body.cache_salt or "",
     )
+
+
+def check_mailbox(request: HttpRequest) -> bool:
+    """Whether the answer is to be kept for a client that leaves.
+
+    Raises:
+        Refusal: the header says something else, or this path keeps no answers.
+    """
+    text = request.headers.get("x-mailbox")
+    if text is None:
+        return False
+    if text.strip().lower() != "keep":
+        reason = f"{text[:40]!r} is not known: send keep, or leave it out"
+    elif request.url.path == "/v1/responses":
+        reason = "responses are kept with background: true"
+    elif request.url.path != "/v1/chat/completions":
+        reason = "only answers of /v1/chat/completions can be kept"
+    else:
+        return True
+    raise Refusal("invalid_request_error", f"X-Mailbox: {reason}.", param="X-Mailbox")
 
 
 def deadline_s(request: HttpRequest, default_s: float) -> float:

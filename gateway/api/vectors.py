@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.callers import caller_of
 from gateway.api.errors import error_response
-from gateway.api.record import note_usage, record_of
+from gateway.api.record import CLIENT_LEFT, note_outcome, note_usage, record_of
 from gateway.api.sampling import Priority, deadline_s, keep_alive_s, priority_of
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import ClientGoneError, Request
@@ -65,6 +65,7 @@ def submit(
         keep_alive_s=keep_alive_s(body.keep_alive),
         params={**params, "truncate": "truncate_prompt_tokens"},
     )
+    record.timings = (request.timing,)
     fleet.submit(compartment, request)
     return compartment, request
 
@@ -90,15 +91,16 @@ class VectorAnswer(Response):
         watcher = asyncio.create_task(self._watch_client(receive))
         try:
             usage = await self._until_over()
-            note_usage(scope, usage)
             await self._write(usage, send)
         except Refusal as refusal:
             await error_response(refusal, scope["path"])(scope, receive, send)
         except ClientGoneError:
-            return
+            note_outcome(scope, CLIENT_LEFT)
         finally:
             watcher.cancel()
             self._cancel()
+            if self._request.spent is not None:
+                note_usage(scope, self._request.spent)
 
     async def _until_over(self) -> Usage:
         while True:

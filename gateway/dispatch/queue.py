@@ -42,6 +42,11 @@ class RequestQueue:
         return len(self._suspects) + len(self._parked) + len(self._waiting)
 
     @property
+    def parked(self) -> int:
+        """Of those that wait, the ones that ran already."""
+        return len(self._suspects) + len(self._parked)
+
+    @property
     def running(self) -> int:
         return len(self._running)
 

@@ -12,6 +12,7 @@ from msgspec import Struct
 from gateway.dispatch.progress import Progress
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.vectors import Vectors
+from gateway.metrics.timing import Timing
 from protocol.messages import (
     ChatPrompt,
     Delta,
@@ -80,6 +81,7 @@ class Request:
         self.params = params or {}
         self.deadline_s = deadline_s
         self.arrived_at = now
+        self.timing = Timing(now)
         self.deadline_at = now + deadline_s
         self.progress = Progress(task)
         # What an `Embed` is answered with, whole once the request is over.
@@ -105,6 +107,14 @@ class Request:
     def usage(self) -> Usage | None:
         """Once the whole answer is there; `cached_tokens` are those that the last worker found."""
         return self._usage
+
+    @property
+    def spent(self) -> Usage | None:
+        """What was computed for it so far, as far as that is known; None: nothing."""
+        if self._usage is not None:
+            return self._usage
+        tokens = len(self.progress.delivered)
+        return Usage(self.progress.prompt_tokens, tokens) if self.progress.begun else None
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -201,7 +211,7 @@ class Request:
         parts, self._parts = tuple(merged(self._parts)), []
         if self._refusal is not None:
             if not parts:
-                raise self._refusal
+                raise self._refusal.anew()
             self._arrived.set()
         return Piece(parts, self._finish_reason, self._usage)
 

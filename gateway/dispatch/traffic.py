@@ -17,6 +17,7 @@ from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
 from gateway.dispatch.vectors import ImplausibleError
 from gateway.events import EventLog, Kind
+from gateway.metrics.model_meter import ModelMeter
 from protocol.messages import (
     Ability,
     Cancel,
@@ -82,6 +83,7 @@ class Traffic:
         self.keep_alive_s: float | None = None
         self.prompt_tokens = 0
         self.cached_tokens = 0
+        self.meter = ModelMeter()
         self._model_id = model_id
         self._queue = RequestQueue(bounds.depth, bounds.concurrency, bounds.priority)
         self._host = host
@@ -95,6 +97,10 @@ class Traffic:
     @property
     def waiting(self) -> int:
         return self._queue.waiting
+
+    @property
+    def parked(self) -> int:
+        return self._queue.parked
 
     @property
     def running(self) -> int:
@@ -184,6 +190,7 @@ class Traffic:
     def output(self, message: Output) -> bool:
         """Whether any of it is for a request that runs. Raises: ProtocolBreachError."""
         useful = False
+        now = self._loop.time()
         for delta in message.deltas:
             request = self._queue.find_running(delta.request_id)
             if request is None:
@@ -193,14 +200,18 @@ class Traffic:
             if not progress.rendered:
                 raise ProtocolBreachError("it sent output before the prompt's tokens")
             request.deliver(delta)
+            if delta.token_ids and not request.probe:
+                if request.timing.last_token_at is None:
+                    self.meter.prompt_tokens += progress.prompt_tokens
+                self.meter.tokens(request.timing, len(delta.token_ids), now)
             self._check_length(len(progress.delivered))
             if request.over:
                 self._count(request)
                 self._finished(request)
             elif self._queue.acquit(request):
                 self._send(Cancel(request_id=progress.wire_id))
-                request.park(self._loop.time())
-                self._emit("park", request)
+                request.park(now)
+                self._note_park(request)
                 self.dispatch()
         return useful
 
@@ -214,6 +225,8 @@ class Traffic:
         except ImplausibleError as error:
             raise ProtocolBreachError(str(error)) from error
         if request.over:
+            if request.usage is not None and not request.probe:
+                self.meter.prompt_tokens += request.usage.prompt_tokens
             self._finished(request)
         return True
 
@@ -261,10 +274,14 @@ class Traffic:
                 )
                 continue
             if request.progress.resumed:
+                self.meter.resumed += 1
                 self._emit("resume", request)
             connection.send(message)
             self._queue.run(request)
-            request.start(self._loop.time())
+            now = self._loop.time()
+            request.start(now)
+            if not request.probe:
+                self.meter.sent(request.timing, now)
 
     def configure(self, bounds: Bounds) -> None:
         """Other bounds from now on; who waits or runs already stays."""
@@ -292,7 +309,7 @@ class Traffic:
                 self._refuse(request, _died_twice(self._model_id, "was ended"))
             else:
                 parked.append(request)
-                self._emit("park", request)
+                self._note_park(request)
         convicted = any(each.over for each in running)
         self._queue.park(parked)
         self._host.notify()
@@ -347,6 +364,10 @@ class Traffic:
         if request.usage is not None and not request.probe:
             self.prompt_tokens += request.usage.prompt_tokens
             self.cached_tokens += request.usage.cached_tokens
+
+    def _note_park(self, request: Request) -> None:
+        self.meter.parked += 1
+        self._emit("park", request)
 
     def _note_use(self, request: Request) -> None:
         if not request.probe:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
+import struct
 import urllib.parse
 from collections import deque
 from typing import Any, Final
@@ -38,6 +40,12 @@ _PROBES: Final = ("/livez", "/readyz", "/health")
 # that haven't begun are often there sooner than that is worth asking.
 _ASKED_S: Final = 1.0
 _HEARD_S: Final = 0.05
+# What the system takes of an answer ahead of what it has sent. It would be megabytes otherwise, for
+# each client that doesn't read, before anybody noticed that it doesn't.
+_UNSENT: Final[int | None] = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+_UNSENT_BYTES: Final = 128 << 10
+# For SO_LINGER: on, for no time.
+_AT_ONCE: Final = struct.pack("ii", 1, 0)
 
 
 class _TooMuchAheadError(Exception):
@@ -78,11 +86,17 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._place = self._door.enter(self)
-        if self._place is Place.NONE:
+        if _UNSENT is not None:
+            connected = transport.get_extra_info("socket")
+            with contextlib.suppress(OSError):
+                connected.setsockopt(socket.IPPROTO_TCP, _UNSENT, _UNSENT_BYTES)
+        self._place = self._door.enter(self, "" if self.client is None else self.client[0])
+        if self._place in (Place.NONE, Place.TOO_MANY):
             # At once: every descriptor counts.
             self._deaf = True
-            transport.write(plain_response(self._door.full(), new_request_id()))
+            refusal = self._door.no_place(self._place)
+            self._door.refused[refusal.code] += 1
+            transport.write(plain_response(refusal, new_request_id()))
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -106,7 +120,7 @@ class Connection(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Whether the connection stays open in the other direction."""
-        if self._deaf and not self._exchanges:
+        if not self.transport.can_write_eof() or (self._deaf and not self._exchanges):
             return False
         if not self._exchanges:
             if self._in_head:
@@ -157,7 +171,7 @@ class Connection(HttpToolsProtocol):
         elif doing in (Doing.IDLE, Doing.HEAD):
             self._leave()
         else:
-            self.transport.abort()
+            self._reset()
 
     # From the parser
 
@@ -354,14 +368,28 @@ class Connection(HttpToolsProtocol):
             "Refused: %s", refusal.message, extra=about(request=name, status=refusal.status)
         )
         self._deaf = True
+        self._door.refused[refusal.code] += 1
         self.transport.write(plain_response(refusal, name))
-        self.transport.write_eof()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:
+            # TLS has no half-closed connections, and takes in what is unread before it ends.
+            self.transport.close()
         self._door.turn(self, Doing.LEAVING)
 
     def _leave(self) -> None:
         self._deaf = True
         self._door.turn(self, Doing.LEAVING)
         self.transport.close()
+
+    def _reset(self) -> None:
+        """End it, and have the system forget what it holds for it: it would keep that for minutes
+        otherwise, for a client that doesn't take it.
+        """
+        connected = self.transport.get_extra_info("socket")
+        with contextlib.suppress(OSError):
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+        self.transport.abort()
 
     def _ask_client(self) -> None:
         """Write something, if that changes nothing for a client that is still there."""

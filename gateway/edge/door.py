@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Final, Protocol
 
-from gateway.dispatch.refusal import Refusal
+from gateway.dispatch.refusal import Code, Refusal
 from gateway.edge.byte_budget import ByteBudget
 from gateway.edge.crowd import Crowd, Place
+from gateway.edge.neighbourhood import neighbourhood
 from gateway.edge.reception import Doing, Reception
 from gateway.system.tasks import Tasks
 
@@ -32,17 +34,25 @@ class Guest(Hashable, Protocol):
 
 
 class Door:
-    def __init__(self, capacity: Callable[[], int]) -> None:
-        """`capacity` is how many connections there may be at present."""
+    """`refused` counts what was answered without the application, by the code of the answer."""
+
+    def __init__(self, capacity: Callable[[], int], from_one_place: Callable[[], int]) -> None:
+        """How many connections there may be at present, in all and from one address."""
+        self.refused: Counter[Code] = Counter()
         self.bodies = ByteBudget(ALL_BODIES_BYTES)
         self._capacity = capacity
+        self._from_one_place = from_one_place
         self._crowd: Crowd[Guest] = Crowd()
         self._guests: set[Guest] = set()
 
-    def enter(self, guest: Guest) -> Place:
-        """A new connection; it is watched even if it gets no place, until it has left."""
+    def enter(self, guest: Guest, host: str) -> Place:
+        """A new connection from this address; it is watched even if it gets no place, until it has
+        left.
+        """
         self._guests.add(guest)
-        place, victim = self._crowd.enter(guest, self._capacity())
+        place, victim = self._crowd.enter(
+            guest, self._capacity(), neighbourhood(host), self._from_one_place()
+        )
         if victim is not None:
             victim.make_place()
         return place
@@ -50,6 +60,10 @@ class Door:
     def turn(self, guest: Guest, doing: Doing) -> None:
         guest.reception.turn(doing, asyncio.get_running_loop().time())
         self._crowd.turn(guest, doing)
+
+    def count(self, doing: Doing) -> int:
+        """Of connections that are busy with this."""
+        return self._crowd.count(doing)
 
     def leave(self, guest: Guest) -> None:
         self._guests.discard(guest)
@@ -64,6 +78,18 @@ class Door:
         for guest in [each for each in self._guests if each.reception.deadline_at <= now]:
             # A defect in one must not end the watch over all.
             tasks.attempt(guest.overdue, "end of an overdue connection")
+
+    def no_place(self, place: Place) -> Refusal:
+        """What those are told that got none."""
+        return self.full() if place is Place.NONE else self._too_many()
+
+    def _too_many(self) -> Refusal:
+        return Refusal(
+            "overloaded",
+            f"{self._from_one_place()} connections from this address are being served already, as "
+            "many as may be (gateway.max_connections_per_address): try again later.",
+            retry_after_s=_RETRY_AFTER_S,
+        )
 
     def full(self) -> Refusal:
         return Refusal(

@@ -14,7 +14,7 @@ BODY_S: Final = 30.0
 # A slower body than this must be done within BODY_S.
 BODY_BYTES_PER_S: Final = 512 << 10
 # Also for an answer that is written and not taken: the system holds what fits its buffers.
-UNREAD_S: Final = 120.0
+UNREAD_S: Final = 60.0
 LEAVING_S: Final = 30.0
 
 

@@ -24,6 +24,7 @@ from gateway.memory.estimate.learned import Learned
 from gateway.memory.steward import Steward
 from gateway.memory.stranded.policy import Stranded
 from gateway.memory.stranded.record import write_stranded
+from gateway.metrics.loop_lag import LoopLag
 from gateway.model import refusals
 from gateway.model.compartment import Compartment
 from gateway.model.lifecycle import State
@@ -52,7 +53,8 @@ class Phase(StrEnum):
 
 class Fleet:
     """`phase` is the gateway's own, `roster` has the models, `readings` what was measured last,
-    `prompts` what is kept of them on disk, `faults` what failed inside the gateway.
+    `prompts` what is kept of them on disk, `faults` what failed inside the gateway, `lag` how late
+    its event loop was.
     """
 
     def __init__(
@@ -106,11 +108,13 @@ class Fleet:
         self.prompts = Prompts(state_dir.prompts, settings.prompt_cache)
         self.roster = Roster(models, self._new_compartment, self.steward)
         self.readings = Readings(self.roster, lambda: self.workers, self.steward)
+        self.lag = LoopLag()
         self._tasks = Tasks("fleet")
 
     def start(self) -> None:
         self.readings.start()
         self.prompts.start()
+        self.lag.watch(self._tasks)
         self._tasks.keep(self._tick, "deadlines", _TICK_S)
         self.phase = Phase.SERVING
         for compartment in self.roster.configured.values():

@@ -12,7 +12,7 @@ ADMIN: Final = "admin"
 
 
 class Caller(Struct, frozen=True, kw_only=True):
-    """`name` is that of the key; None: there are no keys, and everybody may do everything.
+    """`name` is that of the key, and None if there are none, or none was shown.
 
     `models` are the ids and aliases that it may use, None for all. `priority` is the highest that
     its requests may have, None for the model's own; it doesn't bind who is `admin`.
@@ -43,3 +43,5 @@ class Caller(Struct, frozen=True, kw_only=True):
 
 # Without keys.
 ANYBODY: Final = Caller(admin=True)
+# Who shows none where none is needed.
+STRANGER: Final = Caller(models=())

@@ -22,6 +22,7 @@ from gateway.model.lifecycle import (
 _ENDS: Final = (Event.EXIT, Event.START_FAILED)
 # It can't be loaded as things are.
 _NOT_HAD: Final = (Event.NO_ROOM, Event.UNREADABLE)
+_LEAVING: Final = (State.DRAINING, State.STOPPING)
 # Here an event may be news although the state stays what it was.
 _AT_REST: Final = (State.UNLOADED, State.HELD)
 
@@ -49,6 +50,7 @@ class Condition:
         self._reason: str | None = None
         self._failure: Refusal | None = None
         self._end_reason: str | None = None
+        self._end_cause: Event | None = None
         # What those are told who want a model that is held.
         self._hold: Refusal | None = None
         self._model_id = model_id
@@ -72,6 +74,11 @@ class Condition:
     def end_reason(self) -> str | None:
         """Why the present process is to end; None if it isn't, or if an order says it all."""
         return self._end_reason
+
+    @property
+    def end_cause(self) -> Event | None:
+        """What had the present process, or the last one, ended; None: nothing did, it ended."""
+        return self._end_cause
 
     @property
     def failure(self) -> Refusal | None:
@@ -132,6 +139,10 @@ class Condition:
         if self.state is not before or (self.state in _AT_REST and event is not Event.DEMAND):
             self._explain(event, reason, refusal)
         if self.state is not before:
+            if self.state is State.STARTING:
+                self._end_cause = None
+            elif self.state in _LEAVING and before not in _LEAVING:
+                self._end_cause = event
             self._performer.entered(before)
             self._events.emit(
                 "state",

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import NamedTuple
+from collections import Counter
+from typing import Final, NamedTuple
 
 from gateway.clock.waiting import Timer
 from gateway.config.in_force import InForce
@@ -33,6 +34,20 @@ from gateway.process.worker_log import WorkerLog
 logger = logging.getLogger(__name__)
 
 
+# After these ends there is another worker, by what whoever counts restarts calls them.
+_CAUSES: Final = {
+    Event.EXIT: "crashed",
+    Event.HUNG: "hung",
+    Event.MISBEHAVED: "misbehaved",
+    Event.LOAD_FAILED: "load failed",
+    Event.DEADLINE: "load too slow",
+    Event.START_FAILED: "not started",
+    Event.OVERGROWN: "overgrown",
+    Event.RESTART: "operator",
+    Event.CHANGED: "configuration",
+}
+
+
 class _Ruling(NamedTuple):
     """`next_attempt_s` is from now; None: at once, or never."""
 
@@ -41,7 +56,9 @@ class _Ruling(NamedTuple):
 
 
 class Recovery:
-    """One model's. `restarts` counts the starts after deaths."""
+    """One model's. `restarts` counts the starts after deaths, `restarts_by` also those after ends
+    that had a new worker for their aim, each by its cause.
+    """
 
     def __init__(
         self,
@@ -55,6 +72,8 @@ class Recovery:
     ) -> None:
         self.last_exit: LastExit | None = None
         self.restarts = 0
+        self.restarts_by = Counter(dict.fromkeys(_CAUSES.values(), 0))
+        self._end: Event | None = None
         self._model_id = model_id
         self._in_force = in_force
         self._condition = condition
@@ -72,6 +91,9 @@ class Recovery:
         """A worker is about to be started."""
         if self._died:
             self.restarts += 1
+        if self._end in _CAUSES:
+            self.restarts_by[_CAUSES[self._end]] += 1
+        self._end = None
         self._died = self._excused = False
 
     def excuse(self) -> None:
@@ -81,6 +103,7 @@ class Recovery:
     def ended(self, worker: Worker, status: ExitStatus) -> None:
         """The process of a worker is gone."""
         ordered = not self._condition.judged
+        self._end = self._condition.end_cause or (None if ordered else Event.EXIT)
         expected = ordered and (self._condition.state is State.STOPPING or status.code == 0)
         reason = self._condition.end_reason or (
             "stopped as asked" if expected else f"ended unexpectedly while {self._condition.state}"
@@ -110,6 +133,7 @@ class Recovery:
             refusal = Refusal("model_unavailable", f"{self._model_id!r}: {reason}", lasting=True)
             self._condition.handle(Event.NOT_STARTED, reason, refusal=refusal)
             return
+        self._end = Event.START_FAILED
         # Descriptors, processes or memory may be there later.
         logger.error(
             "%s: no worker could be started: %s",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Annotated, Final
 
@@ -13,13 +14,20 @@ from starlette.responses import Response
 from gateway.api.answer import Answer
 from gateway.api.bodies import beside_the_loop, read_json
 from gateway.api.callers import caller_of
+from gateway.api.chat.kept import Form, keep
+from gateway.api.chat.kept import routes as kept_routes
 from gateway.api.chat.messages import MessageBody, chat_messages, check_number, picture_sources
 from gateway.api.chat.template import TemplateBody, template_arguments, thinks
 from gateway.api.chat.tools import ToolBody, ToolChoiceBody, tools_of
 from gateway.api.chat.writer import ChatCompletion, ChatFormat, Chunk
 from gateway.api.choices import submit_all
 from gateway.api.openapi.operation import EVENT_STREAM, GENERATES, Described, Operation
-from gateway.api.sampling import check_generation, generate_message, new_requests
+from gateway.api.sampling import (
+    check_generation,
+    check_mailbox,
+    generate_message,
+    new_requests,
+)
 from gateway.api.structure import constraint_of
 from gateway.api.supported import refusing
 from gateway.dispatch.refusal import Refusal
@@ -55,6 +63,17 @@ async def create_chat_completion(request: HttpRequest) -> Response:
     pictures = await reader.read(sources, fleet.settings.gateway)
     generate = await beside_the_loop(body_bytes, _generate, body, compartment, pictures)
     requests = new_requests(request, fleet, body, [generate], "messages")
+    stream = bool(body.stream)
+    if check_mailbox(request):
+        kept = Form(
+            compartment.model.id,
+            int(time.time()),
+            body.include_usage,
+            body.include_reasoning is not False,
+        )
+        followed = await keep(request, fleet, requests, kept, stream=stream)
+        reader.hold(pictures, [followed.job])
+        return followed
     reader.hold(pictures, requests)
     submit_all(fleet, compartment, requests)
     form = ChatFormat(
@@ -63,7 +82,6 @@ async def create_chat_completion(request: HttpRequest) -> Response:
         include_usage=body.include_usage,
         include_reasoning=body.include_reasoning is not False,
     )
-    stream = bool(body.stream)
     return Answer(compartment, requests, form, stream=stream, answers_each=len(requests))
 
 
@@ -102,4 +120,7 @@ _CHAT: Final = Operation(
     refusals=GENERATES,
 )
 
-routes = [Described("/v1/chat/completions", create_chat_completion, _CHAT, method="POST")]
+routes = [
+    Described("/v1/chat/completions", create_chat_completion, _CHAT, method="POST"),
+    *kept_routes,
+]

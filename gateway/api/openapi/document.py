@@ -93,12 +93,11 @@ def _operation(path: str, operation: Operation, known: dict[Any, Any]) -> dict[s
     answer = _content(operation.answer, known)
     if operation.stream is not None:
         answer[operation.stream] = _stream(operation, known)
-    responses["200"] = {"description": "Done.", "headers": _REQUEST_ID}
     if answer:
-        responses["200"]["content"] = answer
+        responses["200"] = {"description": "Done.", "headers": _REQUEST_ID, "content": answer}
     for other, kind in operation.others.items():
         content = _content(kind, known)
-        responses[str(other)] = {"description": "As it says.", "content": content}
+        responses[str(other)] = {"description": "Done, or how it is.", "content": content}
     codes = (*ALWAYS, *operation.refusals, *(_WITH_BODY if operation.body else ()))
     for status, names in _by_status(codes).items():
         error = known[envelope_type(path)]

@@ -12,6 +12,7 @@ from starlette.datastructures import Headers
 from gateway.edge.byte_budget import ByteBudget
 from gateway.edge.capacity import capacity
 from gateway.edge.crowd import SPARE_PLACES, Crowd, Place
+from gateway.edge.neighbourhood import neighbourhood
 from gateway.edge.origins import complaint
 from gateway.edge.reception import (
     BODY_BYTES_PER_S,
@@ -66,6 +67,64 @@ def test_the_longest_idle_makes_place() -> None:
     crowd.turn("c", Doing.BODY)
     assert [crowd.enter(name, 3)[1] for name in "ef"] == ["a", "d"]
     assert len(crowd) == 3
+
+
+def test_neighbours_make_place_for_each_other_alone() -> None:
+    crowd: Crowd[str] = Crowd()
+    for name in ("mine", "a", "b"):
+        assert crowd.enter(name, 99, None if name == "mine" else "there", 2)[0] is Place.FULL
+    assert crowd.enter("c", 99, "there", 2) == (Place.FULL, "a")
+    crowd.turn("b", Doing.SERVED)
+    crowd.turn("c", Doing.SERVED)
+    assert crowd.enter("d", 99, "there", 2) == (Place.TOO_MANY, None)
+    assert crowd.enter("e", 99, "elsewhere", 2) == (Place.FULL, None)
+    assert crowd.enter("f", 99, None, 2) == (Place.FULL, None), "this machine has no bound"
+    crowd.leave("b")
+    assert crowd.enter("d", 99, "there", 2) == (Place.FULL, None)
+    assert len(crowd) == 5
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.sampled_from([None, "x", "y"]), st.sampled_from(Doing)),
+        max_size=60,
+    )
+)
+def test_no_place_ever_has_more_than_its_bound(steps: list[tuple[int, str | None, Doing]]) -> None:
+    crowd: Crowd[int] = Crowd()
+    homes: dict[int, str | None] = {}
+    for number, (guest, home, doing) in enumerate(steps):
+        if doing is Doing.LEAVING and guest in homes:
+            crowd.leave(guest)
+            del homes[guest]
+        elif guest in homes:
+            crowd.turn(guest, doing)
+        else:
+            place, victim = crowd.enter(guest, 4, home, 2)
+            homes.pop(victim, None)  # type: ignore[arg-type]
+            if place in (Place.FULL, Place.PROBE):
+                homes[guest] = home
+        assert len(crowd) == len(homes), number
+        for each in ("x", "y"):
+            assert list(homes.values()).count(each) <= 2
+
+
+@pytest.mark.parametrize(
+    ("host", "home"),
+    [
+        ("127.0.0.1", None),
+        ("127.9.9.9", None),
+        ("::1", None),
+        ("::ffff:127.0.0.1", None),
+        ("", None),
+        ("192.168.1.7", "192.168.1.7"),
+        ("::ffff:192.168.1.7", "192.168.1.7"),
+        ("2001:db8:1:2:3::4", "2001:db8:1:2::/64"),
+        ("fe80::1%en0", "fe80::/64"),
+    ],
+)
+def test_where_clients_come_from(host: str, home: str | None) -> None:
+    assert neighbourhood(host) == home
 
 
 def test_who_is_being_served_is_never_ended() -> None:

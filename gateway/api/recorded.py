@@ -1,0 +1,103 @@
+"""Each request's id, its line in the log once it is over, and its place in the metrics."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Final
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.api.errors import error_response
+from gateway.api.record import CLIENT_LEFT, Record, begin_record
+from gateway.dispatch.refusal import Refusal
+from gateway.edge.request_id import HEADER, request_id
+from gateway.logs.line import about
+from gateway.metrics.http_meter import Ended, HttpMeter
+
+logger = logging.getLogger(__name__)
+
+# Of all paths that there aren't, and of what no route has seen: anybody can make up more of them.
+_NO_ROUTE: Final = "other"
+_OK: Final = "ok"
+
+
+class Recorded:
+    """Gives every response an x-request-id, and the log a line for each request."""
+
+    def __init__(
+        self, app: ASGIApp, meter: HttpMeter, routes: Mapping[Callable[..., Any], str]
+    ) -> None:
+        """`routes` has the path of each endpoint."""
+        self._app = app
+        self._meter = meter
+        self._routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began = time.monotonic()
+        record = Record(request_id(scope["headers"]))
+        begin_record(scope, record)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                headers = MutableHeaders(raw=list(message.get("headers", ())))
+                headers[HEADER.decode()] = record.id
+                message["headers"] = headers.raw
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception:
+            # The client has been told by `on_defect`, or can't be told any more.
+            logger.exception("%s", _name(scope), extra=about(request=record.id))
+            if record.status is None:
+                defect = Refusal("internal_error", "The gateway failed on this request.")
+                await error_response(defect)(scope, receive, send_with_id)
+        finally:
+            self._end(scope, record, time.monotonic() - began)
+
+    def _end(self, scope: Scope, record: Record, seconds: float) -> None:
+        outcome = record.outcome or (CLIENT_LEFT if record.status is None else _OK)
+        endpoint = scope.get("endpoint")
+        # What is mounted is none itself, and can't be looked up.
+        known = isinstance(endpoint, Hashable) and endpoint in self._routes
+        route = self._routes[endpoint] if known else _NO_ROUTE  # type: ignore[index]
+        self._meter.end(Ended(route, record.model or "", outcome), seconds)
+        _log(scope, record, outcome, seconds)
+
+
+def _log(scope: Scope, record: Record, outcome: str, seconds: float) -> None:
+    """Who only looks is seen at the level of debugging: probes and pages ask every second."""
+    looks = scope["method"] in ("GET", "HEAD") and record.status in (200, 304)
+    logger.log(
+        logging.DEBUG if looks else logging.INFO,
+        "%s: %s",
+        _name(scope),
+        record.status or "the client left",
+        extra=about(
+            request=record.id,
+            method=scope["method"],
+            path=scope["path"],
+            status=record.status,
+            outcome=outcome,
+            key=record.key,
+            model=record.model,
+            prompt_tokens=record.usage and record.usage.prompt_tokens,
+            cached_tokens=record.usage and record.usage.cached_tokens,
+            completion_tokens=record.usage and record.usage.completion_tokens,
+            queue_s=_rounded(record.queue_s),
+            first_token_s=_rounded(record.first_token_s),
+            seconds=round(seconds, 3),
+        ),
+    )
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)
+
+
+def _name(scope: Scope) -> str:
+    return f"{scope['method']} {scope['path']}"
