@@ -22,9 +22,10 @@ from gateway.fleet.fleet import Fleet
 from gateway.metrics.http_meter import HttpMeter
 from gateway.pictures.reader import PictureReader
 from gateway.serve.reload import Reloader
+from gateway.telemetry.spans import Spans
 
 
-def build_app(fleet: Fleet, reloader: Reloader, door: Door) -> ASGIApp:
+def build_app(fleet: Fleet, reloader: Reloader, door: Door, spans: Spans | None) -> ASGIApp:
     app = Starlette(
         routes=[
             *health.routes,
@@ -48,7 +49,7 @@ def build_app(fleet: Fleet, reloader: Reloader, door: Door) -> ASGIApp:
     app.state.door = door
     app.state.pictures = PictureReader()
     app.state.http_meter = HttpMeter()
-    return Recorded(Visitors(app, fleet), app.state.http_meter, dict(_paths(app.routes)))
+    return Recorded(Visitors(app, fleet), app.state.http_meter, dict(_paths(app.routes)), spans)
 
 
 def _paths(

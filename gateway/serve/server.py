@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import logging
 import os
 import resource
@@ -35,6 +36,7 @@ from gateway.serve.reload import Reloader
 from gateway.serve.starts import StartRecord
 from gateway.state.state_dir import StateDir
 from gateway.system.tasks import Tasks
+from gateway.telemetry.spans import spans
 from gateway.url import url
 
 logger = logging.getLogger(__name__)
@@ -43,6 +45,7 @@ _BACKLOG: Final = 2048
 # For connections that are still open once every request has ended: idle clients, log followers.
 _CLOSE_CONNECTIONS_S: Final = 1
 _START_S: Final = 10.0
+_OBJECTS_UNTIL_COLLECTION: Final = 10_000
 # What uvicorn takes on every system that we run on.
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
@@ -159,9 +162,10 @@ async def _serve(
         functools.partial(_capacity, fleet),
         lambda: fleet.settings.gateway.max_connections_per_address,
     )
+    tracing = spans(os.environ)
     server = _Server(
         uvicorn.Config(
-            build_app(fleet, reloader, door),
+            build_app(fleet, reloader, door, tracing),
             http=functools.partial(Connection, door=door),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
@@ -174,6 +178,7 @@ async def _serve(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await server.until_started(serving)
     fleet.start()
+    _collect_rarely()
     # The line that scripts wait for; it alone goes to stdout.
     print(f"Bulkhead serves on {address(listener)}", flush=True)
     notifier.ready(fleet.caution or f"Serves on {address(listener)}")
@@ -201,7 +206,18 @@ async def _serve(
     server.should_exit = True
     await serving
     await background.cancel_all()
+    if tracing is not None:
+        await tracing.close()
     logger.info("Stopped")
+
+
+def _collect_rarely() -> None:
+    """What is there now stays until the end, and nearly all that comes later is freed without the
+    collector: by default it would look for cycles after each few hundred tokens.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_OBJECTS_UNTIL_COLLECTION)
 
 
 def _capacity(fleet: Fleet) -> int:
