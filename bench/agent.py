@@ -1,27 +1,23 @@
 """`python -m bench.agent`: an agent's session: a long system prompt, and turns of tool results.
 
 Bulkhead and mlx_lm.server take turns on whole sessions, greedy and one request at a time. A third
-case has Bulkhead answer for another model between every two turns, with room for one of them.
+case has Bulkhead answer for another model between every two turns, with room for one of them; a
+fourth is mlx-lm's own loop in one process that keeps its cache, the least that the work can take.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import random
 import statistics
 import sys
 import tempfile
-import time
-import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tokenizers import Tokenizer
-
 from bench import arguments
-from bench.load import Address
+from bench.conversation import Words, ask, order
+from bench.kept import Kept
 from bench.machine import describe_machine
 from bench.model import copy_without_end
 from bench.results import FailedError
@@ -31,7 +27,6 @@ from gateway.config.models import DEMO_FOLDER
 
 _TARGET: Final = 0.6
 _SWAP_TARGET: Final = 1.3
-_PATIENCE_S: Final = 600.0
 _SWAPPED: Final = "Bulkhead, another model between turns"
 
 
@@ -44,21 +39,6 @@ class Session(NamedTuple):
     @property
     def wall_s(self) -> float:
         return sum(self.turns_s)
-
-
-class Words:
-    """Text of so many tokens."""
-
-    def __init__(self, model: Path, seed: int) -> None:
-        self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-        self._random = random.Random(seed)
-        source = Path(__file__).parent.parent / "README.md"
-        self._words = source.read_text("utf-8").split()
-
-    def take(self, tokens: int) -> str:
-        text = " ".join(self._random.choices(self._words, k=tokens))
-        offsets = self._tokenizer.encode(text).offsets
-        return text[: offsets[min(tokens, len(offsets)) - 1][1]]
 
 
 def main() -> int:
@@ -90,7 +70,8 @@ def main() -> int:
     print(
         f"\nAgainst {MlxLmServer.name}: {walls[Bulkhead.name] / walls[MlxLmServer.name]:.2f} "
         f"(target {_TARGET}); with swaps against without: "
-        f"{walls[_SWAPPED] / walls[Bulkhead.name]:.2f} (target {_SWAP_TARGET})."
+        f"{walls[_SWAPPED] / walls[Bulkhead.name]:.2f} (target {_SWAP_TARGET}); "
+        f"against the loop: {walls[Bulkhead.name] / walls[Kept.name]:.2f}."
     )
     return 0
 
@@ -107,19 +88,25 @@ def _measure(folder: Path, parsed: argparse.Namespace) -> dict[str, list[Session
             folder / "model", folder / "swapping", folder / "swapping.log", "--model", other
         )
         ends.callback(swapping.stop)
+        loop = Kept(folder / "model")
+        ends.callback(loop.stop)
         subjects: list[tuple[str, Server]] = [
             (ours.name, ours),
             (theirs.name, theirs),
             (_SWAPPED, swapping),
         ]
         for _, server in subjects:
-            _turn(server.address, server.model, "Good morning.", 8)
+            ask(server.address, server.model, "Good morning.", 8)
+        loop.ask("Good morning.", 8)
         for number in range(parsed.rounds):
             for name, server in subjects:
                 words = Words(folder / "model", number)
                 session = _session(server, words, parsed, swaps=name == _SWAPPED)
                 sessions.setdefault(name, []).append(session)
                 print(f"{name}: {session.wall_s:.1f} s", file=sys.stderr)
+            sessions.setdefault(loop.name, []).append(
+                _alone(loop, Words(folder / "model", number), parsed)
+            )
     return sessions
 
 
@@ -128,45 +115,28 @@ def _session(server: Server, words: Words, parsed: argparse.Namespace, *, swaps:
     session = Session([], [])
     for turn in range(parsed.turns):
         if swaps and turn:
-            _order(server.address, server.model, "unload")
-            _turn(server.address, "other", "Good morning.", 8)
-            _order(server.address, "other", "unload")
+            order(server.address, server.model, "unload")
+            ask(server.address, "other", "Good morning.", 8)
+            order(server.address, "other", "unload")
         prompt += words.take(parsed.result)
-        first_s, turn_s, answer = _turn(server.address, server.model, prompt, parsed.answer)
-        session.first_s.append(first_s)
-        session.turns_s.append(turn_s)
-        prompt += answer
+        made = ask(server.address, server.model, prompt, parsed.answer)
+        session.first_s.append(made.first_s)
+        session.turns_s.append(made.whole_s)
+        prompt += made.answer
     return session
 
 
-def _turn(address: Address, model: str, prompt: str, tokens: int) -> tuple[float, float, str]:
-    """Seconds until the first text and in all, and the text."""
-    body = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0.0}
-    request = urllib.request.Request(
-        f"http://{address[0]}:{address[1]}/v1/completions",
-        json.dumps({**body, "stream": True}).encode(),
-        {"Content-Type": "application/json"},
-    )
-    began = time.perf_counter()
-    first_s = 0.0
-    text = ""
-    with urllib.request.urlopen(request, timeout=_PATIENCE_S) as answer:
-        for line in answer:
-            if not line.startswith(b"data: {"):
-                continue
-            frame = json.loads(line[6:])
-            if "error" in frame:
-                raise FailedError(str(frame["error"]))
-            for choice in frame["choices"]:
-                text += choice.get("text") or ""
-            first_s = first_s or time.perf_counter() - began
-    return first_s, time.perf_counter() - began, text
-
-
-def _order(address: Address, model: str, verb: str) -> None:
-    url = f"http://{address[0]}:{address[1]}/admin/v1/models/{model}/{verb}"
-    request = urllib.request.Request(url, b'{"wait": true}', {"Content-Type": "application/json"})
-    urllib.request.urlopen(request, timeout=_PATIENCE_S).read()
+def _alone(loop: Kept, words: Words, parsed: argparse.Namespace) -> Session:
+    loop.begin()
+    session = Session([], [])
+    text = words.take(parsed.system)
+    for _ in range(parsed.turns):
+        made = loop.ask(text + words.take(parsed.result), parsed.answer)
+        session.first_s.append(made.first_s)
+        session.turns_s.append(made.whole_s)
+        text = ""
+    print(f"{loop.name}: {session.wall_s:.1f} s", file=sys.stderr)
+    return session
 
 
 def _build(folder: Path, parsed: argparse.Namespace) -> Path:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
+
+from bench.results import FailedError
 
 
 def cpu_s(pids: Mapping[str, int]) -> dict[str, float]:
@@ -24,3 +27,12 @@ def memory_bytes(pid: int) -> int:
         if name == "Pss":
             return int(rest.split()[0]) * 1024
     raise AssertionError("smaps_rollup has a Pss line since Linux 4.14")
+
+
+def wait_until_gone(pid: int, at_most_s: float = 30.0) -> None:
+    """Until there is no such process, or nothing of it but its exit status."""
+    deadline = time.monotonic() + at_most_s
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > deadline:
+            raise FailedError(f"Process {pid} still runs.")
+        time.sleep(0.05)

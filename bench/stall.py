@@ -1,7 +1,9 @@
 """`python -m bench.stall`: a long prompt arrives while others stream, and short ones behind it.
 
 The worker's engine alone, in this process, with default settings: gaps in running streams, and how
-long first tokens take.
+long first tokens take. Beside the clock's time it shows this process's CPU time: where MLX computes
+on the CPU, what lies between them is what other programs took. The same streams without a prompt
+show what these do to gaps.
 """
 
 from __future__ import annotations
@@ -28,16 +30,27 @@ _SHORT_TOKENS: Final = 20
 _STALL_S: Final = 0.1
 _TTFT_TARGET: Final = 1.5
 _WAIT_TARGET_S: Final = 1.0
+# Of the streams alone.
+_UNDISTURBED_S: Final = 5.0
+
+
+class Time(NamedTuple):
+    """Seconds by the clock, and of this process's threads."""
+
+    clock_s: float
+    cpu_s: float
+
+    def since(self, earlier: Time) -> Time:
+        return Time(self.clock_s - earlier.clock_s, self.cpu_s - earlier.cpu_s)
 
 
 class Round(NamedTuple):
-    """Seconds."""
-
-    step_s: float
-    worst_gap_s: float
-    idle_first_s: float
-    busy_first_s: float
-    short_first_s: float
+    step: Time
+    undisturbed_gap: Time
+    worst_gap: Time
+    idle_first: Time
+    busy_first: Time
+    short_first: Time
 
 
 def main() -> int:
@@ -54,25 +67,29 @@ def main() -> int:
         rounds = _measure(model, parsed)
     machine = describe_machine()
     print(f"{machine.processor}, {machine.cores} cores, {machine.mlx}; {len(rounds)} rounds\n")
-    medians = Round(*(statistics.median(each) for each in zip(*rounds, strict=True)))
-    gap_target_s = _STALL_S + medians.step_s
-    ratio = medians.busy_first_s / medians.idle_first_s
-    print("| | measured | target |\n| --- | ---: | ---: |")
-    print(f"| a step of {_STREAMS} streams (ms) | {medians.step_s * 1e3:.1f} | |")
-    print(
-        f"| worst gap beside {_LONG_TOKENS} tokens of prompt (ms) "
-        f"| {medians.worst_gap_s * 1e3:.0f} | {gap_target_s * 1e3:.0f} |"
-    )
-    print(f"| first token of that prompt alone (s) | {medians.idle_first_s:.2f} | |")
-    print(
-        f"| beside {_STREAMS} streams (s) | {medians.busy_first_s:.2f} "
-        f"| {_TTFT_TARGET * medians.idle_first_s:.2f} (x {_TTFT_TARGET}; found x {ratio:.2f}) |"
-    )
-    print(
-        f"| last first token of {_SHORT} short prompts behind it (s) "
-        f"| {medians.short_first_s:.2f} | {_WAIT_TARGET_S} |"
-    )
+    medians = Round(*(_median(each) for each in zip(*rounds, strict=True)))
+    ratio = medians.busy_first.clock_s / medians.idle_first.clock_s
+    print("| | by the clock | CPU time | target |\n| --- | ---: | ---: | ---: |")
+    _print_row(f"a step of {_STREAMS} streams (ms)", medians.step, 1e3, "")
+    _print_row("worst gap without a prompt (ms)", medians.undisturbed_gap, 1e3, "")
+    gap_target_ms = (_STALL_S + medians.step.clock_s) * 1e3
+    beside = f"worst gap beside {_LONG_TOKENS} tokens of prompt (ms)"
+    _print_row(beside, medians.worst_gap, 1e3, f"{gap_target_ms:.0f}")
+    _print_row("first token of that prompt alone (s)", medians.idle_first, 1.0, "")
+    first_target = f"x {_TTFT_TARGET}; found x {ratio:.2f}"
+    _print_row(f"beside {_STREAMS} streams (s)", medians.busy_first, 1.0, first_target)
+    behind = f"last first token of {_SHORT} short prompts behind it (s)"
+    _print_row(behind, medians.short_first, 1.0, str(_WAIT_TARGET_S))
     return 0
+
+
+def _median(times: tuple[Time, ...]) -> Time:
+    return Time(*(statistics.median(each) for each in zip(*times, strict=True)))
+
+
+def _print_row(name: str, time_: Time, unit: float, target: str) -> None:
+    clock, cpu = (f"{each * unit:.{2 if unit == 1 else 1}f}" for each in time_)
+    print(f"| {name} | {clock} | {cpu} | {target} |")
 
 
 def _measure(model: Path, parsed: argparse.Namespace) -> list[Round]:
@@ -104,47 +121,54 @@ def _round(engine: Any, chance: random.Random) -> Round:
     for number in range(_STREAMS):
         run.add(f"stream {number}", 30, 4000)
     run.steps(30)
-    step_s = statistics.median(run.gaps_s("stream 0"))
+    run.forget_gaps()
+    run.for_(_UNDISTURBED_S)
+    step, undisturbed = _median(tuple(run.gaps("stream 0"))), run.worst_gap()
     run.forget_gaps()
     run.add("long", _LONG_TOKENS, 2)
-    run.steps(2)
+    # Behind most of its tokens, where each takes longest.
+    run.for_(alone.first("long").clock_s / 2)
     for number in range(_SHORT):
         run.add(f"short {number}", _SHORT_TOKENS, 8)
     run.until("long")
-    worst_s = max(max(run.gaps_s(f"stream {number}")) for number in range(_STREAMS))
+    worst = run.worst_gap()
     for number in range(_SHORT):
         run.until(f"short {number}")
     run.end()
-    return Round(
-        step_s,
-        worst_s,
-        alone.first_s("long"),
-        run.first_s("long"),
-        max(run.first_s(f"short {number}") for number in range(_SHORT)),
-    )
+    shorts = [run.first(f"short {number}") for number in range(_SHORT)]
+    return Round(step, undisturbed, worst, alone.first("long"), run.first("long"), _highest(shorts))
+
+
+def _highest(times: list[Time]) -> Time:
+    return Time(*(max(each) for each in zip(*times, strict=True)))
 
 
 class _Run:
     def __init__(self, engine: Any, chance: random.Random) -> None:
         self._engine = engine
         self._chance = chance
-        self._added_at: dict[str, float] = {}
-        self._times: dict[str, list[float]] = {}
+        self._added_at: dict[str, Time] = {}
+        self._times: dict[str, list[Time]] = {}
 
     def add(self, name: str, tokens: int, answer: int) -> None:
         from worker.engines.sequence import Sequence
 
         ids = [self._chance.randrange(10, 600) for _ in range(tokens)]
         self._times[name] = []
-        self._added_at[name] = time.perf_counter()
+        self._added_at[name] = _now()
         self._engine.add(Sequence(name, ids, answer, None, ignore_eos=True))
 
     def steps(self, count: int) -> None:
         for _ in range(count):
             tokens = self._engine.step()
-            now = time.perf_counter()
+            now = _now()
             for token in tokens:
                 self._times[token.request_id].append(now)
+
+    def for_(self, seconds: float) -> None:
+        began = _now()
+        while _now().since(began).clock_s < seconds:
+            self.steps(1)
 
     def until(self, name: str) -> None:
         while not self._times[name]:
@@ -158,12 +182,20 @@ class _Run:
         """From the last token of each on."""
         self._times = {name: times[-1:] for name, times in self._times.items()}
 
-    def first_s(self, name: str) -> float:
-        return self._times[name][0] - self._added_at[name]
+    def first(self, name: str) -> Time:
+        return self._times[name][0].since(self._added_at[name])
 
-    def gaps_s(self, name: str) -> list[float]:
-        times = self._times[name]
-        return [b - a for a, b in itertools.pairwise(times)]
+    def gaps(self, name: str) -> list[Time]:
+        return [b.since(a) for a, b in itertools.pairwise(self._times[name])]
+
+    def worst_gap(self) -> Time:
+        """Of streams: the longest by the clock and the one with the most CPU time may be two."""
+        names = [each for each in self._times if each.startswith("stream")]
+        return _highest([gap for name in names for gap in self.gaps(name)])
+
+
+def _now() -> Time:
+    return Time(time.perf_counter(), time.process_time())
 
 
 if __name__ == "__main__":

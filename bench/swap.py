@@ -1,23 +1,31 @@
 """`python -m bench.swap`: from a request to the first token of an unloaded model, with and without
-a spare worker.
+a spare worker, beside mlx-lm's reading of the weights alone.
 
-Both gateways run side by side and take turns, so that noise meets both alike.
+Both gateways and the process that reads run side by side and take turns, so that noise meets all
+alike.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import statistics
 import sys
+import tempfile
 import time
 from contextlib import ExitStack
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Final
 
 from bench import arguments
 from bench.machine import describe_machine
+from bench.tiny import build_two_billion_model
+from gateway.config.models import DEMO_FOLDER
 from tests.support.gateway import Gateway, chat_body, eventually
 from tests.support.streams import Stream
 
 _TARGET: Final = 0.5
+_READ_TARGET: Final = 1.1
 _PATIENCE_S: Final = 120.0
 
 
@@ -42,27 +50,86 @@ def _at_rest(gateway: Gateway, spares: int) -> bool:
     return spares == 0 or ready == spares + len(gateway.events("adopt"))
 
 
+class Reader:
+    """A process that has done its imports, and reads a model's weights when told."""
+
+    def __init__(self, model: Path) -> None:
+        # Not forked: MLX's threads don't survive that.
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_read, args=(model, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def read_s(self) -> float:
+        self._connection.send(None)
+        seconds: float = self._connection.recv()
+        return seconds
+
+    def stop(self) -> None:
+        self._connection.close()
+        self._process.join()
+
+
+def _read(model: Path, connection: Connection) -> None:
+    # Here, not above: only this process is to hold MLX.
+    import mlx.core as mx
+    from mlx_lm.utils import load_model
+
+    while True:
+        try:
+            connection.recv()
+        except EOFError:
+            return
+        began = time.perf_counter()
+        loaded, _ = load_model(model)
+        seconds = time.perf_counter() - began
+        del loaded
+        mx.clear_cache()
+        connection.send(seconds)
+
+
 def main() -> int:
-    parsed = arguments.parser("bench.swap", __doc__, rounds=7).parse_args()
-    model = f"{parsed.model.resolve()}=model"
+    parser = arguments.parser("bench.swap", __doc__, rounds=7)
+    parser.add_argument("--two-billion", action="store_true", help="4.8 GB of weights, for a GPU")
+    parsed = parser.parse_args()
     with ExitStack() as ends:
+        folder = parsed.model.resolve()
+        if parsed.two_billion:
+            folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="bh-"))) / "model"
+            _build_elsewhere(folder)
         gateways = []
         for spares in (0, 1):
-            gateways.append(Gateway("--spare", str(spares), models=(model,)))
+            gateways.append(Gateway("--spare", str(spares), models=(f"{folder}=model",)))
             ends.callback(gateways[-1].stop)
+        reader = Reader(folder)
+        ends.callback(reader.stop)
+        # The first of each is thrown away: files are read and kernels compiled for the first time.
         rounds = [
-            [_swap_s(each, spares) for spares, each in enumerate(gateways)]
-            for _ in range(parsed.rounds)
-        ]
-    without, with_spare = (statistics.median(each) for each in zip(*rounds, strict=True))
-    ratios = sorted(spare / none for none, spare in rounds)
+            (*(_swap_s(each, spares) for spares, each in enumerate(gateways)), reader.read_s())
+            for _ in range(parsed.rounds + 1)
+        ][1:]
+    without, with_spare, read = (statistics.median(each) for each in zip(*rounds, strict=True))
+    ratios = sorted(spare / none for none, spare, _ in rounds)
     machine = describe_machine()
     print(f"{machine.processor}, {machine.cores} cores, medians of {len(rounds)} rounds\n")
     print("| From request to first text | seconds |\n| --- | ---: |")
     print(f"| without a spare | {without:.2f} |\n| with a spare | {with_spare:.2f} |")
+    print(f"| the weights alone, by mlx-lm | {read:.2f} |")
     ratio = statistics.median(ratios)
     print(f"\nRatio {ratio:.2f}, from {ratios[0]:.2f} to {ratios[-1]:.2f} (target {_TARGET}).")
+    print(
+        f"With a spare against the weights alone: {with_spare / read:.2f} (target {_READ_TARGET})."
+    )
     return 0
+
+
+def _build_elsewhere(folder: Path) -> None:
+    """In a process of its own, which gives the memory back."""
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=build_two_billion_model, args=(DEMO_FOLDER, folder))
+    process.start()
+    process.join()
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ Kind: TypeAlias = Literal[
     "caution",
     "spare",
     "reload",
+    "mailbox",
 ]
 
 _KEPT: Final = 1000
@@ -59,6 +60,7 @@ _WARNINGS: Final = (
     "escalation",
     "sweep",
     "caution",
+    "mailbox",
 )
 
 

@@ -23,6 +23,10 @@ class ProtocolError(Exception):
     """The peer sent something that is not a message of this protocol version."""
 
 
+class VersionError(ProtocolError):
+    """The peer says so itself: it speaks another version."""
+
+
 _encoder = msgspec.msgpack.Encoder()
 _worker_decoder: msgspec.msgpack.Decoder[WorkerMessage] = msgspec.msgpack.Decoder(WorkerMessage)
 _gateway_decoder: msgspec.msgpack.Decoder[GatewayMessage] = msgspec.msgpack.Decoder(GatewayMessage)
@@ -42,7 +46,7 @@ def decode_from_worker(frame: bytes) -> WorkerMessage:
     """
     message = _decode(_worker_decoder, frame, MAX_WORKER_FRAME_BYTES)
     if isinstance(message, Hello) and message.protocol_version != PROTOCOL_VERSION:
-        raise ProtocolError(_version_mismatch(message.protocol_version))
+        raise _version_mismatch(message.protocol_version)
     return message
 
 
@@ -57,10 +61,10 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], frame: bytes, limit_bytes: int)
     try:
         return decoder.decode(frame)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise ProtocolError(_describe(frame, error)) from error
+        raise _described(frame, error) from error
 
 
-def _describe(frame: bytes, error: Exception) -> str:
+def _described(frame: bytes, error: Exception) -> ProtocolError:
     """Another version's hello need not have our fields; name the version, not the field."""
     try:
         fields = _anything_decoder.decode(frame)
@@ -70,11 +74,11 @@ def _describe(frame: bytes, error: Exception) -> str:
         version = fields.get("protocol_version")
         if version != PROTOCOL_VERSION:
             return _version_mismatch(version)
-    return f"an unreadable frame of {len(frame)} bytes: {error!s:.{_LONGEST_DETAIL}}"
+    return ProtocolError(f"an unreadable frame of {len(frame)} bytes: {error!s:.{_LONGEST_DETAIL}}")
 
 
-def _version_mismatch(version: object) -> str:
-    return (
+def _version_mismatch(version: object) -> VersionError:
+    return VersionError(
         f"it speaks protocol version {version!s:.20}, this side speaks {PROTOCOL_VERSION}: "
         "both must come from the same installation of Bulkhead"
     )

@@ -8,15 +8,15 @@ delta with a finish reason, or by `RequestFailed`; every `Embed` by one `Embedde
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
 from protocol.parts import AnswerPart
 from protocol.pictures import Picture
+from protocol.shape import digest
 from protocol.tokens import LARGEST_TOKEN_ID
 
-PROTOCOL_VERSION = 4
 # Half a megabyte: well within a worker's frame.
 TOKENS_PER_RENDERED = 1 << 17
 
@@ -350,7 +350,7 @@ class Stop(Message, frozen=True, tag="stop"):
 
 
 class Hello(Message, frozen=True, tag="hello"):
-    protocol_version: int
+    protocol_version: str
     pid: int
     incarnation: int
     python_version: str
@@ -494,3 +494,8 @@ WorkerMessage: TypeAlias = (
     | Need
     | PromptCacheCleared
 )
+
+# What is said in these words: to be raised when a message means something else than before.
+_MEANING: Final = 5
+# An installation may change under a gateway that runs: its new workers must not be misunderstood.
+PROTOCOL_VERSION: Final = f"{_MEANING}-{digest(GatewayMessage | WorkerMessage)}"

@@ -16,7 +16,7 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
-from worker.loading import ModelError, one_sentence
+from worker.model_error import ModelError, one_sentence
 from worker.prompt_cache.blocks import GROWING, leaves_of
 
 # As mlx-lm's own default: one scale and one bias for so many numbers.

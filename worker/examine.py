@@ -10,14 +10,9 @@ from protocol.errands import Examine, Examined
 from protocol.messages import ChatMessage, ChatPrompt
 from worker.chat.template import ChatTemplate
 from worker.errand import Errand
-from worker.loading import (
-    ModelError,
-    check_files,
-    classes_of,
-    find_folder,
-    one_sentence,
-    read_tokenizer,
-)
+from worker.loading import classes_of, read_tokenizer
+from worker.model_error import ModelError, one_sentence
+from worker.model_files import check_files, find_folder
 
 
 def run(errand: Errand) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,11 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import mlx.core as mx
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import LocalEntryNotFoundError
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes, load_model, load_tokenizer
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from protocol.encoders import encoder_of
 from worker.adapter import WEIGHTS, add_adapter, check_adapter
@@ -23,6 +20,8 @@ from worker.answer.format import Format
 from worker.answer.formats import find_format
 from worker.chat.template import ChatTemplate
 from worker.fingerprint import fingerprint
+from worker.model_error import LoadAbandonedError, ModelError, one_sentence
+from worker.model_files import check_files, check_shard, find_folder, sampling_defaults
 from worker.sampling.settings import SamplingDefaults
 from worker.structure.compiled import Compiled
 from worker.structure.requests import Constraints
@@ -34,26 +33,6 @@ if TYPE_CHECKING:
 
 # Read between two looks at the stop flag: short against a shutdown, long against the overhead.
 _SLICE_BYTES: Final = 64 << 20
-_LONGEST_REASON: Final = 500
-_SAMPLING_BOUNDS: Final = {
-    "temperature": (0.0, 100.0),
-    "top_p": (0.0, 1.0),
-    "top_k": (-1, 1 << 31),
-    "min_p": (0.0, 1.0),
-}
-
-
-class ModelError(Exception):
-    """Why a model can't be loaded, in one sentence. `permanent` until its files change."""
-
-    def __init__(self, reason: str, *, permanent: bool = True) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.permanent = permanent
-
-
-class LoadAbandonedError(Exception):
-    """The worker was told to stop in mid-load."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +102,7 @@ def load(
     try:
         if adapter is not None:
             check_adapter(adapter)
-            _check_shard(adapter / WEIGHTS)
+            check_shard(adapter / WEIGHTS)
         before = fingerprint(folder, adapter)
         eyes = None
         if pictures:
@@ -168,7 +147,7 @@ def load(
         folder=folder,
         is_headless=is_headless(folder),
         fingerprint=before,
-        sampling_defaults=_sampling_defaults(folder),
+        sampling_defaults=sampling_defaults(folder),
         answer_format=answer_format,
         chat_template=ChatTemplate(tokenizer),
         constraints=Constraints(
@@ -219,57 +198,6 @@ def _load_draft(source: str, tokenizer: Any, vocabulary: int) -> _Draft:
             f"{vocabulary}."
         )
     return _Draft(model, digest)
-
-
-def find_folder(source: str) -> Path:
-    folder = Path(source)
-    if folder.is_dir():
-        return folder
-    if folder.exists():
-        raise ModelError(f"{source} is a file; a model is a folder with config.json and weights.")
-    if folder.is_absolute():
-        raise ModelError(f"There is no folder {source}.")
-    try:
-        return Path(snapshot_download(source, local_files_only=True))
-    except (LocalEntryNotFoundError, ValueError) as error:
-        raise ModelError(
-            f"{source} is neither a folder nor a repository in the Hugging Face cache."
-        ) from error
-
-
-def check_files(folder: Path) -> None:
-    """Find what is wrong with the files before MLX does: its lazy reads fail late and abruptly."""
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder} has no config.json: it is not a model folder.")
-    try:
-        model_type = json.loads((folder / "config.json").read_text("utf-8")).get("model_type")
-    except (OSError, ValueError, AttributeError) as error:
-        raise ModelError(f"{folder / 'config.json'} can't be read: {error}") from error
-    if not isinstance(model_type, str):
-        raise ModelError(f"{folder / 'config.json'} names no model_type.")
-    if not any(
-        (folder / name).is_file()
-        for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
-    ):
-        raise ModelError(f"{folder} has no tokenizer (tokenizer.json or tokenizer.model).")
-    index = folder / "model.safetensors.index.json"
-    shards = {path.name for path in folder.glob("model*.safetensors")}
-    if index.is_file():
-        try:
-            names = json.loads(index.read_text("utf-8"))["weight_map"].values()
-            shards |= {_shard_name(each) for each in names}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"{index} can't be read: {one_sentence(error)}") from error
-    if not shards:
-        raise ModelError(f"{folder} has no weights (model*.safetensors).")
-    for name in sorted(shards):
-        _check_shard(folder / name)
-
-
-def _shard_name(value: object) -> str:
-    if not isinstance(value, str) or Path(value).name != value:
-        raise ValueError(f"{value!r} is not the name of a file")
-    return value
 
 
 def read_tokenizer(folder: Path, eos_token_ids: Any) -> Any:
@@ -354,16 +282,6 @@ def _context_tokens(config: dict[str, Any]) -> int | None:
     return value if isinstance(value, int) and value > 0 else None
 
 
-def _check_shard(path: Path) -> None:
-    if not path.is_file():
-        raise ModelError(f"{path} is missing: the download is incomplete.")
-    try:
-        with safe_open(path, framework="numpy"):
-            pass
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"{path} is damaged or incomplete: {error}") from error
-
-
 def _read_weights(
     models: Iterable[Any],
     on_progress: Callable[[int, int], None],
@@ -388,37 +306,3 @@ def _read_weights(
     mx.eval(pending)
     on_progress(total, total)
     return total
-
-
-def _sampling_defaults(folder: Path) -> SamplingDefaults:
-    """The author's sampling settings, as other servers of these files apply them."""
-    path = folder / "generation_config.json"
-    try:
-        config = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return SamplingDefaults()
-    if not isinstance(config, dict):
-        return SamplingDefaults()
-    if config.get("do_sample") is False:
-        return SamplingDefaults(temperature=0.0)
-    fields: dict[str, Any] = {}
-    for name, (least, most) in _SAMPLING_BOUNDS.items():
-        value = config.get(name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ModelError(f"{path}: {name} is {value!r}, and must be a number.")
-        if not least <= value <= most or (name == "top_k" and value != int(value)):
-            raise ModelError(f"{path}: {name} is {value}, and can't be.")
-        fields[name] = value
-    if (top_k := fields.get("top_k")) is not None:
-        # Some files write -1 for "all".
-        fields["top_k"] = max(0, int(top_k))
-    return SamplingDefaults(**fields)
-
-
-def one_sentence(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    if not text or isinstance(error, KeyError | TypeError | AttributeError):
-        text = f"{type(error).__name__} {text}".strip()
-    return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"

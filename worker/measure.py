@@ -10,7 +10,8 @@ from worker.engines.batched import BatchedEngine
 from worker.engines.room import Room, measure
 from worker.engines.sequence import Sequence
 from worker.errand import Errand
-from worker.loading import LoadedModel, ModelError, load
+from worker.loading import LoadedModel, load
+from worker.model_error import ModelError
 
 
 def run(errand: Errand) -> None:

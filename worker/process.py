@@ -9,7 +9,6 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -18,11 +17,9 @@ import zmq
 from protocol.channel import connect_worker_side
 from protocol.codec import decode_from_gateway, encode
 from protocol.messages import (
-    TOKENS_PER_RENDERED,
     Cancel,
     ChatPrompt,
     ClearPromptCache,
-    Delta,
     Drain,
     Embed,
     Embedded,
@@ -33,14 +30,11 @@ from protocol.messages import (
     LoadFailed,
     Message,
     Output,
-    Rendered,
     RequestFailed,
     Stop,
-    Usage,
 )
-from protocol.parts import AnswerPart, Text, merged
 from protocol.signals import DUMP_STACKS
-from protocol.tokens import pack
+from worker.answering import Answering, rendered
 from worker.engine_thread import (
     Ended,
     EngineEvent,
@@ -56,9 +50,7 @@ from worker.vectors.job import Job
 if TYPE_CHECKING:
     from types import FrameType
 
-    from worker.answer.stream import AnswerStream
     from worker.engines.sequence import Token
-    from worker.logprobs import LogprobWriter
     from worker.prompts import Prepared
 
 logger = logging.getLogger("worker")
@@ -99,29 +91,6 @@ def run(address: str, key: bytes, parent_pid: int, incarnation: int, *, spare: b
     os._exit(status)
 
 
-class _Request:
-    """What the sender keeps of one request."""
-
-    def __init__(self) -> None:
-        self.prompt_tokens = 0
-        self.completion_tokens = 0
-        self.cached_tokens: int | None = None
-        self.answer: AnswerStream | None = None
-        self.logprobs: LogprobWriter | None = None
-        # What comes before the first token's text.
-        self.echo = ""
-
-
-def _rendered(request_id: str, prompt_ids: list[int]) -> Iterator[Rendered]:
-    for begin in range(0, len(prompt_ids), TOKENS_PER_RENDERED):
-        end = begin + TOKENS_PER_RENDERED
-        yield Rendered(
-            request_id=request_id,
-            token_ids=pack(prompt_ids[begin:end]),
-            last=end >= len(prompt_ids),
-        )
-
-
 class Conversation:
     """Reads the gateway's messages, starts tokenization, turns tokens into parts, and answers."""
 
@@ -138,7 +107,7 @@ class Conversation:
         # A grammar may take half a second: other prompts don't wait for it.
         self._compilers = ThreadPoolExecutor(_COMPILER_THREADS, "compiler")
         self._loaded: Loaded | None = None
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, Answering] = {}
         self._unsent: deque[bytes] = deque()
         self._stop_requested = False
         self._stopping = False
@@ -213,7 +182,7 @@ class Conversation:
         if loaded is None:
             self._refuse(task.request_id, "The model is not ready for requests.")
             return
-        self._requests[task.request_id] = _Request()
+        self._requests[task.request_id] = Answering(task.request_id)
         self._engine.arriving += 1
         self._threads_for(task).submit(self._prepare, loaded, task)
 
@@ -292,19 +261,14 @@ class Conversation:
         request = self._requests.get(request_id)
         if request is None:
             return
-        request.prompt_tokens = len(prepared.prompt_ids)
-        request.completion_tokens = prepared.delivered
-        request.answer = prepared.answer
-        request.logprobs = prepared.logprobs
-        request.echo = prepared.echo
+        request.begin(prepared)
         if prepared.rendered:
-            for message in _rendered(request_id, prepared.prompt_ids):
+            for message in rendered(request_id, prepared.prompt_ids):
                 self._send(message)
         if prepared.sequence.max_tokens == 0:
             # Somebody counts.
             del self._requests[request_id]
-            usage = Usage(request.prompt_tokens, 0)
-            self._send(Output(step=0, deltas=(Delta(request_id, (), (), "length", usage),)))
+            self._send(Output(step=0, deltas=(request.counted(),)))
             return
         self._engine.post(prepared.sequence)
 
@@ -312,56 +276,27 @@ class Conversation:
         deltas = []
         for token in tokens:
             request = self._requests.get(token.request_id)
-            if request is None or request.answer is None or request.logprobs is None:
+            if request is None:
                 continue
             try:
-                for part in request.logprobs.prompt_parts(token):
-                    self._send(Output(step=step, deltas=(Delta(token.request_id, (), (part,)),)))
-                deltas.append(self._delta(request, request.answer, request.logprobs, token))
+                for each in request.prompt_deltas(token):
+                    self._send(Output(step=step, deltas=(each,)))
+                delta = request.delta(token)
             except Exception:
                 # A detokenizer that fails on one text must not end the other streams.
                 logger.exception("Detokenizing request %s failed", token.request_id)
                 self._drop(token.request_id)
                 self._refuse(token.request_id, "The answer could not be decoded to text.")
+                continue
+            if delta is None:
+                continue
+            deltas.append(delta)
+            if delta.finish_reason is not None:
+                del self._requests[token.request_id]
+                if token.finish_reason is None:
+                    self._engine.post(Remove((token.request_id,)))
         if deltas:
             self._send(Output(step=step, deltas=tuple(deltas)))
-
-    def _delta(
-        self, request: _Request, answer: AnswerStream, logprobs: LogprobWriter, token: Token
-    ) -> Delta:
-        request.completion_tokens += 1
-        if request.cached_tokens is None:
-            # Later it may be put aside, and find all that it computed itself.
-            request.cached_tokens = min(token.cached_tokens, request.prompt_tokens)
-        finish_reason = token.finish_reason
-        added = [] if finish_reason == "stop" else answer.add(token.token_id)
-        if answer.stopped:
-            if finish_reason is None:
-                self._engine.post(Remove((token.request_id,)))
-            finish_reason = "stop"
-        parts: list[AnswerPart] = [Text(request.echo)] if request.echo else []
-        request.echo = ""
-        parts += [*logprobs.parts(token), *added]
-        if finish_reason is None:
-            return Delta(token.request_id, (token.token_id,), tuple(parts))
-        del self._requests[token.request_id]
-        usage = Usage(
-            request.prompt_tokens,
-            request.completion_tokens,
-            request.cached_tokens,
-            answer.reasoning_tokens,
-        )
-        parts = merged(parts + answer.finish(complete=finish_reason == "stop"))
-        if finish_reason == "stop" and answer.ended_with_calls:
-            finish_reason = "tool_calls"
-        return Delta(
-            token.request_id,
-            (token.token_id,),
-            tuple(parts),
-            finish_reason,
-            usage,
-            answer.stop_sequence,
-        )
 
     def _drop(self, request_id: str) -> None:
         self._requests.pop(request_id, None)

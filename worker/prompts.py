@@ -1,10 +1,10 @@
-"""Prompts to token ids. Runs beside the engine, so that a long prompt stalls nobody's stream."""
+"""Requests made ready to run, beside the engine, so that a long prompt stalls nobody's stream."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from protocol.messages import (
     Bound,
@@ -14,16 +14,14 @@ from protocol.messages import (
     RequestField,
     TextPrompt,
     TokenPrompt,
-    Tools,
 )
-from protocol.tokens import BYTES_PER_TOKEN, unpack
+from protocol.tokens import BYTES_PER_TOKEN
 from worker.answer.budget import ReasoningBudget, reasoning_budget
 from worker.answer.stream import AnswerStream, answer_stream
 from worker.chat.template import ChatTemplate
 from worker.engines.room import Room
 from worker.engines.sequence import Broken, Sequence
-from worker.infill import infill_prompt
-from worker.loading import LoadedModel, one_sentence
+from worker.loading import LoadedModel
 from worker.logprobs import LogprobWriter
 from worker.prompt_cache.path import Paths
 from worker.prompt_error import PromptError
@@ -32,8 +30,7 @@ from worker.sampling.settings import make_row_sampling
 from worker.sampling.words import banned_sequences
 from worker.structure.grammar import ConstraintError
 from worker.structure.matching import Constrained
-from worker.vision.errors import PictureError, UnusablePicturesError
-from worker.vision.inputs import PictureInputs
+from worker.tokenizing import text_of, tokenize, unpacked
 
 # Vocabularies have runs of spaces as single tokens, the longest known of 128.
 _MOST_CHARACTERS_PER_TOKEN: Final = 128
@@ -137,8 +134,8 @@ def no_further(broken: Broken) -> RequestFailed:
 
 def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: Paths) -> Prepared:
     _check_size(generate, context)
-    prompt_ids, pictures = _tokenize(generate, loaded)
-    delivered = _unpack(generate.delivered)
+    prompt_ids, pictures = tokenize(generate, loaded)
+    delivered = unpacked(generate.delivered)
     if not prompt_ids:
         raise PromptError(
             "invalid_request_error", "The prompt is empty: send at least one token.", "prompt"
@@ -221,7 +218,7 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
         rendered=not isinstance(generate.prompt, TokenPrompt),
         answer=answer,
         logprobs=LogprobWriter(loaded.token_bytes, prompt_ids),
-        echo=_text_of(generate, prompt_ids, loaded) if generate.echo and not delivered else "",
+        echo=text_of(generate, prompt_ids, loaded) if generate.echo and not delivered else "",
     )
 
 
@@ -349,71 +346,3 @@ def _boundaries(generate: Generate, prompt_ids: list[int], template: ChatTemplat
 def _common(one: list[int], other: list[int]) -> int:
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
-
-
-def _unpack(packed: bytes) -> list[int]:
-    try:
-        return unpack(packed)
-    except ValueError as error:
-        raise PromptError("invalid_request_error", f"Unreadable token ids: {error}.") from error
-
-
-def _tokenize(generate: Generate, loaded: LoadedModel) -> tuple[list[int], PictureInputs | None]:
-    tokenizer = loaded.tokenizer
-    match generate.prompt:
-        case ChatPrompt() as prompt if prompt.pictures:
-            return _look_at(prompt, generate.tools, loaded)
-        case ChatPrompt() as prompt:
-            token_ids = loaded.chat_template.tokens(prompt, generate.tools)
-        case TextPrompt(text, str() as suffix):
-            token_ids = _infill(text, suffix, tokenizer)
-        case TextPrompt(text):
-            token_ids = list(tokenizer.encode(text))
-        case TokenPrompt(packed):
-            token_ids = _unpack(packed)
-    return token_ids, None
-
-
-def _look_at(
-    prompt: ChatPrompt, tools: Tools | None, loaded: LoadedModel
-) -> tuple[list[int], PictureInputs]:
-    eyes, pictures = loaded.eyes, prompt.pictures
-    if eyes is None:
-        raise PromptError(
-            "invalid_request_error",
-            f"{pictures[0].name}: this model was loaded without what looks at pictures.",
-            picture=0,
-        )
-    text = loaded.chat_template.text(prompt, tools, eyes.content)
-    try:
-        return eyes.inputs(text, pictures)
-    except PictureError as error:
-        raise PromptError(
-            "invalid_request_error",
-            f"{pictures[error.number].name}: {error.reason}.",
-            picture=error.number,
-        ) from error
-    except UnusablePicturesError as error:
-        raise PromptError(
-            "invalid_request_error",
-            f"The model can't look at these pictures: {one_sentence(error)}",
-            "prompt",
-        ) from error
-
-
-def _text_of(generate: Generate, prompt_ids: list[int], loaded: LoadedModel) -> str:
-    if isinstance(generate.prompt, TextPrompt):
-        return generate.prompt.text
-    return str(loaded.tokenizer.decode(prompt_ids))
-
-
-def _infill(prefix: str, suffix: str, tokenizer: Any) -> list[int]:
-    token_ids = infill_prompt(prefix, suffix, tokenizer)
-    if token_ids is None:
-        raise PromptError(
-            "invalid_request_error",
-            "This model was not made to fill in the middle: it has no tokens for what stands "
-            "before and after. Leave suffix out.",
-            "suffix",
-        )
-    return token_ids

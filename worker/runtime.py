@@ -47,7 +47,8 @@ from worker.engines.sequence import Engine, Sequence
 from worker.engines.sequential import SequentialEngine
 from worker.gathering import Gathering
 from worker.limits import Limits, read_device, read_memory, release_memory, trim
-from worker.loading import LoadAbandonedError, LoadedModel, ModelError, load
+from worker.loading import LoadedModel, load
+from worker.model_error import LoadAbandonedError, ModelError
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.disk import Disk

@@ -13,8 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
-from gateway.api import events, logs
+from gateway.api import events, keys, logs
 from gateway.api.bodies import read_json
+from gateway.api.callers import caller_of
 from gateway.api.status import gateway_status, model_status
 from gateway.config.settings import ConfigError
 from gateway.dispatch.refusal import Refusal
@@ -103,7 +104,7 @@ async def reload(request: Request) -> Response:
 
 def _compartment(request: Request) -> Compartment:
     fleet: Fleet = request.app.state.fleet
-    return fleet.roster.find(request.path_params["model_id"])
+    return fleet.roster.find(request.path_params["model_id"], caller_of(request))
 
 
 async def _target(request: Request) -> tuple[Compartment, Options]:
@@ -155,6 +156,7 @@ routes = [
             Route("/models/{model_id:path}/unload", unload, methods=["POST"]),
             Route("/models/{model_id:path}/restart", restart, methods=["POST"]),
             Route("/models/{model_id:path}/kill", kill, methods=["POST"]),
+            *keys.routes,
             *logs.routes,
             *events.routes,
         ],

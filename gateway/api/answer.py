@@ -20,8 +20,8 @@ from gateway.model.compartment import Compartment
 from protocol.messages import FinishReason, Usage
 from protocol.parts import AnswerPart, merged
 
-_COMMENT: Final = b": waiting\n\n"
-_STREAM_HEADERS: Final = [
+COMMENT: Final = b": waiting\n\n"
+STREAM_HEADERS: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     # nginx would collect the events otherwise.
@@ -80,6 +80,13 @@ class Answer(Response):
         self._stream = stream
         self._answers_each = answers_each
 
+    async def complete(self) -> None:
+        """The whole answer is there, and its client is about to learn that."""
+
+    def failure(self, refusal: Refusal, path: str) -> bytes:
+        """The last event of a stream that ends here."""
+        return b"event: error\n" + server_sent_event(envelope(refusal, path))
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watcher = asyncio.create_task(self._watch_client(receive))
         try:
@@ -90,6 +97,7 @@ class Answer(Response):
         finally:
             watcher.cancel()
             self._cancel()
+            self._usage(scope)
 
     async def _watch_client(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -118,6 +126,7 @@ class Answer(Response):
         usage = self._usage(scope)
         choices = [Choice(merged(parts), reasons[index]) for index, parts in enumerate(found)]
         body = self._form.whole(choices, usage)
+        await self.complete()
         await Response(body, media_type="application/json")(scope, receive, send)
 
     async def _write_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -127,12 +136,11 @@ class Answer(Response):
         try:
             async with aclosing(pieces(self._requests)) as arriving:
                 async for index, piece in arriving:
-                    events = _COMMENT
+                    events = COMMENT
                     if not piece.idle:
-                        events = self._form.piece(index, piece)
-                        if index in unopened:
-                            events = self._form.opening(index) + events
-                            unopened.remove(index)
+                        events = self._form.opening(index) if index in unopened else b""
+                        unopened.discard(index)
+                        events += self._form.piece(index, piece)
                     if not started:
                         started = True
                         await _start_stream(send)
@@ -140,6 +148,7 @@ class Answer(Response):
                         unfinished.remove(index)
                     if not unfinished:
                         events += self._form.closing(self._usage(scope))
+                        await self.complete()
                     more = bool(unfinished)
                     await send({"type": "http.response.body", "body": events, "more_body": more})
         except Refusal as refusal:
@@ -147,15 +156,17 @@ class Answer(Response):
                 await error_response(refusal, scope["path"])(scope, receive, send)
                 return
             note_outcome(scope, refusal.code)
-            events = b"event: error\n" + server_sent_event(envelope(refusal, scope["path"]))
+            events = self.failure(refusal, scope["path"])
             await send({"type": "http.response.body", "body": events, "more_body": False})
 
     def _usage(self, scope: Scope) -> Usage:
-        usages = [each.usage for each in self._requests if each.usage is not None]
+        """Also of answers that end early: what was computed was used."""
+        usages = [each.spent for each in self._requests if each.spent is not None]
         usage = usage_of(usages, self._answers_each)
-        note_usage(scope, usage)
+        if usages:
+            note_usage(scope, usage)
         return usage
 
 
 async def _start_stream(send: Send) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+    await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})

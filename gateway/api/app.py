@@ -11,21 +11,32 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
 from gateway.api import admin, completions, embeddings, health, metrics, models, rerank
+from gateway.api.callers import Callers
 from gateway.api.chat import route as chat
 from gateway.api.errors import on_defect, on_http_exception, on_refusal
 from gateway.api.messages import route as messages
 from gateway.api.recorded import Recorded
+from gateway.api.responses import route as responses
 from gateway.api.visitors import Visitors
 from gateway.dispatch.refusal import Refusal
 from gateway.edge.door import Door
 from gateway.fleet.fleet import Fleet
+from gateway.keys.keys import Keys
+from gateway.mailbox.mailbox import Mailbox
 from gateway.metrics.http_meter import HttpMeter
 from gateway.pictures.reader import PictureReader
 from gateway.serve.reload import Reloader
 from gateway.telemetry.spans import Spans
 
 
-def build_app(fleet: Fleet, reloader: Reloader, door: Door, spans: Spans | None) -> ASGIApp:
+def build_app(
+    fleet: Fleet,
+    reloader: Reloader,
+    mailbox: Mailbox,
+    keys: Keys,
+    door: Door,
+    spans: Spans | None,
+) -> ASGIApp:
     app = Starlette(
         routes=[
             *health.routes,
@@ -34,6 +45,7 @@ def build_app(fleet: Fleet, reloader: Reloader, door: Door, spans: Spans | None)
             *chat.routes,
             *completions.routes,
             *messages.routes,
+            *responses.routes,
             *embeddings.routes,
             *rerank.routes,
             *admin.routes,
@@ -46,10 +58,13 @@ def build_app(fleet: Fleet, reloader: Reloader, door: Door, spans: Spans | None)
     )
     app.state.fleet = fleet
     app.state.reloader = reloader
+    app.state.keys = keys
     app.state.door = door
+    app.state.mailbox = mailbox
     app.state.pictures = PictureReader()
     app.state.http_meter = HttpMeter()
-    return Recorded(Visitors(app, fleet), app.state.http_meter, dict(_paths(app.routes)), spans)
+    visitors = Visitors(Callers(app, keys), fleet, exposed=keys.exposed)
+    return Recorded(visitors, app.state.http_meter, dict(_paths(app.routes)), spans)
 
 
 def _paths(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 
 from gateway.dispatch.refusal import Refusal
@@ -41,8 +42,12 @@ async def pieces(requests: Sequence[Request]) -> AsyncGenerator[tuple[int, Piece
     try:
         while takers:
             done, _ = await asyncio.wait(takers, return_when=asyncio.FIRST_COMPLETED)
-            for taker in sorted(done, key=lambda each: takers[each]):
-                index, piece = takers.pop(taker), taker.result()
+            ready = deque(sorted(done, key=lambda each: takers[each]))
+            done.clear()
+            while ready:
+                index = takers.pop(ready[0])
+                # What fails has this frame, which must not have what failed: it would stay.
+                piece = ready.popleft().result()
                 if piece.finish_reason is None:
                     takers[asyncio.create_task(requests[index].take())] = index
                 yield index, piece

@@ -16,6 +16,7 @@ from starlette.routing import Route
 from gateway.api.answer import Answer, server_sent_event
 from gateway.api.answer import Choice as WholeChoice
 from gateway.api.bodies import beside_the_loop, read_json
+from gateway.api.callers import caller_of
 from gateway.api.choices import submit_all, system_fingerprint
 from gateway.api.inputs import parse_inputs
 from gateway.api.logprobs import CompletionLogprobs, completion_logprobs, tokens_of
@@ -79,7 +80,7 @@ async def create_completion(request: HttpRequest) -> Response:
     body = await read_json(request, CompletionBody)
     check_generation(body, "completions")
     _check_best_of(body)
-    compartment = fleet.roster.find(body.model)
+    compartment = fleet.roster.find(body.model, caller_of(request))
     generates = await beside_the_loop(len(body.prompt), _generates, body)
     requests = new_requests(request, fleet, body, generates, "prompt")
     submit_all(fleet, compartment, requests)

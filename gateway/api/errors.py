@@ -79,6 +79,8 @@ class ErrorResponse(Response):
 
 def error_response(refusal: Refusal, path: str = "") -> Response:
     headers = {}
+    if refusal.status == 401:
+        headers["www-authenticate"] = "Bearer"
     if refusal.retry_after_s is not None:
         headers["retry-after"] = str(refusal.retry_after_s)
     if refusal.lasting or refusal.code in ("worker_crashed", "insufficient_memory"):

@@ -13,6 +13,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from gateway.api.callers import caller_of
 from gateway.api.sampling import deadline_s
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
@@ -64,11 +65,14 @@ async def readyz(request: HttpRequest) -> Response:
 
 async def health(request: HttpRequest) -> Response:
     fleet: Fleet = request.app.state.fleet
-    compartments = fleet.roster.configured.values()
+    caller = caller_of(request)
+    compartments = fleet.roster.visible(caller)
     deep: DeepHealth | UnsetType = UNSET
     if (name := request.query_params.get("deep")) is not None:
+        if not caller.admin:
+            raise Refusal("permission_denied", "A deep check needs the admin key: it is work.")
         limit_s = min(deadline_s(request, _DEEP_DEADLINE_S), _DEEP_DEADLINE_S)
-        deep = await _generate_token(fleet, fleet.roster.find(name), limit_s)
+        deep = await _generate_token(fleet, fleet.roster.find(name, caller), limit_s)
     failed = deep is not UNSET and not deep.ok
     faults = fleet.faults.recent(time.time())
     body = Health(
@@ -85,7 +89,7 @@ async def health(request: HttpRequest) -> Response:
             )
             for each in compartments
         ],
-        faults=faults,
+        faults=faults if caller.admin else [],
         deep=deep,
     )
     return Response(

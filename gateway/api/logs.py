@@ -14,6 +14,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from gateway.api.bodies import read_count
+from gateway.api.callers import caller_of
 from gateway.dispatch.refusal import Refusal
 from gateway.fleet.fleet import Fleet, Phase
 from gateway.logs.reader import LogReader
@@ -44,7 +45,9 @@ async def gateway_log(request: Request) -> Response:
 async def model_log(request: Request) -> Response:
     """What its workers print, each line after its time."""
     fleet: Fleet = request.app.state.fleet
-    return await _answer(request, fleet.roster.find(request.path_params["model_id"]).log.path)
+    return await _answer(
+        request, fleet.roster.find(request.path_params["model_id"], caller_of(request)).log.path
+    )
 
 
 async def _answer(request: Request, path: Path) -> Response:

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gateway.api.callers import caller_of
 from gateway.api.status import PromptCacheStatus, model_status
 from gateway.fleet.fleet import Fleet
 from gateway.model.compartment import Compartment
@@ -44,13 +45,15 @@ class ModelList(Struct):
 
 async def list_models(request: Request) -> Response:
     fleet: Fleet = request.app.state.fleet
-    data = [_body(fleet, each) for each in fleet.roster.configured.values()]
+    data = [_body(fleet, each) for each in fleet.roster.visible(caller_of(request))]
     return _json(ModelList("list", data))
 
 
 async def show_model(request: Request) -> Response:
     fleet: Fleet = request.app.state.fleet
-    return _json(_body(fleet, fleet.roster.find(request.path_params["model_id"])))
+    return _json(
+        _body(fleet, fleet.roster.find(request.path_params["model_id"], caller_of(request)))
+    )
 
 
 def _body(fleet: Fleet, compartment: Compartment) -> ModelBody:

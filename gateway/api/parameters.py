@@ -13,7 +13,14 @@ import msgspec
 from msgspec import Struct
 
 Place: TypeAlias = Literal[
-    "chat", "completions", "stream_options", "message", "part", "embeddings", "rerank"
+    "chat",
+    "completions",
+    "responses",
+    "stream_options",
+    "message",
+    "part",
+    "embeddings",
+    "rerank",
 ]
 Fate: TypeAlias = Literal["done", "refused", "harmless"]
 
@@ -21,6 +28,7 @@ Fate: TypeAlias = Literal["done", "refused", "harmless"]
 PLACES: Final[dict[Place, str]] = {
     "chat": "/v1/chat/completions",
     "completions": "/v1/completions",
+    "responses": "/v1/responses",
     "stream_options": "stream_options",
     "message": "messages[]",
     "part": "messages[].content[]",
@@ -64,6 +72,7 @@ _COMPLETIONS: Final[tuple[Place, ...]] = ("completions",)
 _MESSAGE: Final[tuple[Place, ...]] = ("message",)
 _PART: Final[tuple[Place, ...]] = ("part",)
 
+_RESPONSES: Final[tuple[Place, ...]] = ("responses",)
 _EMBEDDINGS: Final[tuple[Place, ...]] = ("embeddings",)
 _RERANK: Final[tuple[Place, ...]] = ("rerank",)
 _VECTORS: Final[tuple[Place, ...]] = ("embeddings", "rerank")
@@ -103,7 +112,8 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
     _refused("reasoning_effort", places=_COMPLETIONS),
     _refused("verbosity", "medium"),
     _refused("service_tier", "auto", "default", note="send priority"),
-    _refused("store", False),
+    _refused("store", False, places=_CHAT, note="send the header X-Mailbox: keep"),
+    _refused("store", False, places=_COMPLETIONS),
     _refused("echo", False, places=_CHAT),
     _refused("suffix", "", places=_CHAT),
     *_harmless("a label for OpenAI's records", "user", "safety_identifier", "metadata"),
@@ -193,6 +203,44 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
     _refused("file", places=_PART),
     *_harmless("the model's own files say how closely it looks", "detail", places=_PART),
     *_harmless("it only says how prompts are cached", "prompt_cache_breakpoint", places=_PART),
+    # Of responses: OpenAI's, and what chat has beside those
+    *_done("model", "input", "instructions", "previous_response_id", places=_RESPONSES),
+    *_done("background", "store", "stream", "include", "metadata", places=_RESPONSES),
+    *_done("tools", "tool_choice", "parallel_tool_calls", places=_RESPONSES),
+    *_done("text", "reasoning", "max_output_tokens", "truncation", places=_RESPONSES),
+    *_done("temperature", "top_p", "top_logprobs", "top_k", "min_p", places=_RESPONSES),
+    *_done("seed", "stop", "ignore_eos", "repetition_penalty", places=_RESPONSES),
+    *_done("repetition_context_size", "frequency_penalty", places=_RESPONSES),
+    *_done("presence_penalty", "logit_bias", "priority", "keep_alive", places=_RESPONSES),
+    *_done("cache_salt", "enable_thinking", "chat_template_kwargs", places=_RESPONSES),
+    _refused("messages", places=_RESPONSES, note="send input"),
+    _refused("max_tokens", places=_RESPONSES, note="send max_output_tokens"),
+    _refused("n", 1, places=_RESPONSES),
+    _refused("response_format", places=_RESPONSES, note="send text.format"),
+    _refused("conversation", places=_RESPONSES, note="send previous_response_id"),
+    _refused("prompt", places=_RESPONSES, note="send input"),
+    _refused("context_management", [], places=_RESPONSES),
+    _refused("access_programs", {}, places=_RESPONSES),
+    _refused(
+        "background_options",
+        {},
+        {"completion_window": "soonest"},
+        places=_RESPONSES,
+        note="send X-Deadline-S",
+    ),
+    _refused("moderation", places=_RESPONSES),
+    _refused("service_tier", "auto", "default", places=_RESPONSES, note="send priority"),
+    *_harmless("it counts tools that run at OpenAI", "max_tool_calls", places=_RESPONSES),
+    *_harmless("padding against listeners on the way", "stream_options", places=_RESPONSES),
+    *_harmless("pictures are looked at as they are", "image", places=_RESPONSES),
+    *_harmless("a label for OpenAI's records", "user", "safety_identifier", places=_RESPONSES),
+    *_harmless(
+        "it only says how prompts are cached",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        places=_RESPONSES,
+    ),
     # Of vectors: OpenAI's, vLLM's, Jina's and Cohere's
     *_done("model", "truncate_prompt_tokens", "priority", "keep_alive", places=_VECTORS),
     *_done("input", "dimensions", "encoding_format", places=_EMBEDDINGS),

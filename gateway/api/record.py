@@ -20,14 +20,16 @@ CLIENT_LEFT: Final = "client_left"
 class Record(Struct):
     """`id` is the client's own if it sent a sane one; `key` is the name of the API key it came
     with, None while there are none. The model, the usage and the timings of its answers are what
-    routes that generate tell. `outcome` is the code of the error that it ended with, if there is
-    more to say of its end than its status does.
+    routes that generate tell; with `counted` the usage is in its key's account already. `outcome`
+    is the code of the error that it ended with, if there is more to say of its end than its status
+    does.
     """
 
     id: str
     key: str | None = None
     model: str | None = None
     usage: Usage | None = None
+    counted: bool = False
     timings: Sequence[Timing] = ()
     status: int | None = None
     outcome: str | None = None
@@ -54,9 +56,11 @@ def record_of(request: Request) -> Record:
     return record
 
 
-def note_usage(scope: Scope, usage: Usage) -> None:
+def note_usage(scope: Scope, usage: Usage, *, counted: bool = False) -> None:
+    """`counted`: under its key already, by whoever made the answer."""
     record: Record = scope["state"][_KEY]
     record.usage = usage
+    record.counted = counted
 
 
 def note_outcome(scope: Scope, outcome: str) -> None:

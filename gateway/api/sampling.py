@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 from starlette.requests import Request as HttpRequest
 
+from gateway.api.callers import caller_of
 from gateway.api.parameters import Place
 from gateway.api.record import record_of
 from gateway.api.supported import check_supported, refusing
@@ -153,6 +154,7 @@ def new_requests(
     Raises:
         Refusal: a header, or keep_alive, can't be read, or it is too much at once.
     """
+    check_mailbox(http_request)
     if len(generates) * body.answers > MOST_ANSWERS:
         raise Refusal(
             "invalid_request_error",
@@ -160,7 +162,7 @@ def new_requests(
             "send several requests.",
             param=body.answers_param if body.answers > 1 else prompt_param,
         )
-    model = fleet.roster.find(body.model).model
+    model = fleet.roster.find(body.model, caller_of(http_request)).model
     record = record_of(http_request)
     record.model = model.id
     priority = priority_of(http_request, body.priority, model)
@@ -200,12 +202,12 @@ def _params(body: GenerationBody, prompt_param: str) -> dict[RequestField, str]:
 
 
 def priority_of(request: HttpRequest, own: int | None, model: Model) -> int | None:
-    """X-Priority, or that of the body; None if neither is given.
+    """X-Priority, or that of the body, as far as the caller may have it; None is the model's own.
 
     Raises:
         Refusal: the header can't be read.
     """
-    priority = _priority(request, own)
+    priority = caller_of(request).priority_of(_priority(request, own), model.settings.priority)
     if priority is not None and from_page(request.headers):
         # A page may wait longer than others, but not push itself before them.
         return min(priority, model.settings.priority)
@@ -276,6 +278,26 @@ def generate_message(body: GenerationBody, prompt: Prompt, max_tokens: int | Non
         ignore_eos=bool(body.ignore_eos),
         cache_salt=body.cache_salt or "",
     )
+
+
+def check_mailbox(request: HttpRequest) -> bool:
+    """Whether the answer is to be kept for a client that leaves.
+
+    Raises:
+        Refusal: the header says something else, or this path keeps no answers.
+    """
+    text = request.headers.get("x-mailbox")
+    if text is None:
+        return False
+    if text.strip().lower() != "keep":
+        reason = f"{text[:40]!r} is not known: send keep, or leave it out"
+    elif request.url.path == "/v1/responses":
+        reason = "responses are kept with background: true"
+    elif request.url.path != "/v1/chat/completions":
+        reason = "only answers of /v1/chat/completions can be kept"
+    else:
+        return True
+    raise Refusal("invalid_request_error", f"X-Mailbox: {reason}.", param="X-Mailbox")
 
 
 def deadline_s(request: HttpRequest, default_s: float) -> float:

@@ -174,27 +174,27 @@ def _remark(compartment: Compartment, fleet: Fleet) -> str | None:
 
 
 def _worker_status(worker: Worker) -> WorkerStatus:
-    footprint = worker.footprint
+    footprint = worker.memory.footprint
     return WorkerStatus(
         pid=worker.pid,
         incarnation=worker.incarnation,
         started_at=worker.started_at,
         footprint_bytes=None if footprint is None else footprint.current_bytes,
-        peak_footprint_bytes=None if footprint is None else worker.peak_footprint_bytes,
-        granted_bytes=worker.granted_bytes,
-        weight_bytes=worker.weight_bytes,
-        cache_bytes=worker.cache_bytes,
-        buffer_bytes=worker.buffer_bytes,
+        peak_footprint_bytes=None if footprint is None else worker.memory.peak_footprint_bytes,
+        granted_bytes=worker.memory.granted_bytes,
+        weight_bytes=worker.memory.weight_bytes,
+        cache_bytes=worker.memory.cache_bytes,
+        buffer_bytes=worker.memory.buffer_bytes,
         last_step_age_s=worker.last_step_age_s,
         tokens_per_s=worker.tokens_per_s,
-        prompt_cache_bytes=worker.prompt_cache_bytes,
+        prompt_cache_bytes=worker.memory.prompt_cache_bytes,
     )
 
 
 def _prompt_cache_status(compartment: Compartment, fleet: Fleet) -> PromptCacheStatus:
     worker, traffic = compartment.worker, compartment.traffic
     return PromptCacheStatus(
-        memory_bytes=0 if worker is None else worker.prompt_cache_bytes,
+        memory_bytes=0 if worker is None else worker.memory.prompt_cache_bytes,
         disk_bytes=fleet.prompts.of(compartment.model.id),
         prompt_tokens=traffic.prompt_tokens,
         cached_tokens=traffic.cached_tokens,
@@ -223,16 +223,16 @@ def _rate(prompt_tokens: int, cached_tokens: int) -> float | None:
 def _memory_status(fleet: Fleet) -> MemoryStatus:
     host, card = fleet.readings.host, fleet.readings.card
     ledger = fleet.steward.admission.ledger
-    footprint_bytes = _sum(each.footprint for each in fleet.workers)
+    footprint_bytes = _sum(each.memory.footprint for each in fleet.workers)
     gateway_bytes = _sum([fleet.readings.footprint])
-    in_machine = (each.footprint for each in fleet.workers if not _on_card(each))
+    in_machine = (each.memory.footprint for each in fleet.workers if not _on_card(each))
     known = [_sum(in_machine), gateway_bytes, ledger.stranded_bytes, host.available_bytes]
     return MemoryStatus(
         total_bytes=host.total_bytes,
         budget_bytes=ledger.budget_bytes,
         granted_bytes=ledger.spare_bytes + sum(each.limit_bytes for each in ledger.holders),
         footprint_bytes=footprint_bytes,
-        spare_bytes=_sum(each.footprint for each in fleet.spares),
+        spare_bytes=_sum(each.memory.footprint for each in fleet.spares),
         gateway_bytes=gateway_bytes,
         other_bytes=_rest(host.total_bytes, known),
         available_bytes=host.available_bytes,
@@ -244,7 +244,7 @@ def _memory_status(fleet: Fleet) -> MemoryStatus:
 
 
 def _on_card(worker: Worker) -> bool:
-    return worker.footprint is not None and worker.footprint.card_bytes > 0
+    return worker.memory.footprint is not None and worker.memory.footprint.card_bytes > 0
 
 
 def _sum(footprints: Iterable[Footprint | None]) -> int | None:

@@ -11,6 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from gateway.api.callers import caller_of
 from gateway.api.errors import error_response
 from gateway.api.record import CLIENT_LEFT, note_outcome, note_usage, record_of
 from gateway.api.sampling import Priority, deadline_s, keep_alive_s, priority_of
@@ -52,7 +53,7 @@ def submit(
         Refusal: no such model, a header can't be read, or the queue is full.
     """
     fleet: Fleet = http_request.app.state.fleet
-    compartment = fleet.roster.find(body.model)
+    compartment = fleet.roster.find(body.model, caller_of(http_request))
     record = record_of(http_request)
     record.model = compartment.model.id
     request = Request(
@@ -90,7 +91,6 @@ class VectorAnswer(Response):
         watcher = asyncio.create_task(self._watch_client(receive))
         try:
             usage = await self._until_over()
-            note_usage(scope, usage)
             await self._write(usage, send)
         except Refusal as refusal:
             await error_response(refusal)(scope, receive, send)
@@ -99,6 +99,8 @@ class VectorAnswer(Response):
         finally:
             watcher.cancel()
             self._cancel()
+            if self._request.spent is not None:
+                note_usage(scope, self._request.spent)
 
     async def _until_over(self) -> Usage:
         while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Final
 
 from starlette.datastructures import Headers
@@ -13,15 +14,28 @@ from gateway.dispatch.refusal import Refusal
 from gateway.edge.origins import complaint
 from gateway.fleet.fleet import Fleet
 
-_EXPOSED: Final = ("x-request-id", "retry-after", "x-should-retry")
+_EXPOSED: Final = (
+    "x-request-id",
+    "x-mailbox-id",
+    "retry-after",
+    "x-should-retry",
+    *(
+        f"x-ratelimit-{each}-{what}"
+        for each in ("limit", "remaining", "reset")
+        for what in ("requests", "tokens")
+    ),
+)
 
 
 class Visitors:
     """Refuses requests with a foreign Host or Origin, on every path."""
 
-    def __init__(self, app: ASGIApp, fleet: Fleet) -> None:
+    def __init__(self, app: ASGIApp, fleet: Fleet, *, exposed: bool) -> None:
+        """`exposed`: others than this machine come, by its addresses and its own names."""
         self._app = app
         self._fleet = fleet
+        self._exposed = exposed
+        self._own_names = _own_names() if exposed else ()
         self._origins: tuple[str, ...] = ()
         self._for_pages: ASGIApp = app
 
@@ -31,12 +45,13 @@ class Visitors:
         reason = complaint(
             headers,
             http_1_0=scope["http_version"] == "1.0",
-            hosts=settings.allowed_hosts,
+            hosts=(*self._own_names, *settings.allowed_hosts),
             origins=settings.allowed_origins,
+            addresses=self._exposed,
         )
         if reason is not None:
             refusal = Refusal("permission_denied", reason)
-            await error_response(refusal)(scope, receive, send)
+            await error_response(refusal, scope["path"])(scope, receive, send)
         elif headers.get("origin", "").lower() in settings.allowed_origins:
             await self._cors(settings.allowed_origins)(scope, receive, send)
         else:
@@ -55,3 +70,9 @@ class Visitors:
                 expose_headers=_EXPOSED,
             )
         return self._for_pages
+
+
+def _own_names() -> tuple[str, ...]:
+    """As the machine calls itself, and as Bonjour and Avahi do in its network."""
+    name = socket.gethostname().lower().removesuffix(".local")
+    return name, f"{name}.local"

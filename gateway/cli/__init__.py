@@ -27,6 +27,8 @@ VERBS: Final = (
     "chat",
     "estimate",
     "config",
+    "key",
+    "usage",
     "demo",
     "service",
     "doctor",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ssl
 from collections.abc import Iterator
 from typing import Final, TypeVar
 from urllib.parse import quote
@@ -33,7 +34,10 @@ Body = TypeVar("Body", bound=Struct)
 class GatewayClient:
     """Every method raises `CommandError` when the gateway doesn't do what it is asked for."""
 
-    def __init__(self, url: str, admin_key: str | None = None) -> None:
+    def __init__(
+        self, url: str, admin_key: str | None = None, trust: ssl.SSLContext | None = None
+    ) -> None:
+        """`trust` is what the gateway's certificate is checked with, if there is to be one."""
         self.url = url
         self._http = httpx.Client(
             base_url=url,
@@ -41,6 +45,7 @@ class GatewayClient:
             timeout=_TIMEOUT,
             # A proxy of the environment would look for the gateway on its own loopback.
             trust_env=False,
+            verify=trust or True,
         )
 
     def __enter__(self) -> GatewayClient:
@@ -79,6 +84,14 @@ class GatewayClient:
     def reload(self) -> bytes:
         with self._answer("POST", "/admin/v1/reload", _PATIENT) as response:
             return response.read()
+
+    def add_key(self, new: Struct) -> bytes:
+        with self._answer("POST", "/admin/v1/keys", _TIMEOUT, new) as response:
+            return response.read()
+
+    def revoke_key(self, name: str) -> None:
+        with self._answer("DELETE", f"/admin/v1/keys/{quote(name, safe='')}", _TIMEOUT):
+            pass
 
     def log(self, model_id: str | None, query: dict[str, str | int]) -> str:
         return self.get(_log_path(model_id), **query).decode("utf-8", "replace")
@@ -155,6 +168,8 @@ class GatewayClient:
             )
         if error.code == "model_not_found":
             return NoSuchModelError(error.message)
+        if error.code == "invalid_api_key":
+            return CommandError(f"{error.message} --admin-key, or BULKHEAD_ADMIN_KEY, gives it.")
         return CommandError(error.message)
 
 

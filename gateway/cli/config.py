@@ -21,6 +21,7 @@ from gateway.config.example import example
 from gateway.config.keys import KEYS, MODEL_KEYS, MODELS, Definition, label
 from gateway.config.locations import Place
 from gateway.config.mistakes import Mistake, Source
+from gateway.config.network import network_cautions
 from gateway.config.read import Configuration, read_configuration
 from gateway.config.schema import schema
 from gateway.config.settings import ConfigError, Flags
@@ -69,11 +70,15 @@ def check(flags: Flags, *, as_json: bool) -> None:
     except ConfigError as error:
         _print_mistakes(error.mistakes, as_json=as_json)
         sys.exit(1)
+    cautions = list(network_cautions(configuration.settings.gateway))
     if as_json:
         file = None if configuration.file is None else str(configuration.file)
-        _print_json({"file": file, "mistakes": [], "models": list(configuration.located)})
+        models = list(configuration.located)
+        _print_json({"file": file, "mistakes": [], "cautions": cautions, "models": models})
     else:
         _say(_summary(configuration))
+        for caution in cautions:
+            _say(f"Careful: {caution}")
 
 
 @command.command("show")

@@ -15,7 +15,9 @@ Arguments = ParamSpec("Arguments")
 
 _OPTIONS: Final = (
     click.option("--config", type=click.Path(path_type=Path), help="TOML file [BULKHEAD_CONFIG]."),
-    click.option("--host", help="Loopback address to listen on [127.0.0.1]."),
+    click.option(
+        "--host", help="Address to listen on; others than loopback need API keys [127.0.0.1]."
+    ),
     click.option("--port", type=click.IntRange(0, 65535), help="Port; 0 takes a free one [8642]."),
     click.option(
         "--state-dir",

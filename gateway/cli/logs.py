@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import click
-from click.core import ParameterSource
 
 from gateway.cli.client import GatewayClient
 from gateway.cli.failure import CommandError, NoGatewayError, NoSuchModelError
+from gateway.cli.local import local_settings
 from gateway.cli.log_lines import LogPrinter
-from gateway.cli.options import reaches_gateway
-from gateway.config.read import read_settings
-from gateway.config.settings import ConfigError, Flags, Settings
+from gateway.cli.options import names_gateway, reaches_gateway
+from gateway.config.settings import Settings
 from gateway.logs.reader import LogReader
 from gateway.logs.since import since_stamp
-from gateway.state.state_dir import StateDir, default_state_dir
 
 _DEFAULT_LINES: Final = 200
 _ALL_LINES: Final = 999_999_999
@@ -72,16 +69,11 @@ def command(
     if lines is None:
         lines = _DEFAULT_LINES if since is None else _ALL_LINES
     printer = LogPrinter(model, as_json=as_json)
-    path = None if _names_gateway() and state_dir is None else _log_path(model, state_dir, gateway)
+    path = None if names_gateway() and state_dir is None else _log_path(model, state_dir, gateway)
     if path is None:
         _print_answer(gateway, printer, model, lines, since, follow=follow)
         return
     print_file(path, printer, lines, since, follow=follow)
-
-
-def _names_gateway() -> bool:
-    source = click.get_current_context().get_parameter_source("url")
-    return source not in (ParameterSource.DEFAULT, None)
 
 
 def _log_path(model: str | None, state_dir: Path | None, gateway: GatewayClient) -> Path | None:
@@ -91,7 +83,7 @@ def _log_path(model: str | None, state_dir: Path | None, gateway: GatewayClient)
         NoSuchModelError: nobody knows the model.
         NoGatewayError: there is no log of a gateway, and none answers.
     """
-    settings, folder = _settings(state_dir)
+    settings, folder = local_settings(state_dir)
     model_id = _model_id(model, settings)
     path = folder.gateway_log_path if model_id is None else folder.log_path(model_id)
     if _exists(path):
@@ -118,17 +110,6 @@ def _exists(path: Path) -> bool:
         return path.exists()
     except OSError:
         return False  # Too long for a name: no model is called so.
-
-
-def _settings(state_dir: Path | None) -> tuple[Settings, StateDir]:
-    """What serve would use; a log can be read whatever is wrong with the configuration."""
-    try:
-        settings = read_settings(Flags(state_dir=state_dir), os.environ)
-        named = settings.gateway.state_dir
-    except ConfigError:
-        settings = Settings()
-        named = os.environ.get("BULKHEAD_STATE_DIR") if state_dir is None else str(state_dir)
-    return settings, StateDir(Path(named or default_state_dir()))
 
 
 def _model_id(model: str | None, settings: Settings) -> str | None:

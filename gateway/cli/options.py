@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Concatenate, Final, ParamSpec
+from typing import Concatenate, ParamSpec
 
 import click
 import httpx
+from click.core import ParameterSource
 
 from gateway.cli.client import GatewayClient
 from gateway.cli.failure import interruptible
-
-DEFAULT_URL: Final = "http://127.0.0.1:8642"
+from gateway.cli.local import DEFAULT_URL, access, local_settings
 
 Arguments = ParamSpec("Arguments")
 
@@ -28,27 +28,38 @@ def reaches_gateway(
     @click.option(
         "--url",
         envvar="BULKHEAD_URL",
-        default=DEFAULT_URL,
         callback=_check_url,
-        help=f"Address of the gateway [BULKHEAD_URL, {DEFAULT_URL}].",
+        help=f"Address of the gateway [BULKHEAD_URL, that of this machine's, {DEFAULT_URL}].",
     )
     @click.option(
         "--admin-key",
         envvar="BULKHEAD_ADMIN_KEY",
         callback=_check_key,
-        help="The operator's key [BULKHEAD_ADMIN_KEY].",
+        help="The operator's key [BULKHEAD_ADMIN_KEY, the one in the state folder].",
     )
     @functools.wraps(verb)
     def with_client(
-        url: str, admin_key: str | None, *args: Arguments.args, **kwargs: Arguments.kwargs
+        url: str | None, admin_key: str | None, *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> None:
-        with interruptible(), GatewayClient(url, admin_key) as gateway:
+        _, state_dir = local_settings(None)
+        found = access(url, admin_key, state_dir)
+        with interruptible(), GatewayClient(found.url, found.key, found.trust) as gateway:
             verb(gateway, *args, **kwargs)
 
     return with_client
 
 
-def _check_url(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
+def names_gateway() -> bool:
+    """Whether somebody has said which gateway is meant."""
+    source = click.get_current_context().get_parameter_source("url")
+    return source not in (ParameterSource.DEFAULT, None)
+
+
+def _check_url(
+    _context: click.Context, _parameter: click.Parameter, text: str | None
+) -> str | None:
+    if text is None:
+        return None
     try:
         url = httpx.URL(text)
         valid = url.scheme in ("http", "https") and bool(url.host)

@@ -14,14 +14,20 @@ import click
 
 from gateway.cli.flags import takes_flags
 from gateway.cli.printable import printable
+from gateway.config.network import exposed, tls_files
 from gateway.config.places import Places
 from gateway.config.read import read_configuration
 from gateway.config.settings import ConfigError, Flags
+from gateway.keys.key_file import KeyFileError
+from gateway.keys.keys import Keys
 from gateway.logs.setup import gateway_logs
 from gateway.serve import server
 from gateway.service.mark import LABEL, MARK, MISTAKE_STATUS, service_pid
 from gateway.state.state_dir import StateDir, StateDirError, default_state_dir
 from gateway.system.file_limit import raise_file_limit
+from gateway.system.malloc import give_large_buffers_back
+from gateway.tls.certificate import CertificateError
+from gateway.tls.certificates import Certificates
 
 logger = logging.getLogger(__name__)
 
@@ -72,12 +78,18 @@ def command(flags: Flags, log_level: str, log_to: str, mistake_status: int) -> N
     _leave_to_another_service(state_dir)
     try:
         state_dir.acquire()
+        keys = Keys(state_dir, exposed=exposed(settings.gateway))
+        files = tls_files(settings.gateway)
+        certificates = None if files is None else Certificates(*files)
         listener = server.bind(settings.gateway.host, settings.gateway.port)
-    except (StateDirError, server.PortTakenError) as error:
+    except (StateDirError, KeyFileError, CertificateError, server.PortTakenError) as error:
         _fail([str(error)], status=1)
+    except OSError as error:
+        _fail([f"The state folder {state_dir.path} can't be used: {error}."], status=1)
     with gateway_logs(state_dir, settings.models, log_level, to_stderr=log_to == "stderr"):
         _raise_file_limit()
-        server.run(read, configuration, state_dir, listener)
+        give_large_buffers_back()
+        server.run(read, configuration, state_dir, listener, keys, certificates)
 
 
 def _leave_to_another_service(state_dir: StateDir) -> None:

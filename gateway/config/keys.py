@@ -14,6 +14,7 @@ from gateway.config.kinds import Kind, toml_text
 from gateway.config.settings import (
     GatewaySettings,
     Key,
+    MailboxSettings,
     MemorySettings,
     ModelSettings,
     PromptCacheSettings,
@@ -59,6 +60,7 @@ SECTIONS: Final[dict[str, type[Section]]] = {
     "workers": WorkersSettings,
     "queue": QueueSettings,
     "prompt_cache": PromptCacheSettings,
+    "mailbox": MailboxSettings,
 }
 MODELS: Final = "models"
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")

@@ -26,6 +26,7 @@ from gateway.config.kinds import UnexpectedError, toml_text
 from gateway.config.locations import Locations, Place
 from gateway.config.mistakes import Mistake, Source
 from gateway.config.models import find_adapter, find_draft, find_model, model_from_flag
+from gateway.config.network import TLS_PLACES, network_complaints
 from gateway.config.places import Places, Sought
 from gateway.config.rules import complaints
 from gateway.config.settings import ConfigError, Flags, ModelSettings, Settings
@@ -135,7 +136,9 @@ def read_configuration(
     """
     draft = _Draft(flags, environment)
     settings = draft.settings()
-    located = draft.locate_models(settings, places or Places())
+    places = places or Places()
+    draft.check_network(settings, places)
+    located = draft.locate_models(settings, places)
     draft.raise_mistakes()
     return Configuration(
         settings=settings,
@@ -187,6 +190,14 @@ class _Draft:
         for place, message in complaints(settings):
             self._complain(place, message)
         return settings
+
+    def check_network(self, settings: Settings, places: Places) -> None:
+        """Whether what an open port needs is there."""
+        # A key that isn't known, or stands in a line that can't be read, is missing for another.
+        unsure = any(not each.key or each.key.startswith("gateway") for each in self._mistakes)
+        for place, message in network_complaints(settings, places):
+            if not (unsure and place in TLS_PLACES):
+                self._complain(place, message)
 
     def locate_models(self, settings: Settings, places: Places) -> dict[str, Located]:
         """What the workers are to load; not for models where some of it is missing."""

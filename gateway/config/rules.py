@@ -14,7 +14,6 @@ from urllib.parse import quote
 
 from gateway.config.kinds import toml_text
 from gateway.config.locations import Place
-from gateway.config.loopback import LOOPBACK_NAMES
 from gateway.config.models import expand_home
 from gateway.config.settings import Settings
 
@@ -41,11 +40,12 @@ def complaints(settings: Settings) -> Iterator[Complaint]:
 
 
 def _host(settings: Settings) -> Iterator[Complaint]:
-    if (host := settings.gateway.host) not in LOOPBACK_NAMES:
+    gateway = settings.gateway
+    if not _HOST_NAME.fullmatch(gateway.host.lower()):
         yield (
             ("gateway", "host"),
-            f"{host} is not loopback: without API keys the gateway listens on 127.0.0.1, ::1 or "
-            "localhost only",
+            f"{toml_text(gateway.host)} is not a name or an address alone: neither http:// nor a "
+            "port belong to it",
         )
 
 

@@ -43,8 +43,8 @@ class GatewaySettings(Section, frozen=True):
     host: Annotated[
         str,
         Key(
-            Text("127.0.0.1, ::1 or localhost"),
-            "Address to listen on: loopback only, as there are no API keys.",
+            Text("an address of this machine"),
+            "Address to listen on; others than loopback need API keys. 0.0.0.0 or :: is all.",
             restart=True,
         ),
     ] = "127.0.0.1"
@@ -76,7 +76,7 @@ class GatewaySettings(Section, frozen=True):
         tuple[str, ...],
         Key(
             Texts("names"),
-            "Names that requests may have as their Host beside this machine's, for proxies.",
+            "Names that requests may have as their Host beside this machine's own.",
         ),
     ] = ()
     allowed_origins: Annotated[
@@ -86,6 +86,26 @@ class GatewaySettings(Section, frozen=True):
             "Web pages that may use everything here from a browser; no other may.",
         ),
     ] = ()
+    tls_certificate: Annotated[
+        str | None,
+        Key(
+            Text("a file"),
+            "Certificate in PEM, with those that vouch for it behind it; a reload reads it again.",
+            example="~/tls/mac.crt",
+            unset="plain HTTP",
+            restart=True,
+        ),
+    ] = None
+    tls_key: Annotated[
+        str | None,
+        Key(
+            Text("a file"),
+            "The key of the certificate, in PEM and without a password.",
+            example="~/tls/mac.key",
+            unset="plain HTTP",
+            restart=True,
+        ),
+    ] = None
     image_folders: Annotated[
         tuple[str, ...],
         Key(
@@ -115,6 +135,10 @@ class GatewaySettings(Section, frozen=True):
             "Of these from one address, or one /64 network of IPv6; this machine has no bound.",
         ),
     ] = 256
+
+    @property
+    def tls(self) -> bool:
+        return self.tls_certificate is not None
 
 
 class MemorySettings(Section, frozen=True):
@@ -241,6 +265,38 @@ class PromptCacheSettings(Section, frozen=True):
         return parse_size(self.disk_writes_per_hour)
 
 
+class MailboxSettings(Section, frozen=True):
+    """`size` is as it was written."""
+
+    about: ClassVar[str] = "Answers that wait for their clients, and responses that are stored."
+
+    keep_s: Annotated[
+        float, Key(Time(), "How long an answer waits in the mailbox once it is there.")
+    ] = 3600.0
+    size: Annotated[
+        int | str,
+        Key(Size(), "What the mailbox may hold on the disk; the oldest answers make room."),
+    ] = "1GB"
+    depth: Annotated[
+        int, Key(Whole(1), "Background responses that may wait; more are refused with 429.")
+    ] = 256
+    deadline_s: Annotated[
+        float,
+        Key(
+            Time(),
+            "Longest wait of a background response, or a chat with X-Mailbox; X-Deadline-S sets "
+            "another for one request.",
+        ),
+    ] = 86_400.0
+    concurrency: Annotated[
+        int, Key(Whole(1), "Background responses that one model makes at a time.")
+    ] = 4
+
+    @property
+    def size_bytes(self) -> int:
+        return parse_size(self.size)
+
+
 class ModelSettings(Section, frozen=True):
     about: ClassVar[str] = "A model; the table's name is its id."
 
@@ -342,6 +398,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     workers: WorkersSettings = field(default_factory=WorkersSettings)
     queue: QueueSettings = field(default_factory=QueueSettings)
     prompt_cache: PromptCacheSettings = field(default_factory=PromptCacheSettings)
+    mailbox: MailboxSettings = field(default_factory=MailboxSettings)
     models: dict[str, ModelSettings] = field(default_factory=dict)
 
 

@@ -41,6 +41,11 @@ class Progress:
         return f"{self._task.request_id}.{self._attempts}"
 
     @property
+    def begun(self) -> bool:
+        """It was sent."""
+        return self._attempts > 0
+
+    @property
     def resumed(self) -> bool:
         """It was sent more than once."""
         return self._attempts > 1

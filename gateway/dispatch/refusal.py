@@ -15,6 +15,7 @@ Code: TypeAlias = Literal[
     "request_timeout",
     "request_too_large",
     "queue_full",
+    "rate_limit_exceeded",
     "headers_too_large",
     "internal_error",
     "worker_crashed",
@@ -24,6 +25,7 @@ Code: TypeAlias = Literal[
     "shutting_down",
     "deadline_exceeded",
     "insufficient_memory",
+    "storage_unavailable",
 ]
 
 _STATUS: dict[Code, int] = {
@@ -37,12 +39,14 @@ _STATUS: dict[Code, int] = {
     "request_timeout": 408,
     "request_too_large": 413,
     "queue_full": 429,
+    "rate_limit_exceeded": 429,
     "headers_too_large": 431,
     "internal_error": 500,
     "worker_crashed": 500,
     "model_unavailable": 503,
     "load_timeout": 503,
     "overloaded": 503,
+    "storage_unavailable": 503,
     "shutting_down": 503,
     "deadline_exceeded": 504,
     "insufficient_memory": 507,
@@ -71,6 +75,18 @@ class Refusal(Exception):
         self.param = param
         self.retry_after_s = retry_after_s
         self.lasting = lasting
+
+    def anew(self) -> Refusal:
+        """The same, to be raised. What is raised is given the frames on its way, and all that they
+        hold: what is kept must not have them.
+        """
+        return Refusal(
+            self.code,
+            self.message,
+            param=self.param,
+            retry_after_s=self.retry_after_s,
+            lasting=self.lasting,
+        )
 
     @property
     def status(self) -> int:

@@ -107,6 +107,14 @@ class Request:
         return self._usage
 
     @property
+    def spent(self) -> Usage | None:
+        """What was computed for it so far, as far as that is known; None: nothing."""
+        if self._usage is not None:
+            return self._usage
+        tokens = len(self.progress.delivered)
+        return Usage(self.progress.prompt_tokens, tokens) if self.progress.begun else None
+
+    @property
     def finish_reason(self) -> FinishReason | None:
         """Once the whole answer is there."""
         return self._finish_reason
@@ -198,7 +206,7 @@ class Request:
         parts, self._parts = tuple(merged(self._parts)), []
         if self._refusal is not None:
             if not parts:
-                raise self._refusal
+                raise self._refusal.anew()
             self._arrived.set()
         return Piece(parts, self._finish_reason, self._usage)
 

@@ -21,6 +21,7 @@ from gateway.doctor.machine import (
     look_at_wired_limit,
 )
 from gateway.doctor.memory_check.check import NAME, MemoryCheck
+from gateway.doctor.network import look_at_network
 from gateway.doctor.service import look_at_service
 from gateway.doctor.software import look_at_packages, look_at_python
 from gateway.doctor.state_folder import look_at_disk, look_at_folder, look_at_socket_path
@@ -37,6 +38,7 @@ CHECKS: Final = (
     Check("disk", look_at_disk),
     Check("socket path", look_at_socket_path),
     Check("open files", look_at_open_files),
+    Check("network", look_at_network),
     Check("gateway", look_at_gateway),
     Check("port", look_at_port),
     Check("version", look_at_version),

@@ -13,10 +13,12 @@ import psutil
 from msgspec import Struct
 
 from gateway.config.settings import GatewaySettings
+from gateway.keys.admin_key import admin_key
 from gateway.service.mark import service_pid
 from gateway.service.port import Health, ask_health, port_is_free
+from gateway.state.address import near_url
 from gateway.state.state_dir import StateDir, lock_holder
-from gateway.url import url
+from gateway.tls.certificate import trusting_anybody
 
 
 class Process(Struct, frozen=True):
@@ -42,7 +44,8 @@ class InForce(Struct, frozen=True):
 
 class Running(Struct, frozen=True):
     """`holder` has the lock of the state folder, and `health` is what it answers at `address`.
-    `in_force` is None for one of an older version. `models` are loaded, by their worker's pid.
+    `in_force` is None for one of an older version. `models` are loaded, by their worker's
+    pid. `key` is the operator's, for the holder.
 
     `address` is the configured one unless the holder listens at another. `port_free` and
     `port_holder` are of the configured one; `stranger` is a gateway there that isn't the holder.
@@ -57,10 +60,23 @@ class Running(Struct, frozen=True):
     stranger: Health | None
     in_force: InForce | None = None
     models: dict[int, str] = {}
+    tls: bool = False
+    key: str | None = None
 
     @property
     def url(self) -> str:
-        return url(*self.address)
+        return near_url(*self.address, tls=self.tls)
+
+    def client(self, timeout_s: float) -> httpx.Client:
+        """To the holder of the lock, so the operator's key may go with it."""
+        return httpx.Client(
+            base_url=self.url,
+            headers={} if self.key is None else {"authorization": f"Bearer {self.key}"},
+            timeout=timeout_s,
+            # A proxy of the environment would look for the gateway on its own loopback.
+            trust_env=False,
+            verify=trusting_anybody() if self.tls else True,
+        )
 
 
 class _Worker(Struct, frozen=True):
@@ -88,16 +104,22 @@ def look_for_gateway(settings: GatewaySettings, state_dir: StateDir) -> Running:
     address = configured if configured_is_its or not addresses else addresses[0]
     free = settings.port == 0 or port_is_free(*configured)
     port_holder = None if free or configured_is_its else _listener(settings.port)
-    health = ask_health(*address) if holder is not None and addresses else None
-    status = _Status() if health is None else _ask_status(*address)
-    return Running(
+    tls = settings.tls
+    health = ask_health(*address, tls=tls) if holder is not None and addresses else None
+    running = Running(
         holder=holder,
         is_service=holder is not None and service_pid(state_dir.path) == holder.pid,
         address=address,
         health=health,
         port_free=free,
         port_holder=port_holder,
-        stranger=None if free or configured_is_its else ask_health(*configured),
+        stranger=None if free or configured_is_its else ask_health(*configured, tls=tls),
+        tls=tls,
+        key=None if health is None else admin_key(state_dir.admin_key_path),
+    )
+    status = _Status() if health is None else _ask_status(running)
+    return msgspec.structs.replace(
+        running,
         in_force=status.config,
         models={each.worker.pid: each.id for each in status.models if each.worker is not None},
     )
@@ -136,11 +158,11 @@ def is_stopped(pid: int) -> bool:
     return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
-def _ask_status(host: str, port: int) -> _Status:
+def _ask_status(running: Running) -> _Status:
     """Empty if it can't be had."""
     try:
-        with httpx.Client(timeout=_ANSWER_S, trust_env=False) as client:
-            answer = client.get(f"{url(host, port)}/admin/v1/status").raise_for_status()
+        with running.client(_ANSWER_S) as client:
+            answer = client.get("/admin/v1/status").raise_for_status()
             return msgspec.json.decode(answer.content, type=_Status)
     except (httpx.HTTPError, msgspec.MsgspecError):
         return _Status()

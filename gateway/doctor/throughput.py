@@ -125,8 +125,7 @@ def _measure(installation: Installation, running: Running) -> Speeds:
             "No gateway answers, so there is nothing to compare with.",
             "Start it as it is to run (`bulkhead service start`), then try again.",
         )
-    # A proxy of the environment would look for the gateway on its own loopback.
-    with httpx.Client(base_url=running.url, timeout=_GENERATION_S, trust_env=False) as client:
+    with running.client(_GENERATION_S) as client:
         before = _status(client)
         model, source, python = _choose(before, installation.settings.models)
         busy = psutil.cpu_percent(_BUSY_LOOK_S) / 100

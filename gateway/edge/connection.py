@@ -120,7 +120,7 @@ class Connection(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Whether the connection stays open in the other direction."""
-        if self._deaf and not self._exchanges:
+        if not self.transport.can_write_eof() or (self._deaf and not self._exchanges):
             return False
         if not self._exchanges:
             if self._in_head:
@@ -370,7 +370,11 @@ class Connection(HttpToolsProtocol):
         self._deaf = True
         self._door.refused[refusal.code] += 1
         self.transport.write(plain_response(refusal, name))
-        self.transport.write_eof()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:
+            # TLS has no half-closed connections, and takes in what is unread before it ends.
+            self.transport.close()
         self._door.turn(self, Doing.LEAVING)
 
     def _leave(self) -> None:

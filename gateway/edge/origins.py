@@ -7,6 +7,7 @@ Programs that are no browsers send no Origin.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Collection
 from typing import Final
@@ -22,9 +23,16 @@ _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://(?P<host>[^/@]+)")
 
 
 def complaint(
-    headers: Headers, *, http_1_0: bool, hosts: Collection[str], origins: Collection[str]
+    headers: Headers,
+    *,
+    http_1_0: bool,
+    hosts: Collection[str],
+    origins: Collection[str],
+    addresses: bool = False,
 ) -> str | None:
-    """Why a request is refused; None: it isn't. `hosts` and `origins` are allowed beside ours."""
+    """Why a request is refused; None: it isn't. `hosts` and `origins` are allowed beside ours, and
+    with `addresses` every one in figures: no name was looked up for it, so none can have been bent.
+    """
     host = _only(headers, "host")
     # What was made before there were browsers needs none, and no page can leave it out.
     if not (http_1_0 and "host" not in headers):
@@ -32,7 +40,7 @@ def complaint(
             return "One Host is needed."
         named = _HOST.fullmatch(host)
         name = named["name"].strip("[]") if named else None
-        if name not in LOOPBACK_NAMES and name not in hosts:
+        if not (name in LOOPBACK_NAMES or name in hosts or (addresses and _is_address(name))):
             return (
                 f"The Host {host[:200]!r} is not this machine; gateway.allowed_hosts can name "
                 "others."
@@ -54,6 +62,14 @@ def complaint(
             "name others."
         )
     return None
+
+
+def _is_address(name: str | None) -> bool:
+    try:
+        ipaddress.ip_address(name or "")
+    except ValueError:
+        return False
+    return True
 
 
 def from_page(headers: Headers) -> bool:

@@ -94,7 +94,7 @@ class Readings:
             if each.worker is not None:
                 loads = each.state in (State.STARTING, State.LOADING)
                 works = loads or (each.traffic.running > 0 and each.state is not State.STOPPING)
-                held_bytes = each.worker.host_bytes or 0
+                held_bytes = each.worker.memory.host_bytes or 0
                 held[each.worker.pid] = Held(each.model.id, held_bytes, loads, works)
         now = asyncio.get_running_loop().time()
         self._steward.observe(Reading(now, self.host.wired_bytes, held))
@@ -102,7 +102,7 @@ class Readings:
     async def _read_footprint(self, worker: Worker) -> None:
         worker.count_tokens()
         try:
-            worker.note_footprint(await worker.read_footprint())
+            worker.memory.note_footprint(await worker.read_footprint())
         except (FootprintError, OSError) as error:
             # It may just have ended. If it hangs, that costs nobody else's reading.
             logger.debug("No footprint of process %d: %s", worker.pid, error)

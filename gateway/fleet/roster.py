@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Iterable
 
 from gateway.dispatch.refusal import Refusal
+from gateway.keys.caller import Caller
 from gateway.memory.steward import Steward
 from gateway.model.compartment import Compartment
 from gateway.model.model import Model
@@ -31,18 +32,23 @@ class Roster:
         """Those that leave among them."""
         return [*self.configured.values(), *self._leaving.values()]
 
-    def find(self, name: str) -> Compartment:
+    def find(self, name: str, caller: Caller) -> Compartment:
         """The compartment of a model's id or alias.
 
         Raises:
-            Refusal: there is none.
+            Refusal: there is none, or none that the caller may know of.
         """
-        if (compartment := self._by_name.get(name)) is None:
-            known = ", ".join(sorted(self.configured))
+        compartment = self._by_name.get(name)
+        if compartment is None or not _may_use(caller, compartment):
+            known = ", ".join(sorted(each.model.id for each in self.visible(caller)))
             raise Refusal(
                 "model_not_found", f"There is no model {name!r}; there are: {known}.", param="model"
             )
         return compartment
+
+    def visible(self, caller: Caller) -> list[Compartment]:
+        """Those that are configured and that the caller may use."""
+        return [each for each in self.configured.values() if _may_use(caller, each)]
 
     def configure(self, models: Iterable[Model], *, everywhere: bool) -> None:
         """Take other models. Those that are as they were don't notice, unless what is in force for
@@ -91,3 +97,8 @@ class Roster:
             for alias in compartment.model.settings.aliases:
                 names[alias] = compartment
         return names
+
+
+def _may_use(caller: Caller, compartment: Compartment) -> bool:
+    model = compartment.model
+    return caller.may_use(model.id, model.settings.aliases)

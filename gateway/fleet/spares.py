@@ -53,6 +53,7 @@ class Spares:
         self._spares: dict[Worker, _Spare] = {}
         self._not_before = 0.0
         self._closing = False
+        self._useless = False
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks("spares")
 
@@ -78,7 +79,7 @@ class Spares:
         that is too many. Memory has room for `at_most`.
         """
         settings = self._in_force.settings.workers
-        wanted = min(settings.spare, at_most)
+        wanted = 0 if self._useless else min(settings.spare, at_most)
         self._policy.limits = limits(settings)
         for worker, spare in list(self._spares.items()):
             if spare.dismissed:
@@ -122,6 +123,14 @@ class Spares:
     def worker_misbehaved(self, worker: Worker, reason: str) -> None:
         self._end(worker, reason)
 
+    def worker_is_foreign(self, worker: Worker, reason: str) -> None:
+        if (spare := self._spares.get(worker)) is not None:
+            spare.dismissed = True
+        # The next one would be no better.
+        self._useless = True
+        self._events.emit("spare", None, pid=worker.pid, change="foreign", reason=reason)
+        self._end(worker, f"{reason}. There is none any more until the gateway is restarted")
+
     def worker_outlived(self, worker: Worker, step: ladder.Step, seconds: float) -> None:
         self._events.emit("escalation", None, pid=worker.pid, outlived=str(step), seconds=seconds)
 
@@ -157,4 +166,6 @@ class Spares:
         logger.error(
             "Spare worker %d is ended: %s", worker.pid, reason, extra=about(pid=worker.pid)
         )
-        self._tasks.start(worker.climb(ladder.hung(worker.held_bytes)), f"end spare {worker.pid}")
+        self._tasks.start(
+            worker.climb(ladder.hung(worker.memory.held_bytes)), f"end spare {worker.pid}"
+        )

@@ -16,6 +16,8 @@ from gateway.memory.orders import NOISE_BYTES, Orders
 # where one has less than this share of what is fair.
 REBALANCE_S: Final = 5.0
 _UNFAIR: Final = 0.75
+# Between two requests of one client a model is idle for less.
+QUIET_S: Final = 1.0
 # What stands idle goes back by itself after this, as other programs may need it.
 IDLE_LOAN_S: Final = 10.0
 
@@ -35,7 +37,8 @@ class Loans:
         steady = self._ledger.steady
         free_bytes = max(0, free_bytes)
         targets = self._targets(free_bytes + sum(each.lent_bytes for each in steady))
-        short_bytes = 0
+        # What others could use of what stands idle; and what of that is worth putting rows aside.
+        short_bytes = unfair_bytes = -max(0, coming_bytes)
         for each in sorted(steady, key=lambda e: (-e.priority, e.lent_bytes)):
             if self._now - each.outgrew_at < REBALANCE_S:
                 # It would outgrow that too, and give it back at once.
@@ -46,13 +49,15 @@ class Loans:
                 self._orders.lend(each, each.limit_bytes + given_bytes)
                 free_bytes -= given_bytes
             soon_bytes = each.lent_bytes + promised_bytes.get(each.model_id, 0)
+            short_bytes += max(0, target_bytes - soon_bytes)
             if soon_bytes < target_bytes * _UNFAIR:
-                short_bytes += target_bytes - soon_bytes
-        short_bytes -= max(0, coming_bytes)
-        for each in steady:
-            if short_bytes <= NOISE_BYTES:
-                return
-            short_bytes -= self._rebalance(each, short_bytes, targets[each.model_id])
+                unfair_bytes += target_bytes - soon_bytes
+        for each in sorted(steady, key=self._is_quiet, reverse=True):
+            wanted_bytes = short_bytes if self._is_quiet(each) else unfair_bytes
+            if wanted_bytes > NOISE_BYTES:
+                given_bytes = self._rebalance(each, wanted_bytes, targets[each.model_id])
+                short_bytes -= given_bytes
+                unfair_bytes -= given_bytes
 
     def _targets(self, pool_bytes: int) -> dict[str, int]:
         """What each should have lent: sequences first, and prompt caches of what they leave."""
@@ -81,8 +86,14 @@ class Loans:
     def take_idle_back(self) -> None:
         """Of models that nobody has used for a while."""
         for each in self._ledger.steady:
-            if not each.busy and self._now - each.last_used >= IDLE_LOAN_S:
+            if self._is_idle(each, IDLE_LOAN_S):
                 self._orders.recall_some(each, each.idle_loan_bytes, each.idle_loan_bytes)
+
+    def _is_quiet(self, holder: Holder) -> bool:
+        return self._is_idle(holder, QUIET_S)
+
+    def _is_idle(self, holder: Holder, seconds: float) -> bool:
+        return not holder.busy and self._now - holder.last_used >= seconds
 
     def _rebalance(self, holder: Holder, short_bytes: int, target_bytes: int) -> int:
         """Call back what a model has beyond its share; returns how much."""

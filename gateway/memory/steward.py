@@ -7,32 +7,24 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol
+from typing import Final
 
 from gateway.config.sizes import format_size
-from gateway.dispatch.refusal import Refusal
 from gateway.events import EventLog
 from gateway.logs.line import about
 from gateway.memory import explain
 from gateway.memory.admission import Admission
 from gateway.memory.appraiser import Appraiser, Guessed, UnreadableError
-from gateway.memory.decisions import (
-    Admit,
-    Decision,
-    Evict,
-    Limit,
-    Refuse,
-    Replace,
-    Unanswered,
-)
 from gateway.memory.estimate.estimate import Estimate
 from gateway.memory.estimate.fitting import shortened
 from gateway.memory.estimate.learned import Learned
-from gateway.memory.ledger import Claim, Need
+from gateway.memory.execution import Execution
+from gateway.memory.ledger import Need
 from gateway.memory.reading import Pressure
 from gateway.memory.stranded.policy import Reading, Stranded
 from gateway.memory.stranded.record import StrandedRecord
 from gateway.memory.stranded.renewal import Renewal
+from gateway.memory.tenant import Tenant
 from gateway.model.model import Model
 from gateway.system.lane import Lane
 from gateway.system.tasks import Tasks
@@ -46,62 +38,8 @@ _PLAUSIBLE: Final = 0.9
 _SAME: Final = 0.05
 # Until what was given back can show in the machine's figures.
 _BETWEEN_RELIEFS_S: Final = 10.0
-# A limit that moves by less than both is no event.
-_NEWS_BYTES: Final = 64_000_000
-_NEWS_SHARE: Final = 0.05
 # For a small file of the state folder.
 _WRITE_S: Final = 30.0
-
-
-class Tenant(Protocol):
-    """A model as its memory sees it."""
-
-    model: Model
-
-    @property
-    def priority(self) -> int: ...
-
-    @property
-    def busy(self) -> bool:
-        """Requests run or wait."""
-
-    @property
-    def last_used(self) -> float:
-        """On the event loop's clock."""
-
-    @property
-    def reload_s(self) -> float:
-        """How long its last load took."""
-
-    @property
-    def waits_for_memory(self) -> bool: ...
-
-    def note_wait(self, reason: str) -> None:
-        """Why there is no room for it yet."""
-
-    def admitted(self, floor_bytes: int) -> None: ...
-
-    def take_limit(self, limit_bytes: int) -> None:
-        """Its worker may hold so much from now on."""
-
-    def take_bound(self) -> None:
-        """The most that its worker can get has changed."""
-
-    def replace(self, reason: str) -> None:
-        """Its worker has to make place for another, which goes on."""
-
-    def hangs(self, reason: str) -> None:
-        """Its worker doesn't do what it was told."""
-
-    def has_no_room(self, refusal: Refusal) -> None: ...
-
-    def cannot_be_read(self, reason: str) -> None:
-        """What it needs can't be told now; it may be later."""
-
-    def evict(self, reason: str) -> None: ...
-
-    def lost_memory(self, missing_bytes: int) -> None:
-        """So much of what its last worker held did not come back."""
 
 
 class Steward:
@@ -134,10 +72,10 @@ class Steward:
         self._appraiser = Appraiser(learned, ordinary_tokens)
         self._state_files = Lane("state files")
         self._events = events
+        self._execution = Execution(admission.ledger, events)
         self._tenants: dict[str, Tenant] = {}
         self._keys: dict[str, str] = {}
-        # What events told of limits, and what each could get at best in the last round.
-        self._told_limits: dict[str, int] = {}
+        # What each could get at best in the last round.
         self._attainable: dict[str, int] = {}
         self._tasks = Tasks("memory")
         self._loop = asyncio.get_running_loop()
@@ -146,6 +84,7 @@ class Steward:
 
     def register(self, tenants: Iterable[Tenant]) -> None:
         self._tenants = {each.model.id: each for each in tenants}
+        self._execution.register(self._tenants.values())
 
     def configure(
         self, budget_bytes: int, patience_s: float, spares: int, ordinary_tokens: int
@@ -200,7 +139,7 @@ class Steward:
     def gone(self, model_id: str, pid: int | None, *, clean: bool) -> None:
         """Its process has ended, by itself if `clean`; None: there was none."""
         self.admission.gone(model_id)
-        self._told_limits.pop(model_id, None)
+        self._execution.gone(model_id)
         self._attainable.pop(model_id, None)
         if self._stranded is not None and pid is not None:
             self._stranded.ended(pid, self._loop.time(), clean=clean)
@@ -302,7 +241,7 @@ class Steward:
             reason = f"the machine is short of memory ({pressure})"
             for decision in self.admission.relieve(now, all_idle=pressure == "critical"):
                 self._events.emit("relieve", decision.model_id, pressure=pressure)
-                self._perform(decision, {}, reason)
+                self._execution.perform(decision, {}, reason)
 
     # Inside
 
@@ -347,7 +286,7 @@ class Steward:
         claims = {each.model_id: each for each in self.admission.claims}
         budget = format_size(self.admission.ledger.budget_bytes)
         for decision in self.admission.decide(self._loop.time()):
-            self._perform(decision, claims, f"the budget of {budget} has no room for it")
+            self._execution.perform(decision, claims, f"the budget of {budget} has no room for it")
         for claim in self.admission.claims:
             waits = explain.waiting(self.admission.ledger, claim)
             self._tenants[claim.model_id].note_wait(waits)
@@ -382,75 +321,6 @@ class Steward:
                         attainable_bytes=bytes_,
                     )
             tenant.take_bound()
-
-    def _tell_of_limit(self, model_id: str, limit_bytes: int, *, recall: bool) -> None:
-        """Sequences grow all the time, and their loans with them: not every step is news."""
-        ledger = self.admission.ledger
-        holder = ledger.holder(model_id)
-        known_bytes = self._told_limits.get(model_id)
-        if holder is None:
-            return
-        if known_bytes is None:
-            known_bytes = holder.floor_bytes
-        if abs(limit_bytes - known_bytes) < max(_NEWS_BYTES, known_bytes * _NEWS_SHARE):
-            return
-        self._told_limits[model_id] = limit_bytes
-        self._events.emit(
-            "recall" if recall else "lend",
-            model_id,
-            lent_bytes=limit_bytes - holder.floor_bytes,
-            change_bytes=limit_bytes - known_bytes,
-            limit_bytes=limit_bytes,
-            free_bytes=ledger.free_bytes,
-        )
-
-    def _perform(self, decision: Decision, claims: dict[str, Claim], reason: str) -> None:
-        """`reason` is why somebody has to go, if not for another model."""
-        model_id, ledger = decision.model_id, self.admission.ledger
-        tenant = self._tenants[model_id]
-        match decision:
-            case Admit(floor_bytes=floor_bytes):
-                self._events.emit(
-                    "admit",
-                    model_id,
-                    floor_bytes=floor_bytes,
-                    free_bytes=ledger.free_bytes,
-                    waited_s=self._loop.time() - claims[model_id].since,
-                )
-                tenant.admitted(floor_bytes)
-            case Limit(limit_bytes=limit_bytes, recall=recall):
-                self._tell_of_limit(model_id, limit_bytes, recall=recall)
-                tenant.take_limit(limit_bytes)
-            case Evict(for_model_id=other, busy=busy):
-                self._events.emit(
-                    "evict",
-                    model_id,
-                    for_model=other,
-                    needed_bytes=claims[other].needed_bytes if other in claims else None,
-                    free_bytes=ledger.free_bytes,
-                    busy=busy,
-                )
-                if other in claims:
-                    needed = format_size(claims[other].needed_bytes)
-                    reason = f"evicted: {other!r} needs {needed}"
-                elif other is not None:
-                    reason = f"evicted: the requests of {other!r} need its memory"
-                tenant.evict(reason)
-            case Replace(footprint_bytes=footprint_bytes, limit_bytes=limit_bytes):
-                self._events.emit(
-                    "overgrown",
-                    model_id,
-                    footprint_bytes=footprint_bytes,
-                    limit_bytes=limit_bytes,
-                )
-                tenant.replace(
-                    f"it holds {format_size(footprint_bytes)}, may hold "
-                    f"{format_size(limit_bytes)}, and the budget has no room for the difference"
-                )
-            case Unanswered(seconds=seconds):
-                tenant.hangs(f"it has not answered for {seconds:.0f} s that memory is called back")
-            case Refuse():
-                tenant.has_no_room(explain.no_room(ledger, decision))
 
 
 def _same(bytes_: int, known_bytes: int | None) -> bool:

@@ -128,7 +128,9 @@ class Compartment:
 
     async def until_measured(self) -> None:
         """Wait for the first footprint of the loaded worker."""
-        await self.condition.until(lambda: self.worker is None or self.worker.footprint is not None)
+        await self.condition.until(
+            lambda: self.worker is None or self.worker.memory.footprint is not None
+        )
 
     async def until_ended(self) -> None:
         """Wait until no process is left, or the ladder has given up on one."""
@@ -320,13 +322,13 @@ class Compartment:
             case Effect.DRAIN:
                 supervisor.drain()
             case Effect.STOP:
-                supervisor.end(ladder.polite(supervisor.worker.held_bytes))
+                supervisor.end(ladder.polite(supervisor.worker.memory.held_bytes))
             case Effect.KILL:
-                supervisor.end(ladder.shortened(supervisor.worker.held_bytes))
+                supervisor.end(ladder.shortened(supervisor.worker.memory.held_bytes))
             case Effect.DESTROY:
                 supervisor.end(ladder.immediate())
             case Effect.DUMP_AND_DESTROY:
-                supervisor.end(ladder.hung(supervisor.worker.held_bytes))
+                supervisor.end(ladder.hung(supervisor.worker.memory.held_bytes))
 
     def _spawn(self) -> None:
         self.recovery.starting()

@@ -48,6 +48,7 @@ class Event(StrEnum):
     LOAD_FAILED = "the load failed"
     LOAD_IMPOSSIBLE = "the load failed and will again"
     MISBEHAVED = "the worker broke the protocol"
+    FOREIGN = "the worker is of another version"
     HUNG = "the worker hangs"
     DRAINED = "nothing runs any more"
     DEADLINE = "the state's deadline passed"
@@ -199,6 +200,7 @@ TABLE: Final[dict[State, dict[Event, Rule]]] = {
         Event.DEMAND: Rule(_STARTING),
         Event.LOAD: Rule(_STARTING),
         Event.HELLO: Rule(_LOADING, (Effect.SEND_LOAD,)),
+        Event.FOREIGN: Rule(_STOPPING, (Effect.REFUSE_WAITING, Effect.STOP), Aim.FAIL),
         Event.NOT_STARTED: Rule(_F, (Effect.REFUSE_WAITING,)),
         Event.START_FAILED: Rule(_U, aim=Aim.JUDGE),
     },
@@ -263,6 +265,7 @@ TABLE: Final[dict[State, dict[Event, Rule]]] = {
         Event.LOAD_FAILED: Rule(_STOPPING),
         Event.LOAD_IMPOSSIBLE: Rule(_STOPPING),
         Event.MISBEHAVED: Rule(_STOPPING, (Effect.KILL,)),
+        Event.FOREIGN: Rule(_STOPPING),
         Event.EXIT: Rule(_U),
     },
 }

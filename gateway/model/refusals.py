@@ -62,6 +62,16 @@ def load_failed(model_id: str, reason: str, *, retry_after_s: int | None) -> Ref
     )
 
 
+def foreign_worker(model_id: str, reason: str) -> Refusal:
+    return Refusal(
+        "model_unavailable",
+        f"{model_id!r} can't be loaded: its worker isn't of this gateway's version ({reason}). The "
+        "installation has changed since the gateway started: restart the gateway, with `bulkhead "
+        "service restart` if it is a service.",
+        lasting=True,
+    )
+
+
 def load_too_slow(model_id: str, reason: str) -> Refusal:
     return Refusal("load_timeout", f"{model_id!r}: {reason}.", lasting=True)
 

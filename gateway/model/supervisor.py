@@ -83,7 +83,7 @@ class WorkerSupervisor:
         self._hang: HangDetector | None = None
         self._ladder: asyncio.Task[None] | None = None
         self.worker = start(self)
-        self.worker.granted_bytes = tenancy.granted_bytes
+        self.worker.memory.granted_bytes = tenancy.granted_bytes
 
     @property
     def given_up(self) -> bool:
@@ -159,15 +159,15 @@ class WorkerSupervisor:
         if not self._still(State.LOADING):
             return
         worker, estimated = self.worker, self._tenancy.estimate
-        worker.baseline_bytes = worker.held_bytes or 0
+        worker.memory.baseline_bytes = worker.memory.held_bytes or 0
         self._tenancy.started(worker)
         worker.send(
             Load(
                 path=self._model.source,
                 max_concurrency=self._model.settings.max_concurrency,
                 context_tokens=self._model.settings.context_tokens,
-                limit_bytes=worker.granted_bytes,
-                beside_bytes=worker.tell_beside(),
+                limit_bytes=worker.memory.granted_bytes,
+                beside_bytes=worker.memory.tell_beside(),
                 working_bytes=0 if estimated is None else estimated.working_bytes,
                 working_token_bytes=0 if estimated is None else estimated.working_token_bytes,
                 wire=self._in_force.settings.memory.wire_weights,
@@ -192,7 +192,7 @@ class WorkerSupervisor:
     async def _measure(self) -> None:
         worker = self.worker
         try:
-            worker.note_footprint(await worker.read_footprint())
+            worker.memory.note_footprint(await worker.read_footprint())
             self._tenancy.measured(worker)
         except (FootprintError, OSError) as error:
             if not worker.ended.is_set():
@@ -258,6 +258,14 @@ class WorkerSupervisor:
         self._log_error("is ended", reason)
         self._condition.handle(Event.MISBEHAVED, reason)
 
+    def worker_is_foreign(self, worker: Worker, reason: str) -> None:
+        if self._condition.state not in (State.STARTING, State.STOPPING):
+            self.worker_misbehaved(worker, f"it broke the protocol: {reason}")
+            return
+        self._log_error("is ended", reason)
+        refusal = refusals.foreign_worker(self._model.id, reason)
+        self._condition.handle(Event.FOREIGN, refusal.message, refusal=refusal)
+
     def worker_outlived(self, worker: Worker, step: Step, seconds: float) -> None:
         self._events.emit(
             "escalation", self._model.id, pid=worker.pid, outlived=str(step), seconds=seconds
@@ -273,8 +281,6 @@ class WorkerSupervisor:
             case Hello():
                 self._condition.handle(Event.HELLO)
             case Ready() as ready:
-                # A reading from before the load says nothing any more.
-                worker.footprint = None
                 worker.fingerprint = ready.fingerprint
                 worker.abilities = ready.abilities
                 self._tenancy.reload_s = time.time() - worker.started_at
@@ -301,11 +307,11 @@ class WorkerSupervisor:
 
     def _check_weights(self, worker: Worker, weight_bytes: int) -> None:
         """The files may not be those any more that the grant was estimated from."""
-        if worker.granted_bytes is not None and weight_bytes > worker.granted_bytes:
+        if worker.memory.granted_bytes is not None and weight_bytes > worker.memory.granted_bytes:
             self.worker_misbehaved(
                 worker,
                 f"its weights are {format_size(weight_bytes)} and it was granted "
-                f"{format_size(worker.granted_bytes)}: its files have changed",
+                f"{format_size(worker.memory.granted_bytes)}: its files have changed",
             )
 
     def _log_error(self, what: str, reason: str) -> None:

@@ -117,23 +117,23 @@ class Tenancy:
 
     def started(self, worker: Worker) -> None:
         """It has said hello, and was measured: it holds nothing but itself."""
-        if worker.held_bytes is not None and self.model.settings.interpreter is None:
-            self._steward.learn_process(worker.held_bytes)
+        if worker.memory.held_bytes is not None and self.model.settings.interpreter is None:
+            self._steward.learn_process(worker.memory.held_bytes)
 
     def measured(self, worker: Worker) -> None:
         """There is another reading of its worker."""
-        if worker.held_bytes is None or worker.ended.is_set():
+        if worker.memory.held_bytes is None or worker.ended.is_set():
             return
-        self._steward.note_footprint(self.model.id, worker.held_bytes)
+        self._steward.note_footprint(self.model.id, worker.memory.held_bytes)
         if self._condition.state is not State.READY:
             return
-        if worker.idle_bytes is None:
-            worker.idle_bytes = worker.held_bytes
-            self._steward.learn(self.model.id, worker.idle_bytes)
-        if worker.beside_moved:
+        if worker.memory.idle_bytes is None:
+            worker.memory.idle_bytes = worker.memory.held_bytes
+            self._steward.learn(self.model.id, worker.memory.idle_bytes)
+        if worker.memory.beside_moved:
             # Told alone it would put rows aside, that there is room for.
-            self._steward.note_beside(self.model.id, worker.beside_more_bytes)
-        if worker.beside_moved:
+            self._steward.note_beside(self.model.id, worker.memory.beside_more_bytes)
+        if worker.memory.beside_moved:
             self._tell(worker)
 
     def needs(self, worker: Worker, need: messages.Need) -> None:
@@ -153,7 +153,7 @@ class Tenancy:
             ),
             need.limit_bytes,
         )
-        told = (worker.granted_bytes, self._told_bound)
+        told = (worker.memory.granted_bytes, self._told_bound)
         if told != (self.granted_bytes, self._steward.bound(self.model.id)):
             # It was decided on before its first word.
             self._tell(worker)
@@ -248,11 +248,11 @@ class Tenancy:
     def _tell(self, worker: Worker) -> None:
         if self.granted_bytes is None:
             return
-        worker.granted_bytes = self.granted_bytes
+        worker.memory.granted_bytes = self.granted_bytes
         worker.send(
             messages.Limit(
                 limit_bytes=self.granted_bytes,
-                beside_bytes=worker.tell_beside(),
+                beside_bytes=worker.memory.tell_beside(),
                 bound=self.tell_bound(),
             )
         )

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 from gateway.api.bodies import beside_the_loop
 from gateway.config.settings import GatewaySettings
 from gateway.dispatch.refusal import Refusal
-from gateway.dispatch.request import Request
 from gateway.model.model import Model
 from gateway.pictures import data_url, files
 from gateway.pictures.source import PictureError, Source, check_kind, refused
@@ -67,13 +66,13 @@ class PictureReader:
             found.append(data)
         return found
 
-    def hold(self, pictures: Sequence[bytes], requests: Sequence[Request]) -> None:
-        """Count them as long as these requests are there."""
+    def hold(self, pictures: Sequence[bytes], holders: Sequence[object]) -> None:
+        """Count them as long as these are there, requests or what they are made for."""
         held_bytes = sum(map(len, pictures))
         if held_bytes:
             self.held_bytes += held_bytes
             # They share the bytes, and mostly the end.
-            weakref.finalize(requests[0], self._let_go, held_bytes).atexit = False
+            weakref.finalize(holders[0], self._let_go, held_bytes).atexit = False
 
     def _let_go(self, held_bytes: int) -> None:
         self.held_bytes -= held_bytes

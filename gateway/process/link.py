@@ -33,7 +33,7 @@ class Link:
         context: zmq.Context[zmq.Socket[bytes]],
         path: Path,
         on_message: Callable[[WorkerMessage], None],
-        on_garbage: Callable[[str], None],
+        on_garbage: Callable[[ProtocolError], None],
         on_disconnect: Callable[[], None],
     ) -> None:
         """Bind the endpoint; `key` is for the worker alone. Raises OSError if that can't be.
@@ -132,12 +132,12 @@ class Link:
         except zmq.Again:
             return False
         if (excess := self._flood.count(self._loop.time(), len(frame))) is not None:
-            self._give_up(excess)
+            self._give_up(ProtocolError(excess))
             return False
         try:
             message = decode_from_worker(frame)
         except ProtocolError as error:
-            self._give_up(str(error))
+            self._give_up(error)
             return False
         try:
             self._on_message(message)
@@ -148,10 +148,10 @@ class Link:
             )
         return True
 
-    def _give_up(self, reason: str) -> None:
+    def _give_up(self, error: ProtocolError) -> None:
         # What follows can't be trusted either.
         self._reading = False
-        self._on_garbage(reason)
+        self._on_garbage(error)
 
     def _watch(self) -> None:
         for _ in range(_MESSAGES_PER_TURN):

@@ -9,7 +9,6 @@ import signal
 import time
 from collections import deque
 from collections.abc import Iterable
-from statistics import median
 from typing import Final, Protocol
 
 import zmq
@@ -24,15 +23,16 @@ from gateway.process.link import Link
 from gateway.process.process import ExitStatus, WorkerProcess
 from gateway.process.records import WorkerRecords
 from gateway.process.worker_log import WorkerLog
+from gateway.process.worker_memory import WorkerMemory
 from gateway.state.state_dir import StateDir
 from gateway.system.lane import Lane
+from protocol.codec import ProtocolError, VersionError
 from protocol.messages import (
     Ability,
     ClearPromptCache,
     Embedded,
     Heartbeat,
     Message,
-    MlxMemory,
     Need,
     Output,
     PromptCacheCleared,
@@ -57,10 +57,6 @@ _LAST_FRAMES_S: Final = 0.5
 # Orders to let go of prompts that a worker hasn't answered yet.
 _MOST_CLEARS: Final = 16
 
-_READINGS: Final = 5
-_NOISE_BYTES: Final = 64_000_000
-_NOISE_SHARE: Final = 0.05
-
 
 class Listener(Protocol):
     """Who is told what a worker does. Every call comes on the event loop."""
@@ -68,6 +64,9 @@ class Listener(Protocol):
     def worker_said(self, worker: Worker, message: WorkerMessage) -> None: ...
 
     def worker_misbehaved(self, worker: Worker, reason: str) -> None: ...
+
+    def worker_is_foreign(self, worker: Worker, reason: str) -> None:
+        """It is of another version than this gateway, and so would the next one be."""
 
     def worker_outlived(self, worker: Worker, step: Step, seconds: float) -> None:
         """A step of its stop ladder has not ended it."""
@@ -99,25 +98,13 @@ class Worker:
         """
         self.incarnation = incarnation
         self.started_at = time.time()
-        self.footprint: Footprint | None = None
-        self.peak_footprint_bytes = 0
-        self.granted_bytes: int | None = None
-        # What its model takes of it, the context in force, MLX's own account: once it is loaded.
-        self.weight_bytes: int | None = None
+        self.memory = WorkerMemory()
+        # In force, once it is loaded.
         self.context_tokens: int | None = None
-        self._mlx: MlxMemory | None = None
-        # Right after its load.
-        self.idle_bytes: int | None = None
         # What waits in it for memory alone, by its last word.
         self.short_of_memory = 0
-        # What it holds beside MLX's account: before its load, by the last readings, and as told.
-        self.baseline_bytes = 0
-        self._beside: deque[int] = deque(maxlen=_READINGS)
-        self._told_beside_bytes = 0
         self.fingerprint: str | None = None
         self.abilities: tuple[Ability, ...] = ("text",)
-        # Of prompts that it keeps in memory, once it is loaded.
-        self.prompt_cache_bytes: int | None = None
         # Who waits for its word that they are gone, in the order of asking.
         self._clears: deque[asyncio.Future[int]] = deque()
         self.tokens_per_s: float | None = None
@@ -160,30 +147,6 @@ class Worker:
         return self._process.pid
 
     @property
-    def held_bytes(self) -> int | None:
-        """What the budget counts, by the last reading; None: there was none yet."""
-        return None if self.footprint is None else self.footprint.current_bytes
-
-    @property
-    def host_bytes(self) -> int | None:
-        """What it holds of the machine's memory, by the last reading."""
-        return None if self.footprint is None else self.footprint.host_bytes
-
-    @property
-    def cache_bytes(self) -> int | None:
-        """Of its sequences, with what a step computes on."""
-        if self._mlx is None or self.weight_bytes is None:
-            return None
-        return max(0, self._mlx.active_bytes - self.weight_bytes)
-
-    @property
-    def buffer_bytes(self) -> int | None:
-        """What MLX keeps for later, once the model is loaded."""
-        if self._mlx is None or self.weight_bytes is None:
-            return None
-        return self._mlx.cache_bytes
-
-    @property
     def last_step_age_s(self) -> float | None:
         return None if self._last_step_at is None else self._loop.time() - self._last_step_at
 
@@ -203,40 +166,6 @@ class Worker:
         return await self._lane.run(
             functools.partial(footprint, self.pid), _READING_S, f"the footprint of {self.pid}"
         )
-
-    def note_footprint(self, footprint: Footprint) -> None:
-        self.footprint = footprint
-        if self._mlx is not None and self.weight_bytes is not None:
-            account_bytes = self._mlx.active_bytes + self._mlx.cache_bytes
-            self._beside.append(footprint.current_bytes - account_bytes)
-        self.peak_footprint_bytes = max(
-            self.peak_footprint_bytes, footprint.current_bytes, footprint.peak_bytes or 0
-        )
-
-    @property
-    def beside_bytes(self) -> int:
-        """What it holds that MLX doesn't account for: never less than before the load. Readings and
-        MLX's account are of different moments, so one proves nothing.
-        """
-        if len(self._beside) < _READINGS:
-            return self.baseline_bytes
-        return max(self.baseline_bytes, int(median(self._beside)))
-
-    @property
-    def beside_more_bytes(self) -> int:
-        """Than the worker was told."""
-        return self.beside_bytes - self._told_beside_bytes
-
-    @property
-    def beside_moved(self) -> bool:
-        """It differs from what the worker was told."""
-        noise_bytes = max(_NOISE_BYTES, int((self.granted_bytes or 0) * _NOISE_SHARE))
-        return abs(self.beside_more_bytes) > noise_bytes
-
-    def tell_beside(self) -> int:
-        """Bytes for a message to it."""
-        self._told_beside_bytes = self.beside_bytes
-        return self._told_beside_bytes
 
     def count_tokens(self) -> None:
         """Close one window of the tokens-per-second figure."""
@@ -337,27 +266,30 @@ class Worker:
                 self._tokens += tokens
             case PromptCacheCleared(reclaimed_bytes=reclaimed_bytes):
                 if not self._clears:
-                    self._on_garbage("it cleared prompts that nobody asked it to")
+                    self._misbehaved("it broke the protocol: it cleared prompts unasked")
                     return
                 self._clears.popleft().set_result(max(0, reclaimed_bytes))
             case Heartbeat(step_age_s=age_s, memory=memory, prompt_cache_bytes=prompt_bytes):
-                self._mlx = memory
-                if self.weight_bytes is not None:
-                    self.prompt_cache_bytes = max(0, prompt_bytes)
+                self.memory.heard(memory, prompt_bytes)
                 if age_s is not None:
                     self._last_step_at = self._loop.time() - age_s
             case Ready(weight_bytes=weight_bytes, context_tokens=context_tokens, memory=memory):
-                self.weight_bytes = weight_bytes
+                self.memory.loaded(weight_bytes, memory)
                 self.context_tokens = context_tokens
-                self._mlx = memory
             case Need(context_tokens=context_tokens):
                 self.context_tokens = context_tokens
             case _:
                 pass
         self._supervisor.worker_said(self, message)
 
-    def _on_garbage(self, reason: str) -> None:
-        self._supervisor.worker_misbehaved(self, f"it broke the protocol: {reason}")
+    def _on_garbage(self, error: ProtocolError) -> None:
+        if isinstance(error, VersionError):
+            self._supervisor.worker_is_foreign(self, str(error))
+        else:
+            self._misbehaved(f"it broke the protocol: {error}")
+
+    def _misbehaved(self, reason: str) -> None:
+        self._supervisor.worker_misbehaved(self, reason)
 
     def _check_reads(self) -> None:
         if not self._disconnected and not self.ended.is_set():

@@ -23,6 +23,8 @@ from gateway.model.model import models_of
 from gateway.serve.notify import Notifier
 from gateway.system.lane import Lane
 from gateway.system.tasks import Tasks
+from gateway.tls.certificate import CertificateError
+from gateway.tls.certificates import Certificates
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +56,10 @@ class Reloader:
         present: Configuration,
         fleet: Fleet,
         notifier: Notifier,
+        certificates: Certificates | None,
     ) -> None:
         """`read` blocks: it reads the file, and looks where the models are."""
+        self._certificates = certificates
         self._read = read
         self._present = present
         self._fleet = fleet
@@ -119,6 +123,7 @@ class Reloader:
                 "MLX, which was asked for the memory that it may use,",
             )
         self._check_pinned(new, budget)
+        await self._renew_certificate()
         found = changes(self._present.settings, new.settings)
         # The same words may mean another place, or another revision in the cache.
         moved = {
@@ -140,6 +145,17 @@ class Reloader:
             applied=found.live,
             needs_restart=found.restart,
         )
+
+    async def _renew_certificate(self) -> None:
+        """Raises: ConfigError: its files are not good."""
+        if self._certificates is None:
+            return
+        place = ("gateway", "tls_certificate")
+        try:
+            await self._beside(self._certificates.renew, _READ_S, "the certificate")
+        except CertificateError as error:
+            source = self._present.source(place)
+            raise ConfigError([Mistake(source, ".".join(place), f"{error}.")]) from error
 
     def _check_pinned(self, new: Configuration, budget_bytes: int) -> None:
         """Nobody may ask a pinned model to go, so a budget below what they keep would never hold.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import gc
 import logging
@@ -21,11 +22,18 @@ import uvicorn
 import uvloop
 
 from gateway.api.app import build_app
+from gateway.api.chat.kept import ChatFamily
+from gateway.api.responses.family import ResponseFamily
+from gateway.config.network import network_cautions
 from gateway.config.read import Configuration
 from gateway.edge.capacity import capacity
 from gateway.edge.connection import Connection
 from gateway.edge.door import Door
 from gateway.fleet.fleet import Fleet
+from gateway.keys.keys import Keys
+from gateway.mailbox.entry import Api
+from gateway.mailbox.family import Family
+from gateway.mailbox.mailbox import Mailbox
 from gateway.memory.budget import budget_bytes
 from gateway.memory.stranded.at_start import stranded_at_start
 from gateway.model.model import models_of
@@ -34,9 +42,11 @@ from gateway.process.sweep import sweep
 from gateway.serve.notify import Notifier
 from gateway.serve.reload import Reloader
 from gateway.serve.starts import StartRecord
+from gateway.state.address import Address, near_url, write_address
 from gateway.state.state_dir import StateDir
 from gateway.system.tasks import Tasks
 from gateway.telemetry.spans import spans
+from gateway.tls.certificates import Certificates
 from gateway.url import url
 
 logger = logging.getLogger(__name__)
@@ -55,24 +65,27 @@ class PortTakenError(Exception):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Listen on a loopback address.
+    """Listen on an address; on :: on those of IPv4, too.
 
     Raises:
         PortTakenError: somebody else listens there, or the address isn't this machine's.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    both = host == "::" and socket.has_dualstack_ipv6()
     try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        return socket.create_server(
+            (host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=both
+        )
     except OSError as error:
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            raise PortTakenError(
+                f"{host} can't be listened on ({error.strerror}): it is no address of this "
+                "machine. Choose another with --host."
+            ) from error
         raise PortTakenError(
             f"Port {port} on {host} can't be used ({error.strerror}): another program has it. "
             "Choose another with --port."
         ) from error
-
-
-def address(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return url(host, port)
 
 
 def run(
@@ -80,6 +93,8 @@ def run(
     configuration: Configuration,
     state_dir: StateDir,
     listener: socket.socket,
+    keys: Keys,
+    certificates: Certificates | None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, drain, stop the workers; a second signal cuts the drain.
 
@@ -104,10 +119,19 @@ def run(
             stranded,
             start.caution,
         )
-        reloader = Reloader(read, configuration, fleet, notifier)
-        await _serve(fleet, reloader, listener, notifier)
+        reloader = Reloader(read, configuration, fleet, notifier, certificates)
+        families: dict[Api, Family] = {"chat": ChatFamily(), "responses": ResponseFamily()}
+        mailbox = Mailbox(state_dir.mailbox_path, fleet, families, keys.spend)
+        await _serve(fleet, reloader, mailbox, listener, notifier, keys, certificates)
 
+    for caution in network_cautions(settings.gateway):
+        logger.warning("%s", caution)
+    host, port = listener.getsockname()[:2]
+    near = near_url(host, port, tls=certificates is not None)
+    shown = None if certificates is None else str(certificates.certificate)
+    write_address(state_dir, Address(near, os.getpid(), shown))
     uvloop.run(serve())
+    state_dir.address_path.unlink(missing_ok=True)
     start.ended_in_order()
     state_dir.release()
 
@@ -155,8 +179,15 @@ class _Server(uvicorn.Server):
 
 
 async def _serve(
-    fleet: Fleet, reloader: Reloader, listener: socket.socket, notifier: Notifier
+    fleet: Fleet,
+    reloader: Reloader,
+    mailbox: Mailbox,
+    listener: socket.socket,
+    notifier: Notifier,
+    keys: Keys,
+    certificates: Certificates | None,
 ) -> None:
+    address = url(*listener.getsockname()[:2], tls=certificates is not None)
     signals: asyncio.Queue[int] = asyncio.Queue()
     door = Door(
         functools.partial(_capacity, fleet),
@@ -165,25 +196,28 @@ async def _serve(
     tracing = spans(os.environ)
     server = _Server(
         uvicorn.Config(
-            build_app(fleet, reloader, door, tracing),
+            build_app(fleet, reloader, mailbox, keys, door, tracing),
             http=functools.partial(Connection, door=door),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             access_log=False,
             log_config=None,
             timeout_graceful_shutdown=_CLOSE_CONNECTIONS_S,
+            ssl_context_factory=None if certificates is None else lambda *_: certificates.context,
         ),
         signals,
     )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await server.until_started(serving)
     fleet.start()
+    mailbox.start()
     _collect_rarely()
     # The line that scripts wait for; it alone goes to stdout.
-    print(f"Bulkhead serves on {address(listener)}", flush=True)
-    notifier.ready(fleet.caution or f"Serves on {address(listener)}")
+    print(f"Bulkhead serves on {address}", flush=True)
+    notifier.ready(fleet.caution or f"Serves on {address}")
     background = Tasks("server")
     door.watch(background)
+    keys.watch(background)
     if notifier.period_s is not None:
         background.keep(notifier.sign_of_life, "watchdog", notifier.period_s)
     hung_up = functools.partial(
@@ -201,11 +235,13 @@ async def _serve(
     drain.cancel()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     fleet.refuse_all()
+    await mailbox.close()
     await reloader.close()
     await fleet.stop()
     server.should_exit = True
     await serving
     await background.cancel_all()
+    await keys.keep_accounts()
     if tracing is not None:
         await tracing.close()
     logger.info("Stopped")

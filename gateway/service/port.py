@@ -10,7 +10,9 @@ import msgspec
 import psutil
 from msgspec import Struct
 
-from gateway.url import url
+from gateway.config.settings import GatewaySettings
+from gateway.state.address import near_url
+from gateway.tls.certificate import trusting_anybody
 
 _ANSWER_S: Final = 3.0
 
@@ -43,11 +45,17 @@ def port_is_free(host: str, port: int) -> bool:
     return True
 
 
-def ask_health(host: str, port: int) -> Health | None:
+def ask_health(host: str, port: int, *, tls: bool = False) -> Health | None:
     """None if no gateway answers there."""
+    verify = trusting_anybody() if tls else True
     try:
-        with httpx.Client(timeout=_ANSWER_S, trust_env=False) as client:
-            answer = client.get(f"{url(host, port)}/health").raise_for_status()
+        with httpx.Client(timeout=_ANSWER_S, trust_env=False, verify=verify) as client:
+            answer = client.get(f"{near_url(host, port, tls=tls)}/health").raise_for_status()
             return msgspec.json.decode(answer.content, type=Health)
     except (httpx.HTTPError, msgspec.MsgspecError):
         return None
+
+
+def ask_health_of(settings: GatewaySettings) -> Health | None:
+    """Of the gateway that these settings are in force for."""
+    return ask_health(settings.host, settings.port, tls=settings.tls)

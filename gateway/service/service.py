@@ -16,7 +16,7 @@ from gateway.service.failure import ServiceError
 from gateway.service.files import Draft, make_private_folder
 from gateway.service.manager import Manager
 from gateway.service.mark import service_pid
-from gateway.service.port import ask_health, listens, port_is_free
+from gateway.service.port import ask_health_of, listens, port_is_free
 from gateway.service.status import ServiceStatus, look
 from gateway.service.words import Words
 from gateway.state.state_dir import StateDir, lock_holder
@@ -193,7 +193,7 @@ class Service:
         """Whether exactly this, in this version, is installed and serves."""
         if pid is None or self._manager.path.read_bytes() != rendered:
             return False
-        health = ask_health(settings.gateway.host, settings.gateway.port)
+        health = ask_health_of(settings.gateway)
         return health is not None and health.version == VERSION
 
     def _check_free(self, state_dir: Path, settings: Settings, pid: int | None) -> None:
@@ -209,7 +209,7 @@ class Service:
             raise ServiceError("A service needs a port that stays: set gateway.port.")
         if port_is_free(host, port) or (pid is not None and listens(pid, port)):
             return
-        health = ask_health(host, port)
+        health = ask_health_of(settings.gateway)
         if health is None:
             raise ServiceError(
                 f"Another program has port {port} on {host}: end it, or set gateway.port."
@@ -246,7 +246,7 @@ class Service:
                 "The service was started, but doesn't serve. Its last words:\n"
                 f"{words.tail() or 'none'}"
             )
-        address = url(settings.gateway.host, settings.gateway.port)
+        address = url(settings.gateway.host, settings.gateway.port, tls=settings.gateway.tls)
         self._say(f"Bulkhead {VERSION} serves on {address} (pid {pid}).")
         if remark is not None:
             self._say(remark)
@@ -257,7 +257,7 @@ class Service:
         while time.monotonic() - began < _SERVES_S:
             if (pid := service_pid(state_dir)) is not None:
                 present = time.monotonic()
-                if ask_health(settings.gateway.host, settings.gateway.port) is not None:
+                if ask_health_of(settings.gateway) is not None:
                     return pid
             patience_s = _AFTER_LAST_WORDS_S if words.tail() else _GIVES_UP_S
             if time.monotonic() - present > patience_s:

@@ -13,7 +13,7 @@ from gateway.service.definition import Installed, settings_of, stop_s
 from gateway.service.failure import ServiceError
 from gateway.service.manager import Manager
 from gateway.service.mark import service_pid
-from gateway.service.port import ask_health
+from gateway.service.port import ask_health_of
 from gateway.url import url
 from gateway.version import VERSION
 
@@ -53,8 +53,8 @@ def look(manager: Manager) -> ServiceStatus:
     address = health = None
     if settings is not None:
         host, port = settings.gateway.host, settings.gateway.port
-        address = url(host, port)
-        health = ask_health(host, port) if pid is not None else None
+        address = url(host, port, tls=settings.gateway.tls)
+        health = ask_health_of(settings.gateway) if pid is not None else None
         warnings += _too_short(installed, settings)
         if pid is not None and health is None:
             warnings.append(f"Its gateway doesn't answer at {address}.")

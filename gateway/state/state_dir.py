@@ -103,8 +103,10 @@ class StateDir:
         for folder in self.folders:
             if (reason := untrusted(folder)) is not None:
                 yield reason
-        kept = (self.starts_path, self.stranded_path, self.learned_path)
-        files = [self.lock_path, *kept, *(each.with_suffix(".new") for each in kept)]
+        kept = (self.starts_path, self.stranded_path, self.learned_path, self.address_path)
+        secret = [self.keys_path, self.keys_path.with_suffix(".lock")]
+        secret += [self.admin_key_path, self.usage_path]
+        files = [self.lock_path, *secret, *kept, *(each.with_suffix(".new") for each in kept)]
         files += [*_entries(self.workers), *self.logs.glob("*.log"), *self.logs.glob("*.log.?")]
         # Whatever else is among the sockets is removed.
         files += [each for each in _entries(self.sockets) if each.is_dir()]
@@ -207,6 +209,31 @@ class StateDir:
     def learned_path(self) -> Path:
         """What models took, as measured."""
         return self.path / "learned.json"
+
+    @property
+    def keys_path(self) -> Path:
+        """The API keys, as hashes."""
+        return self.path / "keys.json"
+
+    @property
+    def admin_key_path(self) -> Path:
+        """The operator's own key, as it is."""
+        return self.path / "admin.key"
+
+    @property
+    def usage_path(self) -> Path:
+        """What was used under each key."""
+        return self.path / "usage.json"
+
+    @property
+    def address_path(self) -> Path:
+        """Where the gateway that has the lock is reached."""
+        return self.path / "address.json"
+
+    @property
+    def mailbox_path(self) -> Path:
+        """Answers that wait for their clients."""
+        return self.path / "mailbox.sqlite"
 
     @property
     def spare_log_path(self) -> Path:

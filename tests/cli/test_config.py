@@ -65,6 +65,7 @@ class TestCheck:
         assert json.loads(done.stdout) == {
             "file": str(file),
             "mistakes": [],
+            "cautions": [],
             "models": [LONG_ID, "demo"],
         }
 
@@ -73,7 +74,7 @@ class TestCheck:
         assert (done.returncode, done.stderr) == (1, "")
         assert done.stdout.splitlines() == [
             "--host: gateway.host: 0.0.0.0 is not loopback: without API keys the gateway listens "
-            "on 127.0.0.1, ::1 or localhost only.",
+            "on 127.0.0.1, ::1 or localhost only; `bulkhead key add NAME` makes the first one.",
             f"{mistaken}:2: gateway.prot: unknown key; did you mean port?",
             f"{mistaken}:3: gateway.drain_s: expected a time of 0 s to 10 years, as 30, "
             '"30s" or "5m", not "five minutes".',

@@ -26,7 +26,7 @@ QUESTION = "What is Bulkhead?"
 
 FAULTS = {
     "another protocol version": (
-        "connect().send(encode(hello(protocol_version=99))); wait()",
+        "connect().send(encode(hello(protocol_version='99'))); wait()",
         "protocol version 99",
     ),
     "bytes that are no message": (

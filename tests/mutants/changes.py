@@ -9,11 +9,15 @@ from typing import Final, NamedTuple
 
 
 class Mutant(NamedTuple):
-    """`tree` differs from the module in one place."""
+    """`tree` differs from the module in one place: in a statement on these lines, which stands in a
+    function, or is executed once as the module is imported.
+    """
 
     line: int
     change: str
     tree: ast.Module
+    lines: range
+    in_function: bool
 
 
 _OTHER: Final[dict[type[ast.AST], type[ast.AST]]] = {
@@ -51,8 +55,9 @@ def mutants(source: str) -> Iterator[Mutant]:
             version = copy.deepcopy(tree)
             _put(version, path, changed)
             ast.fix_missing_locations(version)
-            line = getattr(node, "lineno", 0)
-            yield Mutant(line, f"{ast.unparse(node)} -> {ast.unparse(changed)}", version)
+            change = f"{ast.unparse(node)} -> {ast.unparse(changed)}"
+            line = node.target.lineno if isinstance(node, ast.comprehension) else node.lineno
+            yield Mutant(line, change, version, *_place(tree, path))
 
 
 _Path = tuple[tuple[str, int | None], ...]
@@ -75,6 +80,18 @@ def _nodes(node: ast.AST, path: _Path) -> Iterator[tuple[_Path, ast.AST]]:
             for index, each in enumerate(value):
                 if isinstance(each, ast.AST):
                     yield from _nodes(each, (*path, (name, index)))
+
+
+def _place(tree: ast.AST, path: _Path) -> tuple[range, bool]:
+    """The lines of the innermost statement, and whether that stands in a function."""
+    lines, in_function = range(0), False
+    for field, place in path:
+        in_function |= isinstance(tree, ast.FunctionDef | ast.Lambda) and field == "body"
+        child = getattr(tree, field)
+        tree = child if place is None else child[place]
+        if isinstance(tree, ast.stmt):
+            lines = range(tree.lineno, (tree.end_lineno or tree.lineno) + 1)
+    return lines, in_function
 
 
 def _put(tree: ast.AST, path: _Path, changed: ast.AST) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -39,11 +40,18 @@ class Gateway:
         environment: dict[str, str] | None = None,
         config: str | None = None,
         prefix: tuple[str, ...] = (),
+        prepare: Callable[[Path], None] | None = None,
+        verify: ssl.SSLContext | bool = True,
     ) -> None:
-        """`prefix` is a command that becomes the gateway's, as `setpriv` does."""
+        """`prefix` is a command that becomes the gateway's, as `setpriv` does. `prepare` gets the
+        state folder before the gateway does; `verify` is what its certificate is checked with.
+        """
         # Short, since the paths of sockets are bounded; pytest's folders are not.
         self._folder = short_folder()
         self.state_dir = Path(self._folder.name) / "state"
+        if prepare is not None:
+            self.state_dir.mkdir(0o700)
+            prepare(self.state_dir)
         command = [BULKHEAD, "serve", "--port", "0"]
         command += ["--state-dir", str(self.state_dir)]
         self.config_path = Path(self._folder.name) / "config.toml"
@@ -62,7 +70,7 @@ class Gateway:
         self._log: list[str] = []
         threading.Thread(target=self._collect_log, daemon=True).start()
         self.url = self._read_url()
-        self.client = httpx.Client(base_url=self.url, timeout=120.0)
+        self.client = httpx.Client(base_url=self.url, timeout=120.0, verify=verify)
 
     @property
     def pid(self) -> int:
@@ -130,7 +138,7 @@ class Gateway:
     def _read_url(self) -> str:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        found = re.search(r"http://\S+", line)
+        found = re.search(r"https?://\S+", line)
         assert found is not None, f"no address: {line!r}, log: {self.log}"
         return found[0]
 

@@ -30,6 +30,7 @@ from gateway.config.locations import Place
 from gateway.config.loopback import LOOPBACK_NAMES
 from gateway.config.models import DEMO_FOLDER
 from gateway.config.settings import ModelSettings, Settings
+from tests.support.certificates import lasting_certificate
 
 Draw = Callable[..., Any]
 
@@ -115,11 +116,12 @@ def plans(draw: Draw) -> Plan:
     ids = names[: draw(st.integers(1, 3))]
     aliases = names[len(ids) :]
     tables: dict[Place, dict[str, Spelled]] = {}
+    with_tls = draw(st.booleans())
     for table, keys in KEYS.items():
         tables[(table,)] = {
             name: draw(spelled(definition))
             for name, definition in keys.items()
-            if draw(st.booleans())
+            if (with_tls if name.startswith("tls_") else draw(st.booleans()))
         }
     for model_id in ids:
         model = {
@@ -228,6 +230,8 @@ def _texts(name: str) -> st.SearchStrategy[str]:
     known = {
         "host": sorted(LOOPBACK_NAMES),
         "path": models,
+        "tls_certificate": [lasting_certificate()[0]],
+        "tls_key": [lasting_certificate()[1]],
         "draft_model": models,
         "adapter": [_adapter()],
     }

@@ -368,9 +368,38 @@ def test_a_long_row_does_not_make_short_ones_long(models: Callable[[str], Loaded
         engine.add(sequence)
     engine.step()
     assert sorted(len(each) for each in engine._batches) == [1, 6]
+    assert engine.need.wanted_bytes == engine.need.used_bytes, "none of them becomes much longer"
     made = _run(engine)
     assert {made[each.request_id] == alone["0"] for each in asked[1:]} == {True}
     assert made["long"] == alone["long"]
+
+
+def test_batches_share_what_a_stream_may_wait(
+    models: Callable[[str], LoadedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = models("full attention")
+    room = Room(measure(model.model))
+    tokens = model.tokenizer.encode("A ship with seven holds. " * 400)[:1500]
+    room.limit_bytes = room.needed_bytes([Batch(1, 1792), Batch(3, 512)])
+    # So long that no chunk takes a share of it that could be told.
+    engine = BatchedEngine(model.model, model.eos_token_ids, 8, room, stall_s=1e6)
+    shares: list[tuple[int, float]] = []
+    choose = engine._pace.chunk
+
+    def chunk(rows: int, decoding: bool, context: int, share_s: float) -> int:
+        shares.append((sum(bool(each.prefilling) for each in engine._batches), share_s))
+        return min(64, choose(rows, decoding, context, share_s))
+
+    monkeypatch.setattr(engine._pace, "chunk", chunk)
+    engine.add(Sequence("stream", tokens[:30], 200, None, ignore_eos=True))
+    engine.step()
+    engine.add(Sequence("long", tokens, 20, None, ignore_eos=True))
+    engine.step()
+    engine.add(Sequence("short", tokens[:300], 20, None, ignore_eos=True))
+    shares.clear()
+    assert len(_run(engine)) == 3
+    assert {batches for batches, _ in shares} == {1, 2}
+    assert all(1e6 / batches - 1e3 < share_s <= 1e6 / batches for batches, share_s in shares)
 
 
 def test_who_comes_while_prompts_end_joins_after_them(

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import shapes
-from worker.loading import LoadAbandonedError, ModelError, load
+from worker.loading import load
+from worker.model_error import LoadAbandonedError, ModelError
 from worker.sampling.settings import SamplingDefaults
 
 

@@ -91,6 +91,37 @@ def test_few_tokens_tell_the_speed_only_if_they_took_long_or_were_fast() -> None
     assert _speed(pace) == 256
 
 
+def test_a_short_prompt_says_nothing_of_a_long_ones_speed() -> None:
+    pace = PrefillPace(beside_decoding_s=0.1)
+    for _ in range(4):
+        pace.observe(64, 0.1, context=16_000)
+        # Behind it, with nothing to look back at.
+        pace.observe(160, 0.01)
+        assert pace.chunk(1, True, context=16_000) == 64
+        assert pace.chunk(1, True) > 64
+
+
+def test_further_on_a_token_may_take_longer_by_all_that_it_looks_at() -> None:
+    pace = PrefillPace(beside_decoding_s=0.1)
+    pace.observe(1024, 0.1)
+    found = [pace.chunk(1, True, context) for context in (0, 1024, 3000, 7000, 100_000) * 4]
+    # They take turns, and none is held to another's chunks.
+    assert found[-5:] == [1024, 512, 256, 128, 16]
+    pace.observe(16, 0.01, context=100_000)
+    assert pace.chunk(1, True, context=100_000) <= 64
+    pace.observe(100, 0.1, context=100_000)
+    found = [pace.chunk(1, True, 7000) for _ in range(4)]
+    assert found[-1] == 128, "what was found further on is no reason to go slower"
+
+
+def test_others_may_leave_less_of_the_bound_beside_decoding() -> None:
+    pace = PrefillPace(alone_s=1.0, beside_decoding_s=0.2)
+    pace.observe(1280, 1.0)
+    settled = [[pace.chunk(1, True, share_s=s) for _ in range(4)][-1] for s in (0.3, 0.1, 0.0)]
+    assert settled == [256, 128, 16]
+    assert [pace.chunk(1, False, share_s=0.0) for _ in range(4)][-1] == 1024
+
+
 def test_rows_share_a_chunk() -> None:
     pace = PrefillPace(largest=2048)
     pace.observe(4096, 1.0)

@@ -64,6 +64,14 @@ def test_what_leaked_makes_nothing_impossible() -> None:
     assert room.could_hold(256)
 
 
+def test_vectors_that_are_computed_pass() -> None:
+    """They take of the limit, and make nothing impossible."""
+    room = Room(SHAPE, limit_bytes=3 * ONE, most_bytes=3 * ONE, vector_bytes=5)
+    assert room.needed_bytes([Batch(1, 256)]) == 3 * ONE + 5
+    assert not room.holds([Batch(1, 256)])
+    assert room.could_hold(256)
+
+
 def test_without_a_bound_everything_can_run() -> None:
     for limit_bytes, most_bytes in ((None, 1), (1, None), (None, None)):
         room = Room(SHAPE, limit_bytes=limit_bytes, most_bytes=most_bytes)

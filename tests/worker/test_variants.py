@@ -28,7 +28,8 @@ from worker.engines.room import CacheShape, Room, measure
 from worker.engines.sequence import Engine, Sequence, Token
 from worker.engines.sequential import SequentialEngine
 from worker.fingerprint import fingerprint
-from worker.loading import LoadedModel, ModelError, load
+from worker.loading import LoadedModel, load
+from worker.model_error import ModelError
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import Paths

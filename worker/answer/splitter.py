@@ -46,15 +46,26 @@ class TagSplitter:
     """For formats with tags around reasoning and calls."""
 
     def __init__(
-        self, format_: Format, assembly: Assembly, definitions: Any, *, calls: bool, state: str
+        self,
+        format_: Format,
+        assembly: Assembly,
+        definitions: Any,
+        *,
+        calls: bool,
+        state: str,
+        bounded: bool = False,
     ) -> None:
         """It begins in `state`: "normal", "reasoning" or one that the format's turns have. Without
-        `calls` their tags are text.
+        `calls` their tags are text. `bounded`: reasoning may be closed for the model, which goes on
+        with it as text, and closes it once more: that tag is dropped.
         """
         self._assembly = assembly
         self._definitions = definitions
         self._state = state
         self._edges = _edges(format_, calls=calls)
+        self._stray = format_.reasoning.end if bounded and format_.reasoning is not None else None
+        if self._stray is not None:
+            self._edges["normal"][self._stray] = "normal"
         self._markers: dict[str, Markers] = {
             each: markers(tuple(edges)) for each, edges in self._edges.items()
         }
@@ -112,7 +123,7 @@ class TagSplitter:
         to = self._edges[self._state][marker]
         if isinstance(to, Block):
             self._begin(marker, to.make)
-        else:
+        elif marker != self._stray or self._state == "reasoning":
             self._assembly.tag()
             self._fresh = self._fresh or to != self._state
             self._state = to

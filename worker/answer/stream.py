@@ -87,5 +87,12 @@ def answer_stream(
     else:
         definitions = json.loads(tools.definitions) if tools is not None and calls else None
         state = opening_state(prompt_ids, tokenizer, format_)
-        splitter = TagSplitter(format_, assembly, definitions, calls=calls, state=state)
+        splitter = TagSplitter(
+            format_,
+            assembly,
+            definitions,
+            calls=calls,
+            state=state,
+            bounded=generate.reasoning_tokens is not None,
+        )
     return AnswerStream(detokenizer_after(prompt_ids, tokenizer), assembly, splitter)

@@ -92,6 +92,8 @@ class RowBatch:
         self._until_length = StopSequences()
         self._pace = pace
         self._on_prefill = on_prefill
+        # What the last step spent on prompts.
+        self.prefill_s = 0.0
         # Those that have ended, with their caches, until they are asked for.
         self._ended: list[tuple[Row, list[Any]]] = []
         # At the end of a segment of their prompt by the last step.
@@ -184,12 +186,17 @@ class RowBatch:
         self._take_out([uid])
         return row.sequence.rest(row.generated)
 
-    def step(self, *, beside_decoding: bool) -> list[Token]:
-        """`beside_decoding`: rows of another batch wait meanwhile."""
+    def step(self, *, beside_decoding: bool, share_s: float) -> list[Token]:
+        """`beside_decoding`: rows of another batch wait meanwhile. Other batches leave `share_s` of
+        what rows that decode may be held up.
+        """
+        self.prefill_s = 0.0
         if not self._prefilling:
             prompt_responses, responses = self._generator.next()
         else:
-            prompt_responses, responses = self._step_with_prefill(beside_decoding=beside_decoding)
+            prompt_responses, responses = self._step_with_prefill(
+                decoding=self.decodes or beside_decoding, share_s=share_s
+            )
         self._order.observe(prompt_responses, responses)
         tokens = []
         for response in responses:
@@ -224,9 +231,10 @@ class RowBatch:
         self._generator.close()
         del self._generator
 
-    def _step_with_prefill(self, *, beside_decoding: bool) -> Any:
+    def _step_with_prefill(self, *, decoding: bool, share_s: float) -> Any:
         rows = len(self._prefilling)
-        chunk = self._pace.chunk(rows, self.decodes or beside_decoding)
+        context = max(each.seen_tokens for each in self.prefilling)
+        chunk = self._pace.chunk(rows, decoding, context, share_s)
         watched = any(self._rows[uid].prompt_scores is not None for uid in self._prefilling)
         if watched:
             chunk = min(chunk, scored_chunk(rows, self._tap.vocabulary, self._working_bytes))
@@ -240,7 +248,8 @@ class RowBatch:
             began_s = perf_counter()
             self._score_prompts([each for each in prompt_responses if not each.end_of_prompt])
             scored_s = perf_counter() - began_s
-        self._pace.observe(stats.prompt_tokens, stats.prompt_time + scored_s)
+        self.prefill_s = stats.prompt_time + scored_s
+        self._pace.observe(stats.prompt_tokens, self.prefill_s, context)
         self._at_boundary = []
         for response in prompt_responses:
             row = self._rows[response.uid]
@@ -270,7 +279,7 @@ class RowBatch:
     # For the prompt cache
 
     @property
-    def prefilling(self) -> Iterable[Row]:
+    def prefilling(self) -> list[Row]:
         return [self._rows[uid] for uid in self._prefilling]
 
     def cached_rows(self) -> list[CachedRow]:

@@ -67,6 +67,7 @@ class BatchedEngine:
         self._batches: deque[RowBatch] = deque()
         self._keeper = None if prompt_cache is None else Keeper(prompt_cache, room)
         self._pace = PrefillPace(largest_chunk(), beside_decoding_s=stall_s)
+        self._stall_s = stall_s
         self._begun = 0
 
     @property
@@ -100,21 +101,20 @@ class BatchedEngine:
         used_bytes = self._room.needed_bytes(sizes) if sizes else 0
         rows = [row for batch in self._batches for row in batch.rows]
         free_rows = max(0, self._max_concurrency - len(rows))
-        soon = [min(row.tokens + _HORIZON_TOKENS, row.most_tokens) for row in rows]
-        soon += [
+        joining = [
             min(len(each.token_ids) + _HORIZON_TOKENS, len(each.token_ids) + each.max_tokens)
             for each in list(self._held)[:free_rows]
         ]
-        if not soon:
+        if not rows and not joining:
             return Need(0, 0, 0)
-        wanted = [Batch(len(soon), max(soon))]
-        if len(sizes) > 1:
-            wanted = [
-                *(Batch(each.rows, each.longest_tokens + _HORIZON_TOKENS) for each in sizes),
-                *(Batch(1, each) for each in soon[len(rows) :]),
-            ]
+        grown = [Batch(len(each), _soon_tokens(each)) for each in self._batches if len(each)]
+        if len(grown) > 1:
+            wanted = [*grown, *(Batch(1, each) for each in joining)]
+        else:
+            longest_tokens = max([*joining, *(each.longest_tokens for each in grown)])
+            wanted = [Batch(len(rows) + len(joining), longest_tokens)]
         last = self._last_to_leave()
-        alone = Batch(1, (last[1].tokens if last else soon[0]) + AHEAD_TOKENS)
+        alone = Batch(1, (last[1].tokens if last else joining[0]) + AHEAD_TOKENS)
         if self._held:
             first = Batch(1, len(self._held[0].token_ids) + AHEAD_TOKENS)
             if not rows or not self._room.holds([first]):
@@ -122,7 +122,8 @@ class BatchedEngine:
                 alone = first
         return Need(
             used_bytes,
-            self._room.needed_bytes(wanted),
+            # A row at its end is computed a step further than it may become long.
+            max(used_bytes, self._room.needed_bytes(wanted)),
             self._room.needed_bytes([alone]),
             last[1].number if last and last[0].prefills(last[1]) else 0,
         )
@@ -152,7 +153,7 @@ class BatchedEngine:
         batch = self._batches[0]
         self._batches.rotate(-1)
         others_decode = any(each.decodes for each in self._batches if each is not batch)
-        tokens = batch.step(beside_decoding=others_decode)
+        tokens = batch.step(beside_decoding=others_decode, share_s=self._share_s(batch))
         if self._keeper is not None:
             self._keeper.keep(batch.cached_rows(), batch.ended_rows(), self._sizes())
         if not len(batch) and len(self._batches) > 1:
@@ -190,6 +191,15 @@ class BatchedEngine:
     @property
     def _rows(self) -> int:
         return sum(len(each) for each in self._batches)
+
+    def _share_s(self, batch: RowBatch) -> float:
+        """How long it may hold up rows that decode: between two of their tokens each batch has its
+        turn.
+        """
+        others = [each for each in self._batches if each is not batch]
+        prefilling = sum(bool(each.prefilling) for each in others)
+        left_s = self._stall_s - sum(each.prefill_s for each in others)
+        return max(0.0, min(left_s, self._stall_s / (1 + prefilling)))
 
     def _last_to_leave(self) -> tuple[RowBatch, Row] | None:
         """The row that stays when all others are put aside, and its batch."""
@@ -310,3 +320,8 @@ class BatchedEngine:
         self._batches.remove(batch)
         batch.close()
         self._on_built()
+
+
+def _soon_tokens(batch: RowBatch) -> int:
+    """How long the longest of its rows will have become."""
+    return max(min(row.tokens + _HORIZON_TOKENS, row.most_tokens) for row in batch.rows)

@@ -3,10 +3,15 @@
 On a CPU 2,048 tokens of a dense model can take minutes, and nothing else happens meanwhile: no
 other stream gets a token, no cancellation is seen, no progress is reported. It is bounded in tokens
 too, over all rows, since what a chunk takes beside the caches grows with its length.
+
+The further a prompt has come, the longer a token takes, as it looks at all before it. So speeds are
+known by how far rows had come: a short prompt beside a long one says nothing of the long one's.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from protocol.chunks import LARGEST_TOKENS
@@ -16,6 +21,19 @@ _FIRST: Final = 64
 _GROWTH: Final = 4
 # Fewer tokens in a short time: that was the step's fixed cost, and the speed is higher.
 _TELLING: Final = 64
+# So many earlier tokens to look at cost no more than what else a token takes, in any model.
+_FREE_CONTEXT: Final = 1024
+
+
+@dataclass(frozen=True)
+class _Speed:
+    tokens_per_s: float
+    context: int
+
+    def at_least(self, context: int) -> float:
+        """The speed behind so many tokens, were earlier ones all that a token costs."""
+        further = (_FREE_CONTEXT + context) / (_FREE_CONTEXT + self.context)
+        return self.tokens_per_s / max(1.0, further)
 
 
 class PrefillPace:
@@ -28,26 +46,47 @@ class PrefillPace:
         self._largest = largest
         self._alone_s = alone_s
         self._beside_decoding_s = beside_decoding_s
-        self._tokens_per_s: float | None = None
+        # By the magnitude of the context, and so the last chunks.
+        self._speeds: dict[int, _Speed] = {}
+        self._chunks: dict[int, int] = {}
         self._last = _FIRST
 
-    def observe(self, tokens: int, seconds: float) -> None:
-        """Take in one chunk: tokens over all rows, and how long they took."""
+    def observe(self, tokens: int, seconds: float, context: int = 0) -> None:
+        """Take in one chunk: tokens over all rows, how long they took, and how many there were
+        before them in the longest row.
+        """
         if tokens <= 0 or seconds <= 0:
             return
         measured = tokens / seconds
-        if tokens >= _TELLING or seconds > self._beside_decoding_s:
-            self._tokens_per_s = measured
-        elif self._tokens_per_s is not None:
-            self._tokens_per_s = max(self._tokens_per_s, measured)
+        known = self._tokens_per_s(context)
+        if tokens < _TELLING and seconds <= self._beside_decoding_s:
+            if known is None:
+                return
+            measured = max(known, measured)
+        self._speeds[_magnitude(context)] = _Speed(measured, context)
 
-    def chunk(self, rows: int, decoding: bool) -> int:
-        """Tokens per row of the next chunk, for `rows` sequences in prefill."""
-        if self._tokens_per_s is None:
+    def chunk(self, rows: int, decoding: bool, context: int = 0, share_s: float = inf) -> int:
+        """Tokens per row of the next chunk, for `rows` sequences in prefill of which the longest
+        has come to `context`. `share_s` is what others leave of the bound beside decoding.
+        """
+        tokens_per_s = self._tokens_per_s(context)
+        if tokens_per_s is None:
             return _FIRST
-        bound_s = self._beside_decoding_s if decoding else self._alone_s
-        fitting = int(self._tokens_per_s * bound_s / max(rows, 1))
+        bound_s = min(self._beside_decoding_s, share_s) if decoding else self._alone_s
+        fitting = int(tokens_per_s * bound_s / max(rows, 1))
         # One slow or fast chunk says little: grow by steps, shrink at once.
-        wanted = min(fitting, self._last * _GROWTH, self._largest // max(rows, 1))
+        last = self._chunks.get(_magnitude(context), self._last)
+        wanted = min(fitting, last * _GROWTH, self._largest // max(rows, 1))
         self._last = max(_SMALLEST, 1 << max(wanted, 1).bit_length() - 1)
+        self._chunks[_magnitude(context)] = self._last
         return self._last
+
+    def _tokens_per_s(self, context: int) -> float | None:
+        """What was measured there, or else the most that other places promise."""
+        here = self._speeds.get(_magnitude(context))
+        known = self._speeds.values() if here is None else (here,)
+        return max((each.at_least(context) for each in known), default=None)
+
+
+def _magnitude(context: int) -> int:
+    return (context // _FREE_CONTEXT).bit_length()

@@ -25,7 +25,7 @@ from worker.engines.prompt_scores import score_prompt, scored_chunk
 from worker.engines.room import Batch, Room, largest_chunk
 from worker.engines.sequence import Broken, Sequence, Token
 from worker.engines.tap import LARGE_VOCABULARY
-from worker.loading import one_sentence
+from worker.model_error import one_sentence
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.keys import BLOCK_TOKENS
 from worker.vision.inputs import PictureInputs
@@ -255,7 +255,7 @@ class SequentialEngine:
         row = run.row
         began_s, begin = perf_counter(), row.seen_tokens
         boundary = self._next_boundary(row)
-        length = min(run.left, self._pace.chunk(rows=1, decoding=False))
+        length = min(run.left, self._pace.chunk(rows=1, decoding=False, context=begin))
         if run.model is not None and run.model.whole:
             length = run.left
         if boundary is not None:
@@ -278,7 +278,7 @@ class SequentialEngine:
             mx.clear_cache()
         row.seen_tokens += length
         seconds = perf_counter() - began_s
-        self._pace.observe(length, seconds)
+        self._pace.observe(length, seconds, begin)
         if self._keeper is not None:
             self._keeper.cache.speeds.observe_prefill(length, seconds)
             self._keep(run, at_boundary=row.seen_tokens == boundary)

@@ -4,29 +4,42 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import llguidance.hf
 from llguidance import LLMatcher, LLTokenizer
 
 from protocol.messages import Constraint
 from worker.structure.grammar import ConstraintError, grammar_of
-from worker.structure.trial import limits, refusal
+from worker.structure.trial import limits, outcome
 
 logger = logging.getLogger(__name__)
 
 _LONGEST_REASON: Final = 500
+# Less than what the gateway takes for noise of a footprint: no request waits for their memory.
+_MOST_BYTES: Final = 24_000_000
+# Of a refusal, beside its texts.
+_REFUSAL_BYTES: Final = 1000
 # A line of the grammar, numbered.
 _QUOTED: Final = re.compile(r" +\d+ \| ")
+
+
+class _Kept(NamedTuple):
+    found: LLMatcher | ConstraintError
+    bytes: int
 
 
 class Compiled:
     """Grammars by their text, ready to be copied for an answer; refusals too, since whoever sends
     one often sends it again. For several threads.
+
+    They are beside MLX's account, so they are bounded in number and in bytes; who was used least
+    recently goes first.
     """
 
     def __init__(
@@ -35,6 +48,7 @@ class Compiled:
         vocabulary: int,
         eos_token_ids: Iterable[int],
         most_kept: int = 64,
+        most_bytes: int = _MOST_BYTES,
     ) -> None:
         """`tokenizer` is mlx-lm's wrapper; the model's logits are `vocabulary` wide, and masks
         `width`.
@@ -43,12 +57,14 @@ class Compiled:
         # Logits may be wider than the vocabulary. What has no text is never allowed.
         self.width = max(vocabulary, len(tokenizer))
         self._most_kept = most_kept
+        self._most_bytes = most_bytes
         self._eos_token_ids = sorted(eos_token_ids)
         self._tokenizer: LLTokenizer | None = None
         self._lock = threading.Lock()
         self._building = threading.Lock()
         # The last one used last.
-        self._kept: OrderedDict[Constraint | str, LLMatcher | ConstraintError] = OrderedDict()
+        self._kept: OrderedDict[Constraint | str, _Kept] = OrderedDict()
+        self._bytes = 0
 
     @property
     def special(self) -> dict[str, int]:
@@ -66,6 +82,11 @@ class Compiled:
     def __contains__(self, key: Constraint | str) -> bool:
         return key in self._kept
 
+    @property
+    def bytes_(self) -> int:
+        """What is kept takes so much at most."""
+        return self._bytes
+
     def find(self, constraint: Constraint) -> LLMatcher:
         """One that has seen nothing yet; whoever feeds it makes a copy.
 
@@ -82,30 +103,39 @@ class Compiled:
 
     def _find(self, key: Constraint | str, texts: Callable[[], tuple[str, str]]) -> LLMatcher:
         with self._lock:
-            found = self._kept.get(key)
-            if found is not None:
+            kept = self._kept.get(key)
+            if kept is not None:
                 self._kept.move_to_end(key)
-        if found is None:
+        if kept is None:
             try:
-                found = self._compile(*texts())
+                kept = self._compile(*texts())
             except ConstraintError as error:
-                found = error
-            with self._lock:
-                self._kept[key] = found
-                if len(self._kept) > self._most_kept:
-                    self._kept.popitem(last=False)
-        if isinstance(found, ConstraintError):
-            raise ConstraintError(found.reason)
-        return found
+                kept = _Kept(error, _REFUSAL_BYTES)
+            self._keep(key, kept)
+        if isinstance(kept.found, ConstraintError):
+            raise ConstraintError(kept.found.reason)
+        return kept.found
 
-    def _compile(self, grammar: str, tried: str) -> LLMatcher:
-        reason = refusal(tried)
+    def _compile(self, grammar: str, tried: str) -> _Kept:
+        reason, bytes_ = outcome(tried)
         if reason is None:
             matcher = LLMatcher(self._trie(), grammar, log_level=0, limits=limits())
             if not matcher.is_error():
-                return matcher
+                return _Kept(matcher, bytes_)
             reason = matcher.get_error()
         raise ConstraintError(one_line(reason))
+
+    def _keep(self, key: Constraint | str, kept: _Kept) -> None:
+        text = key if isinstance(key, str) else key.source
+        kept = kept._replace(bytes=kept.bytes + sys.getsizeof(text))
+        with self._lock:
+            if key in self._kept:
+                return  # Another thread compiled it meanwhile.
+            self._kept[key] = kept
+            self._bytes += kept.bytes
+            while len(self._kept) > self._most_kept or self._bytes > self._most_bytes:
+                _, gone = self._kept.popitem(last=False)
+                self._bytes -= gone.bytes
 
     def _trie(self) -> LLTokenizer:
         """Made once, since it takes some 100 MB for a large vocabulary. llguidance holds the

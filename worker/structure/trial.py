@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import llguidance
 from llguidance import LLParserLimits
@@ -33,14 +33,21 @@ _LIMITS: Final = {
 }
 
 
+class Outcome(NamedTuple):
+    """Why a grammar can't be compiled, None: it can; and what it takes then, at most."""
+
+    refusal: str | None
+    bytes: int = 0
+
+
 def limits() -> LLParserLimits:
     """Of what any grammar may take."""
     # The bounds are no booleans, as types without names have it.
     return LLParserLimits(**_LIMITS, verbose_errors=False)  # type: ignore[arg-type]
 
 
-def refusal(grammar: str) -> str | None:
-    """Why a grammar can't be compiled; None: it can. The interpreter's lock is free meanwhile."""
+def outcome(grammar: str) -> Outcome:
+    """The interpreter's lock is free meanwhile."""
     try:
         done = subprocess.run(
             [
@@ -59,9 +66,10 @@ def refusal(grammar: str) -> str | None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return "it takes too long to compile"
+        return Outcome("it takes too long to compile")
     if done.returncode == 0:
-        return done.stdout.decode(errors="replace") or None
+        taken_bytes, _, refusal = done.stdout.decode(errors="replace").partition("\n")
+        return Outcome(refusal or None, int(taken_bytes))
     if done.returncode == -signal.SIGPROF:
-        return f"it is too complex, and takes more than {_CPU_S:g} s to compile"
-    return "it is too complex, and takes too much memory to compile"
+        return Outcome(f"it is too complex, and takes more than {_CPU_S:g} s to compile")
+    return Outcome("it is too complex, and takes too much memory to compile")

@@ -113,12 +113,12 @@ class VectorEngine:
         began_at = time.monotonic()
         width = longest
         if self._trunk.in_chunks:
-            width = min(longest - batch.at, self._pace.chunk(rows, beside_decoding))
+            width = min(longest - batch.at, self._pace.chunk(rows, beside_decoding, batch.at))
         part = slice(batch.at, batch.at + width)
         types = None if batch.types is None else batch.types[:, part]
         batch.pool.take(self._trunk.states(batch.tokens[:, part], types, batch.lengths, batch.kept))
+        self._pace.observe(rows * width, time.monotonic() - began_at, batch.at)
         batch.at += width
-        self._pace.observe(rows * width, time.monotonic() - began_at)
         if batch.at >= longest:
             self._finish(batch)
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from protocol.messages import Ability, Embedded
 from worker.engines.room import Room
-from worker.loading import LoadedModel, ModelError
+from worker.loading import LoadedModel
+from worker.model_error import ModelError
 from worker.vectors.encoders import scores
 from worker.vectors.engine import VectorEngine
 from worker.vectors.heads import ClassHead, Head, VectorHead, YesHead

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -13,12 +14,20 @@ from starlette.routing import Route
 
 from gateway.api.answer import Answer
 from gateway.api.bodies import beside_the_loop, read_json
+from gateway.api.callers import caller_of
+from gateway.api.chat.kept import Form, keep
+from gateway.api.chat.kept import routes as kept_routes
 from gateway.api.chat.messages import MessageBody, chat_messages, check_number, picture_sources
 from gateway.api.chat.template import TemplateBody, template_arguments, thinks
 from gateway.api.chat.tools import ToolBody, ToolChoiceBody, tools_of
 from gateway.api.chat.writer import ChatFormat
 from gateway.api.choices import submit_all
-from gateway.api.sampling import check_generation, generate_message, new_requests
+from gateway.api.sampling import (
+    check_generation,
+    check_mailbox,
+    generate_message,
+    new_requests,
+)
 from gateway.api.structure import constraint_of
 from gateway.api.supported import refusing
 from gateway.dispatch.refusal import Refusal
@@ -46,7 +55,7 @@ async def create_chat_completion(request: HttpRequest) -> Response:
     body = await read_json(request, ChatBody)
     check_number(body.messages)
     check_generation(body, "chat")
-    compartment = fleet.roster.find(body.model)
+    compartment = fleet.roster.find(body.model, caller_of(request))
     body_bytes: int = request.state.body_bytes
     reader: PictureReader = request.app.state.pictures
     sources = await beside_the_loop(body_bytes, picture_sources, body.messages)
@@ -54,6 +63,17 @@ async def create_chat_completion(request: HttpRequest) -> Response:
     pictures = await reader.read(sources, fleet.settings.gateway)
     generate = await beside_the_loop(body_bytes, _generate, body, compartment, pictures)
     requests = new_requests(request, fleet, body, [generate], "messages")
+    stream = bool(body.stream)
+    if check_mailbox(request):
+        kept = Form(
+            compartment.model.id,
+            int(time.time()),
+            body.include_usage,
+            body.include_reasoning is not False,
+        )
+        followed = await keep(request, fleet, requests, kept, stream=stream)
+        reader.hold(pictures, [followed.job])
+        return followed
     reader.hold(pictures, requests)
     submit_all(fleet, compartment, requests)
     form = ChatFormat(
@@ -62,7 +82,6 @@ async def create_chat_completion(request: HttpRequest) -> Response:
         include_usage=body.include_usage,
         include_reasoning=body.include_reasoning is not False,
     )
-    stream = bool(body.stream)
     return Answer(compartment, requests, form, stream=stream, answers_each=len(requests))
 
 
@@ -91,4 +110,7 @@ def _generate(body: ChatBody, compartment: Compartment, pictures: Sequence[bytes
     )
 
 
-routes = [Route("/v1/chat/completions", create_chat_completion, methods=["POST"])]
+routes = [
+    Route("/v1/chat/completions", create_chat_completion, methods=["POST"]),
+    *kept_routes,
+]

@@ -100,11 +100,13 @@ class ChatFormat:
         *,
         include_usage: bool,
         include_reasoning: bool,
+        created: int | None = None,
     ) -> None:
+        """`created` is a Unix time, if not the present one."""
         self._id = f"chatcmpl-{request.id}"
         self._model_id = model_id
         self._request = request
-        self._created = int(time.time())
+        self._created = int(time.time()) if created is None else created
         self._include_usage = include_usage
         self._include_reasoning = include_reasoning
         # A request's id may be its client's, and the calls of a conversation must not meet.

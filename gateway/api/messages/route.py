@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from gateway.api.answer import Answer
 from gateway.api.bodies import NOT_GIVEN, Part, beside_the_loop, given, read_json
+from gateway.api.callers import caller_of
 from gateway.api.chat.tools import (
     ChosenTool,
     FunctionBody,
@@ -118,7 +119,7 @@ async def _answer(
     count: bool = False,
 ) -> Response:
     fleet: Fleet = request.app.state.fleet
-    compartment = fleet.roster.find(body.model)
+    compartment = fleet.roster.find(body.model, caller_of(request))
     generate = await beside_the_loop(
         request.state.body_bytes, _generate, body, generation, compartment, count
     )

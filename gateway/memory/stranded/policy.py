@@ -15,6 +15,8 @@ from typing import Final, NamedTuple
 
 from gateway.memory.stranded.account import PROMPT_S, RETURNS_S, Account, Claim
 from gateway.memory.stranded.habits import Habits, Shown
+from gateway.memory.stranded.question import Question
+from gateway.memory.stranded.rises import take_rise
 
 # Of the machine's memory: what moves by less has not moved, what is less is not looked for.
 _STEP_SHARE: Final = 1 / 256
@@ -25,10 +27,11 @@ _DECIDES_S: Final = 180.0
 _PATIENCE_S: Final = 600.0
 # Readings that far apart have nobody seen what lies between them.
 _ABSENCE_S: Final = 15.0
-# Of what an ended worker had wired: what must be missing, and what may be in doubt.
+# Of what an ended worker had wired: what must be missing.
 _MISSING: Final = 0.7
-_DOUBT: Final = 0.3
 _MOST_SUSPECTS: Final = 16
+# More than there can be in those seconds before an end in which it may not be known yet.
+_RISES: Final = 16
 
 
 class Held(NamedTuple):
@@ -56,25 +59,6 @@ class Finding(NamedTuple):
     missing_bytes: int
 
 
-class _Question:
-    """An end that is not settled: `before_bytes` were wired, `hidden_bytes` may have come back
-    behind a rise.
-    """
-
-    def __init__(
-        self, account: Account, ended_at: float, hidden_bytes: int, *, clean: bool
-    ) -> None:
-        self.account = account
-        self.ended_at = ended_at
-        self.before_bytes = account.wired_bytes
-        self.hidden_bytes = hidden_bytes
-        self.clean = clean
-        # Falls that were taken for those of living workers, who have to wire as much again.
-        self.owed_bytes: dict[int, int] = {}
-        self.open_until = ended_at
-        self.suspect = False
-
-
 class Stranded:
     """`bytes` are stranded: found, and not turned up since."""
 
@@ -88,8 +72,8 @@ class Stranded:
         self._step_bytes = int(total_bytes * _STEP_SHARE)
         self._least_bytes = int(total_bytes * _LEAST_SHARE)
         self._accounts: dict[int, Account] = {}
-        self._questions: list[_Question] = []
-        self._rises: deque[tuple[float, int]] = deque()
+        self._questions: list[Question] = []
+        self._rises: deque[tuple[float, int]] = deque(maxlen=_RISES)
         self._read_at: float | None = None
         self._left: tuple[Claim, ...] = ()
 
@@ -134,7 +118,7 @@ class Stranded:
         if account is None:
             return
         for question in self._questions:
-            doubt_bytes = self._doubt(question, account, now)
+            doubt_bytes = question.doubt(account, self._habits[account.model_id], now)
             if not clean:
                 question.hidden_bytes += doubt_bytes
             elif doubt_bytes:
@@ -143,7 +127,7 @@ class Stranded:
         account.end(now)
         self._habits[account.model_id].note(account)
         hidden_bytes = sum(size for at, size in self._rises if now - at <= PROMPT_S)
-        self._questions.append(_Question(account, now, hidden_bytes, clean=clean))
+        self._questions.append(Question(account, now, hidden_bytes, clean=clean))
 
     def observe(self, reading: Reading) -> list[Finding]:
         """Take in a reading; returns what is found by it."""
@@ -176,26 +160,28 @@ class Stranded:
     @property
     def _above_bytes(self) -> int:
         """What is wired beyond the least that ever was since the boot."""
-        return max(0, (self.level_bytes or 0) - (self.floor_bytes or 0))
+        if self.level_bytes is None or self.floor_bytes is None:
+            return 0
+        return self.level_bytes - self.floor_bytes
 
     def _take_up(self, now: float) -> None:
-        for number, claim in enumerate(self._left):
-            account = Account.of_claim(claim, -1 - number, now)
+        for number, claim in enumerate(self._left, start=1):
+            account = Account.of_claim(claim, -number, now)
             self._habits[claim.model_id].note(account)
-            self._questions.append(_Question(account, now, 0, clean=False))
+            self._questions.append(Question(account, now, 0, clean=False))
         self._left = ()
 
     def _move(self, now: float, wired_bytes: int) -> None:
         if self.level_bytes is None:
             self.level_bytes = wired_bytes
-        moved_bytes = wired_bytes - self.level_bytes
-        if abs(moved_bytes) >= self._step_bytes:
+        risen_bytes = wired_bytes - self.level_bytes
+        if abs(risen_bytes) >= self._step_bytes:
             self.level_bytes = wired_bytes
-            if moved_bytes > 0:
-                self._rise(now, moved_bytes)
-            else:
-                self._settle(now)
-                self._fall(now, -moved_bytes)
+        if risen_bytes >= self._step_bytes:
+            self._rise(now, risen_bytes)
+        elif risen_bytes <= -self._step_bytes:
+            self._settle(now)
+            self._fall(now, -risen_bytes)
         self.floor_bytes = min(self.level_bytes, self.floor_bytes or self.level_bytes)
 
     def _settle(self, now: float) -> None:
@@ -206,41 +192,15 @@ class Stranded:
             account.settle(now)
 
     def _rise(self, now: float, size_bytes: int) -> None:
-        """Those that go on wire again what they had; then it is of those that load."""
-        working = [each for each in self._accounts.values() if each.works]
-        for account in working:
-            if not account.young and now - account.changed_at <= 2 * PROMPT_S:
-                taken = min(size_bytes, account.room_bytes)
-                account.climb(taken)
-                size_bytes -= taken
-        young = [each for each in working if each.young]
-        shared_bytes = 0
-        # As much as their models usually wire comes before what they may wire.
-        for room_of in (self._usual_room, _room):
-            rooms = [room_of(each) for each in young]
-            shared_bytes += self._share_out(size_bytes - shared_bytes, young, rooms)
-        for account in young:
-            account.mixed = account.mixed or (len(young) > 1 and shared_bytes > self._step_bytes)
-        size_bytes -= shared_bytes
-        if size_bytes > self._step_bytes:
-            self._rises.append((now, size_bytes))
-            while now - self._rises[0][0] > PROMPT_S:
-                self._rises.popleft()
+        living = self._accounts.values()
+        foreign_bytes = take_rise(living, now, size_bytes, self._usual_bytes, self._step_bytes)
+        if foreign_bytes > self._step_bytes:
+            self._rises.append((now, foreign_bytes))
             for question in self._questions:
-                question.hidden_bytes += size_bytes
+                question.hidden_bytes += foreign_bytes
 
-    def _usual_room(self, account: Account) -> int:
-        usual_bytes = int(account.held_bytes * self._habits[account.model_id].share)
-        return max(0, usual_bytes - account.wired_bytes)
-
-    @staticmethod
-    def _share_out(size_bytes: int, accounts: list[Account], rooms: list[int]) -> int:
-        """How much of a rise fits into their rooms."""
-        room_bytes = sum(rooms)
-        shared_bytes = min(size_bytes, room_bytes)
-        for account, own_bytes in zip(accounts, rooms, strict=True):
-            account.climb(shared_bytes * own_bytes // max(room_bytes, 1))
-        return shared_bytes
+    def _usual_bytes(self, account: Account) -> int:
+        return int(account.held_bytes * self._habits[account.model_id].share)
 
     def _fall(self, now: float, size_bytes: int) -> None:
         """What is nobody's for certain counts as the return of everybody who may have had it."""
@@ -253,8 +213,7 @@ class Stranded:
             swings = account.swings or self._habits[account.model_id].unwires
             if taken_bytes and account.pid in self._accounts and not swings:
                 for question in self._questions:
-                    owed_bytes = question.owed_bytes.get(account.pid, 0)
-                    question.owed_bytes[account.pid] = owed_bytes + taken_bytes
+                    question.owe(account.pid, taken_bytes)
         for account in accounts:
             account.fall(now, size_bytes)
 
@@ -269,7 +228,8 @@ class Stranded:
         for question in list(self._questions):
             if question.suspect or now - question.ended_at < RETURNS_S:
                 continue
-            self._swap(question)
+            for other in self._accounts.values():
+                question.swap(other, self._habits[other.model_id], self._step_bytes)
             if (
                 question.clean
                 or not question.account.judged
@@ -280,8 +240,6 @@ class Stranded:
                 question.suspect = convinced
                 if not convinced:
                     self._questions.remove(question)
-        if not self._questions:
-            return []
         suspects = [each for each in self._questions if each.suspect]
         for question in suspects[:-_MOST_SUSPECTS]:
             self._questions.remove(question)
@@ -289,23 +247,7 @@ class Stranded:
         findings = [self._find(each) for each in confirmed]
         return [each for each in findings if each.missing_bytes]
 
-    def _swap(self, question: _Question) -> None:
-        """What its successor must have wired unseen came back from this one: wired pages stayed
-        where they were. If that is wrong, as much is missing as the successor ends.
-        """
-        account = question.account
-        habits = self._habits[account.model_id]
-        if not habits.firm:
-            return
-        for other in self._accounts.values():
-            if other.model_id == account.model_id and other.tells and other.works:
-                unseen_bytes = int(other.held_bytes * habits.share) - other.most_bytes
-                if other.since >= question.ended_at and unseen_bytes > self._step_bytes:
-                    swapped_bytes = min(unseen_bytes, account.wired_bytes)
-                    account.wired_bytes -= swapped_bytes
-                    other.climb(swapped_bytes)
-
-    def _judge(self, question: _Question, now: float) -> bool | None:
+    def _judge(self, question: Question, now: float) -> bool | None:
         """Whether it hasn't come back; None: it can't be told yet."""
         account = question.account
         age_s = now - question.ended_at
@@ -314,37 +256,17 @@ class Stranded:
         left_bytes = min(account.wired_bytes, self._above_bytes - self.bytes)
         if left_bytes < max(self._least_bytes, question.before_bytes * _MISSING):
             return False
-        allowed_bytes = question.before_bytes * _DOUBT
-        if question.hidden_bytes > allowed_bytes:
+        if question.hidden_bytes > question.allowed_bytes:
             return False
         doubt_bytes = question.hidden_bytes
-        for pid, owed_bytes in question.owed_bytes.items():
-            climbed_bytes = self._accounts[pid].climbed_bytes if self._went_on(pid, question) else 0
-            doubt_bytes += max(0, owed_bytes - climbed_bytes)
-        doubt_bytes += sum(self._doubt(question, each, now) for each in self._accounts.values())
-        if doubt_bytes <= allowed_bytes and now >= question.open_until:
+        doubt_bytes += sum(question.owed_by(self._accounts.get(p), p) for p in question.owed_bytes)
+        for other in self._accounts.values():
+            doubt_bytes += question.doubt(other, self._habits[other.model_id], now)
+        if doubt_bytes <= question.allowed_bytes and now >= question.open_until:
             return True
         return None if age_s < _PATIENCE_S else False
 
-    def _doubt(self, question: _Question, other: Account, now: float) -> int:
-        """What may have come back unseen, as this worker wired it at once."""
-        since = question.ended_at - PROMPT_S
-        rests = not other.works and now - other.changed_at >= 2 * PROMPT_S
-        if rests and self._habits[other.model_id].unwires:
-            # It would have fallen by now.
-            return 0
-        if other.young_at >= since:
-            expected_bytes = question.before_bytes
-            if other.model_id != question.account.model_id:
-                expected_bytes = int(other.held_bytes * self._habits[other.model_id].share)
-            return max(0, expected_bytes - other.most_bytes)
-        return other.missed_bytes if other.works and other.changed_at >= since else 0
-
-    def _went_on(self, pid: int, question: _Question) -> bool:
-        account = self._accounts.get(pid)
-        return account is not None and account.works and account.changed_at > question.ended_at
-
-    def _confirmed(self, question: _Question, suspects: list[_Question]) -> bool:
+    def _confirmed(self, question: Question, suspects: list[Question]) -> bool:
         """By another life of the same model, that gave back or that did not either, and by what
         its lives have wired.
         """
@@ -354,7 +276,7 @@ class Stranded:
         told = len(twins) > 1 or any(each != account.pid for each in lives)
         return told and self._habits[account.model_id].agree(account)
 
-    def _find(self, question: _Question) -> Finding:
+    def _find(self, question: Question) -> Finding:
         self._questions.remove(question)
         account = question.account
         missing_bytes = min(account.wired_bytes, self._above_bytes - self.bytes)
@@ -362,7 +284,3 @@ class Stranded:
             missing_bytes = 0
         self.bytes += missing_bytes
         return Finding(account.model_id, question.before_bytes, missing_bytes)
-
-
-def _room(account: Account) -> int:
-    return account.room_bytes

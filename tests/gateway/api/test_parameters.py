@@ -17,6 +17,7 @@ from openai.types import completion_create_params as completions_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.chat.chat_completion_stream_options_param import ChatCompletionStreamOptionsParam
 from openai.types.embedding_create_params import EmbeddingCreateParams
+from openai.types.responses.response_create_params import ResponseCreateParamsStreaming
 
 from gateway.api.chat.messages import ContentPart, MessageBody
 from gateway.api.chat.route import ChatBody
@@ -24,6 +25,7 @@ from gateway.api.completions import CompletionBody
 from gateway.api.embeddings import EmbeddingsBody
 from gateway.api.parameters import PARAMETERS, PLACES, Place, at, printed
 from gateway.api.rerank import RerankBody
+from gateway.api.responses.bodies import ResponseBody
 from gateway.api.sampling import StreamOptions
 from gateway.api.supported import check_supported
 from gateway.dispatch.refusal import Refusal
@@ -31,6 +33,7 @@ from gateway.dispatch.refusal import Refusal
 BODIES: dict[Place, type[msgspec.Struct]] = {
     "chat": ChatBody,
     "completions": CompletionBody,
+    "responses": ResponseBody,
     "stream_options": StreamOptions,
     "message": MessageBody,
     "part": ContentPart,
@@ -63,6 +66,7 @@ def _openai_parts() -> set[str]:
 OPENAI: dict[Place, set[str]] = {
     "chat": set(chat_params.CompletionCreateParamsStreaming.__annotations__),
     "completions": set(completions_params.CompletionCreateParamsStreaming.__annotations__),
+    "responses": set(ResponseCreateParamsStreaming.__annotations__),
     "stream_options": set(ChatCompletionStreamOptionsParam.__annotations__),
     "message": _openai_messages(),
     "part": _openai_parts(),

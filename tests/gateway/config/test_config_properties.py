@@ -189,7 +189,7 @@ def _wrong(definition: Definition) -> list[str]:
     match definition.kind:
         case Text():
             nowhere = ['"/nowhere/at/all"', '""']
-            known = {"host": ['"0.0.0.0"', '""']}
+            known = {"host": ['"http://mac.example"', '""']}
             known |= dict.fromkeys(("path", "adapter", "draft_model"), nowhere)
             own = ["1", "true", "[]", *known.get(definition.name, [])]
         case Texts():

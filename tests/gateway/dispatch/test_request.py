@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import weakref
 
 import pytest
 
+from gateway.api.choices import pieces
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import ClientGoneError, Request
 from protocol.messages import Delta, Generate, Sampling, TextPrompt, Usage
@@ -49,6 +53,33 @@ async def test_text_goes_before_the_refusal_that_ends_it() -> None:
     assert (await request.take()).parts == (Text("a"),)
     with pytest.raises(Refusal, match="gone"):
         await request.take()
+
+
+@pytest.mark.parametrize("answers", [1, 3])
+async def test_who_was_refused_is_gone_with_its_reader(answers: int) -> None:
+    """A prompt may be large, and nobody looks for cycles for a long time."""
+    told = Refusal("model_unavailable", "gone", retry_after_s=5, param="prompt")
+
+    async def read(requests: list[Request]) -> None:
+        for each in requests:
+            each.refuse(told)
+        with contextlib.suppress(Refusal):
+            async with contextlib.aclosing(pieces(requests)) as arriving:
+                async for _ in arriving:
+                    pass
+
+    requests = [_request() for _ in range(answers)]
+    left = [weakref.ref(each) for each in requests]
+    gc.disable()
+    try:
+        await read(requests)
+        requests.clear()
+        # Tasks that have ended are the loop's for another turn.
+        await asyncio.sleep(0)
+        assert [each() for each in left] == [None] * answers
+    finally:
+        gc.enable()
+    assert told.__traceback__ is None
 
 
 async def test_reminders_are_idle_pieces() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.memory.loans import REBALANCE_S
+from gateway.memory.loans import QUIET_S, REBALANCE_S
 from tests.gateway.memory.account import LATER, Account, lends, recalls
 
 
@@ -67,3 +67,19 @@ def test_what_it_cannot_have_meanwhile_is_called_back_from_nobody() -> None:
     account.need("a", 10, 30)
     assert account.decide(LATER + 1) == []
     assert account.decide(LATER + REBALANCE_S) == [lends("a", 15), recalls("lender", 30)]
+
+
+def test_who_falls_idle_keeps_nothing_that_others_could_use() -> None:
+    """However near to its share the other is already."""
+    account = Account(budget=90)
+    account.load("a", 10, busy=True, used=70)
+    account.load("b", 10, busy=True, used=20)
+    account.need("a", 70, 90, 10)
+    account.need("b", 0)
+    assert account.decide(LATER) == [], "it has more than three quarters, and rows come and go"
+    account.note("b", priority=0, busy=False, last_used=LATER)
+    assert account.decide(LATER + QUIET_S - 0.1) == [], "the next request may be on its way"
+    assert account.decide(LATER + QUIET_S) == [recalls("b", 10)]
+    account.obey([recalls("b", 10)])
+    account.footprint("b", 10)
+    assert account.decide(LATER + QUIET_S) == [lends("a", 80)]

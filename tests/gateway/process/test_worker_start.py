@@ -41,6 +41,9 @@ class Witness:
     def worker_misbehaved(self, worker: Worker, reason: str) -> None:
         raise AssertionError(reason)
 
+    def worker_is_foreign(self, worker: Worker, reason: str) -> None:
+        raise AssertionError(reason)
+
     def worker_outlived(self, worker: Worker, step: ladder.Step, seconds: float) -> None:
         self.outlived.append(step)
 

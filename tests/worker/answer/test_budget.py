@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import mlx.core as mx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol.messages import Generate, Sampling, TextPrompt
+from protocol.parts import AnswerPart, Reasoning, Text, merged
 from tests.support.templates import templated
 from worker.answer.budget import ReasoningBudget, ReasoningTokens, reasoning_budget
 from worker.answer.formats import find_format
+from worker.answer.stream import answer_stream
 
 VOCABULARY = 12
 TAGS = ReasoningTokens([1], [2], [2], [])
@@ -96,6 +101,29 @@ def test_it_never_exceeds_its_budget_and_goes_on_the_same(
     starts = sum(token == marks.start[-1] for token in answer)
     assert used <= allowance + (starts if marks is TAGS else 0)
     assert _generated(budget, wishes) == answer
+
+
+@pytest.mark.parametrize(
+    ("budget", "answer", "expected"),
+    [
+        (0, "</think>hm</think> so", [Text("hm so")]),
+        (0, "</think>\n</think>\n\nSo</think>", [Text("So")]),
+        (5, "well</think>\nhm</think>so", [Reasoning("well"), Text("hmso")]),
+        (None, "</think>hm</think> so", [Text("hm</think> so")]),
+    ],
+)
+def test_who_goes_on_thinking_closes_it_once_more(
+    budget: int | None, answer: str, expected: list[AnswerPart], tmp_path: Path
+) -> None:
+    tokenizer = templated(tmp_path / "added", "", ("<think>", "</think>"))
+
+    def ids(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False))
+
+    generate = Generate("r", TextPrompt(""), Sampling(seed=0), parsed=True, reasoning_tokens=budget)
+    stream = answer_stream(generate, ids("Why?<think>"), tokenizer, find_format(tokenizer))
+    parts = [part for each in ids(answer) for part in stream.add(each)]
+    assert merged(parts + stream.finish(complete=True)) == expected
 
 
 def test_tags_of_ordinary_tokens_cant_be_forced(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from mlx_lm.models.cache import make_prompt_cache
 
-from protocol.prompt_store import PromptStore
+from protocol.prompt_store import PromptStore, payloads
 from tests.support import shapes
+from worker.caches import Caches
 from worker.engines.batched import BatchedEngine
 from worker.engines.room import Batch, CacheShape, Room, measure
-from worker.engines.sequence import Sequence
+from worker.engines.sequence import Engine, Sequence
+from worker.engines.sequential import SequentialEngine
 from worker.loading import LoadedModel, load
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
@@ -26,32 +31,62 @@ SHAPES: dict[str, Callable[[Path], Path]] = {
     "sliding window": shapes.sliding_window,
     "state space": shapes.state_space,
     "hybrid": shapes.hybrid,
+    "quantized": shapes.full_attention,
 }
 ANSWER_TOKENS = 8
 ROOT = b"r" * 16
 
 
+class Model:
+    """A model, and the engines that it has with the caches that it is to have."""
+
+    def __init__(self, loaded: LoadedModel, kv_bits: int | None) -> None:
+        self.loaded = loaded
+        self.caches = Caches(loaded.model, None, kv_bits)
+
+    def engine(self, room: Room, prompt_cache: PromptCache | None = None) -> Engine:
+        model, ends = self.loaded.model, self.loaded.eos_token_ids
+        if self.caches.can_be_merged:
+            return BatchedEngine(model, ends, 8, room, prompt_cache=prompt_cache)
+        return SequentialEngine(model, ends, room, self.caches, prompt_cache)
+
+
 @pytest.fixture(scope="module", params=SHAPES)
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     folder = SHAPES[request.param](tmp_path_factory.mktemp("models") / "model")
-    return load(str(folder), lambda _done, _total: None, lambda: False)
+    loaded = load(str(folder), lambda _done, _total: None, lambda: False)
+    return Model(loaded, 8 if request.param == "quantized" else None)
+
+
+class FullDisk:
+    """Fails in the middle of a file, as long as it is full."""
+
+    def __init__(self, write: Callable[[int, memoryview], None]) -> None:
+        self.full = False
+        self._write = write
+
+    def write(self, descriptor: int, part: memoryview) -> None:
+        if not self.full:
+            self._write(descriptor, part)
+            return
+        self._write(descriptor, part[: part.nbytes // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class World:
     """A model with a cache that is restarted, squeezed and damaged, and one without."""
 
-    def __init__(self, model: LoadedModel, folder: Path, seed: int) -> None:
+    def __init__(self, model: Model, folder: Path, seed: int, disk: FullDisk) -> None:
         self.random = random.Random(seed)
         self.conversations: list[list[int]] = [[]]
         self.cached_tokens = 0
         self.prompt_tokens = 0
         self._model = model
         self._folder = folder
+        self._disk = disk
         self._number = 0
-        self._room = Room(measure(model.model))
-        self._plain = BatchedEngine(
-            model.model, model.eos_token_ids, 8, Room(CacheShape(0, 0, 1.0))
-        )
+        self._room = Room(measure(model.caches.run, model.caches.make))
+        self._plain = model.engine(Room(CacheShape(0, 0, 1.0)))
         self._start()
 
     def turn(self) -> None:
@@ -70,6 +105,20 @@ class World:
     def restart(self) -> None:
         self.stop()
         self._start()
+
+    def kill(self) -> None:
+        """What is on disk just now, in the middle of whatever, is all that the next one has."""
+        left = self._folder.with_name(f"{self._folder.name}-{self._number}")
+        # Some files go while they are copied.
+        with contextlib.suppress(shutil.Error):
+            shutil.copytree(self._folder, left)
+        self.stop()
+        self._folder = left
+        self._start()
+
+    def fill_disk(self) -> None:
+        """Until the next start."""
+        self._disk.full = True
 
     def squeeze(self) -> None:
         """Half of what there is goes."""
@@ -99,13 +148,12 @@ class World:
         self._store.close()
 
     def _start(self) -> None:
-        cutter = Cutter(self._model.model, lambda: make_prompt_cache(self._model.model))
+        self._disk.full = False
+        cutter = Cutter(self._model.caches.run, self._model.caches.make)
         self._store = PromptStore(self._folder, 1 << 30, 1 << 40)
         self._paths = Paths(ROOT, self._store, needs_snapshots=cutter.needs_snapshots)
         self._cache = PromptCache(cutter, Disk(self._store, "m", lambda: None))
-        self._engine = BatchedEngine(
-            self._model.model, self._model.eos_token_ids, 8, self._room, prompt_cache=self._cache
-        )
+        self._engine = self._model.engine(self._room, self._cache)
 
     def _prompt(self) -> list[int]:
         before = self.random.choice(self.conversations[-12:])
@@ -114,9 +162,7 @@ class World:
         new = [self.random.randrange(2, 300) for _ in range(self.random.randint(1, 150))]
         return [*before, *new][-700:]
 
-    def _run(
-        self, engine: BatchedEngine, prompts: list[list[int]], *, cached: bool
-    ) -> list[list[int]]:
+    def _run(self, engine: Engine, prompts: list[list[int]], *, cached: bool) -> list[list[int]]:
         answers: dict[str, list[int]] = {}
         for prompt in prompts:
             self._number += 1
@@ -138,14 +184,16 @@ class World:
 
 @pytest.fixture
 def worlds(
-    model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[int], World]]:
     # What comes later than this is computed, which a busy machine would decide.
     monkeypatch.setattr("worker.prompt_cache.cache._LEAST_LATE_S", 300.0)
+    disk = FullDisk(payloads._write)
+    monkeypatch.setattr(payloads, "_write", disk.write)
     made: list[World] = []
 
     def make(seed: int) -> World:
-        made.append(World(model, tmp_path / str(seed), seed))
+        made.append(World(model, tmp_path / str(seed), seed, disk))
         return made[-1]
 
     yield make
@@ -161,7 +209,8 @@ def _live(world: World, turns: int) -> None:
         if number % 2 == 0:
             if not accidents:
                 accidents = [
-                    *(world.restart, world.squeeze, world.tighten, world.loosen, world.damage)
+                    *(world.restart, world.squeeze, world.tighten, world.loosen, world.damage),
+                    *(world.kill, world.fill_disk),
                 ]
                 world.random.shuffle(accidents)
             accidents.pop()()
@@ -173,6 +222,7 @@ def test_the_cache_changes_no_text(worlds: Callable[[int], World]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(2, 12))
 def test_hundreds_of_conversations(worlds: Callable[[int], World], seed: int) -> None:
     _live(worlds(seed), 60)

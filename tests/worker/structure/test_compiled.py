@@ -122,6 +122,43 @@ def test_a_model_without_a_fast_tokenizer_refuses(model: LoadedModel) -> None:
         compiled.find(OBJECT)
 
 
+def test_what_is_kept_is_bounded_in_bytes(model: LoadedModel) -> None:
+    """Large ones count for more than small ones."""
+
+    def compiled(most_bytes: int) -> Compiled:
+        return Compiled(
+            model.tokenizer, model.vocabulary, model.eos_token_ids, most_bytes=most_bytes
+        )
+
+    def large(number: int) -> Constraint:
+        names = [f"{number}-{at}" for at in range(120)]
+        parts = {each: {"type": "string", "pattern": f"^[a-z]*{each}$"} for each in names}
+        return Constraint("json_schema", json.dumps({"properties": parts, "required": names}))
+
+    unbounded = compiled(1 << 40)
+    unbounded.find(OBJECT)
+    small_bytes = unbounded.bytes_
+    unbounded.find(large(0))
+    large_bytes = unbounded.bytes_ - small_bytes
+    assert small_bytes > 0
+    # The text alone would be next to nothing of it.
+    assert large_bytes > 10 * len(large(0).source)
+    most_bytes = small_bytes + int(2.5 * large_bytes)
+    bounded = compiled(most_bytes)
+    for number in range(4):
+        bounded.find(large(number))
+        bounded.find(OBJECT)
+        assert bounded.bytes_ <= most_bytes
+    assert large(0) not in bounded
+    assert OBJECT in bounded, "it was used again and again"
+    assert large(3) in bounded
+    nothing = compiled(1)
+    assert not nothing.find(OBJECT).deep_copy().is_error(), "it can be used all the same"
+    with pytest.raises(ConstraintError):
+        nothing.find(Constraint("regex", "("))
+    assert nothing.bytes_ == 0
+
+
 def test_the_last_ones_are_kept(model: LoadedModel) -> None:
     compiled = Compiled(model.tokenizer, model.vocabulary, model.eos_token_ids, most_kept=2)
     first = compiled.find(OBJECT)

@@ -81,7 +81,7 @@ def test_vectors_in_the_order_of_the_texts(bert: np.ndarray) -> None:
 
 def test_a_decoders_texts_go_through_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench("qwen3", normalized=False)
-    monkeypatch.setattr(bench.vectors._pace, "chunk", lambda rows, decoding: 4)
+    monkeypatch.setattr(bench.vectors._pace, "chunk", lambda *_, **__: 4)
     last = np.stack([each[-1] for each in _expected("qwen3")])
     np.testing.assert_allclose(bench.run(), last, atol=2e-4)
 

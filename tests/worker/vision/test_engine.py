@@ -14,7 +14,8 @@ from tests.support.pictures import BLACK, GREEN, RED, png
 from worker.caches import Caches
 from worker.engines.room import CacheShape, Room
 from worker.engines.sequential import SequentialEngine
-from worker.loading import LoadedModel, ModelError, load
+from worker.loading import LoadedModel, load
+from worker.model_error import ModelError
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import Paths

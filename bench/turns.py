@@ -1,0 +1,151 @@
+"""`python -m bench.turns`: the first token of a conversation's second turn, and of the first
+requests after a load.
+
+The second turn follows at once, after an unload and a load, after SIGKILL of the worker, and of
+the gateway. Bulkhead answers one request at a time; loads are not counted.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+from bench import arguments
+from bench.conversation import Turn, Words, ask, order
+from bench.machine import describe_machine
+from bench.model import copy_without_end
+from bench.processes import wait_until_gone
+from bench.results import GATEWAY, WORKER, FailedError
+from bench.servers import Bulkhead
+from bench.tiny import build_agent_model, build_half_billion_model
+from gateway.config.models import DEMO_FOLDER
+
+_ANSWER: Final = 32
+_NEXT: Final = 40
+_FIRSTS: Final = 12
+_TARGETS: Final = {"at once": 0.1, "unloaded": 0.2, "worker killed": 0.2, "gateway killed": 0.2}
+_FIRST_TARGET: Final = 1.3
+
+
+class Server:
+    """Bulkhead with one model and one state folder, whatever becomes of its processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._running = self._start()
+
+    @property
+    def running(self) -> Bulkhead:
+        return self._running
+
+    def ask(self, prompt: str, tokens: int = _ANSWER, temperature: float = 0.0) -> Turn:
+        return ask(self._running.address, "bench", prompt, tokens, temperature)
+
+    def nothing(self) -> None:
+        """The next turn follows at once."""
+
+    def unload(self) -> None:
+        order(self._running.address, "bench", "unload")
+        order(self._running.address, "bench", "load")
+
+    def kill_worker(self) -> None:
+        pid = self._running.processes()[WORKER]
+        os.kill(pid, signal.SIGKILL)
+        wait_until_gone(pid)
+        # An order before the gateway knows would find the model loaded.
+        time.sleep(0.5)
+        order(self._running.address, "bench", "load")
+
+    def kill_gateway(self) -> None:
+        processes = self._running.processes()
+        os.kill(processes[GATEWAY], signal.SIGKILL)
+        self._running.stop()
+        wait_until_gone(processes[WORKER])
+        self._running = self._start()
+        order(self._running.address, "bench", "load")
+
+    def _start(self) -> Bulkhead:
+        return Bulkhead(self._folder / "model", self._folder / "state", self._folder / "log")
+
+
+def main() -> int:
+    parser = arguments.parser("bench.turns", __doc__, rounds=5, model=None, shown="2 layers")
+    parser.add_argument("--half-billion", action="store_true", help="a model for a GPU")
+    parser.add_argument("--prompt", type=int, default=4000, metavar="TOKENS")
+    parsed = parser.parse_args()
+    with ExitStack() as ends:
+        folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="bh-")))
+        build = build_half_billion_model if parsed.half_billion else build_agent_model
+        if parsed.model is None:
+            build(DEMO_FOLDER, folder / "built")
+        copy_without_end(parsed.model or folder / "built", folder / "model")
+        machine = describe_machine()
+        print(f"{machine.processor}, {machine.cores} cores, {machine.mlx}\n")
+        server = Server(folder)
+        ends.callback(lambda: server.running.stop())
+        try:
+            _turns(server, Words(folder / "model", 1), parsed.rounds, parsed.prompt)
+            _firsts(server, Words(folder / "model", 2), parsed.rounds)
+        except (FailedError, OSError) as error:
+            print(f"bench.turns: {error}", file=sys.stderr)
+            return 1
+    return 0
+
+
+def _turns(server: Server, words: Words, rounds: int, tokens: int) -> None:
+    between: dict[str, Callable[[], None]] = {
+        "at once": server.nothing,
+        "unloaded": server.unload,
+        "worker killed": server.kill_worker,
+        "gateway killed": server.kill_gateway,
+    }
+    print(f"Medians of {rounds} conversations whose first turn has {tokens} tokens.\n")
+    print("| between the turns | first turn (s) | second (s) | ratio | target |")
+    print("| --- | ---: | ---: | ---: | ---: |")
+    server.ask(words.take(tokens))
+    for name, happen in between.items():
+        firsts, seconds = [], []
+        for _ in range(rounds):
+            prompt = words.take(tokens)
+            first = server.ask(prompt)
+            # What is kept goes to disk beside the engine.
+            time.sleep(1.0)
+            happen()
+            second = server.ask(f"{prompt}{first.answer} {words.take(_NEXT)}")
+            firsts.append(first.first_s)
+            seconds.append(second.first_s)
+            print(f"{name}: {first.first_s:.3f}, {second.first_s:.3f} s", file=sys.stderr)
+        first_s, second_s = statistics.median(firsts), statistics.median(seconds)
+        print(
+            f"| {name} | {first_s:.3f} | {second_s:.3f} | {second_s / first_s:.2f} "
+            f"| {_TARGETS[name]} |",
+            flush=True,
+        )
+
+
+def _firsts(server: Server, words: Words, rounds: int) -> None:
+    print(f"\nThe first token of short requests after a load, medians of {rounds} loads (ms).\n")
+    print(f"| | {' | '.join(str(1 + i) for i in range(_FIRSTS))} | first to tenth |")
+    print(f"| --- |{' ---: |' * (_FIRSTS + 1)}")
+    for name, temperature in (("greedy", 0.0), ("sampled", 0.8)):
+        loads = []
+        for _ in range(rounds):
+            server.unload()
+            loads.append(
+                [server.ask(words.take(100), 16, temperature).first_s for _ in range(_FIRSTS)]
+            )
+        medians = [statistics.median(each) * 1e3 for each in zip(*loads, strict=True)]
+        shown = " | ".join(f"{each:.0f}" for each in medians)
+        print(f"| {name} | {shown} | {medians[0] / medians[9]:.2f} (target {_FIRST_TARGET}) |")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""Finds out who makes a request, refuses who may not, and counts what the others use."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.api.answer import server_sent_event
+from gateway.api.errors import envelope, error_response
+from gateway.api.record import Record, note_outcome
+from gateway.dispatch.refusal import Refusal
+from gateway.keys.access import Need, counts, needed, shown_key
+from gateway.keys.caller import ANYBODY, STRANGER, Caller
+from gateway.keys.desk import Desk
+from gateway.keys.keys import Keys
+from gateway.keys.limits import Denial
+from protocol.messages import Usage
+
+_KEY: Final = "caller"
+
+
+def caller_of(request: Request) -> Caller:
+    caller: Caller = request.scope["state"][_KEY]
+    return caller
+
+
+class Callers:
+    """Goes between `Recorded` and the routes."""
+
+    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._keys.required:
+            scope["state"][_KEY] = ANYBODY
+            await self._app(scope, receive, send)
+            return
+        try:
+            caller = self._identify(scope)
+        except Refusal as refusal:
+            await error_response(refusal, scope["path"])(scope, receive, send)
+            return
+        scope["state"][_KEY] = caller
+        record: Record = scope["state"]["record"]
+        record.key = caller.name
+        if caller.name is None:
+            await self._app(scope, receive, send)
+            return
+        work = counts(scope["method"], scope["path"])
+        try:
+            if caller.admin:
+                await self._app(scope, receive, send)
+            else:
+                await self._serve(self._keys.desk(caller.name), work, scope, receive, send)
+        finally:
+            if work and (usage := _uncounted(record)) is not None:
+                self._keys.account(caller.name, usage)
+
+    def _identify(self, scope: Scope) -> Caller:
+        """Raises: Refusal: it has no key that is good for this."""
+        need = needed(scope["path"])
+        secret = shown_key(scope["headers"])
+        held = None if secret is None else self._keys.find(secret)
+        if held is None:
+            if need is Need.NOTHING:
+                return STRANGER
+            raise _unknown(need, shown=secret is not None)
+        if held.key is not None and held.key.expired(time.time()):
+            if need is Need.NOTHING:
+                return STRANGER
+            raise Refusal("invalid_api_key", f"The API key {held.key.name!r} has expired.")
+        if need is Need.ADMIN and not held.caller.admin:
+            raise Refusal(
+                "permission_denied", f"The API key {held.caller.name!r} is not the admin key."
+            )
+        return held.caller
+
+    async def _serve(
+        self, desk: Desk, work: bool, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Within the limits of a key, and as long as it isn't revoked."""
+        sending = _Sending(send, desk)
+        task = asyncio.current_task()
+        assert task is not None
+        if work and (denial := desk.limits.admit(time.monotonic())) is not None:
+            refusal = _denied(desk, denial)
+            await error_response(refusal, scope["path"])(scope, receive, sending.send)
+            return
+        desk.enter(task)
+        try:
+            await self._app(scope, receive, sending.send)
+        except asyncio.CancelledError:
+            if not desk.revoked:
+                raise
+            task.uncancel()
+            await sending.end(scope, receive)
+        finally:
+            desk.leave(task)
+            if work:
+                record: Record = scope["state"]["record"]
+                desk.limits.release(time.monotonic(), _tokens(_uncounted(record)))
+
+
+class _Sending:
+    """Says with each response how much of the limits is left, and ends one that is cut off."""
+
+    def __init__(self, send: Send, desk: Desk) -> None:
+        self._send = send
+        self._desk = desk
+        self._started = False
+        self._event_stream = False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._started = True
+            headers = [*message.get("headers", ())]
+            self._event_stream = any(
+                key == b"content-type" and value.startswith(b"text/event-stream")
+                for key, value in headers
+            )
+            message["headers"] = [*headers, *self._desk.limits.headers(time.monotonic())]
+        await self._send(message)
+
+    async def end(self, scope: Scope, receive: Receive) -> None:
+        """Raises: Refusal: there is no way to say it any more, and the connection is to be cut."""
+        refusal = Refusal("invalid_api_key", "The API key was revoked.")
+        if not self._started:
+            await error_response(refusal, scope["path"])(scope, receive, self._send)
+        elif self._event_stream:
+            note_outcome(scope, refusal.code)
+            event = b"event: error\n" + server_sent_event(envelope(refusal, scope["path"]))
+            await self._send({"type": "http.response.body", "body": event, "more_body": False})
+        else:
+            raise refusal
+
+
+def _denied(desk: Desk, denial: Denial) -> Refusal:
+    return Refusal(
+        "rate_limit_exceeded",
+        f"The API key {desk.name!r} has had its {denial.reason}: try again in "
+        f"{denial.retry_after_s} s.",
+        retry_after_s=denial.retry_after_s,
+    )
+
+
+def _uncounted(record: Record) -> Usage | None:
+    return None if record.counted else record.usage
+
+
+def _tokens(usage: Usage | None) -> int:
+    return 0 if usage is None else usage.prompt_tokens + usage.completion_tokens
+
+
+def _unknown(need: Need, *, shown: bool) -> Refusal:
+    if shown:
+        said = "The API key is not known here, or was revoked."
+    elif need is Need.ADMIN:
+        said = (
+            "This needs the admin key: send Authorization: Bearer KEY. It is in admin.key in the "
+            "gateway's state folder."
+        )
+    else:
+        said = (
+            "An API key is needed: send Authorization: Bearer KEY, or x-api-key: KEY. "
+            "`bulkhead key add NAME` makes one."
+        )
+    return Refusal("invalid_api_key", said)

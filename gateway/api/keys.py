@@ -1,0 +1,66 @@
+"""/admin/v1/keys and /admin/v1/usage: API keys, and what was used under them."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.api.bodies import read_json
+from gateway.dispatch.refusal import Refusal
+from gateway.keys.bodies import KeyBody, KeyList, KeyUsage, NewKey, UsageList
+from gateway.keys.key_file import KeyFileError, NoSuchKeyError
+from gateway.keys.keys import Keys
+
+
+async def list_keys(request: Request) -> Response:
+    keys: Keys = request.app.state.keys
+    await keys.look()
+    return _json(KeyList([KeyBody.of(each) for each in keys.all]))
+
+
+async def add_key(request: Request) -> Response:
+    keys: Keys = request.app.state.keys
+    new = await read_json(request, NewKey)
+    try:
+        key, secret = await keys.add(new.name, new.terms)
+    except KeyFileError as error:
+        raise Refusal("invalid_request_error", str(error)) from error
+    except OSError as error:
+        raise _unwritten(error) from error
+    return _json(KeyBody.of(key, secret), status_code=201)
+
+
+async def revoke_key(request: Request) -> Response:
+    keys: Keys = request.app.state.keys
+    try:
+        return _json(KeyBody.of(await keys.revoke(request.path_params["name"])))
+    except NoSuchKeyError as error:
+        raise Refusal("not_found", str(error)) from error
+    except (KeyFileError, OSError) as error:
+        raise _unwritten(error) from error
+
+
+async def usage(request: Request) -> Response:
+    keys: Keys = request.app.state.keys
+    return _json(UsageList([KeyUsage(name, *counts) for name, counts in keys.used().items()]))
+
+
+def _unwritten(error: Exception) -> Refusal:
+    return Refusal("internal_error", f"The keys can't be changed: {error}")
+
+
+def _json(body: Struct, status_code: int = 200) -> Response:
+    return Response(
+        msgspec.json.encode(body), status_code=status_code, media_type="application/json"
+    )
+
+
+routes = [
+    Route("/keys", list_keys),
+    Route("/keys", add_key, methods=["POST"]),
+    Route("/keys/{name}", revoke_key, methods=["DELETE"]),
+    Route("/usage", usage),
+]

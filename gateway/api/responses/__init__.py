@@ -1,0 +1,1 @@
+"""/v1/responses: OpenAI's Responses, their bodies, and how their answers are written."""

@@ -1,0 +1,233 @@
+"""What a response is asked for with."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+
+from gateway.api.bodies import NOT_GIVEN, Part, given
+from gateway.api.chat.template import Effort, TemplateBody
+from gateway.api.chat.tools import (
+    AllowedTool,
+    AllowedTools,
+    ChosenTool,
+    FunctionBody,
+    NamedFunction,
+    ToolBody,
+    ToolChoiceBody,
+    tools_of,
+)
+from gateway.api.responses.items import ItemBody
+from gateway.api.sampling import Bias, Penalty, Priority, Probability, Salt, Stop, TokenId, Tokens
+from gateway.api.structure import JsonSchemaBody, ResponseFormat
+from gateway.api.supported import refusing
+from gateway.dispatch.refusal import Refusal
+from protocol.messages import Tools
+
+_LOGPROBS: Final = "message.output_text.logprobs"
+_SEALED_REASONING: Final = "reasoning.encrypted_content"
+
+Label = Annotated[str, Meta(max_length=64)]
+Value = Annotated[str, Meta(max_length=512)]
+# As chat has them by the same names.
+_EXTENSIONS: Final = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "ignore_eos",
+    "repetition_penalty",
+    "repetition_context_size",
+    "frequency_penalty",
+    "presence_penalty",
+    "logit_bias",
+    "priority",
+    "keep_alive",
+    "cache_salt",
+    "enable_thinking",
+    "chat_template_kwargs",
+)
+
+
+class FunctionTool(Part, omit_defaults=True):
+    """Those that run at OpenAI have another `type`."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: Raw = NOT_GIVEN
+    strict: bool | None = None
+
+
+class NamedTool(Struct):
+    type: str
+    name: str | None = None
+
+
+class ToolChoice(Struct):
+    """One function, or a choice among some."""
+
+    type: str
+    name: str | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: list[NamedTool] | None = None
+
+
+class TextFormat(Struct, omit_defaults=True, rename={"schema_": "schema"}):
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema_: Raw = NOT_GIVEN
+    strict: bool | None = None
+    description: str | None = None
+
+
+class TextConfig(Struct, omit_defaults=True):
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ReasoningConfig(Struct):
+    """There are no summaries: what was thought is there as it is."""
+
+    effort: Effort | None = None
+    summary: str | None = None
+
+
+@refusing("responses")
+class ResponseBody(Struct, kw_only=True):
+    model: str
+    input: str | list[ItemBody] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    background: bool | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["auto", "none", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    max_output_tokens: Tokens | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    include: list[str] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    metadata: Annotated[dict[Label, Value], Meta(max_length=16)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=(1 << 31) - 1)] | None = None
+    min_p: Probability | None = None
+    seed: int | None = None
+    stop: Stop = None
+    ignore_eos: bool | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0, le=10)] | None = None
+    repetition_context_size: Tokens | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=1024)] | None = None
+    priority: Priority | None = None
+    keep_alive: float | str | None = None
+    cache_salt: Salt | None = None
+    enable_thinking: bool | None = None
+    chat_template_kwargs: Raw = NOT_GIVEN
+
+    @property
+    def stored(self) -> bool:
+        return self.store is not False
+
+    @property
+    def seals_reasoning(self) -> bool:
+        return _SEALED_REASONING in (self.include or ())
+
+    @property
+    def logprobs(self) -> int | None:
+        """How many alternatives each token of the text has; None: not even its own."""
+        if _LOGPROBS in (self.include or ()) or self.top_logprobs:
+            return self.top_logprobs or 0
+        return None
+
+    def generation(self) -> TemplateBody:
+        """The same in the words of chat."""
+        same: dict[str, Any] = {name: getattr(self, name) for name in _EXTENSIONS}
+        return TemplateBody(
+            model=self.model,
+            max_completion_tokens=self.max_output_tokens,
+            response_format=_format(self.text),
+            reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
+            **same,
+        )
+
+
+def check_body(body: ResponseBody) -> None:
+    """Raises: Refusal: what it asks for can't be together."""
+    if body.background and not body.stored:
+        raise _refusal("background: what isn't stored can't be fetched: leave store out.", "store")
+    if body.text is not None and body.text.verbosity not in (None, "medium"):
+        raise _refusal("text.verbosity is not supported: leave it out.", "text.verbosity")
+
+
+def tools(body: ResponseBody) -> Tools | None:
+    """Raises: Refusal: one of them isn't the client's own, or can't be one."""
+    bodies = []
+    for index, each in enumerate(body.tools or ()):
+        if each.type != "function":
+            raise _refusal(
+                f"tools[{index}]: {each.type[:100]!r} is none that runs here: send functions of "
+                "your own.",
+                f"tools[{index}].type",
+            )
+        if each.name is None:
+            raise _refusal(f"tools[{index}].name is missing.", f"tools[{index}].name")
+        function = FunctionBody(each.name, each.description, each.parameters, each.strict)
+        bodies.append(ToolBody(function, "function"))
+    choice = _choice(body.tool_choice)
+    try:
+        return tools_of(bodies, choice, parallel=body.parallel_tool_calls is not False)
+    except Refusal as refusal:
+        # Here a function's fields are the tool's.
+        refusal.message = refusal.message.replace("].function.", "].")
+        refusal.param = refusal.param and refusal.param.replace("].function.", "].")
+        raise
+
+
+def _choice(
+    choice: Literal["auto", "none", "required"] | ToolChoice | None,
+) -> ToolChoiceBody | None:
+    match choice:
+        case None | "auto" | "none" | "required":
+            return choice
+        case ToolChoice("function", str() as name):
+            return ChosenTool("function", NamedFunction(name))
+        case ToolChoice("allowed_tools", _, mode, list() as allowed):
+            names = [
+                AllowedTool(NamedFunction(each.name), "function")
+                for each in allowed
+                if each.type == "function" and each.name is not None
+            ]
+            return ChosenTool("allowed_tools", allowed_tools=AllowedTools(mode or "auto", names))
+    raise _refusal(
+        "tool_choice: send auto, none, required, a function by its name, or allowed_tools.",
+        "tool_choice",
+    )
+
+
+def _format(text: TextConfig | None) -> ResponseFormat | None:
+    if text is None or text.format is None:
+        return None
+    asked = text.format
+    if asked.type == "json_schema" and not given(asked.schema_):
+        raise _refusal("text.format.schema is missing: send the schema.", "text.format.schema")
+    schema = JsonSchemaBody(asked.name, asked.schema_, asked.strict, asked.description)
+    return ResponseFormat(asked.type, schema if asked.type == "json_schema" else None)
+
+
+def echoed(value: Struct | str | list[Any] | None, default: bytes) -> Raw:
+    """A part of the body as the response has it."""
+    return Raw(default if value is None else msgspec.json.encode(value))
+
+
+def _refusal(message: str, param: str) -> Refusal:
+    return Refusal("invalid_request_error", message, param=param)

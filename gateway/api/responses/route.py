@@ -1,0 +1,264 @@
+"""POST /v1/responses."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+import uuid
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.api.answer import Answer
+from gateway.api.bodies import beside_the_loop, read_json
+from gateway.api.callers import caller_of
+from gateway.api.chat.template import template_arguments, thinks
+from gateway.api.choices import submit_all
+from gateway.api.followed import Followed
+from gateway.api.kept import mailbox_of, owner_of, work_of
+from gateway.api.responses import stored, truncation
+from gateway.api.responses.bodies import ResponseBody, check_body, echoed, tools
+from gateway.api.responses.context import earlier_items, resolved
+from gateway.api.responses.items import (
+    ItemBody,
+    chat_messages,
+    check_number,
+    encode_items,
+    own_items,
+    picture_sources,
+)
+from gateway.api.responses.shape import ResponseObject, hexadecimal
+from gateway.api.responses.writer import Form, ResponseFormat
+from gateway.api.sampling import deadline_s, generate_message, new_requests
+from gateway.api.structure import constraint_of
+from gateway.api.supported import check_supported
+from gateway.dispatch.refusal import Refusal
+from gateway.dispatch.request import Request
+from gateway.fleet.fleet import Fleet
+from gateway.mailbox.entry import Entry, Outcome
+from gateway.mailbox.mailbox import Mailbox
+from gateway.mailbox.queue import LOWEST_PRIORITY
+from gateway.model.compartment import Compartment
+from gateway.pictures.reader import PictureReader, check_pictures
+from protocol.messages import ChatPrompt, Generate
+
+logger = logging.getLogger(__name__)
+
+
+class Asked(Struct):
+    """A body and all that it goes on from. `names` is what errors call the items; `pictures` are by
+    the places of theirs.
+    """
+
+    body: ResponseBody
+    items: list[ItemBody]
+    names: list[str]
+    pictures: dict[int, list[bytes]]
+
+
+async def create_response(request: HttpRequest) -> Response:
+    fleet: Fleet = request.app.state.fleet
+    body = await read_json(request, ResponseBody)
+    check_supported(body, "responses")
+    check_body(body)
+    compartment = fleet.roster.find(body.model, caller_of(request))
+    response_id = f"resp_{uuid.uuid4().hex}"
+    asked = await _gather(request, fleet, compartment, body, response_id)
+    size = request.state.body_bytes
+    build = functools.partial(_generate, asked, compartment)
+    cut = 0
+    if body.truncation == "auto":
+        if body.background:
+            raise Refusal(
+                "invalid_request_error",
+                "truncation: with background it can't be auto, as nothing is counted yet.",
+                param="truncation",
+            )
+        cuts = truncation.cuts(asked.items)
+        cut = await truncation.first_that_fits(request, fleet, compartment, build, cuts)
+    generate = await beside_the_loop(size, build, cut)
+    requests = new_requests(request, fleet, body.generation(), [generate], "input")
+    for each in requests:
+        each.params = {
+            **each.params,
+            "max_tokens": "input" if body.max_output_tokens is None else "max_output_tokens",
+            "constraint": "text.format",
+        }
+    form = Form(_skeleton(body, compartment, response_id), body.seals_reasoning)
+    items = await beside_the_loop(size, encode_items, asked.items)
+    if body.background:
+        return await _in_background(request, fleet, requests, form, items, body)
+    pictures: PictureReader = request.app.state.pictures
+    pictures.hold([each for some in asked.pictures.values() for each in some], requests)
+    mailbox = mailbox_of(request)
+    # What can't be stored is answered all the same.
+    form.response.store = body.stored and mailbox.trouble is None
+    submit_all(fleet, compartment, requests)
+    return _Answer(
+        compartment,
+        requests,
+        ResponseFormat(form),
+        mailbox,
+        _entry(request, form) if form.response.store else None,
+        items,
+        stream=bool(body.stream),
+    )
+
+
+class _Answer(Answer):
+    """Stored, if there is an `entry`, before its client learns that it is there."""
+
+    def __init__(
+        self,
+        compartment: Compartment,
+        requests: Sequence[Request],
+        form: ResponseFormat,
+        mailbox: Mailbox,
+        entry: Entry | None,
+        items: bytes,
+        *,
+        stream: bool,
+    ) -> None:
+        super().__init__(compartment, requests, form, stream=stream)
+        self._response = form
+        self._mailbox = mailbox
+        self._entry = entry
+        self._items = items
+
+    async def complete(self) -> None:
+        if self._entry is None:
+            return
+        self._entry.status = self._response.status
+        self._entry.ended_at = time.time()
+        outcome = Outcome(self._entry.status, 200, self._response.body)
+        try:
+            await self._mailbox.put(self._entry, outcome, self._items)
+        except Refusal as refusal:
+            logger.warning("%s is not stored: %s", self._entry.id, refusal.message)
+
+    def failure(self, refusal: Refusal, path: str) -> bytes:
+        return self._response.failed(refusal)
+
+
+async def _in_background(
+    request: HttpRequest,
+    fleet: Fleet,
+    requests: Sequence[Request],
+    form: Form,
+    items: bytes,
+    body: ResponseBody,
+) -> Response:
+    entry = _entry(request, form)
+    (first,) = requests
+    if body.priority is None and "x-priority" not in request.headers:
+        first.priority = LOWEST_PRIORITY
+    entry.priority = 0 if first.priority is None else first.priority
+    entry.background, entry.streams = True, bool(body.stream)
+    wait_s = deadline_s(request, fleet.settings.mailbox.deadline_s)
+    entry.deadline_at = entry.created_at + wait_s
+    form.response.background, form.response.status = True, "queued"
+    work = work_of(requests, form.encode(), cut_is_incomplete=True)
+    queued = msgspec.json.encode(form.response)
+    job = await mailbox_of(request).accept(entry, work, items, queued)
+    if body.stream:
+        return Followed(job, stream=True)
+    return Response(queued, media_type="application/json")
+
+
+async def _gather(
+    request: HttpRequest,
+    fleet: Fleet,
+    compartment: Compartment,
+    body: ResponseBody,
+    response_id: str,
+) -> Asked:
+    mailbox, owner = mailbox_of(request), owner_of(request)
+    size = request.state.body_bytes
+    before: list[ItemBody] = []
+    if body.previous_response_id is not None:
+        before = await earlier_items(mailbox, owner, body.previous_response_id)
+    check_number(body.input, before)
+    own = await beside_the_loop(size, own_items, body.input, hexadecimal(response_id))
+    items = [*before, *await resolved(mailbox, owner, own)]
+    # What was taken once can be taken again.
+    names = ["previous_response_id"] * len(before)
+    names += [f"input[{index}]" for index in range(len(own))]
+    sources = await beside_the_loop(size, picture_sources, items, names)
+    if not sources:
+        return Asked(body, items, names, {})
+    check_pictures([source for _, source in sources], compartment.model)
+    reader: PictureReader = request.app.state.pictures
+    read = await reader.read([source for _, source in sources], fleet.settings.gateway)
+    pictures: dict[int, list[bytes]] = {}
+    for (place, _), picture in zip(sources, read, strict=True):
+        pictures.setdefault(place, []).append(picture)
+    return Asked(body, items, names, pictures)
+
+
+def _generate(asked: Asked, compartment: Compartment, cut: int) -> Generate:
+    """Without the first items up to `cut`."""
+    body = asked.body
+    generation = body.generation()
+    arguments = template_arguments(generation, compartment.model.settings.template_arguments)
+    places = truncation.kept(asked.items, cut)
+    messages = chat_messages(
+        body.instructions,
+        [asked.items[each] for each in places],
+        [asked.names[each] for each in places],
+        [picture for each in places for picture in asked.pictures.get(each, ())],
+    )
+    return msgspec.structs.replace(
+        generate_message(generation, ChatPrompt(messages, arguments), body.max_output_tokens),
+        parsed=True,
+        tools=tools(body),
+        constraint=constraint_of(generation),
+        logprobs=body.logprobs,
+        thinks=thinks(arguments),
+    )
+
+
+def _skeleton(body: ResponseBody, compartment: Compartment, response_id: str) -> ResponseObject:
+    return ResponseObject(
+        id=response_id,
+        created_at=int(time.time()),
+        status="in_progress",
+        background=False,
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        metadata=body.metadata or {},
+        model=compartment.model.id,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        reasoning=echoed(body.reasoning, b'{"effort":null,"summary":null}'),
+        store=body.stored,
+        temperature=body.temperature,
+        text=echoed(body.text and body.text.format and body.text, b'{"format":{"type":"text"}}'),
+        tool_choice=echoed(body.tool_choice, b'"auto"'),
+        tools=echoed(body.tools, b"[]"),
+        top_logprobs=body.top_logprobs or 0,
+        top_p=body.top_p,
+        truncation=body.truncation or "disabled",
+    )
+
+
+def _entry(request: HttpRequest, form: Form) -> Entry:
+    response = form.response
+    return Entry(
+        owner=owner_of(request),
+        id=response.id,
+        api="responses",
+        model=response.model,
+        status="queued",
+        created_at=time.time(),
+    )
+
+
+routes = [
+    Route("/v1/responses", create_response, methods=["POST"]),
+    *stored.routes,
+]

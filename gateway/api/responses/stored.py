@@ -1,0 +1,134 @@
+"""What is done with a response by its id: retrieved, followed, cancelled, deleted."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.api.answer import STREAM_HEADERS
+from gateway.api.bodies import beside_the_loop, read_count
+from gateway.api.followed import Followed
+from gateway.api.kept import mailbox_of, name_of, not_found
+from gateway.api.responses.items import decode_items
+from gateway.api.responses.shape import decode
+from gateway.dispatch.refusal import Refusal
+from gateway.mailbox.entry import Found
+from gateway.mailbox.job import split
+
+_PATH: Final = "/v1/responses/{id}"
+_LISTED: Final = 20
+_MOST_LISTED: Final = 100
+_NUMBER: Final = re.compile(rb'"sequence_number":([0-9]+)')
+
+
+async def retrieve(request: HttpRequest) -> Response:
+    """As it is by now; with `stream=true` its events, behind the one numbered `starting_after`."""
+    streams = request.query_params.get("stream") not in (None, "false", "0")
+    found = await _find(request, events=streams)
+    if streams:
+        return _events(request, found)
+    return Response(_present(found), media_type="application/json")
+
+
+async def input_items(request: HttpRequest) -> Response:
+    """All that it answers, those of the responses before it among them."""
+    found = await _find(request, items=True)
+    items = await beside_the_loop(len(found.items), decode_items, found.items)
+    if request.query_params.get("order", "desc") != "asc":
+        items.reverse()
+    if (after := request.query_params.get("after")) is not None:
+        places = [place for place, each in enumerate(items) if each.id == after]
+        if not places:
+            raise Refusal(
+                "invalid_request_error",
+                f"after: there is no item {after[:100]!r} in this response.",
+                param="after",
+            )
+        items = items[places[0] + 1 :]
+    count = min(max(read_count(request, "limit", _LISTED), 1), _MOST_LISTED)
+    page = items[:count]
+    listed = {
+        "object": "list",
+        "data": page,
+        "first_id": page[0].id if page else None,
+        "last_id": page[-1].id if page else None,
+        "has_more": len(items) > count,
+    }
+    return Response(msgspec.json.encode(listed), media_type="application/json")
+
+
+async def cancel(request: HttpRequest) -> Response:
+    """A background response that isn't there yet; one that is stays as it is."""
+    found = await _find(request)
+    if not found.entry.background:
+        raise Refusal(
+            "invalid_request_error",
+            f"{found.entry.id!r} was not made in the background, and is there: only a background "
+            "response can be cancelled.",
+            param="id",
+        )
+    await mailbox_of(request).cancel(found.entry.name)
+    return Response(_present(await _find(request)), media_type="application/json")
+
+
+async def delete(request: HttpRequest) -> Response:
+    """Whether it is there already or on its way."""
+    found = await _find(request)
+    await mailbox_of(request).delete(found.entry.name)
+    answer = {"id": found.entry.id, "object": "response", "deleted": True}
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+async def _find(request: HttpRequest, *, items: bool = False, events: bool = False) -> Found:
+    """Raises: Refusal: it isn't there, or is another's."""
+    name = name_of(request)
+    found = await mailbox_of(request).find(name, items=items, events=events)
+    if found is None or found.entry.api != "responses":
+        raise not_found("stored response", name[1])
+    return found
+
+
+def _present(found: Found) -> bytes:
+    """What isn't there yet is stored as it was accepted."""
+    if not found.entry.pending:
+        return found.body
+    response = decode(found.body)
+    response.status = found.entry.status
+    return msgspec.json.encode(response)
+
+
+def _events(request: HttpRequest, found: Found) -> Response:
+    if not found.entry.streams:
+        raise Refusal(
+            "invalid_request_error",
+            "stream: only a background response that was created with stream: true can be "
+            "followed.",
+            param="stream",
+        )
+    after = read_count(request, "starting_after", -1)
+    if (job := mailbox_of(request).job(found.entry.name)) is not None:
+        return Followed(job, stream=True, after=_passed(after, job.first_number))
+    events = split(found.events)
+    numbered = _NUMBER.search(events[0]) if events else None
+    begin = int(numbered[1]) if numbered else 0
+    rest = b"".join(events[_passed(after, begin) :])
+    headers = {name.decode(): value.decode() for name, value in STREAM_HEADERS}
+    return Response(rest, headers=headers)
+
+
+def _passed(after: int, first_number: int) -> int:
+    """How many of these events its client has: none, if its own are of an earlier attempt."""
+    return max(0, after + 1 - first_number)
+
+
+routes = [
+    Route(_PATH, retrieve, methods=["GET"]),
+    Route(_PATH, delete, methods=["DELETE"]),
+    Route(f"{_PATH}/cancel", cancel, methods=["POST"]),
+    Route(f"{_PATH}/input_items", input_items, methods=["GET"]),
+]

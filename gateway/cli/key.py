@@ -1,0 +1,199 @@
+"""bulkhead key"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.table import Table
+
+from gateway.cli.client import GatewayClient
+from gateway.cli.console import stdout_console
+from gateway.cli.failure import CommandError
+from gateway.cli.local import access, local_settings
+from gateway.cli.options import json_option, names_gateway, reaches_gateway
+from gateway.cli.uncut import UncutGroup
+from gateway.config.times import parse_time
+from gateway.keys.api_key import Terms
+from gateway.keys.bodies import KeyBody, KeyList, NewKey
+from gateway.keys.key_file import KeyFile, KeyFileError
+from gateway.state.address import running_address
+
+_state_dir_option = click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    help="The gateway's state folder, if it isn't the one that serve would use.",
+)
+
+
+@click.group("key", cls=UncutGroup)
+def command() -> None:
+    """Make, list and revoke API keys.
+
+    They are kept in the gateway's state folder, which the gateway looks at: it needn't run. With
+    --url another one is asked to do it.
+    """
+
+
+def _check_expires(
+    _context: click.Context, _parameter: click.Parameter, text: str | None
+) -> float | None:
+    """A Unix time."""
+    if text is None:
+        return None
+    try:
+        at = time.time() + parse_time(text)
+    except ValueError:
+        try:
+            at = datetime.fromisoformat(text).timestamp()
+        except (ValueError, OverflowError, OSError):
+            raise click.BadParameter(
+                f"{text!r} is neither a time from now such as 12h or 90d, nor a date such as "
+                "2027-01-31."
+            ) from None
+    if at <= time.time():
+        raise click.BadParameter(f"{text!r} is over already.")
+    return at
+
+
+def _check_models(
+    _context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]
+) -> tuple[str, ...] | None:
+    names = (each.strip() for text in texts for each in text.split(","))
+    return tuple(dict.fromkeys(filter(None, names))) or None
+
+
+@command.command("add")
+@click.argument("name")
+@click.option(
+    "--models",
+    multiple=True,
+    callback=_check_models,
+    metavar="MODEL,...",
+    help="The only models that it may use, by id or alias. Repeatable.",
+)
+@click.option(
+    "--priority",
+    type=click.IntRange(-1000, 1000),
+    help="The highest that its requests may have [the model's own].",
+)
+@click.option("--rpm", type=click.IntRange(1), help="Requests a minute.")
+@click.option("--tpm", type=click.IntRange(1), help="Tokens a minute, of prompts and answers.")
+@click.option("--concurrent", type=click.IntRange(1), help="Requests at once.")
+@click.option(
+    "--expires",
+    "expires_at",
+    callback=_check_expires,
+    metavar="TIME",
+    help="When it ends: 90d, 12h, or a date.",
+)
+@_state_dir_option
+@reaches_gateway
+def add(gateway: GatewayClient, /, *, name: str, state_dir: Path | None, **terms: Any) -> None:
+    """Make an API key and print it, once: it is the last word.
+
+    It goes with requests as `Authorization: Bearer KEY` or `x-api-key: KEY`. Without options it may
+    use every model, as much as there is.
+    """
+    new = NewKey(name=name, **terms)
+    first = False
+    if names_gateway() and state_dir is None:
+        secret = gateway.read(gateway.add_key(new), KeyBody).key
+    else:
+        with _own_file(state_dir) as file:
+            first = not file.read()
+            _, secret = file.add(name, Terms(**terms), time.time())
+    if first:
+        click.echo(
+            "From now on requests need a key. Commands of this account find the admin key in the "
+            "state folder by themselves.",
+            err=True,
+        )
+    click.echo(f"The key {name}, which is kept as a hash and not shown again: {secret}")
+
+
+@command.command("revoke")
+@click.argument("name")
+@_state_dir_option
+@reaches_gateway
+def revoke(gateway: GatewayClient, *, name: str, state_dir: Path | None) -> None:
+    """Take a key back: it opens nothing from now on, and what runs under it is cut off."""
+    if names_gateway() and state_dir is None:
+        gateway.revoke_key(name)
+    else:
+        with _own_file(state_dir) as file:
+            file.revoke(name, time.time())
+    click.echo(f"The key {name} is revoked.")
+
+
+@command.command("list")
+@json_option
+@_state_dir_option
+@reaches_gateway
+def list_keys(gateway: GatewayClient, *, as_json: bool, state_dir: Path | None) -> None:
+    """List the keys with their limits; the keys themselves aren't kept."""
+    if names_gateway() and state_dir is None:
+        listed = gateway.read(gateway.get("/admin/v1/keys"), KeyList)
+    else:
+        with _own_file(state_dir) as file:
+            listed = KeyList([KeyBody.of(each) for each in file.read()])
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(listed), indent=2))
+    elif not listed.keys:
+        click.echo("There are no keys: everybody on this machine may do everything.")
+    else:
+        stdout_console().print(_table(listed.keys))
+
+
+@contextlib.contextmanager
+def _own_file(state_dir: Path | None) -> Iterator[KeyFile]:
+    """That of the state folder; a gateway that uses it has taken it in when this is over."""
+    _, folder = local_settings(state_dir)
+    try:
+        yield KeyFile(folder.keys_path)
+    except KeyFileError as error:
+        raise CommandError(str(error)) from error
+    if running_address(folder) is None:
+        return
+    near = access(None, None, folder)
+    # It looks by itself, too, only not at once.
+    with contextlib.suppress(CommandError), GatewayClient(near.url, near.key, near.trust) as client:
+        client.get("/admin/v1/keys")
+
+
+def _table(keys: list[KeyBody]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in ("key", "state", "models", "priority", "rpm", "tpm", "at once", "made"):
+        table.add_column(heading, overflow="fold")
+    for each in keys:
+        table.add_row(
+            each.name,
+            _state(each),
+            "all" if each.models is None else ", ".join(each.models),
+            *map(_limit, (each.priority, each.rpm, each.tpm, each.concurrent)),
+            _day(each.created_at),
+        )
+    return table
+
+
+def _state(key: KeyBody) -> str:
+    if key.revoked_at is not None:
+        return f"revoked {_day(key.revoked_at)}"
+    if key.expires_at is None:
+        return "good"
+    verb = "expired" if key.expires_at <= time.time() else "good until"
+    return f"{verb} {_day(key.expires_at)}"
+
+
+def _limit(limit: int | None) -> str:
+    return "-" if limit is None else f"{limit:,}"
+
+
+def _day(at: float) -> str:
+    return time.strftime("%Y-%m-%d", time.localtime(at))

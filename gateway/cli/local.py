@@ -1,0 +1,71 @@
+"""What a command knows of the gateway of this machine: its folder, its address, its admin key."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from pathlib import Path
+from typing import Final
+
+import httpx
+from msgspec import Struct
+
+from gateway.config.loopback import LOOPBACK_NAMES
+from gateway.config.read import read_settings
+from gateway.config.settings import ConfigError, Flags, Settings
+from gateway.keys.admin_key import admin_key
+from gateway.state.address import running_address
+from gateway.state.state_dir import StateDir, default_state_dir
+from gateway.tls.certificate import trusting
+
+DEFAULT_URL: Final = "http://127.0.0.1:8642"
+
+
+class Access(Struct, frozen=True):
+    """How to reach a gateway. `trust` is what its certificate is checked with, None for what
+    everybody trusts.
+    """
+
+    url: str
+    key: str | None
+    trust: ssl.SSLContext | None
+
+
+def local_settings(state_dir: Path | None) -> tuple[Settings, StateDir]:
+    """What serve would use. A folder can be looked at whatever is wrong with the configuration."""
+    try:
+        settings = read_settings(Flags(state_dir=state_dir), os.environ)
+        named = settings.gateway.state_dir
+    except ConfigError:
+        settings = Settings()
+        named = os.environ.get("BULKHEAD_STATE_DIR") if state_dir is None else str(state_dir)
+    return settings, StateDir(Path(named or default_state_dir()))
+
+
+def access(url: str | None, key: str | None, state_dir: StateDir) -> Access:
+    """To the gateway at an address, else to the one that uses the folder. The admin key of the
+    folder goes to that one and to no other: whoever else has taken its port must not get it.
+    """
+    address = running_address(state_dir)
+    if address is None or (url is not None and not _same(url, address.url)):
+        return Access(url or DEFAULT_URL, key, None)
+    return Access(
+        url or address.url,
+        key or admin_key(state_dir.admin_key_path),
+        None if address.certificate is None else _trusting(address.certificate),
+    )
+
+
+def _trusting(certificate: str) -> ssl.SSLContext | None:
+    try:
+        return trusting(certificate)
+    except OSError:
+        return None
+
+
+def _same(url: str, other: str) -> bool:
+    """Whether two addresses are of one gateway, as far as this machine's names go."""
+    one, two = httpx.URL(url), httpx.URL(other)
+    if (one.scheme, one.port) != (two.scheme, two.port):
+        return False
+    return one.host == two.host or {one.host, two.host} <= LOOPBACK_NAMES

@@ -1,0 +1,54 @@
+"""bulkhead usage"""
+
+from __future__ import annotations
+
+import click
+import msgspec
+from rich.table import Table
+
+from gateway.cli.client import GatewayClient
+from gateway.cli.console import stdout_console
+from gateway.cli.options import json_option, reaches_gateway
+from gateway.keys.accounts import Counts
+from gateway.keys.bodies import KeyUsage, UsageList
+
+
+@click.command("usage")
+@json_option
+@reaches_gateway
+def command(gateway: GatewayClient, *, as_json: bool) -> None:
+    """Show what was used under each API key, today and this month.
+
+    In are the tokens of prompts, cached those of them that weren't computed anew, out those of
+    answers. Nothing is counted as long as there are no keys.
+    """
+    content = gateway.get("/admin/v1/usage")
+    listed = gateway.read(content, UsageList)
+    if as_json:
+        click.echo(msgspec.json.format(content, indent=2))
+    elif not listed.keys:
+        click.echo("There are no keys, so nothing was counted: `bulkhead key add NAME` makes one.")
+    else:
+        stdout_console().print(_table(listed.keys))
+
+
+def _table(keys: list[KeyUsage]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("key", overflow="fold")
+    table.add_column("", no_wrap=True)
+    for heading in ("requests", "in", "cached", "out"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for each in keys:
+        table.add_row(each.name, "today", *_counts(each.today))
+        table.add_row("", "this month", *_counts(each.month))
+    return table
+
+
+def _counts(counts: Counts) -> tuple[str, ...]:
+    numbers = (
+        counts.requests,
+        counts.prompt_tokens,
+        counts.cached_tokens,
+        counts.completion_tokens,
+    )
+    return tuple(f"{each:,}" for each in numbers)

@@ -1,0 +1,82 @@
+"""What must be there before others than this machine may come, or TLS can be spoken. Blocks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from gateway.config.locations import Place
+from gateway.config.loopback import LOOPBACK_NAMES
+from gateway.config.models import expand_home
+from gateway.config.places import Places, Sought
+from gateway.config.settings import GatewaySettings, Settings
+from gateway.keys.key_file import KeyFile, KeyFileError
+from gateway.state.state_dir import StateDir, default_state_dir
+from gateway.tls.certificate import check, ends_soon
+
+TLS_PLACES: Final[tuple[Place, Place]] = (("gateway", "tls_certificate"), ("gateway", "tls_key"))
+
+
+def exposed(settings: GatewaySettings) -> bool:
+    """Whether others than this machine can reach the gateway by itself."""
+    return settings.host.lower() not in LOOPBACK_NAMES
+
+
+def tls_files(settings: GatewaySettings) -> tuple[Path, Path] | None:
+    """The certificate and its key, if there is to be TLS."""
+    if settings.tls_certificate is None or settings.tls_key is None:
+        return None
+    return expand_home(settings.tls_certificate), expand_home(settings.tls_key)
+
+
+def network_complaints(settings: Settings, places: Places) -> Iterator[tuple[Place, str]]:
+    """What is missing, or can't be used."""
+    gateway = settings.gateway
+    if exposed(gateway) and not _has_keys(gateway):
+        yield (
+            ("gateway", "host"),
+            f"{gateway.host} is not loopback: without API keys the gateway listens on 127.0.0.1, "
+            "::1 or localhost only; `bulkhead key add NAME` makes the first one",
+        )
+    for one, other in (("tls_certificate", "tls_key"), ("tls_key", "tls_certificate")):
+        if getattr(gateway, one) is not None and getattr(gateway, other) is None:
+            yield ("gateway", one), f"it needs {other} beside it"
+    files = tls_files(gateway)
+    if files is not None:
+        certificate, key = files
+
+        def look() -> str:
+            check(certificate, key, time.time())
+            return ""
+
+        sought = Sought("tls_certificate", str(certificate))
+        answer = places.locate({sought: look})[sought]
+        if isinstance(answer, ValueError):
+            yield ("gateway", "tls_certificate"), str(answer)
+
+
+def network_cautions(settings: GatewaySettings) -> Iterator[str]:
+    """What is no mistake and should be known, of a configuration without complaints."""
+    files = tls_files(settings)
+    if files is None:
+        if exposed(settings):
+            yield (
+                f"On {settings.host} API keys and texts travel in plain HTTP, for everybody on the "
+                "way to read: set gateway.tls_certificate and tls_key, or let a VPN or a proxy "
+                "encrypt them."
+            )
+    elif (soon := ends_soon(files[0], time.time())) is not None:
+        yield soon
+
+
+def _has_keys(settings: GatewaySettings) -> bool:
+    """Revoked ones are enough: they keep everybody out. A file that can't be read is told of by the
+    start, which doesn't go on then.
+    """
+    state_dir = StateDir(Path(settings.state_dir or default_state_dir()))
+    try:
+        return bool(KeyFile(state_dir.keys_path).read())
+    except KeyFileError:
+        return True

@@ -1,0 +1,59 @@
+"""What a request needs, and what it shows for it. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from typing import Final
+
+# For probes; and what is the same for everybody, and asks for a key itself.
+_OPEN: Final = ("/", "/livez", "/readyz", "/health", "/ui")
+_OPEN_FOLDERS: Final = ("/ui/",)
+_ADMIN: Final = ("/admin", "/metrics")
+# Ollama's verbs that change which models there are.
+_ADMIN_PATHS: Final = (
+    "/api/pull",
+    "/api/push",
+    "/api/create",
+    "/api/copy",
+    "/api/delete",
+)
+_BEARER: Final = b"bearer "
+
+
+class Need(Enum):
+    NOTHING = "nothing"
+    KEY = "a key"
+    ADMIN = "the admin key"
+
+
+def needed(path: str) -> Need:
+    """Whatever isn't known here needs a key."""
+    if path in _OPEN or path.startswith(_OPEN_FOLDERS):
+        return Need.NOTHING
+    if path.startswith(_ADMIN) or path.rstrip("/") in _ADMIN_PATHS:
+        return Need.ADMIN
+    return Need.KEY
+
+
+def counts(method: str, path: str) -> bool:
+    """Whether it is work that the limits of a key are about, and not a question that is answered
+    from what is known.
+    """
+    return method == "POST" and path != "/api/show" and not path.endswith("/cancel")
+
+
+def shown_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """What a request shows: `Authorization: Bearer KEY`, else `x-api-key: KEY`. Of two that say
+    different things neither counts. Names are in lower case.
+    """
+    bearer: set[bytes] = set()
+    other: set[bytes] = set()
+    for name, value in headers:
+        if name == b"authorization":
+            if value[: len(_BEARER)].lower() == _BEARER:
+                bearer.add(value[len(_BEARER) :].strip())
+        elif name == b"x-api-key":
+            other.add(value.strip())
+    shown = bearer or other
+    return shown.pop() if len(shown) == 1 else None

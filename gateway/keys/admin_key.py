@@ -1,0 +1,33 @@
+"""The operator's own key: in the state folder, for whoever may read there. Blocks."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from gateway.keys.api_key import new_secret
+from gateway.state.secret_file import read_secret, write_secret
+
+logger = logging.getLogger(__name__)
+
+
+def admin_key(path: Path) -> str | None:
+    """The key that is there; None if there is none, or none that can be trusted."""
+    try:
+        return read_secret(path).decode("ascii").strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def ensured_admin_key(path: Path) -> str:
+    """The same; without one, or if others could read it, a new one is made.
+
+    Raises OSError.
+    """
+    if (known := admin_key(path)) is not None:
+        return known
+    if path.exists():
+        logger.warning("%s can't be trusted any more, so there is a new admin key in it", path)
+    secret = new_secret()
+    write_secret(path, secret.encode() + b"\n")
+    return secret

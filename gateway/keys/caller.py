@@ -1,0 +1,47 @@
+"""Who makes a request, and what it may do. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from msgspec import Struct
+
+# Of the operator's own key; no other may be called so.
+ADMIN: Final = "admin"
+
+
+class Caller(Struct, frozen=True, kw_only=True):
+    """`name` is that of the key, and None if there are none, or none was shown.
+
+    `models` are the ids and aliases that it may use, None for all. `priority` is the highest that
+    its requests may have, None for the model's own; it doesn't bind who is `admin`.
+    """
+
+    name: str | None = None
+    admin: bool = False
+    models: tuple[str, ...] | None = None
+    priority: int | None = None
+
+    def may_use(self, model_id: str, aliases: Collection[str] = ()) -> bool:
+        """Whether it may know of a model at all."""
+        return (
+            self.models is None
+            or model_id in self.models
+            or any(alias in self.models for alias in aliases)
+        )
+
+    def priority_of(self, wanted: int | None, model_priority: int) -> int | None:
+        """What becomes of the priority that a request asks for; None is the model's own."""
+        if self.admin:
+            return wanted
+        ceiling = model_priority if self.priority is None else self.priority
+        if wanted is None:
+            return None if model_priority <= ceiling else ceiling
+        return min(wanted, ceiling)
+
+
+# Without keys.
+ANYBODY: Final = Caller(admin=True)
+# Who shows none where none is needed.
+STRANGER: Final = Caller(models=())

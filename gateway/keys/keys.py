@@ -1,0 +1,161 @@
+"""The keys in force: read from the state folder, looked at again while the gateway runs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, TypeVar
+
+import msgspec
+
+from gateway.keys.accounts import Accounts, Book, Counts
+from gateway.keys.admin_key import ensured_admin_key
+from gateway.keys.api_key import ApiKey, Terms
+from gateway.keys.desk import Desk
+from gateway.keys.key_file import KeyFile, KeyFileError, Signature
+from gateway.keys.ring import Held, KeyRing
+from gateway.state.secret_file import write_secret
+from gateway.state.state_dir import StateDir
+from gateway.state.state_file import read_state
+from gateway.system.lane import Lane
+from gateway.system.tasks import Tasks
+from protocol.messages import Usage
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Whoever changes the file beside the gateway needn't say so.
+_LOOK_S: Final = 1.0
+# What a crash may cost of the accounts.
+KEPT_EVERY_S: Final = 5.0
+_FILE_S: Final = 20.0
+
+
+class Keys:
+    """`required`: requests need one. Once that is so it stays so until the gateway's end, whatever
+    becomes of the file; and wherever others than this machine can reach the gateway.
+    """
+
+    def __init__(self, state_dir: StateDir, *, exposed: bool) -> None:
+        """Blocks. Raises:
+        KeyFileError: there is a file of keys, and it can't be read.
+        OSError: no admin key can be made.
+        """
+        self._file = KeyFile(state_dir.keys_path)
+        self._admin_path = state_dir.admin_key_path
+        self._usage_path = state_dir.usage_path
+        self._signature: Signature = self._file.signature()
+        self._keys = self._file.read()
+        self._admin_secret = ensured_admin_key(self._admin_path)
+        self._ring = KeyRing(self._keys, self._admin_secret)
+        self._desks: dict[str, Desk] = {}
+        self._accounts = Accounts(read_state(self._usage_path, Book) or Book())
+        self._lane = Lane("keys")
+        self._complained: str | None = None
+        self.exposed = exposed
+        self.required = exposed or bool(self._keys)
+        self._take(self._keys)
+
+    @property
+    def all(self) -> Sequence[ApiKey]:
+        """Those that were revoked among them."""
+        return self._keys
+
+    def find(self, secret: bytes) -> Held | None:
+        return self._ring.find(secret)
+
+    def desk(self, name: str) -> Desk:
+        return self._desks[name]
+
+    def watch(self, tasks: Tasks) -> None:
+        tasks.keep(self.look, "keys", _LOOK_S)
+        tasks.keep(self.keep_accounts, "accounts of the keys", KEPT_EVERY_S)
+
+    async def look(self) -> None:
+        """Take what has changed in the files, now. What can't be read changes nothing."""
+        try:
+            signature, keys, secret = await self._beside(partial(self._read, self._signature))
+        except (KeyFileError, OSError) as error:
+            if str(error) != self._complained:
+                self._complained = str(error)
+                logger.error("The keys stay as they were: %s", error)
+            return
+        self._complained = None
+        if secret != self._admin_secret or keys is not None:
+            self._signature, self._admin_secret = signature, secret
+            self._take(self._keys if keys is None else keys)
+
+    def _read(self, known: Signature) -> tuple[Signature, tuple[ApiKey, ...] | None, str]:
+        """Blocks. The keys are None if they are as they were."""
+        signature = self._file.signature()
+        keys = None if signature == known else self._file.read()
+        return signature, keys, ensured_admin_key(self._admin_path)
+
+    async def add(self, name: str, terms: Terms) -> tuple[ApiKey, str]:
+        """Raises: KeyFileError, OSError."""
+        added = await self._beside(partial(self._file.add, name, terms, time.time()))
+        await self.look()
+        return added
+
+    async def revoke(self, name: str) -> ApiKey:
+        """Raises: KeyFileError, OSError."""
+        revoked = await self._beside(partial(self._file.revoke, name, time.time()))
+        await self.look()
+        return revoked
+
+    def account(self, name: str, usage: Usage) -> None:
+        """Count a request under a key, or the operator's."""
+        self._accounts.add(_today(), name, Counts.of(usage))
+
+    def spend(self, name: str, usage: Usage) -> None:
+        """The same for what is no HTTP request any more, as a background answer; its tokens count
+        against the limits of the key, too.
+        """
+        self.account(name, usage)
+        if (desk := self._desks.get(name)) is not None:
+            desk.limits.spend(time.monotonic(), usage.prompt_tokens + usage.completion_tokens)
+
+    def used(self) -> dict[str, tuple[Counts, Counts]]:
+        """Today and this month, by names: those of all keys, and of others that were used."""
+        today = _today()
+        names = dict.fromkeys([*(each.name for each in self._keys), *sorted(self._accounts.names)])
+        return {
+            name: (self._accounts.on(today, name), self._accounts.in_month(today, name))
+            for name in names
+        }
+
+    async def keep_accounts(self) -> None:
+        if not self._accounts.take_changed():
+            return
+        content = msgspec.json.encode(self._accounts.book)
+        try:
+            await self._beside(partial(write_secret, self._usage_path, content))
+        except OSError as error:
+            self._accounts.note_lost()
+            logger.warning("What was used can't be kept in %s: %s", self._usage_path, error)
+
+    async def _beside(self, call: Callable[[], T]) -> T:
+        return await self._lane.run(call, _FILE_S, "the folder of the keys")
+
+    def _take(self, keys: tuple[ApiKey, ...]) -> None:
+        self._keys = keys
+        self._ring = KeyRing(keys, self._admin_secret)
+        self.required = self.required or bool(keys)
+        opening = {each.name: each for each in keys if each.revoked_at is None}
+        for name, desk in list(self._desks.items()):
+            if name not in opening or opening[name].digest != desk.digest:
+                del self._desks[name]
+                desk.close()
+        for name, key in opening.items():
+            if name in self._desks:
+                self._desks[name].configure(key)
+            else:
+                self._desks[name] = Desk(key)
+
+
+def _today() -> str:
+    """In the time zone of this machine."""
+    return time.strftime("%Y-%m-%d")

@@ -1,0 +1,1 @@
+"""Answers that wait for their clients: stored, made in the background, kept across crashes."""

@@ -1,0 +1,127 @@
+"""The mailbox's file as the event loop sees it: beside it, with deadlines and clear refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TypeVar, TypeVarTuple, Unpack
+
+from gateway.dispatch.refusal import Refusal
+from gateway.events import EventLog
+from gateway.mailbox.entry import Entry
+from gateway.mailbox.store import DamagedError, Store, StoreError, TakenError
+from gateway.system.lane import Lane
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
+
+# Longer than the store waits for whoever else has the file open.
+ANSWER_S: Final = 10.0
+_RETRY_AFTER_S: Final = 30
+
+
+class Archive:
+    """`trouble` is why the file isn't open, in words, and `failure` why the last write failed; both
+    None: it is, and didn't. `renewals` is how often a damaged file was replaced by an empty one.
+    """
+
+    def __init__(self, path: Path, events: EventLog) -> None:
+        self.store = Store(path)
+        self.trouble: str | None = "it is being opened"
+        self.failure: str | None = None
+        self.renewals = 0
+        self._events = events
+        self._lane = Lane("mailbox")
+        self._tried = asyncio.Event()
+
+    async def open(self) -> list[Entry]:
+        """Those that are still to be made; none if it can't be opened, which is told once."""
+        try:
+            pending = await self._lane.run(self.store.open, ANSWER_S, "the mailbox")
+        except DamagedError as error:
+            self._tell(str(error))
+            return await self._renew()
+        except (StoreError, OSError) as error:
+            self._tell(str(error))
+            return []
+        else:
+            self.trouble = None
+            return pending
+        finally:
+            self._tried.set()
+
+    async def read(self, call: Callable[[Unpack[Arguments]], T], *arguments: *Arguments) -> T:
+        """What a call of the store returns.
+
+        Raises:
+            Refusal: it can't be done; the text says why.
+        """
+        if not self._tried.is_set():
+            await asyncio.wait({asyncio.create_task(self._tried.wait())}, timeout=ANSWER_S)
+        if self.trouble is not None:
+            raise _unavailable(self.trouble)
+        try:
+            return await self._lane.run(
+                functools.partial(call, *arguments), ANSWER_S, "the mailbox"
+            )
+        except TakenError as error:
+            raise Refusal(
+                "invalid_request_error",
+                f"X-Request-Id: {error} in the mailbox: fetch or delete that one, or send another "
+                "id.",
+                param="X-Request-Id",
+            ) from error
+        except DamagedError as error:
+            self._tell(str(error))
+            await self._renew()
+            raise _unavailable(str(error)) from error
+        except (StoreError, OSError) as error:
+            raise _unavailable(str(error)) from error
+
+    async def write(self, call: Callable[[Unpack[Arguments]], T], *arguments: *Arguments) -> T:
+        """As `read`. That it fails is told once, until it doesn't any more."""
+        try:
+            result = await self.read(call, *arguments)
+        except Refusal as refusal:
+            if refusal.code == "storage_unavailable" and self.trouble is None:
+                if self.failure is None:
+                    self._events.emit("mailbox", None, reason=refusal.message)
+                self.failure = refusal.message
+            raise
+        self.failure = None
+        return result
+
+    async def close(self) -> None:
+        try:
+            await self._lane.run(self.store.close, ANSWER_S, "the mailbox")
+        except OSError as error:
+            logger.warning("The mailbox was not closed: %s", error)
+
+    async def _renew(self) -> list[Entry]:
+        self.renewals += 1
+        try:
+            pending = await self._lane.run(self.store.open, ANSWER_S, "the mailbox")
+        except (StoreError, OSError) as error:
+            self._tell(str(error))
+            return []
+        self.trouble = None
+        return pending
+
+    def _tell(self, reason: str) -> None:
+        """Everything else goes on without it."""
+        if reason != self.trouble:
+            self.trouble = reason
+            self._events.emit("mailbox", None, reason=reason)
+
+
+def _unavailable(reason: str) -> Refusal:
+    return Refusal(
+        "storage_unavailable",
+        f"Nothing can be stored, or fetched from what was: {reason}.",
+        retry_after_s=_RETRY_AFTER_S,
+    )

@@ -1,0 +1,93 @@
+"""What the mailbox knows of an answer."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from protocol.messages import Generate, RequestField
+
+Api: TypeAlias = Literal["responses", "chat"]
+# As OpenAI's Responses have them.
+Status: TypeAlias = Literal[
+    "queued", "in_progress", "completed", "incomplete", "failed", "cancelled"
+]
+Name: TypeAlias = tuple[str, str]
+
+PENDING: Final[tuple[Status, ...]] = ("queued", "in_progress")
+
+
+class Entry(Struct, kw_only=True):
+    """One answer, without its contents. Times are Unix times in seconds.
+
+    `owner` is the name of the API key that it belongs to, empty without keys. `attempts` says how
+    often it was begun, and `deaths` how often the gateway died meanwhile. With `background` nobody
+    waits for it; with `streams` its events are kept.
+    """
+
+    owner: str
+    id: str
+    api: Api
+    model: str
+    status: Status
+    created_at: float
+    deadline_at: float = 0.0
+    ended_at: float | None = None
+    priority: int = 0
+    attempts: int = 0
+    deaths: int = 0
+    background: bool = False
+    streams: bool = False
+
+    @property
+    def name(self) -> Name:
+        return self.owner, self.id
+
+    @property
+    def pending(self) -> bool:
+        return self.status in PENDING
+
+
+class Work(Struct):
+    """What it takes to make an answer, after a crash as well. `form` is what its API's writer is
+    made from. With `cut_is_incomplete` one that its limit cuts has that for its status.
+    """
+
+    request_id: str
+    tasks: tuple[Generate, ...]
+    priority: int | None
+    keep_alive_s: float | None
+    params: dict[RequestField, str]
+    form: bytes
+    cut_is_incomplete: bool = False
+
+    def encode(self) -> bytes:
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Work:
+        """Raises: msgspec.MsgspecError: another version has written it."""
+        return msgspec.msgpack.decode(data, type=cls)
+
+
+class Outcome(Struct, frozen=True):
+    """How an answer ended: its body as its client gets it, with what HTTP status."""
+
+    status: Status
+    http_status: int
+    body: bytes
+    events: bytes = b""
+
+
+class Found(Struct, frozen=True):
+    """An answer and its contents, as far as they are there. `items` are what a response answers, a
+    JSON list; `events` a whole stream.
+    """
+
+    entry: Entry
+    http_status: int
+    body: bytes
+    items: bytes
+    events: bytes

@@ -1,0 +1,369 @@
+"""The mailbox's file: SQLite, in the state folder. Every call blocks, and one runs at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import stat
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, TypeVar
+
+from gateway.mailbox.entry import PENDING, Api, Entry, Found, Name, Outcome
+from gateway.mailbox.retention import Retention, charged_bytes
+
+T = TypeVar("T")
+
+VERSION: Final = 1
+# For whoever else reads the file, as a backup does.
+_BUSY_S: Final = 5.0
+_JOURNAL_BYTES: Final = 16 << 20
+_PAGES_AT_ONCE: Final = 4096
+_SCHEMA: Final = """
+CREATE TABLE answers (
+  number INTEGER PRIMARY KEY,
+  owner TEXT NOT NULL,
+  id TEXT NOT NULL,
+  api TEXT NOT NULL,
+  model TEXT NOT NULL,
+  status TEXT NOT NULL,
+  created_at REAL NOT NULL,
+  deadline_at REAL NOT NULL,
+  ended_at REAL,
+  priority INTEGER NOT NULL,
+  attempts INTEGER NOT NULL,
+  deaths INTEGER NOT NULL,
+  background INTEGER NOT NULL,
+  streams INTEGER NOT NULL,
+  http_status INTEGER NOT NULL,
+  body BLOB NOT NULL,
+  work BLOB NOT NULL,
+  items BLOB NOT NULL,
+  events BLOB NOT NULL,
+  bytes INTEGER NOT NULL,
+  UNIQUE (owner, id)
+) STRICT;
+CREATE INDEX by_end ON answers (ended_at);
+"""
+_ENTRY: Final = (
+    "owner, id, api, model, status, created_at, deadline_at, ended_at, priority, attempts, "
+    "deaths, background, streams"
+)
+_IS_PENDING: Final = f"status IN {PENDING}"
+
+
+class StoreError(Exception):
+    """The file can't be used; the text says why."""
+
+
+class DamagedError(StoreError):
+    """What is in the file is no mailbox, or none any more."""
+
+
+class TakenError(StoreError):
+    """There is an answer of this name already."""
+
+
+class Store:
+    """Contents are compressed, but for bodies that clients ask for most.
+
+    A file that is damaged is put aside, and a new one begun; one of a newer version stays as it is.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._connection: sqlite3.Connection | None = None
+        self.held_bytes = 0
+
+    @property
+    def aside(self) -> Path:
+        """Where a damaged file goes."""
+        return self._path.with_suffix(".damaged")
+
+    def open(self) -> list[Entry]:
+        """Those that are still to be made, in the order in which they came. Under those that ran
+        the gateway has died.
+
+        Raises:
+            DamagedError: it is put aside; another try opens a new one.
+            StoreError: it can't be opened, or is of a newer version.
+        """
+        self._make_file()
+        try:
+            with self._explained():
+                self._connect()
+                self._sql.execute(
+                    "UPDATE answers SET status = 'queued', deaths = deaths + 1 "
+                    "WHERE status = 'in_progress'"
+                )
+                columns = f"SELECT {_ENTRY} FROM answers WHERE {_IS_PENDING} ORDER BY number"
+                return [_entry(row) for row in self._sql.execute(columns)]
+        except StoreError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                connection.close()
+
+    def add(self, entry: Entry, work: bytes, items: bytes, body: bytes, keep: Retention) -> None:
+        """Take one in that is to be made.
+
+        Raises:
+            TakenError: the name is taken.
+            StoreError: there is no room, or it can't be written.
+        """
+        packed = zlib.compress(work, 1), zlib.compress(items, 1)
+        with self._explained():
+            self._insert(entry, 202, body, *packed, b"", keep)
+
+    def put(self, entry: Entry, outcome: Outcome, items: bytes, keep: Retention) -> None:
+        """Take one in that is there. Raises: StoreError, as `add`."""
+        packed = zlib.compress(items, 1)
+        with self._explained():
+            self._insert(entry, outcome.http_status, outcome.body, b"", packed, b"", keep)
+
+    def begin(self, entry: Entry) -> tuple[bytes, bytes] | None:
+        """Note that it runs; returns its work, and its body until it is there. None: it isn't to
+        be made any more.
+        """
+        with self._explained():
+            self._sql.execute(
+                "UPDATE answers SET status = 'in_progress', attempts = ? "
+                f"WHERE owner = ? AND id = ? AND {_IS_PENDING}",
+                (entry.attempts, *entry.name),
+            )
+            row = self._sql.execute(
+                f"SELECT work, body FROM answers WHERE owner = ? AND id = ? AND {_IS_PENDING}",
+                entry.name,
+            ).fetchone()
+            return None if row is None else (zlib.decompress(row[0]), row[1])
+
+    def put_back(self, entry: Entry) -> None:
+        """It is to be made later: the gateway ends in order."""
+        with self._explained():
+            self._sql.execute(
+                "UPDATE answers SET status = 'queued' WHERE owner = ? AND id = ? "
+                "AND status = 'in_progress'",
+                entry.name,
+            )
+
+    def finish(self, entry: Entry, outcome: Outcome, keep: Retention) -> bool:
+        """Write down how it ended, unless it had ended before. False: it had, or is gone."""
+        events = zlib.compress(outcome.events, 1) if outcome.events else b""
+        with self._explained():
+            row = self._sql.execute(
+                "SELECT bytes, length(items) FROM answers "
+                f"WHERE owner = ? AND id = ? AND {_IS_PENDING}",
+                entry.name,
+            ).fetchone()
+            if row is None:
+                return False
+            before_bytes, items_bytes = row
+            size = charged_bytes(outcome.body, events) + items_bytes
+            # An answer is written whatever room there is: it was accepted.
+            self._make_room(keep.excess_bytes(self.held_bytes - before_bytes, size))
+            self._sql.execute(
+                "UPDATE answers SET status = ?, ended_at = ?, http_status = ?, body = ?, "
+                "work = x'', events = ?, bytes = ? WHERE owner = ? AND id = ?",
+                (
+                    outcome.status,
+                    entry.ended_at,
+                    outcome.http_status,
+                    outcome.body,
+                    events,
+                    size,
+                    *entry.name,
+                ),
+            )
+            self.held_bytes += size - before_bytes
+            return True
+
+    def find(self, name: Name, items: bool, events: bool) -> Found | None:
+        """With its items and events, if these are wanted: they may be large."""
+        columns = f"{_ENTRY}, http_status, body"
+        columns += ", items" if items else ", x''"
+        columns += ", events" if events else ", x''"
+        with self._explained():
+            row = self._sql.execute(
+                f"SELECT {columns} FROM answers WHERE owner = ? AND id = ?", name
+            ).fetchone()
+            if row is None:
+                return None
+            http_status, body, *packed = row[-4:]
+            contents = [zlib.decompress(each) if each else b"" for each in packed]
+            return Found(_entry(row[:-4]), http_status, body, *contents)
+
+    def entries(
+        self, owner: str, api: Api, after: str | None, count: int, *, newest_first: bool
+    ) -> list[tuple[Entry, bytes]]:
+        """So many with their bodies, behind the one with the id `after`."""
+        order, beyond = ("DESC", "<") if newest_first else ("ASC", ">")
+        behind = ""
+        arguments: list[str | int] = [owner, api]
+        if after is not None:
+            behind = f"AND number {beyond} (SELECT number FROM answers WHERE owner = ? AND id = ?)"
+            arguments += (owner, after)
+        with self._explained():
+            rows = self._sql.execute(
+                f"SELECT {_ENTRY}, body FROM answers WHERE owner = ? AND api = ? {behind} "
+                f"ORDER BY number {order} LIMIT ?",
+                (*arguments, count),
+            )
+            return [(_entry(row[:-1]), row[-1]) for row in rows]
+
+    def delete(self, name: Name) -> bool:
+        """Whether there was one."""
+        with self._explained():
+            return self._delete("WHERE owner = ? AND id = ?", *name)
+
+    def expire(self, keep: Retention, now: float) -> None:
+        """Let go of what has waited long enough, or is more than there may be by now."""
+        with self._explained():
+            self._delete("WHERE ended_at <= ?", keep.expires_before(now))
+            self._make_room(keep.excess_bytes(self.held_bytes, 0))
+            # A script is stepped to its end; a statement without rows only once, which is a page.
+            self._sql.executescript(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE});")
+
+    # Inside
+
+    @property
+    def _sql(self) -> sqlite3.Connection:
+        if self._connection is None:
+            raise StoreError("it is not open")
+        return self._connection
+
+    def _make_file(self) -> None:
+        """For this account alone. SQLite gives the same rights to the files beside it."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            descriptor = os.open(self._path, flags, 0o600)
+            try:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise StoreError(f"{self._path} is no file: remove it")
+                os.fchmod(descriptor, 0o600)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise StoreError(f"{self._path} can't be opened: {error.strerror or error}") from error
+
+    def _connect(self) -> None:
+        # One call at a time, but each on whatever thread its lane has by then.
+        self._connection = sqlite3.connect(
+            self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+        )
+        sql = self._connection
+        (version,) = sql.execute("PRAGMA user_version").fetchone()
+        (tables,) = sql.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if version > VERSION:
+            raise StoreError(
+                f"{self._path} was written by a newer Bulkhead (version {version} of the file, "
+                f"this one knows {VERSION}): update, or move the file away"
+            )
+        if (version == VERSION) != (tables > 0):
+            raise self._damaged("it has other tables")
+        # Before there is a table.
+        sql.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        sql.execute("PRAGMA journal_mode = WAL").fetchone()
+        # What was accepted outlives a power failure too.
+        sql.execute("PRAGMA synchronous = FULL")
+        sql.execute("PRAGMA secure_delete = ON").fetchone()
+        sql.execute(f"PRAGMA journal_size_limit = {_JOURNAL_BYTES}").fetchone()
+        if version < VERSION:
+            sql.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
+        (self.held_bytes,) = sql.execute("SELECT coalesce(sum(bytes), 0) FROM answers").fetchone()
+
+    def _insert(
+        self,
+        entry: Entry,
+        http_status: int,
+        body: bytes,
+        work: bytes,
+        items: bytes,
+        events: bytes,
+        keep: Retention,
+    ) -> None:
+        size = charged_bytes(body, work, items, events)
+        if excess := self._make_room(keep.excess_bytes(self.held_bytes, size)):
+            raise StoreError(
+                f"it would hold {excess} bytes more than mailbox.size, and nothing in it may go yet"
+            )
+        self._sql.execute(
+            f"INSERT INTO answers ({_ENTRY}, http_status, body, work, items, events, bytes) "
+            f"VALUES ({', '.join('?' * 19)})",
+            (
+                entry.owner,
+                entry.id,
+                entry.api,
+                entry.model,
+                entry.status,
+                entry.created_at,
+                entry.deadline_at,
+                entry.ended_at,
+                entry.priority,
+                entry.attempts,
+                entry.deaths,
+                entry.background,
+                entry.streams,
+                http_status,
+                body,
+                work,
+                items,
+                events,
+                size,
+            ),
+        )
+        self.held_bytes += size
+
+    def _make_room(self, excess_bytes: int) -> int:
+        """Delete the oldest of those that are there; returns the bytes that are still too many."""
+        while excess_bytes > 0:
+            row = self._sql.execute(
+                "SELECT number, bytes FROM answers WHERE ended_at IS NOT NULL "
+                "ORDER BY ended_at, number LIMIT 1"
+            ).fetchone()
+            if row is None:
+                return excess_bytes
+            self._delete("WHERE number = ?", row[0])
+            excess_bytes -= row[1]
+        return 0
+
+    def _delete(self, where: str, *arguments: str | float) -> bool:
+        gone = self._sql.execute(
+            f"DELETE FROM answers {where} RETURNING bytes",
+            arguments,
+        ).fetchall()
+        self.held_bytes -= sum(size for (size,) in gone)
+        return bool(gone)
+
+    def _damaged(self, reason: str) -> DamagedError:
+        """Put the file aside."""
+        self.close()
+        for suffix in ("-wal", "-shm"):
+            self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._path.replace(self.aside)
+        return DamagedError(f"{self._path} is damaged ({reason}): it is put aside as {self.aside}")
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.IntegrityError as error:
+            raise TakenError("there is one of this id already") from error
+        except (sqlite3.Error, zlib.error) as error:
+            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+            if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+                raise self._damaged(str(error)) from error
+            raise StoreError(f"{self._path} can't be used: {error}") from error
+
+
+def _entry(row: tuple[object, ...]) -> Entry:
+    names = _ENTRY.split(", ")
+    values = dict(zip(names, row, strict=True))
+    values["background"], values["streams"] = bool(values["background"]), bool(values["streams"])
+    return Entry(**values)  # type: ignore[arg-type]

@@ -1,0 +1,90 @@
+"""An upgrade under a gateway that runs: its new workers are of another version, and it says so."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.faults import EAGER_SPARES, sitecustomize
+from tests.support.gateway import Gateway, eventually
+
+_ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("installation")
+    for package in ("gateway", "worker", "protocol"):
+        shutil.copytree(
+            _ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def gateway(installation: Path) -> Iterator[Gateway]:
+    """It runs from a copy of the packages."""
+    running = Gateway(
+        "--spare",
+        "1",
+        models=("demo=a", "demo=b"),
+        environment=sitecustomize(installation, EAGER_SPARES),
+    )
+    yield running
+    assert running.stop() == 0, running.log
+
+
+@pytest.fixture(scope="module")
+def upgraded(installation: Path, gateway: Gateway) -> Path:
+    """Workers may refuse for another reason now. Returns where the files of before are."""
+    eventually(lambda: _spares(gateway, "ready"))
+    before = installation / "before"
+    shutil.copytree(installation / "protocol", before)
+    messages = installation / "protocol" / "messages.py"
+    text = messages.read_text("utf-8")
+    changed = text.replace('"internal_error"', '"internal_error", "out_of_sorts"')
+    assert changed != text
+    messages.write_text(changed, "utf-8")
+    return before
+
+
+def test_a_worker_of_another_version_is_no_worker(gateway: Gateway, upgraded: Path) -> None:
+    # The spare had read its files before.
+    assert gateway.load("a")["state"] == "ready"
+    assert gateway.say("What is Bulkhead?", "a")
+    # The next one hadn't.
+    eventually(lambda: _spares(gateway, "foreign"))
+    answer = gateway.order("load", "b")
+    assert answer.status_code == 503
+    message = answer.json()["error"]["message"]
+    assert "protocol version" in message
+    assert "restart the gateway" in message
+    eventually(lambda: gateway.model("b")["worker"] is None)
+    model = gateway.model("b")
+    assert model["state"] == "failed"
+    assert "restart the gateway" in model["reason"]
+    assert "this side speaks" in gateway.log
+    # Nobody waits for it, and nothing is tried again.
+    refused = gateway.chat("What is Bulkhead?", "b")
+    assert refused.status_code == 503
+    assert refused.headers["x-should-retry"] == "false"
+    assert [each["model"] for each in gateway.events("start")] == ["b"]
+    assert len(_spares(gateway, "foreign")) == 1
+    assert not gateway.events("breaker")
+    # The one that runs is as it was.
+    assert gateway.say("What is Bulkhead?", "a")
+
+
+def test_it_can_be_loaded_once_the_files_are_as_before(
+    installation: Path, gateway: Gateway, upgraded: Path
+) -> None:
+    shutil.rmtree(installation / "protocol")
+    shutil.copytree(upgraded, installation / "protocol")
+    assert gateway.load("b")["state"] == "ready"
+
+
+def _spares(gateway: Gateway, change: str) -> list[object]:
+    return [each for each in gateway.events("spare") if each["change"] == change]

@@ -1,0 +1,279 @@
+"""Keys on a gateway that serves, attacked; and the commands that are about them."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import CliRunner, Result
+
+from gateway.cli import main
+from tests.cli.terminal import bulkhead
+from tests.support.gateway import Gateway, chat_body, eventually
+from tests.support.raw_http import HOST, ask, connect, read_all, send
+from tests.support.streams import open_stream
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[Gateway]:
+    """Open until `bulkhead key add` was called beside it, and then not."""
+    running = Gateway(
+        models=(),
+        config="""
+        [models.demo]
+        path = "demo"
+        aliases = ["default"]
+        [models.other]
+        path = "demo"
+        """,
+    )
+    try:
+        assert running.client.get("/v1/models").status_code == 200
+        made = bulkhead("key", "add", "first", "--state-dir", str(running.state_dir))
+        assert made.returncode == 0, made.stderr
+        assert "From now on" in made.stderr
+        assert running.client.get("/v1/models").status_code == 401, "at once"
+        first = {"authorization": f"Bearer {made.stdout.split()[-1]}"}
+        assert running.client.get("/v1/models", headers=first).status_code == 200
+        secret = (running.state_dir / "admin.key").read_text().strip()
+        running.client.headers["x-api-key"] = secret
+        running.load()
+        yield running
+    finally:
+        status = running.stop()
+    assert status == 0, running.log
+
+
+def _new(gateway: Gateway, name: str, **terms: Any) -> dict[str, str]:
+    answer = gateway.client.post("/admin/v1/keys", json={"name": name, **terms})
+    assert answer.status_code == 201, answer.text
+    return {"authorization": f"Bearer {answer.json()['key']}"}
+
+
+def _stranger(gateway: Gateway) -> httpx.Client:
+    return httpx.Client(base_url=gateway.url, timeout=60.0)
+
+
+def _run(*arguments: str, url: str | None = None) -> Result:
+    """A command, in this process."""
+    named = {"BULKHEAD_URL": url, "BULKHEAD_ADMIN_KEY": None}
+    return CliRunner().invoke(main, arguments, env=named)
+
+
+ADMIN_ROUTES = [
+    ("GET", "/admin/v1/status"),
+    ("POST", "/admin/v1/reload"),
+    ("POST", "/admin/v1/prompt-cache/clear"),
+    ("POST", "/admin/v1/models/demo/prompt-cache/clear"),
+    ("POST", "/admin/v1/models/demo/load"),
+    ("POST", "/admin/v1/models/demo/unload"),
+    ("POST", "/admin/v1/models/demo/restart"),
+    ("POST", "/admin/v1/models/demo/kill"),
+    ("GET", "/admin/v1/models/demo/logs"),
+    ("GET", "/admin/v1/logs"),
+    ("GET", "/admin/v1/events?follow=0"),
+    ("GET", "/admin/v1/keys"),
+    ("POST", "/admin/v1/keys"),
+    ("DELETE", "/admin/v1/keys/first"),
+    ("GET", "/admin/v1/usage"),
+    ("GET", "/metrics"),
+    # The same by other spellings, and what a router might take for something open.
+    ("POST", "/%61dmin/v1/models/demo/kill"),
+    ("POST", "/admin/v1/models/%2e%2e/models/demo/kill"),
+    ("POST", "/ui/..%2fadmin/v1/models/demo/kill"),
+    ("POST", "/livez/../admin/v1/models/demo/kill"),
+    ("POST", "//admin/v1/models/demo/kill"),
+    ("POST", "/ADMIN/v1/models/demo/kill"),
+]
+
+
+def test_nothing_of_the_operators_without_their_key(gateway: Gateway) -> None:
+    pid = gateway.worker_pid()
+    guest = _new(gateway, "guest")
+    with _stranger(gateway) as client:
+        for method, path in ADMIN_ROUTES:
+            for headers, allowed in (({}, (401, 404)), (guest, (403, 404, 405))):
+                raw = [f"{name}: {value}" for name, value in headers.items()]
+                lines = [f"{method} {path} HTTP/1.1", "Host: localhost", "Content-Length: 0", *raw]
+                data = "\r\n".join([*lines, "Connection: close", "", ""]).encode()
+                answer = ask(gateway, data)
+                assert answer.status in allowed, (path, headers, answer)
+        # An admin key of another gateway, and one that is nearly right.
+        secret = gateway.client.headers["x-api-key"]
+        for wrong in (secret[:-1], secret + "x", secret.upper(), "sk-bulkhead-", ""):
+            answer = client.get("/admin/v1/status", headers={"x-api-key": wrong})
+            assert answer.status_code == 401
+        for where in (f"?key={secret}", f"?api_key={secret}"):
+            assert client.get(f"/admin/v1/status{where}").status_code == 401
+        assert (
+            client.get("/admin/v1/status", headers={"cookie": f"x-api-key={secret}"}).status_code
+            == 401
+        )
+    assert gateway.worker_pid() == pid
+    assert gateway.status()["models"][0]["state"] == "ready"
+
+
+def test_a_smuggled_request_is_asked_for_its_own_key(gateway: Gateway) -> None:
+    """Where two servers could see the end of a request at different places, either it is refused,
+    or what comes behind it stands for itself.
+    """
+    guest = _new(gateway, "smuggler")["authorization"].encode()
+    hidden = b"GET /admin/v1/status HTTP/1.1\r\n" + HOST + b"\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\n" + HOST + b"Authorization: " + guest + b"\r\n"
+    chunked = b"Transfer-Encoding: chunked\r\n"
+    for framing in (
+        b"Content-Length: 5\r\n" + chunked + b"\r\n0\r\n\r\n" + hidden,
+        chunked + b"Content-Length: %d\r\n\r\n0\r\n\r\n" % (5 + len(hidden)) + hidden,
+        b"Content-Length: 0\r\nContent-Length: %d\r\n\r\n" % len(hidden) + hidden,
+        b"Transfer-Encoding: xchunked\r\n\r\n" + hidden,
+        b"Content-Length: 0\r\n\r\n" + hidden,
+    ):
+        with connect(gateway) as connection:
+            send(connection, head + framing)
+            connection.shutdown(socket.SHUT_WR)
+            received = read_all(connection)
+        assert b'"pid"' not in received, framing
+        assert b"HTTP/1.1 200" not in received, framing
+
+
+def test_bombs_of_json(gateway: Gateway) -> None:
+    """Without a key nobody reads them; with one they are refused, and cost nobody else a thing."""
+    headers = _new(gateway, "bomber")
+    bombs = [
+        b'{"model": "demo", "messages": ' + b"[" * 3_000_000,
+        b'{"model": "demo", "messages": ' + b'[{"content":' * 300_000,
+        b'{"model": "demo", "metadata": ' + b'{"a":' * 500_000 + b"1" + b"}" * 500_001,
+    ]
+    with _stranger(gateway) as client:
+        for bomb in bombs:
+            assert client.post(CHAT, content=bomb).status_code == 401
+            answer = client.post(CHAT, content=bomb, headers=headers)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (
+                400,
+                "invalid_request_error",
+            )
+        assert client.get("/livez").status_code == 200
+
+
+def test_each_api_has_its_own_envelope(gateway: Gateway) -> None:
+    with _stranger(gateway) as client:
+        openai = client.post(CHAT, json=chat_body("Hello"))
+        anthropic = client.post("/v1/messages", json={})
+    assert openai.json()["error"]["code"] == "invalid_api_key"
+    assert anthropic.json()["error"]["type"] == "authentication_error"
+    assert (openai.status_code, anthropic.status_code) == (401, 401)
+
+
+def test_strangers_learn_nothing_of_models(gateway: Gateway) -> None:
+    with _stranger(gateway) as client:
+        assert client.get("/livez").text == "ok\n"
+        assert client.get("/readyz").status_code == 200
+        health = client.get("/health").json()
+        assert (health["status"], health["models"]) == ("ok", [])
+        assert client.get("/health?deep=demo").status_code == 403
+
+
+def test_a_key_sees_its_models_alone(gateway: Gateway) -> None:
+    headers = _new(gateway, "narrow", models=["default"])
+    with _stranger(gateway) as client:
+        client.headers.update(headers)
+        assert [each["id"] for each in client.get("/v1/models").json()["data"]] == ["demo"]
+        for name in ("demo", "default"):
+            assert client.post(CHAT, json=chat_body("Hi", name, max_tokens=1)).status_code == 200
+        # As if there were none: by id, with traversal, on every path.
+        for path, body in (
+            (CHAT, chat_body("Hi", "other")),
+            (CHAT, chat_body("Hi", "demo/../other")),
+            ("/v1/completions", {"model": "other", "prompt": "Hi"}),
+            ("/v1/embeddings", {"model": "other", "input": "Hi"}),
+            ("/v1/rerank", {"model": "other", "query": "a", "documents": ["b"]}),
+            ("/v1/messages", {**chat_body("Hi", "other"), "max_tokens": 1}),
+            ("/v1/messages/count_tokens", chat_body("Hi", "other")),
+        ):
+            answer = client.post(path, json=body)
+            assert answer.status_code == 404, path
+            assert answer.json()["error"]["message"].endswith("there are: demo.")
+        assert client.get("/v1/models/other").status_code == 404
+        assert client.get("/health").json()["models"][0]["id"] == "demo"
+    assert gateway.model("other")["state"] == "unloaded"
+
+
+def test_who_leaves_early_has_used_what_was_computed(gateway: Gateway) -> None:
+    headers = _new(gateway, "leaver", tpm=20)
+    body = json.dumps(chat_body("Tell me a story.", max_tokens=2000, ignore_eos=True, stream=True))
+    raw = [f"POST {CHAT} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
+    raw += [f"Authorization: {headers['authorization']}", "", ""]
+    with connect(gateway) as connection:
+        send(connection, "\r\n".join(raw).encode() + body.encode())
+        received = b""
+        while received.count(b"data: ") < 20:
+            received += connection.recv(65536)
+
+    def used() -> dict[str, int]:
+        keys = gateway.client.get("/admin/v1/usage").json()["keys"]
+        counts: dict[str, int] = next(each for each in keys if each["name"] == "leaver")["today"]
+        return counts
+
+    counts = eventually(lambda: used() if used()["requests"] else None)
+    assert counts["prompt_tokens"] > 0
+    assert counts["completion_tokens"] >= 19
+    refused = gateway.chat("Hi", headers={**headers, "x-api-key": ""})
+    assert refused.status_code == 429
+    assert int(refused.headers["retry-after"]) >= 1
+
+
+def test_a_revoked_key_ends_what_runs_under_it(gateway: Gateway) -> None:
+    headers = _new(gateway, "stolen")
+    stream = open_stream(
+        gateway, "Tell me a story.", headers=headers, max_tokens=4000, ignore_eos=True
+    )
+    eventually(lambda: stream.text)
+    folder = str(gateway.state_dir)
+    assert _run("key", "revoke", "stolen", "--state-dir", folder).exit_code == 0
+    stream.join()
+    assert stream.error is not None
+    assert stream.error["code"] == "invalid_api_key"
+    eventually(lambda: gateway.model()["active_requests"] == 0)
+
+
+def test_a_name_of_a_key_goes_into_no_path(gateway: Gateway) -> None:
+    for name in ("../x", "a/b", "", "admin", "a" * 100, "a\nb"):
+        answer = gateway.client.post("/admin/v1/keys", json={"name": name})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (
+            400,
+            "invalid_request_error",
+        )
+    assert gateway.client.delete("/admin/v1/keys/nobody").status_code == 404
+
+
+def test_commands(gateway: Gateway) -> None:
+    folder = ("--state-dir", str(gateway.state_dir))
+    made = _run(
+        *("key", "add", "cli", "--models", "demo,default", "--rpm", "5", "--expires", "90d"),
+        *folder,
+    )
+    secret = made.stdout.split()[-1]
+    assert gateway.client.get("/v1/models", headers={"x-api-key": secret}).status_code == 200
+    again = _run("key", "add", "cli", *folder)
+    assert (again.exit_code, again.stdout) == (1, "")
+    listed = json.loads(_run("key", "list", "--json", *folder).stdout)["keys"]
+    mine = next(each for each in listed if each["name"] == "cli")
+    assert (mine["models"], mine["rpm"], mine["key"]) == (["demo", "default"], 5, None)
+    assert secret not in json.dumps(listed)
+    # From elsewhere, as any machine would.
+    denied = _run("usage", url=gateway.url)
+    assert (denied.exit_code, "BULKHEAD_ADMIN_KEY" in denied.stderr) == (1, True)
+    admin = ("--admin-key", gateway.client.headers["x-api-key"])
+    usage = _run("usage", *admin, url=gateway.url)
+    assert usage.exit_code == 0, usage.stderr
+    assert "this month" in usage.stdout
+    remote = _run("key", "revoke", "cli", *admin, url=gateway.url)
+    assert remote.exit_code == 0, remote.stderr
+    assert gateway.client.get("/v1/models", headers={"x-api-key": secret}).status_code == 401
+    assert _run("key", "revoke", "cli", *folder).exit_code == 1

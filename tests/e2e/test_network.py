@@ -1,0 +1,155 @@
+"""A gateway that other machines can reach: on every address, by TLS, with keys."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from gateway.cli import main
+from gateway.keys.api_key import Terms
+from gateway.keys.key_file import KeyFile
+from gateway.tls.certificate import trusting
+from tests.support.certificates import write_certificate
+from tests.support.gateway import Gateway, chat_body
+from tests.support.raw_http import parse, read_all, send
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tls")
+
+
+@pytest.fixture(scope="module")
+def gateway(folder: Path) -> Iterator[Gateway]:
+    certificate, key = write_certificate(folder)
+    secrets = []
+
+    def prepare(state_dir: Path) -> None:
+        secrets.append(KeyFile(state_dir / "keys.json").add("laptop", Terms(), 1.0)[1])
+
+    running = Gateway(
+        "--host",
+        "0.0.0.0",
+        config=f'[gateway]\ntls_certificate = "{certificate}"\ntls_key = "{key}"\n',
+        prepare=prepare,
+        verify=trusting(str(certificate)),
+    )
+    running.client.headers["authorization"] = f"Bearer {secrets[0]}"
+    try:
+        yield running
+    finally:
+        status = running.stop()
+    assert status == 0, running.log
+
+
+def _port(gateway: Gateway) -> int:
+    return urlsplit(gateway.url).port or 0
+
+
+def _own_address() -> str:
+    """One of this machine that is not loopback, if it has any."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            # Nothing is sent: it is only asked which address would be taken.
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return "127.0.0.1"
+        address: str = probe.getsockname()[0]
+        return address
+
+
+def _tls(gateway: Gateway, folder: Path) -> ssl.SSLSocket:
+    plain = socket.create_connection(("127.0.0.1", _port(gateway)), 60)
+    return trusting(str(folder / "tls.crt")).wrap_socket(plain, server_hostname="mac.example")
+
+
+def test_serves_others_by_tls_with_a_key(gateway: Gateway, folder: Path) -> None:
+    assert gateway.url.startswith("https://0.0.0.0:")
+    trust = trusting(str(folder / "tls.crt"))
+    with httpx.Client(verify=trust, timeout=120, headers=gateway.client.headers) as client:
+        base = f"https://{_own_address()}:{_port(gateway)}"
+        answer = client.post(
+            f"{base}/v1/chat/completions", json=chat_body("Hi", max_tokens=2, stream=True)
+        )
+        assert (answer.status_code, answer.text.endswith("data: [DONE]\n\n")) == (200, True)
+        del client.headers["authorization"]
+        assert client.get(f"{base}/v1/models").status_code == 401
+        assert client.get(f"{base}/livez").status_code == 200
+
+
+def test_a_bent_name_is_refused_whatever_it_brings(gateway: Gateway) -> None:
+    for host in ("evil.example", f"{_own_address()}.evil.example"):
+        for path in ("/livez", "/v1/models", "/ui/"):
+            assert gateway.client.get(path, headers={"host": host}).status_code == 403
+    for host in (_own_address(), socket.gethostname(), "localhost"):
+        assert gateway.client.get("/v1/models", headers={"host": host}).status_code == 200
+    page = {"host": "192.168.1.7:1", "origin": "http://192.168.1.8:1"}
+    assert gateway.client.get("/livez", headers=page).status_code == 403
+
+
+def test_no_secret_goes_in_plain_text(gateway: Gateway) -> None:
+    """Plain HTTP gets no answer, and a certificate that nobody vouches for isn't taken."""
+    with socket.create_connection(("127.0.0.1", _port(gateway)), 60) as connection:
+        send(connection, b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b"HTTP/1.1 200" not in read_all(connection)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"https://127.0.0.1:{_port(gateway)}/livez")
+
+
+def test_what_is_no_request_is_answered_in_tls(gateway: Gateway, folder: Path) -> None:
+    for data in (b"GARBAGE\r\n\r\n", b"GET /livez HTTP/1.1\r\nno colon\r\n\r\n"):
+        with _tls(gateway, folder) as connection:
+            connection.sendall(data)
+            answer = parse(read_all(connection))
+        assert (answer.status, answer.error["code"]) == (400, "invalid_request_error")
+
+
+def test_commands_of_this_account_find_it(gateway: Gateway) -> None:
+    nothing = {"BULKHEAD_URL": None, "BULKHEAD_ADMIN_KEY": None}
+    here = {**nothing, "BULKHEAD_STATE_DIR": str(gateway.state_dir)}
+    found = CliRunner().invoke(main, ["status"], env=here)
+    assert found.exit_code == 0, found.output
+    assert f"https://127.0.0.1:{_port(gateway)}" in found.output
+    # The admin key goes to the gateway of its folder and nowhere else.
+    named = {**here, "BULKHEAD_URL": f"https://localhost:{_port(gateway)}"}
+    assert CliRunner().invoke(main, ["status"], env=named).exit_code == 0
+    with socket.create_server(("127.0.0.1", 0)) as squatter:
+        squatter.settimeout(60)
+        url = f"http://127.0.0.1:{squatter.getsockname()[1]}"
+        env = {**here, "BULKHEAD_URL": url}
+        asking = threading.Thread(
+            target=CliRunner().invoke, args=(main, ["status"]), kwargs={"env": env}
+        )
+        asking.start()
+        connection, _ = squatter.accept()
+        received = connection.recv(65536)
+        connection.close()
+        asking.join(60)
+    assert received.startswith(b"GET /admin/v1/status")
+    assert b"bulkhead-" not in received
+
+
+def test_a_renewed_certificate_is_taken_by_a_reload(gateway: Gateway, folder: Path) -> None:
+    admin = {"x-api-key": (gateway.state_dir / "admin.key").read_text().strip()}
+    admin["authorization"] = ""
+    good = (folder / "tls.key").read_bytes()
+    (folder / "tls.key").write_text("-----BEGIN NOTHING-----\n")
+    refused = gateway.client.post("/admin/v1/reload", headers=admin)
+    assert (refused.status_code, "tls_certificate" in refused.text) == (400, True)
+    (folder / "tls.key").write_bytes(good)
+    with _tls(gateway, folder) as connection:
+        before = connection.getpeercert(binary_form=True)
+    write_certificate(folder)
+    assert gateway.client.post("/admin/v1/reload", headers=admin).status_code == 200
+    with _tls(gateway, folder) as connection:
+        assert connection.getpeercert(binary_form=True) != before
+    # Connections that are there go on.
+    assert gateway.client.get("/v1/models").status_code == 200

@@ -1,0 +1,102 @@
+"""The file from the event loop: what is wrong with it is told once, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gateway.dispatch.refusal import Refusal
+from gateway.events import EventLog
+from gateway.mailbox.archive import Archive
+from gateway.mailbox.entry import Entry, Outcome
+from gateway.mailbox.retention import Retention
+
+AMPLE = Retention(3600.0, 1 << 30)
+
+
+def _entry(name: str = "r") -> Entry:
+    return Entry(
+        owner="", id=name, api="chat", model="m", status="completed", created_at=1.0, ended_at=1.0
+    )
+
+
+@pytest.fixture
+def events() -> EventLog:
+    return EventLog()
+
+
+@pytest.fixture
+async def archive(tmp_path: Path, events: EventLog) -> AsyncIterator[Archive]:
+    archive = Archive(tmp_path / "mailbox.sqlite", events)
+    yield archive
+    await archive.close()
+
+
+def _told(events: EventLog) -> list[str]:
+    return [each.fields["reason"] for each in events.recent(9) if each.kind == "mailbox"]
+
+
+async def _put(archive: Archive, name: str, body: bytes = b"{}") -> None:
+    outcome = Outcome("completed", 200, body)
+    await archive.write(archive.store.put, _entry(name), outcome, b"", AMPLE)
+
+
+async def test_what_is_written_is_read(archive: Archive, events: EventLog) -> None:
+    await archive.open()
+    await _put(archive, "r")
+    found = await archive.read(archive.store.find, ("", "r"), False, False)
+    assert found is not None
+    with pytest.raises(Refusal) as taken:
+        await _put(archive, "r")
+    assert (taken.value.status, taken.value.param) == (400, "X-Request-Id")
+    assert (archive.trouble, archive.failure, _told(events)) == (None, None, [])
+
+
+async def test_a_newer_file_is_told_once(
+    archive: Archive, events: EventLog, tmp_path: Path
+) -> None:
+    with sqlite3.connect(tmp_path / "mailbox.sqlite") as sql:
+        sql.execute("PRAGMA user_version = 99")
+    sql.close()
+    for _ in range(3):
+        assert await archive.open() == []
+    with pytest.raises(Refusal, match="newer Bulkhead") as refused:
+        await _put(archive, "r")
+    assert (refused.value.code, refused.value.status) == ("storage_unavailable", 503)
+    assert len(_told(events)) == 1
+    # Somebody has moved it away.
+    (tmp_path / "mailbox.sqlite").unlink()
+    await archive.open()
+    await _put(archive, "r")
+    assert archive.trouble is None
+
+
+async def test_a_damaged_file_is_replaced_at_once(
+    archive: Archive, events: EventLog, tmp_path: Path
+) -> None:
+    (tmp_path / "mailbox.sqlite").write_bytes(b"no database" * 1000)
+    assert await archive.open() == []
+    await _put(archive, "r")
+    assert archive.renewals == 1
+    (told,) = _told(events)
+    assert "put aside" in told
+
+
+async def test_a_full_disk_is_told_until_it_is_not(archive: Archive, events: EventLog) -> None:
+    await archive.open()
+    sql = archive.store._sql
+    (pages,) = sql.execute("PRAGMA page_count").fetchone()
+    sql.execute(f"PRAGMA max_page_count = {pages}").fetchone()
+    for name in ("a", "b"):
+        with pytest.raises(Refusal, match="full"):
+            await _put(archive, name, b"x" * 1_000_000)
+    assert archive.trouble is None
+    assert archive.failure is not None
+    assert "full" in archive.failure
+    assert len(_told(events)) == 1
+    sql.execute("PRAGMA max_page_count = 1000000").fetchone()
+    await _put(archive, "a", b"x" * 1_000_000)
+    assert archive.failure is None

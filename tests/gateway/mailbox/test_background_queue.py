@@ -1,0 +1,134 @@
+"""Who waits in the background is nobody's and is lost never; the first of the most urgent goes."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from gateway.dispatch.queue import QueueFullError
+from gateway.mailbox.queue import BackgroundQueue, Turn
+
+DEPTH, CONCURRENCY = 6, 2
+MODELS = ("a", "b")
+
+
+def _turn(name: str, model: str = "a", priority: int = 0, deadline_at: float = 1e9) -> Turn:
+    return Turn(("", name), model, priority, deadline_at)
+
+
+class _Life(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = BackgroundQueue()
+        self.names = itertools.count()
+        # In the order in which they came, or came back.
+        self.waiting: list[Turn] = []
+        self.running: list[Turn] = []
+        self.now = 0.0
+
+    def _new(self, data: st.DataObject) -> Turn:
+        return _turn(
+            str(next(self.names)),
+            data.draw(st.sampled_from(MODELS)),
+            data.draw(st.integers(-2, 2)),
+            self.now + data.draw(st.integers(1, 20)),
+        )
+
+    @rule(data=st.data())
+    def arrive(self, data: st.DataObject) -> None:
+        turn = self._new(data)
+        try:
+            self.queue.add(turn, DEPTH)
+        except QueueFullError:
+            assert len(self.waiting) >= DEPTH
+        else:
+            assert len(self.waiting) < DEPTH
+            self.waiting.append(turn)
+
+    @rule(data=st.data())
+    def come_back_after_a_crash(self, data: st.DataObject) -> None:
+        turn = self._new(data)
+        self.queue.restore(turn)
+        self.waiting.append(turn)
+
+    @rule(full=st.sets(st.sampled_from(MODELS)))
+    def start(self, full: set[str]) -> None:
+        def free(model: str) -> bool:
+            busy = sum(each.model == model for each in self.running)
+            return model not in full and busy < CONCURRENCY
+
+        may = [each for each in self.waiting if free(each.model)]
+        turn = self.queue.next(CONCURRENCY, full)
+        if turn is None:
+            assert not may
+            return
+        assert turn == max(may, key=lambda each: each.priority), "max has the first of them"
+        self.waiting.remove(turn)
+        self.running.append(turn)
+
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        if self.running:
+            turn = data.draw(st.sampled_from(self.running))
+            self.queue.remove(turn.name)
+            self.running.remove(turn)
+
+    @rule(data=st.data())
+    def put_back(self, data: st.DataObject) -> None:
+        if self.running:
+            turn = data.draw(st.sampled_from(self.running))
+            assert self.queue.put_back(turn.name)
+            self.running.remove(turn)
+            self.waiting.insert(0, turn)
+
+    @rule(data=st.data())
+    def take_or_forget_one_that_waits(self, data: st.DataObject) -> None:
+        if self.waiting:
+            turn = data.draw(st.sampled_from(self.waiting))
+            self.waiting.remove(turn)
+            if data.draw(st.booleans()):
+                assert self.queue.take(turn.name)
+                self.running.append(turn)
+            else:
+                self.queue.remove(turn.name)
+
+    @rule(seconds=st.integers(0, 10))
+    def time_passes(self, seconds: int) -> None:
+        self.now += seconds
+        late = [each for each in self.waiting if each.deadline_at <= self.now]
+        assert set(self.queue.take_overdue(self.now)) == set(late)
+        self.waiting = [each for each in self.waiting if each not in late]
+        self.running += late
+
+    @invariant()
+    def everybody_is_somewhere(self) -> None:
+        assert self.queue.waiting == len(self.waiting)
+        assert self.queue.running == len(self.running)
+        assert all(self.queue.waits(each.name) for each in self.waiting)
+        assert all(self.queue.runs(each.name) for each in self.running)
+
+
+def test_nobody_is_lost() -> None:
+    run_state_machine_as_test(_Life, settings=settings(max_examples=40))
+
+
+def test_one_model_does_not_hold_up_another() -> None:
+    queue = BackgroundQueue()
+    for name in ("1", "2", "3"):
+        queue.add(_turn(name), DEPTH)
+    queue.add(_turn("other", "b", -5), DEPTH)
+    taken = [queue.next(CONCURRENCY) for _ in range(4)]
+    assert [each and each.name[1] for each in taken] == ["1", "2", "other", None]
+
+
+def test_what_is_not_there_changes_nothing() -> None:
+    queue = BackgroundQueue()
+    queue.remove(("", "x"))
+    assert not queue.take(("", "x"))
+    assert not queue.put_back(("", "x"))
+    with pytest.raises(QueueFullError):
+        queue.add(_turn("x"), 0)

@@ -1,0 +1,289 @@
+"""The mailbox's file, with SQLite as it is: nothing is lost, nothing ends twice, bounds hold."""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+import stat
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from gateway.mailbox.entry import Entry, Outcome, Status
+from gateway.mailbox.retention import OVERHEAD_BYTES, Retention
+from gateway.mailbox.store import VERSION, DamagedError, Store, StoreError, TakenError
+
+AMPLE = Retention(3600.0, 1 << 30)
+
+
+def _entry(name: str, owner: str = "", status: Status = "queued") -> Entry:
+    return Entry(owner=owner, id=name, api="responses", model="m", status=status, created_at=1.0)
+
+
+def _ended(entry: Entry, at: float = 10.0, status: Status = "completed") -> Entry:
+    entry.status, entry.ended_at = status, at
+    return entry
+
+
+def _outcome(body: bytes = b"{}", events: bytes = b"") -> Outcome:
+    return Outcome("completed", 200, body, events)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    store = Store(tmp_path / "mailbox.sqlite")
+    assert store.open() == []
+    return store
+
+
+class _Life(RuleBasedStateMachine):
+    """Against a dictionary, across crashes: an open is a connection that is never closed."""
+
+    room = Retention(20.0, 12 * OVERHEAD_BYTES)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = TemporaryDirectory()
+        self.path = Path(self.folder.name) / "mailbox.sqlite"
+        self.store = Store(self.path)
+        self.store.open()
+        self.names = itertools.count()
+        self.pending: dict[str, Entry] = {}
+        self.ended: dict[str, tuple[float, bytes]] = {}
+        self.deaths: dict[str, int] = {}
+        self.begun: set[str] = set()
+        self.now = 0.0
+
+    def teardown(self) -> None:
+        self.store.close()
+        self.folder.cleanup()
+
+    @rule()
+    def accept(self) -> None:
+        entry = _entry(str(next(self.names)))
+        try:
+            self.store.add(entry, b"work", b"[]", b"queued", self.room)
+        except StoreError:
+            assert len(self.pending) >= 10, "there was nothing that might go"
+            return
+        self.pending[entry.id] = entry
+        self._dropped()
+
+    @rule(data=st.data())
+    def begin(self, data: st.DataObject) -> None:
+        if self.pending:
+            name = data.draw(st.sampled_from(sorted(self.pending)))
+            assert self.store.begin(self.pending[name]) == (b"work", b"queued")
+            self.begun.add(name)
+
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        if self.pending:
+            name = data.draw(st.sampled_from(sorted(self.pending)))
+            body = f"answer {name}".encode()
+            entry = _ended(self.pending.pop(name), self.now)
+            assert self.store.finish(entry, _outcome(body), self.room)
+            assert not self.store.finish(entry, _outcome(b"again"), self.room), "once is once"
+            self.begun.discard(name)
+            self.ended[name] = self.now, body
+            self._dropped()
+
+    @rule(data=st.data())
+    def delete(self, data: st.DataObject) -> None:
+        if known := sorted({*self.pending, *self.ended}):
+            name = data.draw(st.sampled_from(known))
+            assert self.store.delete(("", name))
+            assert not self.store.delete(("", name))
+            if (entry := self.pending.pop(name, None)) is not None:
+                assert not self.store.finish(_ended(entry), _outcome(), self.room)
+            self.ended.pop(name, None)
+            self.begun.discard(name)
+
+    @rule(seconds=st.integers(0, 15))
+    def time_passes(self, seconds: int) -> None:
+        self.now += seconds
+        self.store.expire(self.room, self.now)
+        self.ended = {
+            name: (at, body)
+            for name, (at, body) in self.ended.items()
+            if not self.room.expired(at, self.now)
+        }
+
+    @rule()
+    def crash(self) -> None:
+        self.store = Store(self.path)
+        found = self.store.open()
+        assert {each.id for each in found} == self.pending.keys()
+        assert [int(each.id) for each in found] == sorted(int(each.id) for each in found)
+        for each in found:
+            expected = self.deaths.get(each.id, 0) + (each.id in self.begun)
+            assert each.deaths == expected
+            self.deaths[each.id] = expected
+            self.pending[each.id] = each
+        self.begun.clear()
+
+    @invariant()
+    def what_ended_is_there(self) -> None:
+        for name, (_, body) in self.ended.items():
+            found = self.store.find(("", name), True, True)
+            assert found is not None
+            assert (found.entry.status, found.body) == ("completed", body)
+        for name in self.pending:
+            found = self.store.find(("", name), True, True)
+            assert found is not None
+            assert found.entry.pending
+        assert self.store.held_bytes <= max(
+            self.room.size_bytes, len(self.pending) * 2 * OVERHEAD_BYTES
+        )
+
+    def _dropped(self) -> None:
+        """The oldest make room, and nobody else does."""
+        gone = [name for name in self.ended if self.store.find(("", name), True, True) is None]
+        left = [at for name, (at, _) in self.ended.items() if name not in gone]
+        assert all(self.ended[name][0] <= min(left, default=self.now) for name in gone)
+        for name in gone:
+            del self.ended[name]
+
+
+def test_nothing_is_lost_and_nothing_ends_twice() -> None:
+    run_state_machine_as_test(_Life, settings=settings(max_examples=15, stateful_step_count=25))
+
+
+def test_contents_come_back_as_they_were(store: Store) -> None:
+    entry = _entry("r", owner="me")
+    entry.background = entry.streams = True
+    store.add(entry, b"work", b'["items"]', b"queued", AMPLE)
+    store.finish(_ended(entry), _outcome(b"answer", b"events"), AMPLE)
+    found = store.find(("me", "r"), True, True)
+    assert found is not None
+    assert (found.body, found.items, found.events) == (b"answer", b'["items"]', b"events")
+    assert (found.entry.background, found.entry.streams) == (True, True)
+
+
+def test_each_owner_has_names_of_its_own(store: Store) -> None:
+    for owner in ("me", "you"):
+        store.put(_ended(_entry("r", owner)), _outcome(owner.encode()), b"", AMPLE)
+    found = store.find(("you", "r"), True, True)
+    assert found is not None
+    assert found.body == b"you"
+    assert store.find(("", "r"), True, True) is None
+    with pytest.raises(TakenError):
+        store.put(_ended(_entry("r", "me")), _outcome(), b"", AMPLE)
+
+
+def test_pages_of_entries(store: Store) -> None:
+    for name in "abcd":
+        store.put(_ended(_entry(name)), _outcome(), b"", AMPLE)
+
+    def listed(after: str | None, *, newest_first: bool) -> str:
+        page = store.entries("", "responses", after, 2, newest_first=newest_first)
+        return "".join(entry.id for entry, _ in page)
+
+    assert (listed(None, newest_first=False), listed("b", newest_first=False)) == ("ab", "cd")
+    assert (listed(None, newest_first=True), listed("c", newest_first=True)) == ("dc", "ba")
+    assert store.entries("", "chat", None, 9, newest_first=False) == []
+
+
+def test_what_cannot_fit_says_so(store: Store) -> None:
+    with pytest.raises(StoreError, match=r"more than mailbox\.size"):
+        store.add(_entry("r"), b"", b"", b"", Retention(3600.0, OVERHEAD_BYTES))
+    assert store.held_bytes == 0
+
+
+def test_nobody_else_may_read_it(store: Store, tmp_path: Path) -> None:
+    store.put(_ended(_entry("r")), _outcome(), b"", AMPLE)
+    modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in tmp_path.iterdir()}
+    assert "mailbox.sqlite-wal" in modes
+    assert set(modes.values()) == {0o600}
+
+
+def test_what_expired_leaves_the_disk(store: Store, tmp_path: Path) -> None:
+    secret = b"a secret" * 50_000
+    store.put(_ended(_entry("r")), _outcome(secret), b"", AMPLE)
+    store.expire(AMPLE, 10.0 + AMPLE.keep_s)
+    store.close()
+    assert all(b"a secret" not in each.read_bytes() for each in tmp_path.iterdir())
+    assert sum(each.stat().st_size for each in tmp_path.iterdir()) < len(secret)
+
+
+def test_a_damaged_file_is_put_aside(store: Store, tmp_path: Path) -> None:
+    store.put(_ended(_entry("r")), _outcome(b"x" * 100_000), b"", AMPLE)
+    store.close()
+    path = tmp_path / "mailbox.sqlite"
+    path.write_bytes(b"no database at all" * 1000)
+    with pytest.raises(DamagedError, match="put aside"):
+        store.open()
+    assert store.aside.read_bytes().startswith(b"no database")
+    assert store.open() == []
+    store.put(_ended(_entry("r")), _outcome(), b"", AMPLE)
+
+
+def test_damage_is_noticed_while_it_is_open(store: Store, tmp_path: Path) -> None:
+    for number in range(50):
+        store.put(_ended(_entry(str(number))), _outcome(b"x" * 10_000), b"", AMPLE)
+    store.close()
+    path = tmp_path / "mailbox.sqlite"
+    data = bytearray(path.read_bytes())
+    data[8192:] = b"\xff" * (len(data) - 8192)
+    path.write_bytes(data)
+
+    def read_all() -> None:
+        store.open()
+        for number in range(50):
+            store.find(("", str(number), True, True))
+
+    with pytest.raises(DamagedError):
+        read_all()
+    assert store.open() == []
+
+
+def test_a_newer_file_stays_as_it_is(store: Store, tmp_path: Path) -> None:
+    store.close()
+    path = tmp_path / "mailbox.sqlite"
+    with sqlite3.connect(path) as sql:
+        sql.execute(f"PRAGMA user_version = {VERSION + 1}")
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match="newer Bulkhead"):
+        store.open()
+    assert path.read_bytes() == before
+
+
+def test_a_database_of_somebody_else(tmp_path: Path) -> None:
+    path = tmp_path / "mailbox.sqlite"
+    with sqlite3.connect(path) as sql:
+        sql.execute("CREATE TABLE theirs (x)")
+    sql.close()
+    store = Store(path)
+    with pytest.raises(DamagedError, match="other tables"):
+        store.open()
+    assert store.open() == []
+
+
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_something_else_where_the_file_belongs(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "mailbox.sqlite"
+    if kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StoreError, match="can't be opened"):
+        Store(path).open()
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_full_disk(store: Store) -> None:
+    entry = _entry("r")
+    store.add(entry, b"work", b"", b"queued", AMPLE)
+    # SQLite's own bound is answered as a disk's is.
+    (pages,) = store._sql.execute("PRAGMA page_count").fetchone()
+    store._sql.execute(f"PRAGMA max_page_count = {pages}").fetchone()
+    with pytest.raises(StoreError, match="full"):
+        store.add(_entry("other"), b"work", b"", b"x" * 1_000_000, AMPLE)
+    with pytest.raises(StoreError, match="full"):
+        store.finish(_ended(entry), _outcome(b"x" * 1_000_000), AMPLE)
+    store._sql.execute("PRAGMA max_page_count = 1000000").fetchone()
+    assert store.finish(_ended(entry), _outcome(b"answer"), AMPLE)

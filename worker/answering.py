@@ -1,0 +1,96 @@
+"""What the sender keeps of one request: its tokens become what the gateway is told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from protocol.messages import TOKENS_PER_RENDERED, Delta, Rendered, Usage
+from protocol.parts import AnswerPart, Text, merged
+from protocol.tokens import pack
+
+if TYPE_CHECKING:
+    from worker.answer.stream import AnswerStream
+    from worker.engines.sequence import Token
+    from worker.logprobs import LogprobWriter
+    from worker.prompts import Prepared
+
+
+class Answering:
+    """Known from when a request comes; `begin` once its prompt is tokenized."""
+
+    def __init__(self, request_id: str) -> None:
+        self._request_id = request_id
+        self._prompt_tokens = 0
+        self._completion_tokens = 0
+        self._cached_tokens: int | None = None
+        self._answer: AnswerStream | None = None
+        self._logprobs: LogprobWriter | None = None
+        # What comes before the first token's text.
+        self._echo = ""
+
+    def begin(self, prepared: Prepared) -> None:
+        self._prompt_tokens = len(prepared.prompt_ids)
+        self._completion_tokens = prepared.delivered
+        self._answer = prepared.answer
+        self._logprobs = prepared.logprobs
+        self._echo = prepared.echo
+
+    def counted(self) -> Delta:
+        """The whole answer to somebody who wants to know how many tokens the prompt has."""
+        return Delta(self._request_id, (), (), "length", Usage(self._prompt_tokens, 0))
+
+    def prompt_deltas(self, token: Token) -> Iterator[Delta]:
+        """What a token has of the prompt, which may be too much for one message."""
+        if self._logprobs is not None:
+            for part in self._logprobs.prompt_parts(token):
+                yield Delta(self._request_id, (), (part,))
+
+    def delta(self, token: Token) -> Delta | None:
+        """The last one has a reason to finish, which the engine needn't know of yet. None before
+        the beginning.
+        """
+        answer, logprobs = self._answer, self._logprobs
+        if answer is None or logprobs is None:
+            return None
+        self._completion_tokens += 1
+        if self._cached_tokens is None:
+            # Later it may be put aside, and find all that it computed itself.
+            self._cached_tokens = min(token.cached_tokens, self._prompt_tokens)
+        finish_reason = token.finish_reason
+        added = [] if finish_reason == "stop" else answer.add(token.token_id)
+        if answer.stopped:
+            finish_reason = "stop"
+        parts: list[AnswerPart] = [Text(self._echo)] if self._echo else []
+        self._echo = ""
+        parts += [*logprobs.parts(token), *added]
+        if finish_reason is None:
+            return Delta(self._request_id, (token.token_id,), tuple(parts))
+        usage = Usage(
+            self._prompt_tokens,
+            self._completion_tokens,
+            self._cached_tokens,
+            answer.reasoning_tokens,
+        )
+        parts = merged(parts + answer.finish(complete=finish_reason == "stop"))
+        if finish_reason == "stop" and answer.ended_with_calls:
+            finish_reason = "tool_calls"
+        return Delta(
+            self._request_id,
+            (token.token_id,),
+            tuple(parts),
+            finish_reason,
+            usage,
+            answer.stop_sequence,
+        )
+
+
+def rendered(request_id: str, prompt_ids: list[int]) -> Iterator[Rendered]:
+    """A prompt's tokens, for the gateway to send again."""
+    for begin in range(0, len(prompt_ids), TOKENS_PER_RENDERED):
+        end = begin + TOKENS_PER_RENDERED
+        yield Rendered(
+            request_id=request_id,
+            token_ids=pack(prompt_ids[begin:end]),
+            last=end >= len(prompt_ids),
+        )
