@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -28,11 +28,13 @@ from gateway.edge.door import Door
 from gateway.fleet.fleet import Fleet
 from gateway.hub.pulls import Pulls
 from gateway.keys.keys import Keys
+from gateway.library.last_used import LastUsed
 from gateway.library.library import Library
 from gateway.mailbox.mailbox import Mailbox
 from gateway.metrics.http_meter import HttpMeter
 from gateway.pictures.reader import PictureReader
 from gateway.serve.reload import Reloader
+from gateway.telemetry.spans import Spans
 
 ROUTES: Final = (
     *front.routes,
@@ -51,15 +53,21 @@ ROUTES: Final = (
 )
 
 
-def build_app(
-    fleet: Fleet,
-    reloader: Reloader,
-    mailbox: Mailbox,
-    keys: Keys,
-    door: Door,
-    pulls: Pulls,
-    library: Library,
-) -> ASGIApp:
+class Parts(NamedTuple):
+    """What the routes work with."""
+
+    fleet: Fleet
+    reloader: Reloader
+    mailbox: Mailbox
+    keys: Keys
+    door: Door
+    pulls: Pulls
+    library: Library
+    last_used: LastUsed
+    spans: Spans | None
+
+
+def build_app(parts: Parts) -> ASGIApp:
     app = Starlette(
         routes=ROUTES,
         exception_handlers={
@@ -68,19 +76,15 @@ def build_app(
             Exception: on_defect,
         },
     )
-    app.state.fleet = fleet
-    app.state.reloader = reloader
-    app.state.keys = keys
-    app.state.door = door
-    app.state.mailbox = mailbox
-    app.state.pulls = pulls
-    app.state.library = library
+    for name, part in parts._asdict().items():
+        setattr(app.state, name, part)
     app.state.pictures = PictureReader()
     app.state.http_meter = HttpMeter()
     app.state.model_files = ModelFileReader()
     app.state.document = Document()
-    visitors = Visitors(Callers(Heads(app), keys), fleet, exposed=keys.exposed)
-    return Recorded(visitors, app.state.http_meter, dict(_paths(app.routes)))
+    keys = parts.keys
+    visitors = Visitors(Callers(Heads(app), keys), parts.fleet, exposed=keys.exposed)
+    return Recorded(visitors, app.state.http_meter, dict(_paths(app.routes)), parts.spans)
 
 
 def _paths(

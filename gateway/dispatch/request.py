@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Final
 
 import msgspec
@@ -159,7 +160,7 @@ class Request:
         if delta.finish_reason is not None:
             self._arrived.set()
         elif self._pause is None:
-            loop = asyncio.get_running_loop()
+            loop = self._running_loop
             left_s = self._taken_at + _BETWEEN_PIECES_S - loop.time()
             if left_s <= 0:
                 self._arrived.set()
@@ -207,13 +208,18 @@ class Request:
             self._idle = False
             return Piece((), None, None)
         self._idle = False
-        self._touched_at = self._taken_at = asyncio.get_running_loop().time()
+        self._touched_at = self._taken_at = self._running_loop.time()
         parts, self._parts = tuple(merged(self._parts)), []
         if self._refusal is not None:
             if not parts:
                 raise self._refusal.anew()
             self._arrived.set()
         return Piece(parts, self._finish_reason, self._usage)
+
+    @cached_property
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        # Python asks the system for the process's id each time that it is asked for the loop.
+        return asyncio.get_running_loop()
 
     def _end_pause(self) -> None:
         self._pause = None
