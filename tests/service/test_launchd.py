@@ -250,7 +250,10 @@ def test_a_mistake_in_the_configuration_is_not_started_again(account: Owner, con
     """launchd tries again after every exit but one with 0, and tells no statuses apart."""
     keys = _plist(account, config, system=False)
     assert keys["KeepAlive"] == {"SuccessfulExit": False}
-    for content, told in (("[gateway]\nprot = 1\n", "did you mean port?"), ("", "No model")):
+    for content, told in (
+        ("[gateway]\nprot = 1\n", "did you mean port?"),
+        ("[models]\ndiscover = []\n", "No model"),
+    ):
         config.write_text(content)
         done = subprocess.run(
             keys["ProgramArguments"],
