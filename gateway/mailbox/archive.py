@@ -11,8 +11,9 @@ from typing import Final, TypeVar, TypeVarTuple, Unpack
 
 from gateway.dispatch.refusal import Refusal
 from gateway.events import EventLog
+from gateway.mailbox.database import DamagedError, StoreError, TakenError
 from gateway.mailbox.entry import Entry
-from gateway.mailbox.store import DamagedError, Store, StoreError, TakenError
+from gateway.mailbox.store import Store
 from gateway.system.lane import Lane
 
 logger = logging.getLogger(__name__)

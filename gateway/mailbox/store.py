@@ -1,86 +1,36 @@
-"""The mailbox's file: SQLite, in the state folder. Every call blocks, and one runs at a time."""
+"""What is asked of the mailbox's file. Every call blocks, and one runs at a time."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
-import stat
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
+from gateway.mailbox.database import Database, StoreError
 from gateway.mailbox.entry import PENDING, Api, Entry, Found, Name, Outcome
 from gateway.mailbox.retention import Retention, charged_bytes
 
-T = TypeVar("T")
-
-VERSION: Final = 1
-# For whoever else reads the file, as a backup does.
-_BUSY_S: Final = 5.0
-_JOURNAL_BYTES: Final = 16 << 20
-_PAGES_AT_ONCE: Final = 4096
-_SCHEMA: Final = """
-CREATE TABLE answers (
-  number INTEGER PRIMARY KEY,
-  owner TEXT NOT NULL,
-  id TEXT NOT NULL,
-  api TEXT NOT NULL,
-  model TEXT NOT NULL,
-  status TEXT NOT NULL,
-  created_at REAL NOT NULL,
-  deadline_at REAL NOT NULL,
-  ended_at REAL,
-  priority INTEGER NOT NULL,
-  attempts INTEGER NOT NULL,
-  deaths INTEGER NOT NULL,
-  background INTEGER NOT NULL,
-  streams INTEGER NOT NULL,
-  http_status INTEGER NOT NULL,
-  body BLOB NOT NULL,
-  work BLOB NOT NULL,
-  items BLOB NOT NULL,
-  events BLOB NOT NULL,
-  bytes INTEGER NOT NULL,
-  UNIQUE (owner, id)
-) STRICT;
-CREATE INDEX by_end ON answers (ended_at);
-"""
 _ENTRY: Final = (
     "owner, id, api, model, status, created_at, deadline_at, ended_at, priority, attempts, "
     "deaths, background, streams"
 )
 _IS_PENDING: Final = f"status IN {PENDING}"
-
-
-class StoreError(Exception):
-    """The file can't be used; the text says why."""
-
-
-class DamagedError(StoreError):
-    """What is in the file is no mailbox, or none any more."""
-
-
-class TakenError(StoreError):
-    """There is an answer of this name already."""
+_PAGES_AT_ONCE: Final = 4096
 
 
 class Store:
-    """Contents are compressed, but for bodies that clients ask for most.
-
-    A file that is damaged is put aside, and a new one begun; one of a newer version stays as it is.
-    """
+    """Contents are compressed, but for bodies that clients ask for most."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._connection: sqlite3.Connection | None = None
+        self._database = Database(path)
         self.held_bytes = 0
 
     @property
     def aside(self) -> Path:
         """Where a damaged file goes."""
-        return self._path.with_suffix(".damaged")
+        return self._database.aside
 
     def open(self) -> list[Entry]:
         """Those that are still to be made, in the order in which they came. Under those that ran
@@ -90,10 +40,11 @@ class Store:
             DamagedError: it is put aside; another try opens a new one.
             StoreError: it can't be opened, or is of a newer version.
         """
-        self._make_file()
         try:
+            self._database.open()
             with self._explained():
-                self._connect()
+                total = "SELECT coalesce(sum(bytes), 0) FROM answers"
+                (self.held_bytes,) = self._sql.execute(total).fetchone()
                 self._sql.execute(
                     "UPDATE answers SET status = 'queued', deaths = deaths + 1 "
                     "WHERE status = 'in_progress'"
@@ -105,10 +56,7 @@ class Store:
             raise
 
     def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            with contextlib.suppress(sqlite3.Error):
-                connection.close()
+        self._database.close()
 
     def add(self, entry: Entry, work: bytes, items: bytes, body: bytes, keep: Retention) -> None:
         """Take one in that is to be made.
@@ -233,49 +181,10 @@ class Store:
 
     @property
     def _sql(self) -> sqlite3.Connection:
-        if self._connection is None:
-            raise StoreError("it is not open")
-        return self._connection
+        return self._database.sql
 
-    def _make_file(self) -> None:
-        """For this account alone. SQLite gives the same rights to the files beside it."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-        try:
-            descriptor = os.open(self._path, flags, 0o600)
-            try:
-                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise StoreError(f"{self._path} is no file: remove it")
-                os.fchmod(descriptor, 0o600)
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            raise StoreError(f"{self._path} can't be opened: {error.strerror or error}") from error
-
-    def _connect(self) -> None:
-        # One call at a time, but each on whatever thread its lane has by then.
-        self._connection = sqlite3.connect(
-            self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
-        )
-        sql = self._connection
-        (version,) = sql.execute("PRAGMA user_version").fetchone()
-        (tables,) = sql.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if version > VERSION:
-            raise StoreError(
-                f"{self._path} was written by a newer Bulkhead (version {version} of the file, "
-                f"this one knows {VERSION}): update, or move the file away"
-            )
-        if (version == VERSION) != (tables > 0):
-            raise self._damaged("it has other tables")
-        # Before there is a table.
-        sql.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        sql.execute("PRAGMA journal_mode = WAL").fetchone()
-        # What was accepted outlives a power failure too.
-        sql.execute("PRAGMA synchronous = FULL")
-        sql.execute("PRAGMA secure_delete = ON").fetchone()
-        sql.execute(f"PRAGMA journal_size_limit = {_JOURNAL_BYTES}").fetchone()
-        if version < VERSION:
-            sql.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
-        (self.held_bytes,) = sql.execute("SELECT coalesce(sum(bytes), 0) FROM answers").fetchone()
+    def _explained(self) -> contextlib.AbstractContextManager[None]:
+        return self._database.explained()
 
     def _insert(
         self,
@@ -339,27 +248,6 @@ class Store:
         ).fetchall()
         self.held_bytes -= sum(size for (size,) in gone)
         return bool(gone)
-
-    def _damaged(self, reason: str) -> DamagedError:
-        """Put the file aside."""
-        self.close()
-        for suffix in ("-wal", "-shm"):
-            self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            self._path.replace(self.aside)
-        return DamagedError(f"{self._path} is damaged ({reason}): it is put aside as {self.aside}")
-
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.IntegrityError as error:
-            raise TakenError("there is one of this id already") from error
-        except (sqlite3.Error, zlib.error) as error:
-            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
-            if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-                raise self._damaged(str(error)) from error
-            raise StoreError(f"{self._path} can't be used: {error}") from error
 
 
 def _entry(row: tuple[object, ...]) -> Entry:

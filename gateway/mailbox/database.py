@@ -1,0 +1,150 @@
+"""The mailbox's file as SQLite has it: its tables, its connection, and what its errors mean."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import stat
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+VERSION: Final = 1
+# For whoever else reads the file, as a backup does.
+_BUSY_S: Final = 5.0
+_JOURNAL_BYTES: Final = 16 << 20
+_SCHEMA: Final = """
+CREATE TABLE answers (
+  number INTEGER PRIMARY KEY,
+  owner TEXT NOT NULL,
+  id TEXT NOT NULL,
+  api TEXT NOT NULL,
+  model TEXT NOT NULL,
+  status TEXT NOT NULL,
+  created_at REAL NOT NULL,
+  deadline_at REAL NOT NULL,
+  ended_at REAL,
+  priority INTEGER NOT NULL,
+  attempts INTEGER NOT NULL,
+  deaths INTEGER NOT NULL,
+  background INTEGER NOT NULL,
+  streams INTEGER NOT NULL,
+  http_status INTEGER NOT NULL,
+  body BLOB NOT NULL,
+  work BLOB NOT NULL,
+  items BLOB NOT NULL,
+  events BLOB NOT NULL,
+  bytes INTEGER NOT NULL,
+  UNIQUE (owner, id)
+) STRICT;
+CREATE INDEX by_end ON answers (ended_at);
+"""
+
+
+class StoreError(Exception):
+    """The file can't be used; the text says why."""
+
+
+class DamagedError(StoreError):
+    """What is in the file is no mailbox, or none any more."""
+
+
+class TakenError(StoreError):
+    """There is an answer of this name already."""
+
+
+class Database:
+    """A file that is damaged is put aside, and the next `open` begins a new one; one of a newer
+    version stays as it is. Every call blocks, and one runs at a time.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._connection: sqlite3.Connection | None = None
+
+    @property
+    def aside(self) -> Path:
+        """Where a damaged file goes."""
+        return self._path.with_suffix(".damaged")
+
+    @property
+    def sql(self) -> sqlite3.Connection:
+        """Raises: StoreError: it is not open."""
+        if self._connection is None:
+            raise StoreError("it is not open")
+        return self._connection
+
+    def open(self) -> None:
+        """Raises: DamagedError: it is put aside; StoreError: it can't be opened, or is newer."""
+        self._make_file()
+        with self.explained():
+            self._connect()
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                connection.close()
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """What SQLite raises within it is raised as errors of the store."""
+        try:
+            yield
+        except sqlite3.IntegrityError as error:
+            raise TakenError("there is one of this id already") from error
+        except (sqlite3.Error, zlib.error) as error:
+            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+            if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+                raise self._damaged(str(error)) from error
+            raise StoreError(f"{self._path} can't be used: {error}") from error
+
+    def _make_file(self) -> None:
+        """For this account alone. SQLite gives the same rights to the files beside it."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            descriptor = os.open(self._path, flags, 0o600)
+            try:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise StoreError(f"{self._path} is no file: remove it")
+                os.fchmod(descriptor, 0o600)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise StoreError(f"{self._path} can't be opened: {error.strerror or error}") from error
+
+    def _connect(self) -> None:
+        # One call at a time, but each on whatever thread its lane has by then.
+        self._connection = sqlite3.connect(
+            self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+        )
+        sql = self._connection
+        (version,) = sql.execute("PRAGMA user_version").fetchone()
+        (tables,) = sql.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if version > VERSION:
+            raise StoreError(
+                f"{self._path} was written by a newer Bulkhead (version {version} of the file, "
+                f"this one knows {VERSION}): update, or move the file away"
+            )
+        if (version == VERSION) != (tables > 0):
+            raise self._damaged("it has other tables")
+        # Before there is a table.
+        sql.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        sql.execute("PRAGMA journal_mode = WAL").fetchone()
+        # What was accepted outlives a power failure too.
+        sql.execute("PRAGMA synchronous = FULL")
+        sql.execute("PRAGMA secure_delete = ON").fetchone()
+        sql.execute(f"PRAGMA journal_size_limit = {_JOURNAL_BYTES}").fetchone()
+        if version < VERSION:
+            sql.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
+
+    def _damaged(self, reason: str) -> DamagedError:
+        """Put the file aside."""
+        self.close()
+        for suffix in ("-wal", "-shm"):
+            self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._path.replace(self.aside)
+        return DamagedError(f"{self._path} is damaged ({reason}): it is put aside as {self.aside}")
