@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount
 
-from gateway.api import events, keys, logs
+from gateway.api import events, keys, library, logs, pulls
 from gateway.api.bodies import read_json
 from gateway.api.callers import caller_of
 from gateway.api.openapi.operation import LOADS, Described, Operation
@@ -185,6 +185,8 @@ routes = [
                 for verb in (load, unload, restart, kill)
             ),
             *keys.routes,
+            *pulls.routes,
+            *library.routes,
             *logs.routes,
             *events.routes,
         ],

@@ -17,7 +17,7 @@ from gateway.api.errors import on_defect, on_http_exception, on_refusal
 from gateway.api.messages import route as messages
 from gateway.api.methods import Heads
 from gateway.api.ollama import routes as ollama
-from gateway.api.ollama.files import Library
+from gateway.api.ollama.files import ModelFilesReader
 from gateway.api.openapi import route as openapi
 from gateway.api.openapi.route import Document
 from gateway.api.recorded import Recorded
@@ -26,7 +26,9 @@ from gateway.api.visitors import Visitors
 from gateway.dispatch.refusal import Refusal
 from gateway.edge.door import Door
 from gateway.fleet.fleet import Fleet
+from gateway.hub.pulls import Pulls
 from gateway.keys.keys import Keys
+from gateway.library.library import Library
 from gateway.mailbox.mailbox import Mailbox
 from gateway.metrics.http_meter import HttpMeter
 from gateway.pictures.reader import PictureReader
@@ -50,7 +52,13 @@ ROUTES: Final = (
 
 
 def build_app(
-    fleet: Fleet, reloader: Reloader, mailbox: Mailbox, keys: Keys, door: Door
+    fleet: Fleet,
+    reloader: Reloader,
+    mailbox: Mailbox,
+    keys: Keys,
+    door: Door,
+    pulls: Pulls,
+    library: Library,
 ) -> ASGIApp:
     app = Starlette(
         routes=ROUTES,
@@ -65,9 +73,11 @@ def build_app(
     app.state.keys = keys
     app.state.door = door
     app.state.mailbox = mailbox
+    app.state.pulls = pulls
+    app.state.library = library
     app.state.pictures = PictureReader()
     app.state.http_meter = HttpMeter()
-    app.state.library = Library()
+    app.state.model_files = ModelFilesReader()
     app.state.document = Document()
     visitors = Visitors(Callers(Heads(app), keys), fleet, exposed=keys.exposed)
     return Recorded(visitors, app.state.http_meter, dict(_paths(app.routes)))

@@ -51,7 +51,7 @@ class ModelFiles(Struct, frozen=True):
         return str(self.parameters) if self.parameters else ""
 
 
-class Library:
+class ModelFilesReader:
     """Reads what the files say, once for as long as they stay as they are. Each place has a lane of
     its own: one that hangs costs the others nothing.
     """

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from gateway.api.bodies import read_json
 from gateway.api.callers import caller_of
-from gateway.api.ollama.files import Library, ModelFiles
+from gateway.api.ollama.files import ModelFiles, ModelFilesReader
 from gateway.api.ollama.names import find_model, tagged
 from gateway.api.openapi.operation import NAMES_MODEL, Described, Operation
 from gateway.fleet.fleet import Fleet
@@ -140,8 +140,8 @@ async def version(_request: Request) -> Response:
 
 
 async def _files(request: Request, compartment: Compartment) -> ModelFiles:
-    library: Library = request.app.state.library
-    return await library.look_up(compartment.model)
+    reader: ModelFilesReader = request.app.state.model_files
+    return await reader.look_up(compartment.model)
 
 
 def _tagged(compartment: Compartment, files: ModelFiles) -> TaggedModel:
