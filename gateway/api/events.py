@@ -9,9 +9,9 @@ from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
 
 from gateway.api.bodies import read_count
+from gateway.api.openapi.operation import EVENT_STREAM, Described, Operation, Query
 from gateway.events import Event, EventLog
 from gateway.fleet.fleet import Fleet
 
@@ -66,4 +66,14 @@ def _message(event: Event) -> bytes:
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.id, event.kind.encode(), event.as_json())
 
 
-routes = [Route("/events", events)]
+_EVENTS: Final = Operation(
+    summary="What happens",
+    tag="operation",
+    answer=EVENT_STREAM,
+    query=[
+        Query("recent", "integer", "Begin with so many that were."),
+        Query("follow", "string", "0: end after these."),
+    ],
+)
+
+routes = [Described("/events", events, _EVENTS)]

@@ -100,6 +100,9 @@ class Request:
         self._idle = False
         self._arrived = asyncio.Event()
         self._started_at: float | None = None
+        # When a worker got it first, and when the first of the answer was there.
+        self.begun_at: float | None = None
+        self.answered_at: float | None = None
 
     @property
     def usage(self) -> Usage | None:
@@ -134,6 +137,7 @@ class Request:
     def start(self, now: float) -> None:
         """It runs from now on: the deadline stands still."""
         self._started_at = now
+        self.begun_at = now if self.begun_at is None else self.begun_at
         self.vectors.begin()
 
     def park(self, now: float) -> None:
@@ -148,6 +152,8 @@ class Request:
             self._parts += delta.parts
         elif delta.finish_reason is None:
             return
+        if self.answered_at is None:
+            self.answered_at = asyncio.get_running_loop().time()
         self._finish_reason = delta.finish_reason
         self.stop_sequence = delta.stop_sequence
         self._usage = None if delta.usage is None else _plausible(delta.usage)
