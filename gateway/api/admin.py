@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
-from gateway.api import events, keys, logs
+from gateway.api import events, keys, live, logs, requests
 from gateway.api.bodies import read_json
 from gateway.api.callers import caller_of
 from gateway.api.status import gateway_status, model_status
@@ -159,6 +159,8 @@ routes = [
             *keys.routes,
             *logs.routes,
             *events.routes,
+            *requests.routes,
+            *live.routes,
         ],
     )
 ]

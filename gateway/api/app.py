@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
-from gateway.api import admin, completions, embeddings, health, metrics, models, rerank
+from gateway.api import admin, completions, embeddings, health, metrics, models, page, rerank
 from gateway.api.callers import Callers
 from gateway.api.chat import route as chat
 from gateway.api.errors import on_defect, on_http_exception, on_refusal
@@ -24,6 +24,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.keys.keys import Keys
 from gateway.mailbox.mailbox import Mailbox
 from gateway.metrics.http_meter import HttpMeter
+from gateway.page.page import Page
 from gateway.pictures.reader import PictureReader
 from gateway.serve.reload import Reloader
 
@@ -43,6 +44,7 @@ def build_app(
             *embeddings.routes,
             *rerank.routes,
             *admin.routes,
+            *page.routes,
         ],
         exception_handlers={
             Refusal: on_refusal,
@@ -56,6 +58,7 @@ def build_app(
     app.state.door = door
     app.state.mailbox = mailbox
     app.state.pictures = PictureReader()
+    app.state.page = Page()
     app.state.http_meter = HttpMeter()
     visitors = Visitors(Callers(app, keys), fleet, exposed=keys.exposed)
     return Recorded(visitors, app.state.http_meter, dict(_paths(app.routes)))
