@@ -43,6 +43,8 @@ Kind: TypeAlias = Literal[
     "spare",
     "reload",
     "mailbox",
+    "pull",
+    "removed",
 ]
 
 _KEPT: Final = 1000

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.constants import HF_HUB_CACHE
 from safetensors import SafetensorError, safe_open
 
 from worker.model_error import ModelError, one_sentence
@@ -30,8 +29,11 @@ def find_folder(source: str) -> Path:
     if folder.is_absolute():
         raise ModelError(f"There is no folder {source}.")
     try:
-        return Path(snapshot_download(source, local_files_only=True))
-    except (LocalEntryNotFoundError, ValueError) as error:
+        # What was pulled, whole; snapshot_download would also miss what no model is loaded from.
+        repository = Path(HF_HUB_CACHE) / f"models--{source.replace('/', '--')}"
+        revision = (repository / "refs" / "main").read_text("ascii").strip()
+        return (repository / "snapshots" / revision).resolve(strict=True)
+    except (OSError, ValueError) as error:
         raise ModelError(
             f"{source} is neither a folder nor a repository in the Hugging Face cache."
         ) from error

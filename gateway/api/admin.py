@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
-from gateway.api import events, keys, live, logs, requests
+from gateway.api import events, keys, library, live, logs, pulls, requests
 from gateway.api.bodies import read_json
 from gateway.api.callers import caller_of
 from gateway.api.status import gateway_status, model_status
@@ -157,6 +157,8 @@ routes = [
             Route("/models/{model_id:path}/restart", restart, methods=["POST"]),
             Route("/models/{model_id:path}/kill", kill, methods=["POST"]),
             *keys.routes,
+            *pulls.routes,
+            *library.routes,
             *logs.routes,
             *events.routes,
             *requests.routes,

@@ -21,7 +21,9 @@ from gateway.api.visitors import Visitors
 from gateway.dispatch.refusal import Refusal
 from gateway.edge.door import Door
 from gateway.fleet.fleet import Fleet
+from gateway.hub.pulls import Pulls
 from gateway.keys.keys import Keys
+from gateway.library.library import Library
 from gateway.mailbox.mailbox import Mailbox
 from gateway.metrics.http_meter import HttpMeter
 from gateway.page.page import Page
@@ -30,7 +32,13 @@ from gateway.serve.reload import Reloader
 
 
 def build_app(
-    fleet: Fleet, reloader: Reloader, mailbox: Mailbox, keys: Keys, door: Door
+    fleet: Fleet,
+    reloader: Reloader,
+    mailbox: Mailbox,
+    keys: Keys,
+    door: Door,
+    pulls: Pulls,
+    library: Library,
 ) -> ASGIApp:
     app = Starlette(
         routes=[
@@ -57,6 +65,8 @@ def build_app(
     app.state.keys = keys
     app.state.door = door
     app.state.mailbox = mailbox
+    app.state.pulls = pulls
+    app.state.library = library
     app.state.pictures = PictureReader()
     app.state.page = Page()
     app.state.http_meter = HttpMeter()

@@ -14,7 +14,13 @@ from starlette.types import Receive, Scope, Send
 from gateway.api.callers import caller_of
 from gateway.api.errors import error_response
 from gateway.api.record import CLIENT_LEFT, note_outcome, note_usage, record_of
-from gateway.api.sampling import Priority, deadline_s, keep_alive_s, priority_of
+from gateway.api.sampling import (
+    Priority,
+    check_mailbox,
+    deadline_s,
+    keep_alive_s,
+    priority_of,
+)
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import ClientGoneError, Request
 from gateway.edge.request_id import unique
@@ -52,6 +58,7 @@ def submit(
     Raises:
         Refusal: no such model, a header can't be read, or the queue is full.
     """
+    check_mailbox(http_request)
     fleet: Fleet = http_request.app.state.fleet
     compartment = fleet.roster.find(body.model, caller_of(http_request))
     record = record_of(http_request)

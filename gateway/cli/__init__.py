@@ -18,6 +18,9 @@ VERBS: Final = (
     "status",
     "top",
     "models",
+    "list",
+    "show",
+    "rm",
     "load",
     "unload",
     "restart",
@@ -25,6 +28,7 @@ VERBS: Final = (
     "logs",
     "events",
     "chat",
+    "pull",
     "estimate",
     "config",
     "key",
@@ -39,7 +43,8 @@ class _Verbs(UncutGroup):
     """Finds each verb in the module of its name, so that `serve` doesn't carry the others."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(VERBS)
+        # `list` is a verb in this package.
+        return [*VERBS]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:

@@ -148,3 +148,60 @@ class ErrorBody(Struct, frozen=True):
 
 class ErrorEnvelope(Struct, frozen=True):
     error: ErrorBody
+
+
+class PullOrder(Struct, frozen=True):
+    model: str
+    force: bool = False
+
+
+class OutlookReading(Struct, frozen=True):
+    fits: bool
+    sentence: str
+
+
+class PullReading(Struct, frozen=True, kw_only=True):
+    """`id` is empty of a pull that no gateway does."""
+
+    id: str
+    model: str
+    state: str
+    repository: str | None = None
+    reason: str | None = None
+    code: str | None = None
+    done_bytes: int | None = None
+    total_bytes: int | None = None
+    bytes_per_s: float | None = None
+    seconds_left: float | None = None
+    outlook: OutlookReading | None = None
+    offered_as: str | None = None
+
+
+class EntryReading(Struct, frozen=True, kw_only=True):
+    source: str
+    ids: tuple[str, ...]
+    path: str
+    size_bytes: int
+    part_bytes: int = 0
+    architecture: str | None = None
+    quantization: str | None = None
+    context_tokens: int | None = None
+    has_template: bool = False
+    abilities: tuple[str, ...] = ()
+    problem: str | None = None
+    state: str | None = None
+    last_used_at: float | None = None
+    configured: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.ids[0] if self.ids else self.source
+
+
+class EntryListReading(Struct, frozen=True):
+    models: tuple[EntryReading, ...]
+
+
+class RemovedReading(Struct, frozen=True):
+    source: str
+    reclaimed_bytes: int

@@ -13,18 +13,30 @@ import msgspec
 from msgspec import Struct
 
 from gateway.cli.bodies import (
+    EntryListReading,
+    EntryReading,
     ErrorEnvelope,
     GatewayReading,
     ListedModel,
     ModelList,
+    PullOrder,
+    PullReading,
     RawModelList,
+    RemovedReading,
 )
-from gateway.cli.failure import CommandError, NoGatewayError, NoSuchModelError
+from gateway.cli.failure import (
+    CommandError,
+    NobodyListensError,
+    NoGatewayError,
+    NoSuchModelError,
+)
 from gateway.cli.server_sent_events import ServerSentEvent, server_sent_events
 
 _ANSWER_S: Final = 10.0
 _CONNECT_S: Final = 5.0
 _TIMEOUT: Final = httpx.Timeout(_ANSWER_S, connect=_CONNECT_S)
+# The disks of models may sleep.
+_SLOW: Final = httpx.Timeout(30.0, connect=_CONNECT_S)
 # For what takes as long as it takes: loads, drains, answers.
 _PATIENT: Final = httpx.Timeout(None, connect=_CONNECT_S)
 
@@ -116,6 +128,38 @@ class GatewayClient:
         with self._answer("POST", "/v1/chat/completions", _PATIENT, request) as response:
             yield server_sent_events(response.iter_bytes())
 
+    def begin_pull(self, order: PullOrder) -> PullReading:
+        with self._answer("POST", "/admin/v1/pulls", _TIMEOUT, order) as response:
+            return self.read(response.read(), PullReading)
+
+    @contextlib.contextmanager
+    def pull(self, pull_id: str) -> Iterator[Iterator[PullReading]]:
+        """What becomes of a pull, until it is over."""
+        with self._answer("GET", f"/admin/v1/pulls/{pull_id}", _PATIENT) as response:
+            yield (
+                self.read(event.data, PullReading)
+                for event in server_sent_events(response.iter_bytes())
+                if event.kind == "pull"
+            )
+
+    def cancel_pull(self, pull_id: str) -> bytes:
+        with self._answer("DELETE", f"/admin/v1/pulls/{pull_id}", _PATIENT) as response:
+            return response.read()
+
+    def library(self) -> tuple[EntryReading, ...]:
+        with self._answer("GET", "/admin/v1/library", _SLOW) as response:
+            return self.read(response.read(), EntryListReading).models
+
+    def library_entry(self, name: str) -> EntryReading:
+        with self._answer("GET", f"/admin/v1/library/{_quoted(name)}", _SLOW) as response:
+            return self.read(response.read(), EntryReading)
+
+    def remove(self, name: str, *, dry_run: bool) -> RemovedReading:
+        path = f"/admin/v1/library/{_quoted(name)}"
+        query: dict[str, str | int] = {"dry_run": int(dry_run)}
+        with self._answer("DELETE", path, _PATIENT, query=query) as response:
+            return self.read(response.read(), RemovedReading)
+
     def read(self, content: bytes | str, kind: type[Body]) -> Body:
         try:
             return msgspec.json.decode(content, type=kind)
@@ -148,7 +192,7 @@ class GatewayClient:
                     raise self._refused(response.read(), response.status_code)
                 yield response
         except httpx.ConnectError as error:
-            raise NoGatewayError(
+            raise NobodyListensError(
                 f"No gateway answers at {self.url} ({error}): start one with `bulkhead serve`, or "
                 "name another with --url."
             ) from error

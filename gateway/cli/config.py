@@ -18,7 +18,7 @@ from gateway.cli.flags import takes_flags
 from gateway.cli.printable import printable, printable_json
 from gateway.cli.uncut import UncutGroup
 from gateway.config.example import example
-from gateway.config.keys import KEYS, MODEL_KEYS, MODELS, Definition, label
+from gateway.config.keys import DISCOVERY_KEYS, KEYS, MODEL_KEYS, MODELS, Definition, label
 from gateway.config.locations import Place
 from gateway.config.mistakes import Mistake, Source
 from gateway.config.network import network_cautions
@@ -127,6 +127,8 @@ def _values(configuration: Configuration) -> Iterator[tuple[Place, Definition, A
         section = getattr(configuration.settings, table)
         for name, definition in keys.items():
             yield (table, name), definition, getattr(section, name)
+    for name, definition in DISCOVERY_KEYS.items():
+        yield (MODELS, name), definition, getattr(configuration.settings.discovery, name)
     for model_id, model in configuration.settings.models.items():
         for name, definition in MODEL_KEYS.items():
             yield (MODELS, model_id, name), definition, getattr(model, name)
@@ -194,7 +196,7 @@ def _summary(configuration: Configuration) -> str:
         "No configuration file" if configuration.file is None else f"{configuration.file} is good"
     )
     if not configuration.located:
-        return f"{file}: no models, so serve needs --model."
+        return f"{file}: no models of its own; serve offers those that `bulkhead list` finds."
     models = list(configuration.located)
     return f"{file}: {len(models)} model{'' if len(models) == 1 else 's'} ({', '.join(models)})."
 

@@ -35,6 +35,10 @@ class NoGatewayError(CommandError):
     exit_code = 3
 
 
+class NobodyListensError(NoGatewayError):
+    """There is no gateway: not one that is slow, or something else in its place."""
+
+
 class NoSuchModelError(CommandError):
     """The gateway doesn't know the model."""
 

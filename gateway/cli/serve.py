@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import sys
@@ -16,10 +15,11 @@ from gateway.cli.flags import takes_flags
 from gateway.cli.printable import printable
 from gateway.config.network import exposed, tls_files
 from gateway.config.places import Places
-from gateway.config.read import read_configuration
+from gateway.config.read import Configuration, read_configuration
 from gateway.config.settings import ConfigError, Flags
 from gateway.keys.key_file import KeyFileError
 from gateway.keys.keys import Keys
+from gateway.library.finder import Finder
 from gateway.logs.setup import gateway_logs
 from gateway.serve import server
 from gateway.service.mark import LABEL, MARK, MISTAKE_STATUS, service_pid
@@ -63,13 +63,17 @@ def command(flags: Flags, log_level: str, log_to: str, mistake_status: int) -> N
     folder: bulkhead logs.
     """
     # As they are now: the gateway takes some of its environment's variables out.
-    read = functools.partial(read_configuration, flags, dict(os.environ), Places())
+    finder, places, environment = Finder(), Places(), dict(os.environ)
+
+    def read() -> Configuration:
+        return finder.with_found(read_configuration(flags, environment, places))
+
     try:
         configuration = read()
     except ConfigError as error:
         _fail_for_good(error.mistakes, status=mistake_status)
     settings = configuration.settings
-    if not settings.models:
+    if not settings.models and not settings.discovery.discover:
         _fail_for_good(
             ["No model was given. Try the one that comes along: bulkhead serve --model demo"],
             status=mistake_status,
@@ -89,7 +93,12 @@ def command(flags: Flags, log_level: str, log_to: str, mistake_status: int) -> N
     with gateway_logs(state_dir, settings.models, log_level, to_stderr=log_to == "stderr"):
         _raise_file_limit()
         give_large_buffers_back()
-        server.run(read, configuration, state_dir, listener, keys, certificates)
+        if not settings.models:
+            logger.warning(
+                "There is no model yet: get one with `bulkhead pull OWNER/NAME`, or try the one "
+                "that comes along with --model demo"
+            )
+        server.run(read, configuration, state_dir, listener, keys, certificates, finder)
 
 
 def _leave_to_another_service(state_dir: StateDir) -> None:

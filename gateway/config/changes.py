@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from gateway.config.keys import KEYS, MODEL_KEYS
+from gateway.config.keys import DISCOVERY_KEYS, KEYS, MODEL_KEYS, MODELS
 from gateway.config.settings import Section, Settings
 
 
@@ -40,6 +40,9 @@ def changes(old: Settings, new: Settings) -> Changes:
         for name in _differing(definitions, getattr(old, table), getattr(new, table)):
             taken = restart if definitions[name].key.restart else live
             taken.append(f"{table}.{name}")
+    live += [
+        f"{MODELS}.{name}" for name in _differing(DISCOVERY_KEYS, old.discovery, new.discovery)
+    ]
     return Changes(
         added=tuple(each for each in new.models if each not in old.models),
         removed=tuple(each for each in old.models if each not in new.models),

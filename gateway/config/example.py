@@ -6,10 +6,10 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from gateway.config.keys import KEYS, MODEL_KEYS, SECTIONS, Definition
+from gateway.config.keys import DISCOVERY_KEYS, KEYS, MODEL_KEYS, MODELS, SECTIONS, Definition
 from gateway.config.kinds import toml_text
 from gateway.config.models import DEMO_ID
-from gateway.config.settings import ModelSettings
+from gateway.config.settings import DiscoverySettings, ModelSettings
 
 _COLUMNS: Final = 78
 
@@ -25,6 +25,8 @@ def _lines() -> Iterator[str]:
     for table, keys in KEYS.items():
         yield from ("", *_comment(SECTIONS[table].about), f"[{table}]")
         yield from _keys(keys)
+    yield from ("", *_comment(DiscoverySettings.about), f"[{MODELS}]")
+    yield from _keys(DISCOVERY_KEYS)
     yield from ("", *_comment(ModelSettings.about), f"[models.{toml_text(DEMO_ID)}]")
     yield from _keys(MODEL_KEYS)
 

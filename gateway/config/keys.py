@@ -12,7 +12,9 @@ from msgspec import Struct
 
 from gateway.config.kinds import Kind, toml_text
 from gateway.config.settings import (
+    DiscoverySettings,
     GatewaySettings,
+    HubSettings,
     Key,
     MailboxSettings,
     MemorySettings,
@@ -61,17 +63,20 @@ SECTIONS: Final[dict[str, type[Section]]] = {
     "queue": QueueSettings,
     "prompt_cache": PromptCacheSettings,
     "mailbox": MailboxSettings,
+    "hub": HubSettings,
 }
 MODELS: Final = "models"
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 TABLES: Final = (*SECTIONS, MODELS)
 KEYS: Final = {name: _definitions(section) for name, section in SECTIONS.items()}
 MODEL_KEYS: Final = _definitions(ModelSettings)
+# They stand in the table of the models. A table of the same name is a model all the same.
+DISCOVERY_KEYS: Final = _definitions(DiscoverySettings)
 
 
 def definitions() -> Iterator[tuple[str, Definition]]:
     """Every key with its table, in the order of the file."""
-    for table, keys in (*KEYS.items(), (MODELS, MODEL_KEYS)):
+    for table, keys in (*KEYS.items(), (MODELS, DISCOVERY_KEYS), (MODELS, MODEL_KEYS)):
         for definition in keys.values():
             yield table, definition
 

@@ -73,11 +73,11 @@ def locate(source: str) -> str:
         )
     if not _REPOSITORY.fullmatch(source) or source.startswith("."):
         raise ValueError(f"There is no model folder {source}.")
-    snapshots = _hugging_face_cache() / f"models--{source.replace('/', '--')}" / "snapshots"
+    snapshots = hugging_face_cache() / f"models--{source.replace('/', '--')}" / "snapshots"
     if not snapshots.is_dir():
         raise ValueError(
             f"{source} is neither a folder nor in the Hugging Face cache "
-            f"({_hugging_face_cache()}): download it with `hf download {source}`."
+            f"({hugging_face_cache()}): get it with `bulkhead pull {source}`."
         )
     return source
 
@@ -92,8 +92,8 @@ def check_holds_model(located: str) -> None:
         folder = find_folder(located)
     except OSError:
         raise ValueError(
-            f"{located} is in the Hugging Face cache without its revision main: download it with "
-            f"`hf download {located}`."
+            f"{located} is in the Hugging Face cache without its revision main: get it with "
+            f"`bulkhead pull {located}`."
         ) from None
     if not os.path.isfile(folder / "config.json"):  # noqa: PTH113 - this one never raises.
         raise ValueError(f"{folder} holds no model: there is no config.json.")
@@ -168,12 +168,12 @@ def find_folder(located: str) -> Path:
     folder = Path(located)
     if folder.is_absolute():
         return folder
-    repository = _hugging_face_cache() / f"models--{located.replace('/', '--')}"
+    repository = hugging_face_cache() / f"models--{located.replace('/', '--')}"
     revision = (repository / "refs" / "main").read_text("ascii").strip()
     return repository / "snapshots" / revision
 
 
-def _hugging_face_cache() -> Path:
+def hugging_face_cache() -> Path:
     """As huggingface_hub finds it, which is too large to import for this."""
     if cache := os.environ.get("HF_HUB_CACHE"):
         return Path(cache)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gateway.config.keys import KEYS, MODEL_KEYS, SECTIONS, Definition
-from gateway.config.settings import ModelSettings
+from gateway.config.keys import DISCOVERY_KEYS, KEYS, MODEL_KEYS, MODELS, SECTIONS, Definition
+from gateway.config.settings import DiscoverySettings, ModelSettings
 
 
 def printed() -> Iterator[str]:
     """The lines, in Markdown."""
     tables = [(f"[{name}]", SECTIONS[name].about, keys) for name, keys in KEYS.items()]
+    tables.append((f"[{MODELS}]", DiscoverySettings.about, DISCOVERY_KEYS))
     tables.append(("[models.ID]", ModelSettings.about, MODEL_KEYS))
     for heading, about, keys in tables:
         yield from (f"### `{heading}`", "", about, "")

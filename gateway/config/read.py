@@ -12,6 +12,7 @@ import msgspec
 import platformdirs
 
 from gateway.config.keys import (
+    DISCOVERY_KEYS,
     KEYS,
     MODEL_KEYS,
     MODELS,
@@ -29,13 +30,19 @@ from gateway.config.models import find_adapter, find_draft, find_model, model_fr
 from gateway.config.network import TLS_PLACES, network_complaints
 from gateway.config.places import Places, Sought
 from gateway.config.rules import complaints
-from gateway.config.settings import ConfigError, Flags, ModelSettings, Settings
+from gateway.config.settings import (
+    ConfigError,
+    DiscoverySettings,
+    Flags,
+    ModelSettings,
+    Settings,
+)
 from gateway.config.toml_file import Document, UnreadableError, read_document
 
 _SHOWN_CHARACTERS: Final = 40
 # The table of each key; no two have one of the same name.
 _HOMES: Final = {
-    definition.name: "[models.ID]" if table == MODELS else f"[{table}]"
+    definition.name: "[models.ID]" if definition.name in MODEL_KEYS else f"[{table}]"
     for table, definition in definitions()
 }
 # What finds the folders that models' keys name.
@@ -61,7 +68,8 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
 
     `file` is the one that was read, and `digest` tells its content from another. `located` has what
     workers are to load, by the models' ids.
-    `sources` has the keys that were given: the others have their defaults.
+    `sources` has the keys that were given: the others have their defaults. `discovered` are the
+    models that nobody has named.
     """
 
     settings: Settings
@@ -69,6 +77,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     digest: str | None
     located: dict[str, Located]
     sources: dict[Place, Source]
+    discovered: frozenset[str] = frozenset()
 
     def source(self, place: Place) -> Source:
         return self.sources.get(place, Source("default"))
@@ -177,16 +186,23 @@ class _Draft:
         """The settings, with defaults in place of what is wrong."""
         sections: dict[str, Any] = {}
         models: dict[str, ModelSettings] = {}
+        discovery = DiscoverySettings()
         for name, table in self._tables.items():
             if name not in TABLES:
                 self._complain((name,), _unknown("table", name, TABLES))
             elif not isinstance(table, dict):
                 self._complain((name,), f"expected a table, as in [{name}]")
             elif name == MODELS:
-                models = {model_id: self._model(model_id, each) for model_id, each in table.items()}
+                given = {key: table[key] for key in DISCOVERY_KEYS if _is_value(table.get(key))}
+                discovery = DiscoverySettings(**self._values((MODELS,), DISCOVERY_KEYS, given))
+                models = {
+                    model_id: self._model(model_id, each)
+                    for model_id, each in table.items()
+                    if model_id not in given
+                }
             else:
                 sections[name] = SECTIONS[name](**self._values((name,), KEYS[name], table))
-        settings = Settings(**sections, models=models)
+        settings = Settings(**sections, discovery=discovery, models=models)
         for place, message in complaints(settings):
             self._complain(place, message)
         return settings
@@ -341,6 +357,11 @@ class _Draft:
     @functools.cached_property
     def _locations(self) -> Locations:
         return Locations(self._document.text)
+
+
+def _is_value(given: object) -> bool:
+    """Whether that is a key's, and no model's table."""
+    return given is not None and not isinstance(given, dict)
 
 
 def _path_of(model: object) -> object:

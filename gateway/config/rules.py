@@ -15,7 +15,7 @@ from urllib.parse import quote
 from gateway.config.kinds import toml_text
 from gateway.config.locations import Place
 from gateway.config.models import expand_home
-from gateway.config.settings import Settings
+from gateway.config.settings import HUGGING_FACE, Settings
 
 Complaint: TypeAlias = tuple[Place, str]
 
@@ -23,6 +23,7 @@ _HOST_NAME: Final = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")
 _PAGE_ORIGIN: Final = re.compile(
     r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?"
 )
+_ENDPOINT: Final = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
 # File names have 255 bytes on either system, and a suffix follows.
 _LONGEST_ID: Final = 200
 # Control characters, halves of characters, ends of lines and paragraphs.
@@ -37,6 +38,25 @@ def complaints(settings: Settings) -> Iterator[Complaint]:
     yield from _ids(settings)
     yield from _aliases(settings)
     yield from _pictures(settings)
+    yield from _hub(settings)
+
+
+def _hub(settings: Settings) -> Iterator[Complaint]:
+    endpoint = settings.hub.endpoint
+    if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):
+        yield (
+            ("hub", "endpoint"),
+            f"{toml_text(endpoint)} is no address, as https://huggingface.co without anything "
+            "behind it but a path",
+        )
+    if settings.hub.at is not None and not Path(settings.hub.at).is_absolute():
+        yield ("hub", "folder"), f"{toml_text(settings.hub.at)} is not an absolute path"
+    for index, place in enumerate(settings.discovery.discover):
+        if place != HUGGING_FACE and not expand_home(place).is_absolute():
+            yield (
+                ("models", "discover", index),
+                f"{toml_text(place)} is neither an absolute path nor {toml_text(HUGGING_FACE)}",
+            )
 
 
 def _host(settings: Settings) -> Iterator[Complaint]:

@@ -8,18 +8,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.config.keys import KEYS, MODEL_KEYS, MODELS, SECTIONS, Definition
+from gateway.config.keys import DISCOVERY_KEYS, KEYS, MODEL_KEYS, MODELS, SECTIONS, Definition
 from gateway.config.settings import ModelSettings
 
 
 def schema() -> dict[str, Any]:
     """Draft 2020-12. What holds between keys can't be said in it."""
     tables = {name: _table(SECTIONS[name].about, keys) for name, keys in KEYS.items()}
+    model = _table(ModelSettings.about, MODEL_KEYS)
     tables[MODELS] = {
         "description": "The models by their ids.",
         "type": "object",
         "propertyNames": {"minLength": 1},
-        "additionalProperties": _table(ModelSettings.about, MODEL_KEYS),
+        # A table of that name is a model.
+        "properties": {
+            name: {"anyOf": [_key(each), model]} for name, each in DISCOVERY_KEYS.items()
+        },
+        "additionalProperties": model,
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

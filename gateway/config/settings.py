@@ -7,7 +7,7 @@ these definitions.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Final
 
 from msgspec import Struct, field
 
@@ -297,6 +297,55 @@ class MailboxSettings(Section, frozen=True):
         return parse_size(self.size)
 
 
+class HubSettings(Section, frozen=True):
+    about: ClassVar[str] = "Where `bulkhead pull` gets models from."
+
+    endpoint: Annotated[
+        str | None,
+        Key(
+            Text("an address such as https://huggingface.co"),
+            "The hub, or a mirror that speaks as it does. The token is HF_TOKEN, or that of "
+            "`hf auth login`.",
+            example="https://huggingface.co",
+            unset="HF_ENDPOINT, or huggingface.co",
+        ),
+    ] = None
+    folder: Annotated[
+        str | None,
+        Key(
+            Text("a folder"),
+            "Copy models from this folder instead, which has them as OWNER/NAME or as a Hugging "
+            "Face cache.",
+            example="/Volumes/models",
+            unset="the hub is asked",
+        ),
+    ] = None
+
+    @property
+    def at(self) -> str | None:
+        """`folder`, with the home that a `~` stands for."""
+        return None if self.folder is None else str(expand_home(self.folder))
+
+
+# What `discover` has for the Hugging Face cache, wherever that is.
+HUGGING_FACE: Final = "huggingface"
+
+
+class DiscoverySettings(Section, frozen=True):
+    """Keys that stand beside the models' tables in the table that holds these."""
+
+    about: ClassVar[str] = "What holds for models that have no table of their own."
+
+    discover: Annotated[
+        tuple[str, ...],
+        Key(
+            Texts(f'folders and "{HUGGING_FACE}"'),
+            "Models in these folders, and in the Hugging Face cache if it is named, are served "
+            "without a table of their own.",
+        ),
+    ] = (HUGGING_FACE,)
+
+
 class ModelSettings(Section, frozen=True):
     about: ClassVar[str] = "A model; the table's name is its id."
 
@@ -391,7 +440,9 @@ class ModelSettings(Section, frozen=True):
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole configuration. `models` is by id."""
+    """The whole configuration. `models` is by id; `discovery` are the keys in its table that are
+    no models.
+    """
 
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
     memory: MemorySettings = field(default_factory=MemorySettings)
@@ -399,6 +450,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     queue: QueueSettings = field(default_factory=QueueSettings)
     prompt_cache: PromptCacheSettings = field(default_factory=PromptCacheSettings)
     mailbox: MailboxSettings = field(default_factory=MailboxSettings)
+    hub: HubSettings = field(default_factory=HubSettings)
+    discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
     models: dict[str, ModelSettings] = field(default_factory=dict)
 
 

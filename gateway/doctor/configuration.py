@@ -33,4 +33,4 @@ def judge_configuration(
         return
     what = "There is no file, and none is needed" if file is None else f"{file} is good"
     count = f"{models} model{'' if models == 1 else 's'}"
-    yield ok(_CHECK, f"{what}: {count if models else 'no models, so serve needs --model'}.")
+    yield ok(_CHECK, f"{what}: {count if models else 'no models of its own'}.")

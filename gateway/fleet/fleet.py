@@ -19,6 +19,8 @@ from gateway.fleet.prompts import Prompts
 from gateway.fleet.readings import Readings
 from gateway.fleet.roster import Roster
 from gateway.fleet.starter import Starter
+from gateway.hub.fit import Outlook, outlook
+from gateway.hub.messages import Planned
 from gateway.memory.admission import Admission
 from gateway.memory.estimate.learned import Learned
 from gateway.memory.steward import Steward
@@ -90,7 +92,7 @@ class Fleet:
         if caution is not None:
             self.events.emit("caution", None, reason=caution)
         self._starter = Starter(self._in_force, state_dir, records, self.events)
-        learned = Learned(state_dir.learned_path)
+        learned = self._learned = Learned(state_dir.learned_path)
         self.steward = Steward(
             Admission(
                 budget_bytes,
@@ -161,6 +163,15 @@ class Fleet:
             WorkerLog(self._state_dir.log_path(model.id)),
             self.events,
             self.prompts.for_workers,
+        )
+
+    def outlook(self, planned: Planned) -> Outlook | None:
+        """Whether a model that is to be pulled will fit beside what is pinned."""
+        return outlook(
+            planned,
+            self.steward.admission.ledger.possible_bytes,
+            self._learned.process_bytes,
+            self.settings.memory.ordinary_tokens,
         )
 
     def now(self) -> float:

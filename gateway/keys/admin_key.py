@@ -12,9 +12,9 @@ logger = logging.getLogger(__name__)
 
 
 def admin_key(path: Path) -> str | None:
-    """The key that is there; None if there is none, or none that can be trusted."""
+    """The key that is there; None if there is none, or none that can be read and trusted."""
     try:
-        return read_secret(path).decode("ascii").strip() or None
+        return _read(path)
     except (OSError, UnicodeDecodeError):
         return None
 
@@ -24,10 +24,17 @@ def ensured_admin_key(path: Path) -> str:
 
     Raises OSError.
     """
-    if (known := admin_key(path)) is not None:
-        return known
-    if path.exists():
-        logger.warning("%s can't be trusted any more, so there is a new admin key in it", path)
+    try:
+        if (known := _read(path)) is not None:
+            return known
+    except FileNotFoundError:
+        pass
+    except (PermissionError, UnicodeDecodeError) as error:
+        logger.warning("There is a new admin key in %s: %s", path, error)
     secret = new_secret()
     write_secret(path, secret.encode() + b"\n")
     return secret
+
+
+def _read(path: Path) -> str | None:
+    return read_secret(path).decode("ascii").strip() or None

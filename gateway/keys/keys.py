@@ -13,6 +13,7 @@ import msgspec
 from gateway.keys.accounts import Accounts, Book, Counts
 from gateway.keys.admin_key import ensured_admin_key
 from gateway.keys.api_key import ApiKey, Terms
+from gateway.keys.caller import ADMIN
 from gateway.keys.desk import Desk
 from gateway.keys.key_file import KeyFile, KeyFileError, Signature
 from gateway.keys.ring import Held, KeyRing
@@ -69,6 +70,10 @@ class Keys:
 
     def desk(self, name: str) -> Desk:
         return self._desks[name]
+
+    def opens(self, name: str) -> bool:
+        """Whether there is a key of this name that was not revoked."""
+        return name == ADMIN or name in self._desks
 
     def watch(self, tasks: Tasks) -> None:
         tasks.keep(self.look, "keys", _LOOK_S)

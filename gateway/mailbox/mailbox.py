@@ -7,9 +7,9 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -36,6 +36,16 @@ _RETRY_AFTER_S: Final = 30
 _MOST_DEATHS: Final = 16
 
 
+class Owners(Protocol):
+    """The keys that answers belong to, by their names."""
+
+    def opens(self, name: str) -> bool:
+        """Whether it was not revoked."""
+
+    def spend(self, name: str, usage: Usage) -> None:
+        """Count what was computed for it: no request that ends does that here."""
+
+
 class Mailbox:
     """Everything runs on the event loop, but for the file."""
 
@@ -44,10 +54,9 @@ class Mailbox:
         path: Path,
         fleet: Fleet,
         families: Mapping[Api, Family],
-        spend: Callable[[str, Usage], None],
+        owners: Owners,
     ) -> None:
-        """`spend` is told what was computed for whom: no request that ends does that here."""
-        self._spend = spend
+        self._owners = owners
         self._fleet = fleet
         self._families = families
         self._archive = Archive(path, fleet.events)
@@ -193,8 +202,17 @@ class Mailbox:
         await self._write_unwritten()
         for late in self._queue.take_overdue(time.time()):
             self._start(late.name)
+        for job in [each for each in self._jobs.values() if self._revoked(each)]:
+            job.cancel()
+            if self._queue.take(job.entry.name):
+                self._start(job.entry.name)
         while (turn := self._next()) is not None:
             self._start(turn.name)
+
+    def _revoked(self, job: Job) -> bool:
+        """Its key opens nothing any more, so nobody could fetch it."""
+        owner = job.entry.owner
+        return bool(owner) and not job.cancelled and not self._owners.opens(owner)
 
     def _next(self) -> Turn | None:
         if self._unwritten or self._archive.trouble is not None:
@@ -312,13 +330,13 @@ class Mailbox:
         """Written down first, told afterwards."""
         entry, usage = job.entry, job.usage
         entry.status, entry.ended_at = outcome.status, time.time()
+        if entry.owner and usage is not None:
+            self._owners.spend(entry.owner, usage)
         if entry.streams:
             events = b"".join(job.events) + last_events
             outcome = msgspec.structs.replace(outcome, events=events)
         if not job.deleted:
             await self._write(job, outcome)
-        if entry.owner and usage is not None:
-            self._spend(entry.owner, usage)
         self._forget(job)
         job.record(last_events)
         job.end(outcome, refusal)

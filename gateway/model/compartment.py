@@ -33,9 +33,9 @@ from gateway.process.worker_log import WorkerLog
 from gateway.system.tasks import Tasks
 from protocol.messages import PromptCacheDisk
 
-# Deaths by these are the worker's own; orders and shutdowns are not.
 # mlx-vlm's models take one sequence after the other: one runs, and the next is decoded meanwhile.
 _BESIDE_PICTURES: Final = 2
+# Deaths by these are the worker's own; orders and shutdowns are not.
 _BLAMED: Final = (Event.MISBEHAVED, Event.HUNG, Event.EXIT)
 
 

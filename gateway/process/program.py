@@ -19,7 +19,8 @@ _SET: Final = {
     # held a third more than MLX did. Its initial threshold, once set, stays (mallopt(3)).
     "MALLOC_MMAP_THRESHOLD_": "131072",
 }
-_REMOVED: Final = ("MLX_METAL_FAST_SYNCH",)
+# Nor is the token for a hub any business of theirs.
+_REMOVED: Final = ("MLX_METAL_FAST_SYNCH", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
 def worker_environment() -> dict[str, str]:

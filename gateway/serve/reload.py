@@ -18,6 +18,7 @@ from gateway.config.settings import ConfigError, Settings
 from gateway.config.sizes import format_size
 from gateway.dispatch.refusal import Refusal
 from gateway.fleet.fleet import Fleet
+from gateway.library.finder import Finder
 from gateway.memory.budget import budget_bytes
 from gateway.model.model import models_of
 from gateway.serve.notify import Notifier
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 # Longer than each part of the reading takes that has a deadline of its own.
-_READ_S: Final = 20.0
+_READ_S: Final = 30.0
 _BUDGET_S: Final = 60.0
 
 
@@ -57,9 +58,11 @@ class Reloader:
         fleet: Fleet,
         notifier: Notifier,
         certificates: Certificates | None,
+        finder: Finder,
     ) -> None:
         """`read` blocks: it reads the file, and looks where the models are."""
         self._certificates = certificates
+        self._finder = finder
         self._read = read
         self._present = present
         self._fleet = fleet
@@ -92,6 +95,24 @@ class Reloader:
                 self._notifier.ready(self._fleet.caution or "Serves")
         self._fleet.events.emit("reload", None, **msgspec.structs.asdict(reloaded))
         return reloaded
+
+    async def rediscover(self) -> None:
+        """Look again which models are on the disks; the configuration stays as it was read.
+
+        Raises:
+            OSError: the disks don't answer.
+        """
+        async with self._lock:
+            new = await self._lane.run(
+                functools.partial(self._finder.with_found, self._present), _READ_S, "the models"
+            )
+            found = changes(self._present.settings, new.settings)
+            self._present = new
+            if not found:
+                return
+            budget_bytes = self._fleet.steward.admission.ledger.budget_bytes
+            self._fleet.configure(models_of(new), new.settings, budget_bytes)
+        self._fleet.events.emit("reload", None, added=found.added, removed=found.removed)
 
     def reload_soon(self) -> None:
         """For a signal: what comes of it is an event."""

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Final
+from typing import Final, NamedTuple
 
 import uvicorn
 import uvloop
@@ -29,7 +29,11 @@ from gateway.edge.capacity import capacity
 from gateway.edge.connection import Connection
 from gateway.edge.door import Door
 from gateway.fleet.fleet import Fleet
+from gateway.hub.pulls import Pulls
 from gateway.keys.keys import Keys
+from gateway.library.finder import Finder
+from gateway.library.last_used import LastUsed
+from gateway.library.library import Library
 from gateway.mailbox.entry import Api
 from gateway.mailbox.family import Family
 from gateway.mailbox.mailbox import Mailbox
@@ -92,6 +96,7 @@ def run(
     listener: socket.socket,
     keys: Keys,
     certificates: Certificates | None,
+    finder: Finder,
 ) -> None:
     """Serve until SIGTERM or SIGINT, drain, stop the workers; a second signal cuts the drain.
 
@@ -116,10 +121,20 @@ def run(
             stranded,
             start.caution,
         )
-        reloader = Reloader(read, configuration, fleet, notifier, certificates)
+        reloader = Reloader(read, configuration, fleet, notifier, certificates, finder)
+        pulls = Pulls(
+            lambda: fleet.settings.hub,
+            state_dir.pulls_path,
+            fleet.events,
+            fleet.outlook,
+            functools.partial(_offer, reloader),
+        )
+        last_used = LastUsed(state_dir.used_path)
+        library = Library(finder, fleet, reloader, pulls, last_used)
         families: dict[Api, Family] = {"chat": ChatFamily(), "responses": ResponseFamily()}
-        mailbox = Mailbox(state_dir.mailbox_path, fleet, families, keys.spend)
-        await _serve(fleet, reloader, mailbox, listener, notifier, keys, certificates)
+        mailbox = Mailbox(state_dir.mailbox_path, fleet, families, keys)
+        shelf = Shelf(pulls, library, last_used)
+        await _serve(fleet, reloader, mailbox, listener, notifier, keys, certificates, shelf)
 
     for caution in network_cautions(settings.gateway):
         logger.warning("%s", caution)
@@ -175,6 +190,23 @@ class _Server(uvicorn.Server):
         self._loop.call_soon_threadsafe(self._signals.put_nowait, sig)
 
 
+class Shelf(NamedTuple):
+    """Models on the disks, and those that come."""
+
+    pulls: Pulls
+    library: Library
+    last_used: LastUsed
+
+
+async def _offer(reloader: Reloader, repository: str) -> str | None:
+    """The id by which a model that was pulled can be used."""
+    await reloader.rediscover()
+    for model_id, located in reloader.present.located.items():
+        if located.path == repository:
+            return model_id
+    return None
+
+
 async def _serve(
     fleet: Fleet,
     reloader: Reloader,
@@ -183,6 +215,7 @@ async def _serve(
     notifier: Notifier,
     keys: Keys,
     certificates: Certificates | None,
+    shelf: Shelf,
 ) -> None:
     address = url(*listener.getsockname()[:2], tls=certificates is not None)
     signals: asyncio.Queue[int] = asyncio.Queue()
@@ -192,7 +225,7 @@ async def _serve(
     )
     server = _Server(
         uvicorn.Config(
-            build_app(fleet, reloader, mailbox, keys, door),
+            build_app(fleet, reloader, mailbox, keys, door, shelf.pulls, shelf.library),
             http=functools.partial(Connection, door=door),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
@@ -207,6 +240,8 @@ async def _serve(
     await server.until_started(serving)
     fleet.start()
     mailbox.start()
+    shelf.last_used.start(lambda: fleet.roster.everyone)
+    await shelf.pulls.resume()
     # The line that scripts wait for; it alone goes to stdout.
     print(f"Bulkhead serves on {address}", flush=True)
     notifier.ready(fleet.caution or f"Serves on {address}")
@@ -232,6 +267,8 @@ async def _serve(
     fleet.refuse_all()
     await mailbox.close()
     await reloader.close()
+    await shelf.pulls.close()
+    await shelf.last_used.close(lambda: fleet.roster.everyone)
     await fleet.stop()
     server.should_exit = True
     await serving

@@ -26,7 +26,7 @@ _PATH: Final = (
     *("/usr/bin", "/bin", "/usr/sbin", "/sbin"),
 )
 # Where models are looked for differs with these.
-_CARRIED: Final = ("HF_HOME", "HF_HUB_CACHE")
+_CARRIED: Final = ("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT")
 
 
 class Definition(Struct, frozen=True):

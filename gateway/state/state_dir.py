@@ -103,7 +103,14 @@ class StateDir:
         for folder in self.folders:
             if (reason := untrusted(folder)) is not None:
                 yield reason
-        kept = (self.starts_path, self.stranded_path, self.learned_path, self.address_path)
+        kept = (
+            self.starts_path,
+            self.stranded_path,
+            self.learned_path,
+            self.address_path,
+            self.pulls_path,
+            self.used_path,
+        )
         secret = [self.keys_path, self.keys_path.with_suffix(".lock")]
         secret += [self.admin_key_path, self.usage_path]
         files = [self.lock_path, *secret, *kept, *(each.with_suffix(".new") for each in kept)]
@@ -209,6 +216,16 @@ class StateDir:
     def learned_path(self) -> Path:
         """What models took, as measured."""
         return self.path / "learned.json"
+
+    @property
+    def pulls_path(self) -> Path:
+        """The pulls that have not ended."""
+        return self.path / "pulls.json"
+
+    @property
+    def used_path(self) -> Path:
+        """When models were last used."""
+        return self.path / "used.json"
 
     @property
     def keys_path(self) -> Path:

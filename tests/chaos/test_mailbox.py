@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import os
 import random
@@ -28,7 +29,7 @@ restart_limit = 1000
 """
 ASKED = {"temperature": 0, "seed": 1}
 WORDS = ("What is Bulkhead?", "What can you do?", "Tell me a story.")
-TOKENS = 120
+TOKENS = 80
 PENDING = ("queued", "in_progress")
 # One to die of, twice as often as one to obey.
 WAYS = ("worker", "gateway", "orderly", "gateway")
@@ -45,6 +46,8 @@ class _House:
         self.texts: dict[str, str] = {}
         # By their paths, with what they answer.
         self.accepted: dict[str, str] = {}
+        # With the number of the last event that was read.
+        self.followed: dict[str, int] = {}
 
     def learn(self) -> None:
         for words in WORDS:
@@ -56,9 +59,30 @@ class _House:
             self._send_chat(words, f"chaos-{number}", stream=number % 2 == 0)
             return
         body = {"model": "demo", "input": words, "max_output_tokens": TOKENS, **ASKED}
-        answer = self.gateway.client.post("/v1/responses", json={**body, "background": True})
+        body["background"] = True
+        if number % 3 == 1:
+            self._follow_a_little(words, body)
+            return
+        answer = self.gateway.client.post("/v1/responses", json=body)
         assert answer.raise_for_status().json()["status"] == "queued"
         self.accepted[f"/v1/responses/{answer.json()['id']}"] = words
+
+    def _follow_a_little(self, words: str, body: dict[str, Any]) -> None:
+        body["stream"] = True
+        with self.gateway.client.stream("POST", "/v1/responses", json=body) as answer:
+            created, queued, *_ = (
+                json.loads(line[6:])
+                for line in itertools.islice(answer.iter_lines(), 6)
+                if line.startswith("data: ")
+            )
+        path = f"/v1/responses/{created['response']['id']}"
+        self.accepted[path] = words
+        self.followed[path] = queued["sequence_number"]
+
+    def events(self, path: str, **query: int) -> list[dict[str, Any]]:
+        answer = self.gateway.client.get(path, params={"stream": "true", **query})
+        lines = answer.raise_for_status().text.splitlines()
+        return [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
 
     def _send_chat(self, words: str, name: str, *, stream: bool) -> None:
         """And vanish once it was accepted."""
@@ -125,6 +149,14 @@ def test_each_accepted_one_ends_exactly_once(rounds: int, tell: Callable[..., No
                 expected = house.texts[house.accepted[path]]
                 assert status in ("completed", "incomplete")
                 assert text == expected, path
+        for path, last in house.followed.items():
+            events = house.events(path)
+            numbers = [each["sequence_number"] for each in events]
+            assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+            deltas = [e["delta"] for e in events if e["type"] == "response.output_text.delta"]
+            assert outcomes[path][0] == "failed" or "".join(deltas) == outcomes[path][1]
+            rest = [each for each in events if each["sequence_number"] > last]
+            assert house.events(path, starting_after=last) == rest
         assert {path: house.outcome(path) for path in outcomes} == outcomes, "they stay so"
         logs = house.logs + house.gateway.log
         for path in outcomes:

@@ -37,7 +37,9 @@ def state() -> Iterator[tuple[str, ...]]:
 
 
 def test_no_model(state: tuple[str, ...], tmp_path: Path) -> None:
-    status, text = serve(*state, environment={"XDG_CONFIG_HOME": str(tmp_path)})
+    path = tmp_path / "config.toml"
+    path.write_text("[models]\ndiscover = []\n")
+    status, text = serve(*state, "--config", str(path))
     assert status == 2
     assert "--model demo" in text
 
@@ -51,7 +53,7 @@ def test_repository_that_is_not_in_the_cache(state: tuple[str, ...], tmp_path: P
     status, text = serve(
         *state, "--model", "owner/name", environment={"HF_HUB_CACHE": str(tmp_path)}
     )
-    assert (status, "hf download owner/name" in text) == (2, True)
+    assert (status, "bulkhead pull owner/name" in text) == (2, True)
 
 
 def test_two_models_of_one_id(state: tuple[str, ...]) -> None:

@@ -56,6 +56,13 @@ def _new(gateway: Gateway, name: str, **terms: Any) -> dict[str, str]:
     return {"authorization": f"Bearer {answer.json()['key']}"}
 
 
+def _used(gateway: Gateway, name: str) -> dict[str, int]:
+    """Today."""
+    keys = gateway.client.get("/admin/v1/usage").json()["keys"]
+    counts: dict[str, int] = next(each for each in keys if each["name"] == name)["today"]
+    return counts
+
+
 def _stranger(gateway: Gateway) -> httpx.Client:
     return httpx.Client(base_url=gateway.url, timeout=60.0)
 
@@ -215,12 +222,7 @@ def test_who_leaves_early_has_used_what_was_computed(gateway: Gateway) -> None:
         while received.count(b"data: ") < 20:
             received += connection.recv(65536)
 
-    def used() -> dict[str, int]:
-        keys = gateway.client.get("/admin/v1/usage").json()["keys"]
-        counts: dict[str, int] = next(each for each in keys if each["name"] == "leaver")["today"]
-        return counts
-
-    counts = eventually(lambda: used() if used()["requests"] else None)
+    counts = eventually(lambda: used if (used := _used(gateway, "leaver"))["requests"] else None)
     assert counts["prompt_tokens"] > 0
     assert counts["completion_tokens"] >= 19
     refused = gateway.chat("Hi", headers={**headers, "x-api-key": ""})
@@ -240,6 +242,33 @@ def test_a_revoked_key_ends_what_runs_under_it(gateway: Gateway) -> None:
     assert stream.error is not None
     assert stream.error["code"] == "invalid_api_key"
     eventually(lambda: gateway.model()["active_requests"] == 0)
+
+
+def test_a_background_response_belongs_to_its_key(gateway: Gateway) -> None:
+    night, day = _new(gateway, "night"), _new(gateway, "day")
+    asked = {"model": "demo", "input": "Hi", "background": True}
+    with _stranger(gateway) as client:
+
+        def ask(**fields: Any) -> str:
+            answer = client.post("/v1/responses", json={**asked, **fields}, headers=night)
+            return f"/v1/responses/{answer.raise_for_status().json()['id']}"
+
+        def status(path: str) -> str:
+            found: str = client.get(path, headers=night).raise_for_status().json()["status"]
+            return found
+
+        path = ask(max_output_tokens=5, ignore_eos=True)
+        eventually(lambda: status(path) == "incomplete")
+        for method in ("GET", "DELETE"):
+            assert client.request(method, path, headers=day).status_code == 404
+        assert client.get(path).status_code == 401
+        used = gateway.client.get("/admin/v1/usage").json()["keys"]
+        (today,) = (each["today"] for each in used if each["name"] == "night")
+        assert (today["requests"], today["completion_tokens"]) == (1, 5)
+        running = ask(max_output_tokens=3000, ignore_eos=True)
+        eventually(lambda: status(running) == "in_progress")
+        gateway.client.delete("/admin/v1/keys/night").raise_for_status()
+        eventually(lambda: gateway.model()["active_requests"] == 0)
 
 
 def test_a_name_of_a_key_goes_into_no_path(gateway: Gateway) -> None:
@@ -277,3 +306,30 @@ def test_commands(gateway: Gateway) -> None:
     assert remote.exit_code == 0, remote.stderr
     assert gateway.client.get("/v1/models", headers={"x-api-key": secret}).status_code == 401
     assert _run("key", "revoke", "cli", *folder).exit_code == 1
+
+
+def test_what_the_mailbox_makes_is_counted_once(gateway: Gateway) -> None:
+    headers = _new(gateway, "parked", tpm=1000)
+    kept = gateway.chat("Hi", headers={**headers, "x-mailbox": "keep"}, max_tokens=5).json()
+    body = {"model": "demo", "input": "Hi", "max_output_tokens": 5, "background": True}
+    started = gateway.client.post("/v1/responses", json=body, headers=headers).json()
+
+    def made() -> Any:
+        answer = gateway.client.get(f"/v1/responses/{started['id']}", headers=headers).json()
+        return answer if answer["status"] in ("completed", "incomplete") else None
+
+    usages = kept["usage"], eventually(made)["usage"]
+
+    def both() -> dict[str, int] | None:
+        counts = _used(gateway, "parked")
+        return counts if counts["requests"] >= 2 else None
+
+    counts = eventually(both)
+    assert (counts["requests"], counts["prompt_tokens"], counts["completion_tokens"]) == (
+        2,
+        usages[0]["prompt_tokens"] + usages[1]["input_tokens"],
+        usages[0]["completion_tokens"] + usages[1]["output_tokens"],
+    )
+    left = gateway.client.get("/v1/models", headers=headers).headers
+    used = counts["prompt_tokens"] + counts["completion_tokens"]
+    assert left["x-ratelimit-remaining-tokens"] == str(1000 - used)

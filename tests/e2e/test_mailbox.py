@@ -132,6 +132,33 @@ def test_a_running_one_is_deleted(gateway: Gateway) -> None:
     eventually(lambda: gateway.model()["active_requests"] == 0)
 
 
+def test_what_cannot_be_written_yet_is_there_all_the_same(gateway: Gateway) -> None:
+    """Another program holds the file for long."""
+    asked = {"model": "demo", "input": QUESTION, "background": True, "stream": True, **GREEDY}
+    with gateway.client.stream("POST", "/v1/responses", json=asked) as answer:
+        lines = answer.iter_lines()
+        first = next(line for line in lines if line.startswith("data: "))
+        path = f"/v1/responses/{json.loads(first[6:])['response']['id']}"
+        next(line for line in lines if "output_text.delta" in line)
+        other = sqlite3.connect(gateway.state_dir / "mailbox.sqlite", isolation_level=None)
+        try:
+            other.execute("BEGIN IMMEDIATE")
+            eventually(lambda: gateway.client.get(path).json()["status"] == "completed")
+            refused = gateway.client.post("/v1/responses", json=asked)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (
+                503,
+                "storage_unavailable",
+            )
+            assert any("locked" in each["reason"] for each in gateway.events("mailbox"))
+            other.execute("ROLLBACK")
+            status = "SELECT status FROM answers WHERE id = ?"
+            name = (path.rsplit("/", 1)[1],)
+            eventually(lambda: other.execute(status, name).fetchone() == ("completed",))
+        finally:
+            other.close()
+        assert any("response.completed" in line for line in lines)
+
+
 def test_a_file_of_a_newer_version_stays_and_the_rest_is_served(
     start_gateway: Callable[..., Gateway],
 ) -> None:

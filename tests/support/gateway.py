@@ -65,7 +65,12 @@ class Gateway:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, **(environment or {})},
+            # What lies in somebody's own cache would be found, and served.
+            env={
+                **os.environ,
+                "HF_HUB_CACHE": str(Path(self._folder.name) / "cache"),
+                **(environment or {}),
+            },
         )
         self._log: list[str] = []
         threading.Thread(target=self._collect_log, daemon=True).start()

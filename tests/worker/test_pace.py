@@ -114,6 +114,16 @@ def test_further_on_a_token_may_take_longer_by_all_that_it_looks_at() -> None:
     assert found[-1] == 128, "what was found further on is no reason to go slower"
 
 
+def test_what_another_prompt_found_long_ago_is_not_believed() -> None:
+    pace = PrefillPace(beside_decoding_s=0.1)
+    pace.observe(2048, 0.1, context=10_000)
+    for _ in range(8):
+        # Since then the machine has got slow.
+        pace.observe(64, 0.4, context=3000)
+        pace.chunk(1, True, context=3000)
+    assert pace.chunk(1, True, context=10_000) == 16
+
+
 def test_others_may_leave_less_of_the_bound_beside_decoding() -> None:
     pace = PrefillPace(alone_s=1.0, beside_decoding_s=0.2)
     pace.observe(1280, 1.0)

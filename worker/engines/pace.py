@@ -21,14 +21,19 @@ _FIRST: Final = 64
 _GROWTH: Final = 4
 # Fewer tokens in a short time: that was the step's fixed cost, and the speed is higher.
 _TELLING: Final = 64
+# What was measured so many chunks ago may be of another hour: machines do other things too.
+_FRESH: Final = 8
 # So many earlier tokens to look at cost no more than what else a token takes, in any model.
 _FREE_CONTEXT: Final = 1024
 
 
 @dataclass(frozen=True)
 class _Speed:
+    """As the chunk of this number found it."""
+
     tokens_per_s: float
     context: int
+    number: int
 
     def at_least(self, context: int) -> float:
         """The speed behind so many tokens, were earlier ones all that a token costs."""
@@ -50,6 +55,7 @@ class PrefillPace:
         self._speeds: dict[int, _Speed] = {}
         self._chunks: dict[int, int] = {}
         self._last = _FIRST
+        self._observed = 0
 
     def observe(self, tokens: int, seconds: float, context: int = 0) -> None:
         """Take in one chunk: tokens over all rows, how long they took, and how many there were
@@ -63,7 +69,8 @@ class PrefillPace:
             if known is None:
                 return
             measured = max(known, measured)
-        self._speeds[_magnitude(context)] = _Speed(measured, context)
+        self._observed += 1
+        self._speeds[_magnitude(context)] = _Speed(measured, context, self._observed)
 
     def chunk(self, rows: int, decoding: bool, context: int = 0, share_s: float = inf) -> int:
         """Tokens per row of the next chunk, for `rows` sequences in prefill of which the longest
@@ -75,17 +82,24 @@ class PrefillPace:
         bound_s = min(self._beside_decoding_s, share_s) if decoding else self._alone_s
         fitting = int(tokens_per_s * bound_s / max(rows, 1))
         # One slow or fast chunk says little: grow by steps, shrink at once.
-        last = self._chunks.get(_magnitude(context), self._last)
+        here = _magnitude(context)
+        last = self._chunks[here] if here in self._fresh and here in self._chunks else self._last
         wanted = min(fitting, last * _GROWTH, self._largest // max(rows, 1))
         self._last = max(_SMALLEST, 1 << max(wanted, 1).bit_length() - 1)
-        self._chunks[_magnitude(context)] = self._last
+        self._chunks[here] = self._last
         return self._last
 
     def _tokens_per_s(self, context: int) -> float | None:
         """What was measured there, or else the most that other places promise."""
-        here = self._speeds.get(_magnitude(context))
-        known = self._speeds.values() if here is None else (here,)
+        fresh = self._fresh
+        here = fresh.get(_magnitude(context))
+        known = fresh.values() if here is None else (here,)
         return max((each.at_least(context) for each in known), default=None)
+
+    @property
+    def _fresh(self) -> dict[int, _Speed]:
+        oldest = self._observed - _FRESH
+        return {at: each for at, each in self._speeds.items() if each.number > oldest}
 
 
 def _magnitude(context: int) -> int:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import functools
 import logging
 import time
-import uuid
 from collections.abc import Sequence
 
 import msgspec
-from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
@@ -17,25 +15,16 @@ from starlette.routing import Route
 from gateway.api.answer import Answer
 from gateway.api.bodies import beside_the_loop, read_json
 from gateway.api.callers import caller_of
-from gateway.api.chat.template import template_arguments, thinks
 from gateway.api.choices import submit_all
 from gateway.api.followed import Followed
 from gateway.api.kept import mailbox_of, owner_of, work_of
-from gateway.api.responses import stored, truncation
-from gateway.api.responses.bodies import ResponseBody, check_body, echoed, tools
-from gateway.api.responses.context import earlier_items, resolved
-from gateway.api.responses.items import (
-    ItemBody,
-    chat_messages,
-    check_number,
-    encode_items,
-    own_items,
-    picture_sources,
-)
-from gateway.api.responses.shape import ResponseObject, hexadecimal
+from gateway.api.responses import count, stored, truncation
+from gateway.api.responses.asked import gather, generate_of
+from gateway.api.responses.bodies import ResponseBody, check_body, echoed
+from gateway.api.responses.items import encode_items
+from gateway.api.responses.shape import ResponseObject, new_id
 from gateway.api.responses.writer import Form, ResponseFormat
-from gateway.api.sampling import deadline_s, generate_message, new_requests
-from gateway.api.structure import constraint_of
+from gateway.api.sampling import deadline_s, new_requests
 from gateway.api.supported import check_supported
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
@@ -44,21 +33,9 @@ from gateway.mailbox.entry import Entry, Outcome
 from gateway.mailbox.mailbox import Mailbox
 from gateway.mailbox.queue import LOWEST_PRIORITY
 from gateway.model.compartment import Compartment
-from gateway.pictures.reader import PictureReader, check_pictures
-from protocol.messages import ChatPrompt, Generate
+from gateway.pictures.reader import PictureReader
 
 logger = logging.getLogger(__name__)
-
-
-class Asked(Struct):
-    """A body and all that it goes on from. `names` is what errors call the items; `pictures` are by
-    the places of theirs.
-    """
-
-    body: ResponseBody
-    items: list[ItemBody]
-    names: list[str]
-    pictures: dict[int, list[bytes]]
 
 
 async def create_response(request: HttpRequest) -> Response:
@@ -67,10 +44,10 @@ async def create_response(request: HttpRequest) -> Response:
     check_supported(body, "responses")
     check_body(body)
     compartment = fleet.roster.find(body.model, caller_of(request))
-    response_id = f"resp_{uuid.uuid4().hex}"
-    asked = await _gather(request, fleet, compartment, body, response_id)
+    response_id = new_id()
+    asked = await gather(request, fleet, compartment, body, response_id)
     size = request.state.body_bytes
-    build = functools.partial(_generate, asked, compartment)
+    build = functools.partial(generate_of, asked, compartment)
     cut = 0
     if body.truncation == "auto":
         if body.background:
@@ -170,58 +147,6 @@ async def _in_background(
     return Response(queued, media_type="application/json")
 
 
-async def _gather(
-    request: HttpRequest,
-    fleet: Fleet,
-    compartment: Compartment,
-    body: ResponseBody,
-    response_id: str,
-) -> Asked:
-    mailbox, owner = mailbox_of(request), owner_of(request)
-    size = request.state.body_bytes
-    before: list[ItemBody] = []
-    if body.previous_response_id is not None:
-        before = await earlier_items(mailbox, owner, body.previous_response_id)
-    check_number(body.input, before)
-    own = await beside_the_loop(size, own_items, body.input, hexadecimal(response_id))
-    items = [*before, *await resolved(mailbox, owner, own)]
-    # What was taken once can be taken again.
-    names = ["previous_response_id"] * len(before)
-    names += [f"input[{index}]" for index in range(len(own))]
-    sources = await beside_the_loop(size, picture_sources, items, names)
-    if not sources:
-        return Asked(body, items, names, {})
-    check_pictures([source for _, source in sources], compartment.model)
-    reader: PictureReader = request.app.state.pictures
-    read = await reader.read([source for _, source in sources], fleet.settings.gateway)
-    pictures: dict[int, list[bytes]] = {}
-    for (place, _), picture in zip(sources, read, strict=True):
-        pictures.setdefault(place, []).append(picture)
-    return Asked(body, items, names, pictures)
-
-
-def _generate(asked: Asked, compartment: Compartment, cut: int) -> Generate:
-    """Without the first items up to `cut`."""
-    body = asked.body
-    generation = body.generation()
-    arguments = template_arguments(generation, compartment.model.settings.template_arguments)
-    places = truncation.kept(asked.items, cut)
-    messages = chat_messages(
-        body.instructions,
-        [asked.items[each] for each in places],
-        [asked.names[each] for each in places],
-        [picture for each in places for picture in asked.pictures.get(each, ())],
-    )
-    return msgspec.structs.replace(
-        generate_message(generation, ChatPrompt(messages, arguments), body.max_output_tokens),
-        parsed=True,
-        tools=tools(body),
-        constraint=constraint_of(generation),
-        logprobs=body.logprobs,
-        thinks=thinks(arguments),
-    )
-
-
 def _skeleton(body: ResponseBody, compartment: Compartment, response_id: str) -> ResponseObject:
     return ResponseObject(
         id=response_id,
@@ -260,5 +185,6 @@ def _entry(request: HttpRequest, form: Form) -> Entry:
 
 routes = [
     Route("/v1/responses", create_response, methods=["POST"]),
+    *count.routes,
     *stored.routes,
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -146,6 +147,10 @@ class ResponseObject(Struct, kw_only=True):
 def decode(body: bytes) -> ResponseObject:
     """One that this module has written."""
     return msgspec.json.decode(body, type=ResponseObject)
+
+
+def new_id() -> str:
+    return f"resp_{uuid.uuid4().hex}"
 
 
 def hexadecimal(response_id: str) -> str:

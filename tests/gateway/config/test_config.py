@@ -214,7 +214,7 @@ class TestModels:
         assert locate("demo") == str(DEMO_FOLDER)
         assert locate(str(tmp_path)) == str(tmp_path)
         assert locate("owner/name") == "owner/name"
-        with pytest.raises(ValueError, match="hf download owner/other"):
+        with pytest.raises(ValueError, match="bulkhead pull owner/other"):
             locate("owner/other")
         with pytest.raises(ValueError, match="no model folder"):
             locate("/nowhere/at/all")

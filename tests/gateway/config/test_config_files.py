@@ -16,6 +16,7 @@ from gateway.config.page import printed
 from gateway.config.read import Configuration, read_configuration
 from gateway.config.schema import schema
 from gateway.config.settings import Flags, ModelSettings, Settings
+from tests.support.certificates import write_certificate
 
 PAGE = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text("utf-8")
 EACH_KEY = pytest.mark.parametrize(
@@ -40,6 +41,8 @@ class TestExample:
             (tmp_path / name).touch()
         text = re.sub(r"^# (\w+ = )", r"\1", example(), flags=re.MULTILINE)
         text = text.replace("~/adapters/legal", str(tmp_path))
+        write_certificate(tmp_path, "mac")
+        text = text.replace("~/tls", str(tmp_path))
         configuration = _read(tmp_path, text)
         assert len(configuration.sources) == len(list(definitions()))
 

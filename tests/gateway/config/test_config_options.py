@@ -149,3 +149,40 @@ def test_what_prompts_may_take_of_the_disk(tmp_path: Path) -> None:
     assert 'prompt_cache.disk: expected bytes, or a size as "2GB", not "50%".' in _mistake(
         tmp_path, '[prompt_cache]\ndisk = "50%"\n'
     )
+
+
+def test_a_key_beside_the_tables_of_models(tmp_path: Path) -> None:
+    """A list is the key; a table of that name is a model."""
+    path = tmp_path / "config.toml"
+
+    def read(text: str) -> Settings:
+        path.write_text(text)
+        return read_settings(Flags(config=path), {})
+
+    assert read("").discovery.discover == ("huggingface",)
+    listed = read('[models]\ndiscover = ["~/models"]\n[models.a]\npath = "demo"\n')
+    assert (listed.discovery.discover, list(listed.models)) == (("~/models",), ["a"])
+    named = read('[models.discover]\npath = "demo"\n')
+    assert (named.discovery.discover, list(named.models)) == (("huggingface",), ["discover"])
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "key"),
+    [
+        ("[models]\ndiscover = true\n", 2, "models.discover"),
+        ("[models]\ndiscover = [1]\n", 2, "models.discover"),
+        ('[models]\ndiscover = [\n"huggingface",\n"models"]\n', 4, "models.discover"),
+        ('[hub]\nendpoint = "huggingface.co"\n', 2, "hub.endpoint"),
+        ('[hub]\nendpoint = "https://user:key@hub.example"\n', 2, "hub.endpoint"),
+        ('[hub]\nfolder = "models"\n', 2, "hub.folder"),
+    ],
+)
+def test_mistakes_about_where_models_come_from(
+    tmp_path: Path, text: str, line: int, key: str
+) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as raised:
+        read_settings(Flags(config=path), {})
+    (mistake,) = raised.value.mistakes
+    assert (mistake.source.line, mistake.key.replace('"', "")) == (line, key)

@@ -117,3 +117,17 @@ def test_an_admin_key_that_others_could_read_is_replaced(tmp_path: Path) -> None
     assert mode(path) == 0o600
     path.unlink()
     assert ensured_admin_key(path) != new
+
+
+def test_an_admin_key_outlives_a_shortage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "admin.key"
+    known = ensured_admin_key(path)
+
+    def none_left(*_: object) -> int:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.open", none_left)
+        with pytest.raises(OSError, match="Too many"):
+            ensured_admin_key(path)
+    assert ensured_admin_key(path) == known

@@ -113,7 +113,7 @@ class _Life(RuleBasedStateMachine):
 
 
 def test_nobody_is_lost() -> None:
-    run_state_machine_as_test(_Life, settings=settings(max_examples=40))
+    run_state_machine_as_test(_Life, settings=settings(max_examples=20))
 
 
 def test_one_model_does_not_hold_up_another() -> None:

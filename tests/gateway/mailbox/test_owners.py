@@ -25,6 +25,7 @@ from gateway.dispatch.refusal import Refusal
 from gateway.events import EventLog
 from gateway.mailbox.entry import Api, Entry, Outcome
 from gateway.mailbox.mailbox import Mailbox
+from protocol.messages import Usage
 
 ITEMS = b"""[
   {"type": "message", "id": "msg_1", "role": "user", "content": "a"},
@@ -34,11 +35,19 @@ ITEMS = b"""[
 PATHS = {"responses": "/v1/responses", "chat": "/v1/chat/completions"}
 
 
+class _Owners:
+    def opens(self, name: str) -> bool:
+        return True
+
+    def spend(self, name: str, usage: Usage) -> None:
+        raise AssertionError("nothing was made")
+
+
 @pytest.fixture
 async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     fleet: Any = SimpleNamespace(events=EventLog(), settings=Settings())
     families = {"chat": kept.ChatFamily(), "responses": ResponseFamily()}
-    mailbox = Mailbox(tmp_path / "mailbox.sqlite", fleet, families, lambda _name, _usage: None)
+    mailbox = Mailbox(tmp_path / "mailbox.sqlite", fleet, families, _Owners())
     mailbox.start()
     for owner in ("me", "you", ""):
         await _put(mailbox, owner, "responses")

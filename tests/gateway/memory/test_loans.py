@@ -83,3 +83,14 @@ def test_who_falls_idle_keeps_nothing_that_others_could_use() -> None:
     account.obey([recalls("b", 10)])
     account.footprint("b", 10)
     assert account.decide(LATER + QUIET_S) == [lends("a", 80)]
+
+
+def test_where_one_that_stands_idle_has_enough_the_other_keeps_its_own() -> None:
+    account = Account(budget=110)
+    for name in ("a", "b"):
+        account.load(name, 10, busy=True, used=50)
+        account.note(name, priority=0, busy=False, last_used=LATER - QUIET_S)
+        account.need(name, 0)
+    account.load("busy", 10, busy=True)
+    account.need("busy", 10, 40)
+    assert len(account.decide(LATER)) == 1

@@ -1,0 +1,91 @@
+"""A body with all that it goes on from, and what a worker is told of it."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request as HttpRequest
+
+from gateway.api.bodies import beside_the_loop
+from gateway.api.chat.template import template_arguments, thinks
+from gateway.api.kept import mailbox_of, owner_of
+from gateway.api.responses import truncation
+from gateway.api.responses.bodies import ResponseBody, tools
+from gateway.api.responses.context import earlier_items, resolved
+from gateway.api.responses.items import (
+    ItemBody,
+    chat_messages,
+    check_number,
+    own_items,
+    picture_sources,
+)
+from gateway.api.responses.shape import hexadecimal
+from gateway.api.sampling import generate_message
+from gateway.api.structure import constraint_of
+from gateway.fleet.fleet import Fleet
+from gateway.model.compartment import Compartment
+from gateway.pictures.reader import PictureReader, check_pictures
+from protocol.messages import ChatPrompt, Generate
+
+
+class Asked(Struct):
+    """A body and all that it goes on from. `names` is what errors call the items; `pictures` are by
+    the places of theirs.
+    """
+
+    body: ResponseBody
+    items: list[ItemBody]
+    names: list[str]
+    pictures: dict[int, list[bytes]]
+
+
+async def gather(
+    request: HttpRequest,
+    fleet: Fleet,
+    compartment: Compartment,
+    body: ResponseBody,
+    response_id: str,
+) -> Asked:
+    mailbox, owner = mailbox_of(request), owner_of(request)
+    size = request.state.body_bytes
+    before: list[ItemBody] = []
+    if body.previous_response_id is not None:
+        before = await earlier_items(mailbox, owner, body.previous_response_id)
+    check_number(body.input, before)
+    own = await beside_the_loop(size, own_items, body.input, hexadecimal(response_id))
+    items = [*before, *await resolved(mailbox, owner, own)]
+    # What was taken once can be taken again.
+    names = ["previous_response_id"] * len(before)
+    names += [f"input[{index}]" for index in range(len(own))]
+    sources = await beside_the_loop(size, picture_sources, items, names)
+    if not sources:
+        return Asked(body, items, names, {})
+    check_pictures([source for _, source in sources], compartment.model)
+    reader: PictureReader = request.app.state.pictures
+    read = await reader.read([source for _, source in sources], fleet.settings.gateway)
+    pictures: dict[int, list[bytes]] = {}
+    for (place, _), picture in zip(sources, read, strict=True):
+        pictures.setdefault(place, []).append(picture)
+    return Asked(body, items, names, pictures)
+
+
+def generate_of(asked: Asked, compartment: Compartment, cut: int) -> Generate:
+    """Without the first items up to `cut`."""
+    body = asked.body
+    generation = body.generation()
+    arguments = template_arguments(generation, compartment.model.settings.template_arguments)
+    places = truncation.kept(asked.items, cut)
+    messages = chat_messages(
+        body.instructions,
+        [asked.items[each] for each in places],
+        [asked.names[each] for each in places],
+        [picture for each in places for picture in asked.pictures.get(each, ())],
+    )
+    return msgspec.structs.replace(
+        generate_message(generation, ChatPrompt(messages, arguments), body.max_output_tokens),
+        parsed=True,
+        tools=tools(body),
+        constraint=constraint_of(generation),
+        logprobs=body.logprobs,
+        thinks=thinks(arguments),
+    )

@@ -1,0 +1,56 @@
+"""POST /v1/responses/input_tokens: how many tokens the prompt of a response has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.api.answer import Answer, Choice
+from gateway.api.bodies import beside_the_loop, read_json
+from gateway.api.callers import caller_of
+from gateway.api.choices import submit_all
+from gateway.api.responses.asked import gather, generate_of
+from gateway.api.responses.bodies import ResponseBody
+from gateway.api.responses.shape import new_id
+from gateway.api.sampling import new_requests
+from gateway.api.supported import check_supported
+from gateway.dispatch.request import Piece
+from gateway.fleet.fleet import Fleet
+from protocol.messages import Usage
+
+
+class _CountFormat:
+    def opening(self, index: int) -> bytes:
+        return b""
+
+    def piece(self, index: int, piece: Piece) -> bytes:
+        return b""
+
+    def closing(self, usage: Usage) -> bytes:
+        return b""
+
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        counted = {"object": "response.input_tokens", "input_tokens": usage.prompt_tokens}
+        return msgspec.json.encode(counted)
+
+
+async def count(request: HttpRequest) -> Response:
+    fleet: Fleet = request.app.state.fleet
+    body = await read_json(request, ResponseBody)
+    check_supported(body, "responses")
+    compartment = fleet.roster.find(body.model, caller_of(request))
+    asked = await gather(request, fleet, compartment, body, new_id())
+    size = request.state.body_bytes
+    generate = await beside_the_loop(size, generate_of, asked, compartment, 0)
+    # Nothing is computed for an answer of no token.
+    counting = msgspec.structs.replace(generate, max_tokens=0, constraint=None)
+    requests = new_requests(request, fleet, body.generation(), [counting], "input")
+    submit_all(fleet, compartment, requests)
+    return Answer(compartment, requests, _CountFormat(), stream=False)
+
+
+routes = [Route("/v1/responses/input_tokens", count, methods=["POST"])]

@@ -1,0 +1,145 @@
+"""A pull by the command itself, where no gateway runs: a fresh machine has nothing to serve yet."""
+
+from __future__ import annotations
+
+import os
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+
+from gateway.cli.bodies import OutlookReading, PullReading
+from gateway.cli.failure import CommandError
+from gateway.config.read import read_settings
+from gateway.config.settings import ConfigError, Flags, ModelSettings
+from gateway.hub.fit import Outlook, outlook
+from gateway.hub.messages import Failed, Finished, Order, Planned, Progressed, Said
+from gateway.hub.process import Deaths, PullProcess
+from gateway.memory.budget import budget_bytes
+from gateway.memory.estimate.beside import possible_beside
+from gateway.memory.estimate.learned import Learned
+from gateway.memory.stranded.record import read_stranded
+from gateway.state.state_dir import StateDir, default_state_dir
+
+
+class PullHere:
+    """The readings of a pull, as a gateway would give them. Whoever stops reading has ended it."""
+
+    def __init__(self, model: str, *, force: bool) -> None:
+        try:
+            self._settings = read_settings(Flags(), os.environ)
+        except ConfigError as error:
+            raise CommandError(str(error)) from error
+        self._model = model
+        self._force = force
+        self._process: PullProcess | None = None
+        self._said: queue.SimpleQueue[Said | str] = queue.SimpleQueue()
+
+    def readings(self) -> Iterator[PullReading]:
+        """Raises: CommandError."""
+        reading = PullReading(id="", model=self._model, state="preparing")
+        deaths = Deaths()
+        try:
+            self._start()
+            yield reading
+            while reading.state not in ("done", "failed"):
+                said = self._said.get()
+                if isinstance(said, str):
+                    if not deaths.another(reading.done_bytes or 0):
+                        raise CommandError(f"The pull's process ended again and again ({said}).")
+                    self._start()
+                    continue
+                reading = self._next(reading, said)
+                yield reading
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+
+    def _start(self) -> None:
+        hub = self._settings.hub
+        order = Order(self._model, hub.endpoint, hub.at)
+        try:
+            self._process = PullProcess(order, self._said.put, self._said.put)
+        except OSError as error:
+            raise CommandError(f"No process can be started: {error.strerror}.") from error
+
+    def _next(self, reading: PullReading, said: Said) -> PullReading:
+        match said:
+            case Planned():
+                return self._planned(reading, said)
+            case Progressed():
+                return PullReading(
+                    id="",
+                    model=reading.model,
+                    repository=reading.repository,
+                    state=reading.state,
+                    outlook=reading.outlook,
+                    done_bytes=said.done_bytes,
+                    total_bytes=said.total_bytes or None,
+                    bytes_per_s=said.bytes_per_s,
+                    seconds_left=said.seconds_left,
+                    reason=said.trouble,
+                )
+            case Failed():
+                return self._over(reading, "failed", reason=said.message, code=said.code)
+            case Finished():
+                return self._over(reading, "done", repository=said.repository)
+
+    def _planned(self, reading: PullReading, plan: Planned) -> PullReading:
+        found = self._outlook(plan)
+        shown = None if found is None else OutlookReading(found.fits, found.sentence)
+        if found is not None and not found.fits and not self._force:
+            return self._over(
+                reading,
+                "failed",
+                repository=plan.repository,
+                outlook=shown,
+                reason=f"{found.sentence} Nothing was pulled.",
+                code="insufficient_memory",
+            )
+        if self._process is not None:
+            self._process.agree()
+        return PullReading(
+            id="",
+            model=reading.model,
+            repository=plan.repository,
+            state="pulling",
+            outlook=shown,
+            done_bytes=plan.total_bytes - plan.missing_bytes,
+            total_bytes=plan.total_bytes,
+        )
+
+    def _outlook(self, plan: Planned) -> Outlook | None:
+        state_dir = StateDir(Path(self._settings.gateway.state_dir or default_state_dir()))
+        learned = Learned(state_dir.learned_path)
+        usable_bytes = budget_bytes(self._settings.memory)
+        usable_bytes -= read_stranded(state_dir.stranded_path).bytes
+        nobody = ModelSettings(path="")
+        possible = possible_beside(nobody, self._settings, usable_bytes, learned)
+        return outlook(
+            plan, possible.bytes, learned.process_bytes, self._settings.memory.ordinary_tokens
+        )
+
+    def _over(
+        self,
+        reading: PullReading,
+        state: str,
+        *,
+        repository: str | None = None,
+        outlook: OutlookReading | None = None,
+        reason: str | None = None,
+        code: str | None = None,
+    ) -> PullReading:
+        return PullReading(
+            id="",
+            model=reading.model,
+            repository=repository or reading.repository,
+            state=state,
+            outlook=outlook or reading.outlook,
+            done_bytes=reading.done_bytes,
+            total_bytes=reading.total_bytes,
+            reason=reason,
+            code=code,
+        )

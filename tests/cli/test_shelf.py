@@ -1,0 +1,125 @@
+"""The commands about models on disks, where no gateway runs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gateway.cli import main
+from gateway.cli.bodies import OutlookReading, PullReading
+from gateway.cli.pull_view import progress_line, time_left
+from tests.cli.terminal import started
+from tests.support.gateway import eventually
+from tests.support.hub import Hub
+from tests.support.pulls import left, model_files
+from tests.support.shapes import DEMO
+
+NAME, SLOW = "org/small", "org/slow"
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Hub]:
+    small = {each.name: each.read_bytes() for each in DEMO.iterdir() if each.is_file()}
+    with Hub({NAME: small, SLOW: model_files(shard_bytes=3_000_000)}) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def alone(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", 8642)) == 0:
+            pytest.skip("somebody's gateway runs here")
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("BULKHEAD_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("BULKHEAD_CONFIG", str(tmp_path / "config.toml"))
+    (tmp_path / "config.toml").write_text('[memory]\nbudget = "4GB"\n')
+
+
+def invoke(*arguments: str, stdin: str = "") -> Result:
+    return CliRunner().invoke(main, list(arguments), input=stdin)
+
+
+def test_pull_list_show_and_rm(tmp_path: Path) -> None:
+    pulled = invoke("pull", NAME)
+    assert pulled.exit_code == 0, pulled.output
+    assert pulled.stdout.startswith(f"{NAME} is there (")
+    assert "It will fit" in pulled.stderr
+    (entry,) = json.loads(invoke("list", "--json").stdout)
+    assert (entry["source"], entry["ids"], entry["problem"]) == (NAME, ["small"], None)
+    assert invoke("list").stdout.splitlines()[0].split()[0] == "model"
+    assert "small" in invoke("show", "small").stdout
+    assert invoke("show", "nobody").exit_code == 4
+    assert invoke("rm", "small", stdin="n\n").exit_code == 1
+    assert f"{NAME} is gone" in invoke("rm", "small", "--yes").stdout
+    assert left(tmp_path / "cache") == []
+    assert invoke("list", "--json").stdout.strip() == "[]"
+
+
+def test_what_can_not_be_had() -> None:
+    failed = invoke("pull", "org/nothing")
+    assert (failed.exit_code, "There is no model org/nothing" in failed.stderr) == (1, True)
+    assert invoke("pull", "nonsense").exit_code == 1
+    assert invoke("pull", NAME, "--url", "http://127.0.0.1:9").exit_code == 3
+
+
+def test_ctrl_c_leaves_the_part_and_no_process(hub: Hub, tmp_path: Path) -> None:
+    hub.rate = 2e5
+    with started("pull", SLOW) as running:
+        eventually(lambda: any(each.endswith(".incomplete") for each in left(tmp_path / "cache")))
+        running.send_signal(signal.SIGINT)
+        assert running.wait(60) == 130
+        assert running.stderr is not None
+        assert "Cancelled" in running.stderr.read()
+    hub.rate = None
+    # Who still pulled it would have locked it.
+    assert invoke("pull", SLOW).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("reading", "line"),
+    [
+        (
+            PullReading(
+                id="1",
+                model="a/b:4bit",
+                state="pulling",
+                repository="a/b-4bit",
+                done_bytes=1_000_000_000,
+                total_bytes=4_000_000_000,
+                bytes_per_s=50e6,
+                seconds_left=60.0,
+                outlook=OutlookReading(True, "It will fit."),
+            ),
+            "a/b-4bit [######                  ] 1.0 GB of 4.0 GB, 50.0 MB/s, 1 min left",
+        ),
+        (
+            PullReading(id="1", model="a/b", state="preparing", reason="the hub is busy"),
+            "a/b: the hub is busy",
+        ),
+        (
+            PullReading(
+                id="1",
+                model="a/b",
+                state="pulling",
+                done_bytes=0,
+                total_bytes=100,
+                reason="nothing came for 30 s",
+            ),
+            "a/b [                        ] 0 B of 100 B, nothing came for 30 s",
+        ),
+    ],
+)
+def test_the_line_of_progress(reading: PullReading, line: str) -> None:
+    assert progress_line(reading) == line
+
+
+def test_time_left() -> None:
+    told = [time_left(each) for each in (0.4, 59.0, 61.0, 3599.0, 7800.0)]
+    assert told == ["0 s", "59 s", "1 min", "1 h 0 min", "2 h 10 min"]

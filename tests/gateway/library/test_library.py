@@ -1,0 +1,205 @@
+"""What is found on disks, what is said of it, and under which ids it is served."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.config.models import DEMO_FOLDER
+from gateway.config.read import Configuration, Located
+from gateway.config.settings import (
+    DiscoverySettings,
+    GatewaySettings,
+    ModelSettings,
+    Settings,
+)
+from gateway.library.catalogue import Holder, catalogue, look_up, objection, with_configured
+from gateway.library.description import describe
+from gateway.library.finder import Finder
+from gateway.library.removal import put_aside, remove
+from gateway.library.search import search
+
+
+def demo(folder: Path, **config: Any) -> Path:
+    """A model that is whole, with other words in its configuration."""
+    shutil.copytree(DEMO_FOLDER, folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    return folder
+
+
+def cached(cache: Path, repository: str, **config: Any) -> Path:
+    """The same as a tool of the hub leaves it."""
+    folder = cache / f"models--{repository.replace('/', '--')}"
+    demo(folder / "snapshots" / ("a" * 40), **config)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("a" * 40)
+    return folder
+
+
+def configuration(discover: tuple[str, ...], **fields: Any) -> Configuration:
+    models = fields.pop("models", {})
+    return Configuration(
+        settings=Settings(
+            discovery=DiscoverySettings(discover=discover),
+            models={each: ModelSettings(path=at) for each, at in models.items()},
+            gateway=GatewaySettings(**fields),
+        ),
+        file=None,
+        digest=None,
+        located={each: Located(at) for each, at in models.items()},
+        sources={},
+    )
+
+
+def test_what_is_said_of_a_model(tmp_path: Path) -> None:
+    plain = describe(demo(tmp_path / "plain"))
+    assert plain.problem is None
+    assert plain.abilities[0] == "text"
+    assert plain.has_template
+    config = {"quantization": {"bits": 4, "group_size": 64}, "max_position_embeddings": 123}
+    quantized = describe(demo(tmp_path / "quantized", **config))
+    assert (quantized.quantization, quantized.context_tokens) == ("4bit", 123)
+    mode = describe(demo(tmp_path / "mode", quantization={"bits": 4, "mode": "mxfp4"}))
+    assert mode.quantization == "mxfp4"
+    seeing = describe(demo(tmp_path / "seeing", vision_config={}))
+    assert "vision" in seeing.abilities
+    calling = demo(tmp_path / "calling")
+    (calling / "chat_template.jinja").write_text("{% if tools %}{{ tools }}{% endif %}")
+    assert "tools" in describe(calling).abilities
+    encoder = describe(demo(tmp_path / "encoder", model_type="bert"))
+    assert encoder.abilities == ("embeddings",)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "problem"),
+    [
+        (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "no weights"),
+        (lambda folder: os.truncate(folder / "model.safetensors", 5000), "cut off"),
+        (lambda folder: os.truncate(folder / "model.safetensors", 3), "cut off"),
+        (lambda folder: (folder / "config.json").write_text("{"), "config.json"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "config.json"),
+        (
+            lambda folder: (folder / "config.json").write_text('{"model_type": "whisper"}'),
+            "no models of the kind whisper",
+        ),
+        (
+            lambda folder: (folder / "model.safetensors.index.json").write_text(
+                '{"weight_map": {"a": "model-2.safetensors"}}'
+            ),
+            "model-2.safetensors is missing",
+        ),
+    ],
+)
+def test_what_is_not_whole_says_why(tmp_path: Path, spoil: Any, problem: str) -> None:
+    folder = demo(tmp_path / "model")
+    spoil(folder)
+    assert problem in (describe(folder).problem or "")
+
+
+def test_what_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
+    assert search("huggingface") == []
+    cached(cache, "org/one")
+    part = cache / "models--org--two" / "blobs" / f"{'b' * 64}.incomplete"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(bytes(10))
+    (cache / "datasets--org--data").mkdir()
+    one, two = search("huggingface")
+    assert (one.source, one.part_bytes, one.description.problem) == ("org/one", 0, None)
+    assert (two.source, two.size_bytes, two.part_bytes) == ("org/two", 10, 10)
+    assert "pull it to go on" in (two.description.problem or "")
+    folders = tmp_path / "models"
+    near, far = demo(folders / "a"), demo(folders / "x" / "y" / "b")
+    demo(folders / "x" / "y" / "z" / "too deep")
+    demo(folders / ".hidden")
+    assert {each.source for each in search(str(folders))} == {str(near), str(far)}
+    with pytest.raises(OSError, match="nowhere"):
+        search(str(tmp_path / "nowhere"))
+
+
+def test_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, folders = tmp_path / "cache", tmp_path / "models"
+    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
+    for each in ("me/chat", "you/chat", "me/mine"):
+        cached(cache, each)
+    cached(cache, "me/broken", model_type="whisper")
+    folder = demo(folders / "chat")
+    present = configuration(("huggingface", str(folders)), models={"own": "me/mine"})
+    found = Finder().with_found(present)
+    assert {name: at.path for name, at in found.located.items()} == {
+        "own": "me/mine",
+        "chat": str(folder),
+        "me/chat": "me/chat",
+        "you/chat": "you/chat",
+    }
+    assert found.discovered == {"chat", "me/chat", "you/chat"}
+    # What was found goes when it is gone, and nothing else does.
+    shutil.rmtree(folder)
+    again = Finder().with_found(found)
+    assert set(again.located) == {"own", "chat", "you/chat"}
+    allowed = configuration(("huggingface",), allow=("you/*",))
+    assert set(Finder().with_found(allowed).located) == {"chat"}
+    assert not Finder().with_found(configuration(())).located
+
+
+def test_a_folder_that_is_away_for_a_moment_keeps_its_models(tmp_path: Path) -> None:
+    folders = tmp_path / "models"
+    demo(folders / "a")
+    finder, present = Finder(), configuration((str(folders),))
+    assert set(finder.with_found(present).located) == {"a"}
+    folders.rename(tmp_path / "away")
+    assert set(finder.with_found(present).located) == {"a"}
+    (tmp_path / "away").rename(folders)
+    shutil.rmtree(folders / "a")
+    assert not finder.with_found(present).located
+
+
+def test_what_may_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
+    for each in ("org/free", "org/loaded", "org/named", "org/draft"):
+        cached(cache, each)
+    models = {"n": "org/named", "demo": str(DEMO_FOLDER)}
+    finder = Finder()
+    present = finder.with_found(configuration(("huggingface",), models=models))
+    draft = next((cache / "models--org--draft" / "snapshots").iterdir())
+    present.located["n"] = Located("org/named", draft_model=str(draft))
+    holders = {"loaded": Holder("ready", True), "free": Holder("unloaded", False)}
+    found = with_configured(finder.find(present.settings), present)
+    entries = catalogue(found, present, holders, {"org/free": 7.0})
+
+    def why(name: str, pulled: str | None = None) -> str | None:
+        entry = look_up(entries, name)
+        assert entry is not None
+        return objection(entry, present, holders, pulled)
+
+    assert why("org/free") is None
+    assert "cancel that first" in (why("free", "7") or "")
+    assert "bulkhead unload loaded" in (why("loaded") or "")
+    assert "as n" in (why("n") or "")
+    assert "n needs it" in (why("draft") or "")
+    assert "part of Bulkhead" in (why("demo") or "")
+    free = look_up(entries, "free")
+    assert free is not None
+    assert (free.last_used_at, free.state) == (7.0, "unloaded")
+    assert look_up(entries, "nobody") is None
+    remove(put_aside(free), free)
+    assert not (cache / "models--org--free").exists()
+
+
+def test_a_folder_with_another_model_in_it_is_not_removed(tmp_path: Path) -> None:
+    folder = demo(tmp_path / "models" / "outer")
+    demo(folder / "inner")
+    present = Finder().with_found(configuration((str(tmp_path / "models"),)))
+    (entry,) = catalogue(Finder().find(present.settings), present, {}, {})
+    with pytest.raises(ValueError, match="another model in it"):
+        put_aside(entry)
+    assert (folder / "inner" / "config.json").exists()

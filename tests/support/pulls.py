@@ -1,0 +1,203 @@
+"""A pull's process, and what it says."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from gateway.hub.messages import (
+    GO,
+    Failed,
+    Finished,
+    Order,
+    Planned,
+    Progressed,
+    PullError,
+    Said,
+    decode_said,
+)
+from gateway.hub.puller.pull import Pull
+from tests.support.hub import Chaos, Hub, digest
+
+NAME = "org/model"
+FOLDER = "models--org--model"
+# Of the files of a repository, what a model is loaded from.
+WANTED = {
+    "config.json",
+    "tokenizer.json",
+    "chat_template.jinja",
+    "empty.txt",
+    *(f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)),
+}
+CONFIG = b'{"model_type": "qwen3", "num_hidden_layers": 2, "hidden_size": 64}'
+
+
+def model_files(seed: int = 1, shards: int = 3, shard_bytes: int = 700_000) -> dict[str, bytes]:
+    """What a repository of the hub has; the weights are noise."""
+    noise = random.Random(seed)
+    weights = {
+        f"model-0000{number}-of-0000{shards}.safetensors": noise.randbytes(shard_bytes + number)
+        for number in range(1, shards + 1)
+    }
+    return {
+        "config.json": CONFIG,
+        "tokenizer.json": b'{"version": "1.0"}',
+        "README.md": b"# A model",
+        "chat_template.jinja": b"{{ messages }}",
+        "empty.txt": b"",
+        "modeling.py": b"raise SystemExit",
+        **weights,
+    }
+
+
+class Puller:
+    """The process. What it leaves in the environment's way is a cache of the test's own."""
+
+    def __init__(
+        self, cache: Path, environment: dict[str, str] | None = None, **order: Any
+    ) -> None:
+        self.popen = subprocess.Popen(
+            [sys.executable, "-P", "-m", "gateway.hub.puller"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "HF_HUB_CACHE": str(cache), **(environment or {})},
+        )
+        self.said: list[Said] = []
+        self.write(msgspec.json.encode(_order(order)) + b"\n")
+
+    def write(self, line: bytes) -> None:
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(line)
+        self.popen.stdin.flush()
+
+    def next(self) -> Said | None:
+        """None: it has ended."""
+        assert self.popen.stdout is not None
+        line = self.popen.stdout.readline()
+        if not line:
+            return None
+        self.said.append(decode_said(line))
+        return self.said[-1]
+
+    def plan(self) -> Planned:
+        while True:
+            said = self.next()
+            assert isinstance(said, Planned | Progressed), said
+            if isinstance(said, Planned):
+                return said
+
+    def agree(self) -> None:
+        self.write(GO)
+
+    def until(self, done_bytes: int) -> None:
+        """Until so much is there, or it has ended."""
+        while said := self.next():
+            if isinstance(said, Progressed) and said.done_bytes >= done_bytes:
+                return
+
+    def end(self) -> Finished | Failed:
+        """Agrees to what it plans, and waits for its last word."""
+        while said := self.next():
+            if isinstance(said, Planned):
+                self.agree()
+        last = self.said[-1]
+        assert isinstance(last, Finished | Failed), self.said
+        assert self.popen.wait() == isinstance(last, Failed)
+        return last
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.popen.kill()
+        self.popen.wait()
+        for pipe in (self.popen.stdin, self.popen.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
+
+class Here:
+    """The same without a process, for what needs none: `said` has all that it says."""
+
+    def __init__(
+        self, cache: Path, planned: Callable[[], None] = lambda: None, **order: Any
+    ) -> None:
+        """`planned` is called when there is a plan, which is agreed to then."""
+        self.said: list[Said] = []
+        self._pull = Pull(_order(order), cache, self.said.append, planned)
+
+    def run(self) -> Finished | Failed:
+        try:
+            return self._pull.run()
+        except PullError as error:
+            return Failed(error.code, error.message)
+
+    @property
+    def plan(self) -> Planned:
+        return next(each for each in self.said if isinstance(each, Planned))
+
+
+def pull(cache: Path, **order: Any) -> Finished | Failed:
+    """One from beginning to end."""
+    return Here(cache, **order).run()
+
+
+def pull_by_process(
+    cache: Path, environment: dict[str, str] | None = None, **order: Any
+) -> Finished | Failed:
+    """The same in a process with variables of its own."""
+    with Puller(cache, environment, **order) as puller:
+        return puller.end()
+
+
+def _order(fields: dict[str, Any]) -> Order:
+    # The hub is near.
+    return Order(**{"model": NAME, "pause_s": 0.01, "stall_s": 0.5, **fields})
+
+
+def left(cache: Path) -> list[str]:
+    """All files there are."""
+    return sorted(str(each.relative_to(cache)) for each in cache.rglob("*") if not each.is_dir())
+
+
+def check_whole(cache: Path, files: dict[str, bytes] | None = None) -> None:
+    """The right bytes, where every tool of the hub finds them, and nothing else."""
+    files = files or model_files()
+    folder = cache / FOLDER
+    commit = (folder / "refs" / "main").read_text()
+    snapshot = folder / "snapshots" / commit
+    assert {each.name for each in snapshot.iterdir()} == WANTED
+    for name in WANTED:
+        assert (snapshot / name).read_bytes() == files[name], name
+        assert (snapshot / name).resolve() == folder / "blobs" / digest(name, files[name])
+    assert not list(folder.rglob("*.incomplete"))
+
+
+def survive(cache: Path, kills: int, faults: int, seed: int, shard_bytes: int) -> None:
+    """So many SIGKILLs at any time, and as many resets, stalls and lies between them."""
+    draw = random.Random(seed)
+    files = model_files(seed, shard_bytes=shard_bytes)
+    with Hub({NAME: files}) as hub:
+        hub.plan = Chaos(faults, seed)
+        hub.rate = 4e6
+        for _ in range(kills):
+            with Puller(cache, endpoint=hub.url) as puller:
+                puller.plan()
+                puller.agree()
+                puller.until(draw.randrange(3 * shard_bytes))
+                # Between two of its words, or in the middle of one.
+                time.sleep(draw.random() * 0.1)
+                puller.popen.kill()
+        hub.rate = None
+        assert isinstance(pull(cache, endpoint=hub.url), Finished)
+    check_whole(cache, files)
