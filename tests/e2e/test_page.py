@@ -22,8 +22,6 @@ from tests.support.hub import Hub
 from tests.support.pictures import RED, png
 from tests.support.pulls import model_files
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
-
 PULLED = "org/slow-4bit"
 QUESTION = "What is Bulkhead?"
 TOOL = {
@@ -110,6 +108,8 @@ def site(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def browser(site: Site) -> Iterator[Browser]:
+    if (reason := missing()) is not None:
+        pytest.skip(reason)
     with Browser() as running:
         yield running
 

@@ -1,6 +1,8 @@
 // Requests to the gateway, with the admin key if there is one.
 
 const NAME = "bulkhead.admin-key";
+// A response begins at once, or, of a model that others wait for, within seconds.
+const ANSWER_MS = 60_000;
 
 // In this tab alone, and gone with it.
 export const adminKey = {
@@ -28,19 +30,23 @@ export async function ask(path, { method = "GET", body, headers = {}, signal } =
   const sent = { ...headers };
   if (secret) sent.authorization = `Bearer ${secret}`;
   if (body !== undefined) sent["content-type"] = "application/json";
+  const late = new AbortController();
+  const timer = setTimeout(() => late.abort(), ANSWER_MS);
   let response;
   try {
     response = await fetch(path, {
       method,
       headers: sent,
       body: body === undefined ? undefined : JSON.stringify(body),
-      signal,
+      signal: signal ? AbortSignal.any([signal, late.signal]) : late.signal,
       cache: "no-store",
       credentials: "omit",
     });
   } catch (error) {
-    if (error.name === "AbortError") throw error;
+    if (signal?.aborted) throw error;
     throw new ApiError("The gateway does not answer.");
+  } finally {
+    clearTimeout(timer);
   }
   if (!response.ok) throw await failure(response);
   return response;

@@ -45,7 +45,9 @@ export function watch(tell) {
   async function follow(onMessage) {
     const attempt = new AbortController();
     const end = () => attempt.abort();
+    const endHidden = () => document.hidden && end();
     over.signal.addEventListener("abort", end);
+    document.addEventListener("visibilitychange", endHidden);
     let silence = setTimeout(end, SILENCE_MS);
     try {
       const response = await ask(`/admin/v1/live?recent=${RECENT}`, {
@@ -60,12 +62,14 @@ export function watch(tell) {
     } finally {
       clearTimeout(silence);
       over.signal.removeEventListener("abort", end);
+      document.removeEventListener("visibilitychange", endHidden);
     }
   }
 
   async function run() {
     let pause = FIRST_PAUSE_MS;
     while (!over.signal.aborted) {
+      await shown();
       try {
         await follow((message) => {
           pause = FIRST_PAUSE_MS;
@@ -78,6 +82,7 @@ export function watch(tell) {
         }
       }
       if (over.signal.aborted) return;
+      if (document.hidden) continue;
       update({ connection: state.status ? "lost" : "connecting" });
       await new Promise((resolve) => setTimeout(resolve, pause));
       pause = Math.min(LONGEST_PAUSE_MS, pause * 2);
@@ -86,6 +91,12 @@ export function watch(tell) {
 
   run();
   return () => over.abort();
+}
+
+// Browsers have six connections to a server, for all tabs together: one that nobody sees needs none.
+function shown() {
+  if (!document.hidden) return Promise.resolve();
+  return new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }));
 }
 
 function continued(rates, status) {

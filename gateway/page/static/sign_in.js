@@ -19,6 +19,7 @@ export function SignIn({ wrong, onKey }) {
         <label>
           Admin key
           <input type="password" ref=${input} required autocomplete="current-password" spellcheck=${false}
+            pattern=" *[!-~]+ *" title="letters, digits and signs, as they stand in the file"
             aria-describedby="where" aria-invalid=${wrong ? "true" : undefined} />
         </label>
         <p id="where">It is in <code>admin.key</code> in the gateway's state folder.</p>
