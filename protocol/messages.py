@@ -35,6 +35,7 @@ RequestField: TypeAlias = Literal[
     "max_tokens",
     "constraint",
     "tools",
+    "template_arguments",
     "suffix",
     "prompt_logprobs",
     "logit_bias",
@@ -264,11 +265,11 @@ class Load(Message, frozen=True, tag="load"):
 class Generate(Message, frozen=True, tag="generate"):
     """Run one request, or go on with one that an earlier worker began.
 
-    `max_tokens` None: up to the end of the context; 0: the prompt's tokens are counted, and nothing
-    is computed. `delivered` are the packed ids that the client has the text of: they count towards
-    `max_tokens`, and generation goes on after them. Only requests with the same `cache_salt` share
-    prompts. What ends an answer is no part of its text, but with `include_stop` one of the `stop`
-    sequences is.
+    `max_tokens` None: up to the end of the context; 0: the prompt's tokens are counted, also beyond
+    the context, and nothing is computed but their `prompt_logprobs`. `delivered` are the packed ids
+    that the client has the text of: they count towards `max_tokens`, and generation goes on after
+    them. Only requests with the same `cache_salt` share prompts. What ends an answer is no part of
+    its text, but with `include_stop` one of the `stop` sequences is.
 
     With `parsed` reasoning and tool calls come as parts of their own, else all is text. Reasoning
     ends after `reasoning_tokens`. With `logprobs` every token that has a text has its own and so

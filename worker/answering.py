@@ -28,6 +28,7 @@ class Answering:
         self._logprobs: LogprobWriter | None = None
         # What comes before the first token's text.
         self._echo = ""
+        self._prompt_only = False
 
     def begin(self, prepared: Prepared) -> None:
         self._prompt_tokens = len(prepared.prompt_ids)
@@ -35,10 +36,12 @@ class Answering:
         self._answer = prepared.answer
         self._logprobs = prepared.logprobs
         self._echo = prepared.echo
+        self._prompt_only = prepared.prompt_only
 
     def counted(self) -> Delta:
-        """The whole answer to somebody who wants to know how many tokens the prompt has."""
-        return Delta(self._request_id, (), (), "length", Usage(self._prompt_tokens, 0))
+        """The whole answer to somebody who wants to know something of the prompt alone."""
+        parts = (Text(self._echo),) if self._echo else ()
+        return Delta(self._request_id, (), parts, "length", Usage(self._prompt_tokens, 0))
 
     def prompt_deltas(self, token: Token) -> Iterator[Delta]:
         """What a token has of the prompt, which may be too much for one message."""
@@ -53,6 +56,8 @@ class Answering:
         answer, logprobs = self._answer, self._logprobs
         if answer is None or logprobs is None:
             return None
+        if self._prompt_only:
+            return self.counted()
         self._completion_tokens += 1
         if self._cached_tokens is None:
             # Later it may be put aside, and find all that it computed itself.

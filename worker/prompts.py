@@ -34,6 +34,8 @@ from worker.tokenizing import text_of, tokenize, unpacked
 
 # Vocabularies have runs of spaces as single tokens, the longest known of 128.
 _MOST_CHARACTERS_PER_TOKEN: Final = 128
+# Of a prompt that is only counted, which may be longer than any context: some seconds' work.
+_MOST_COUNTED_CHARACTERS: Final = 8 << 20
 # What each step compares with the end of an answer.
 _MOST_BANNED_TOKENS: Final = 4096
 # Tokens and alternatives that are held, and written down, before an answer begins.
@@ -44,6 +46,7 @@ _MOST_PROMPT_SCORES: Final = 1 << 18
 class Prepared:
     """A request ready to run.
 
+    With `prompt_only` a token is computed for the prompt's scores alone, and belongs to nobody.
     `prompt_ids` is the prompt alone; the sequence's tokens go on with what was delivered, and so
     does `answer`. `logprobs` writes down the scores of its tokens, and `echo` comes before its
     text. `rendered` says that the gateway doesn't know the ids yet.
@@ -56,6 +59,7 @@ class Prepared:
     answer: AnswerStream
     logprobs: LogprobWriter
     echo: str
+    prompt_only: bool
 
 
 class Context(NamedTuple):
@@ -149,15 +153,12 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
             "prompt",
         )
     room = context.tokens - len(prompt_ids)
-    if room < 1:
-        raise _too_long(
-            context,
-            f": it has {len(prompt_ids)}, which leaves no room for an answer",
-            "Shorten the prompt.",
-            "prompt",
-        )
+    if room < 1 and not _counts(generate):
+        why = f": it has {len(prompt_ids)}, which leaves no room for an answer"
+        raise _too_long(context, why, *_blamed(generate))
     wanted = generate.max_tokens if generate.max_tokens is not None else room
-    if wanted > room:
+    prompt_only = wanted == 0 and not _counts(generate)
+    if wanted > max(room, 0):
         raise _too_long(
             context,
             f" for an answer of up to {wanted}: it has {len(prompt_ids)}, together "
@@ -189,7 +190,7 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
         Sequence(
             request_id=generate.request_id,
             token_ids=token_ids,
-            max_tokens=wanted - len(delivered),
+            max_tokens=1 if prompt_only else wanted - len(delivered),
             sampling=sampling,
             ignore_eos=generate.ignore_eos,
             priority=generate.priority,
@@ -219,7 +220,23 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
         answer=answer,
         logprobs=LogprobWriter(loaded.token_bytes, prompt_ids),
         echo=text_of(generate, prompt_ids, loaded) if generate.echo and not delivered else "",
+        prompt_only=prompt_only,
     )
+
+
+def _counts(generate: Generate) -> bool:
+    """Nothing is computed, so any length will do."""
+    return generate.max_tokens == 0 and generate.prompt_logprobs is None
+
+
+def _blamed(generate: Generate) -> tuple[str, RequestField]:
+    """What to shorten: the larger part of a prompt."""
+    prompt, tools = generate.prompt, generate.tools
+    if isinstance(prompt, ChatPrompt) and tools is not None:
+        said = sum(len(each.content) for each in prompt.messages)
+        if len(tools.definitions) > said:
+            return "Most of it are tools: send fewer, or describe them shorter.", "tools"
+    return "Shorten the prompt.", "prompt"
 
 
 def _budget(
@@ -263,11 +280,11 @@ def _check_size(generate: Generate, context: Context) -> None:
             least_tokens, characters = 1, len(text) + len(suffix or "")
         case TokenPrompt(packed):
             least_tokens, characters = len(packed) // BYTES_PER_TOKEN, 0
+    if _counts(generate) and characters <= _MOST_COUNTED_CHARACTERS:
+        return
     least_tokens = max(least_tokens, characters // _MOST_CHARACTERS_PER_TOKEN)
     if least_tokens > context.tokens:
-        raise _too_long(
-            context, f": it has at least {least_tokens}", "Shorten the prompt.", "prompt"
-        )
+        raise _too_long(context, f": it has at least {least_tokens}", *_blamed(generate))
 
 
 def _adjustments(

@@ -11,18 +11,19 @@ import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Mount, Route
+from starlette.routing import Mount
 
 from gateway.api import events, keys, library, live, logs, pulls, requests
 from gateway.api.bodies import read_json
 from gateway.api.callers import caller_of
-from gateway.api.status import gateway_status, model_status
+from gateway.api.openapi.operation import LOADS, Described, Operation
+from gateway.api.status import ModelStatus, Status, gateway_status, model_status
 from gateway.config.settings import ConfigError
 from gateway.dispatch.refusal import Refusal
 from gateway.fleet.fleet import Fleet
 from gateway.model.compartment import Compartment
 from gateway.model.lifecycle import State
-from gateway.serve.reload import Reloader
+from gateway.serve.reload import Reloaded, Reloader
 
 _SETTLED: Final = (State.READY, State.UNLOADED, State.HELD, State.BACKOFF, State.FAILED)
 _FIRST_READING_S: Final = 2.0
@@ -144,18 +145,45 @@ def _json(body: Struct) -> Response:
     return Response(msgspec.json.encode(body), media_type="application/json")
 
 
+_STATUS: Final = Operation(summary="Everything that is known", tag="operation", answer=Status)
+_RELOAD: Final = Operation(summary="Read the configuration again", tag="operation", answer=Reloaded)
+_CLEAR: Final = Operation(
+    summary="Let go of prompts",
+    tag="operation",
+    answer=Reclaimed,
+    refusals=("model_unavailable",),
+)
+_ORDER: Final = Operation(
+    summary="",
+    tag="operation",
+    body=Options,
+    body_optional=True,
+    answer=ModelStatus,
+    refusals=LOADS,
+)
+
 routes = [
     Mount(
         "/admin/v1",
         routes=[
-            Route("/status", status),
-            Route("/reload", reload, methods=["POST"]),
-            Route("/prompt-cache/clear", clear_prompts, methods=["POST"]),
-            Route("/models/{model_id:path}/prompt-cache/clear", clear_prompts, methods=["POST"]),
-            Route("/models/{model_id:path}/load", load, methods=["POST"]),
-            Route("/models/{model_id:path}/unload", unload, methods=["POST"]),
-            Route("/models/{model_id:path}/restart", restart, methods=["POST"]),
-            Route("/models/{model_id:path}/kill", kill, methods=["POST"]),
+            Described("/status", status, _STATUS),
+            Described("/reload", reload, _RELOAD, method="POST"),
+            Described("/prompt-cache/clear", clear_prompts, _CLEAR, method="POST"),
+            Described(
+                "/models/{model_id:path}/prompt-cache/clear",
+                clear_prompts,
+                msgspec.structs.replace(_CLEAR, refusals=LOADS),
+                method="POST",
+            ),
+            *(
+                Described(
+                    f"/models/{{model_id:path}}/{verb.__name__}",
+                    verb,
+                    msgspec.structs.replace(_ORDER, summary=f"{verb.__name__.title()} a model"),
+                    method="POST",
+                )
+                for verb in (load, unload, restart, kill)
+            ),
             *keys.routes,
             *pulls.routes,
             *library.routes,

@@ -1,4 +1,4 @@
-"""From the answers of requests to HTTP: as one JSON body or as server-sent events."""
+"""From the answers of requests to HTTP: as one JSON body or as a stream of events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.choices import pieces, usage_of
-from gateway.api.errors import envelope, error_response
+from gateway.api.errors import error_response
+from gateway.api.framing import EVENTS, Framing
 from gateway.api.record import CLIENT_LEFT, note_outcome, note_usage
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import ClientGoneError, Piece, Request
@@ -21,12 +22,12 @@ from protocol.messages import FinishReason, Usage
 from protocol.parts import AnswerPart, merged
 
 COMMENT: Final = b": waiting\n\n"
-STREAM_HEADERS: Final = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
+_UNCOLLECTED: Final = [
     (b"cache-control", b"no-cache"),
     # nginx would collect the events otherwise.
     (b"x-accel-buffering", b"no"),
 ]
+STREAM_HEADERS: Final = [(b"content-type", EVENTS.media_type), *_UNCOLLECTED]
 
 
 class Choice(Struct):
@@ -60,7 +61,7 @@ class Answer(Response):
     """Reads submitted requests to their end and writes them; cancels them when the client leaves.
 
     Before the first byte every failure is a plain error response. A stream that has waited for
-    long begins with comments, and a later failure is an `error` event. One that fails ends all.
+    long begins with what says nothing, and a later failure is an event. One that fails ends all.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Answer(Response):
         *,
         stream: bool,
         answers_each: int = 1,
+        framing: Framing = EVENTS,
     ) -> None:
         """`requests` are the choices, in order: so many of them have the same prompt."""
         self.background = None
@@ -79,13 +81,14 @@ class Answer(Response):
         self._form = form
         self._stream = stream
         self._answers_each = answers_each
+        self._framing = framing
 
     async def complete(self) -> None:
         """The whole answer is there, and its client is about to learn that."""
 
     def failure(self, refusal: Refusal, path: str) -> bytes:
         """The last event of a stream that ends here."""
-        return b"event: error\n" + server_sent_event(envelope(refusal, path))
+        return self._framing.failure(refusal, path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watcher = asyncio.create_task(self._watch_client(receive))
@@ -136,14 +139,15 @@ class Answer(Response):
         try:
             async with aclosing(pieces(self._requests)) as arriving:
                 async for index, piece in arriving:
-                    events = COMMENT
+                    framing = self._framing
+                    events = framing.waiting if index in unopened else framing.pause
                     if not piece.idle:
                         events = self._form.opening(index) if index in unopened else b""
                         unopened.discard(index)
                         events += self._form.piece(index, piece)
                     if not started:
                         started = True
-                        await _start_stream(send)
+                        await self._start_stream(send)
                     if piece.finish_reason is not None:
                         unfinished.remove(index)
                     if not unfinished:
@@ -167,6 +171,6 @@ class Answer(Response):
             note_usage(scope, usage)
         return usage
 
-
-async def _start_stream(send: Send) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+    async def _start_stream(self, send: Send) -> None:
+        headers = [(b"content-type", self._framing.media_type), *_UNCOLLECTED]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Callable
-from typing import Final, TypeVar, TypeVarTuple, Unpack
+from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
 
 import msgspec
 from msgspec import Raw, Struct
 from starlette.requests import ClientDisconnect, Request
 
+from gateway.api.allowed import allowed_values
 from gateway.dispatch.refusal import Refusal
 from gateway.system.lane import Lane
 
@@ -18,6 +20,8 @@ MAX_BODY_BYTES: Final = 32 << 20
 
 # Within a map msgspec doesn't say where.
 _PATH: Final = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*?)(\[\.\.\.\])?`$")
+# What msgspec says of a value that is none of those that may be.
+_CHOICES: Final = ("Invalid enum value", "Invalid value")
 _MISSING: Final = re.compile(r"missing required field `(?P<name>[^`]*)`")
 
 _MOST_DIGITS: Final = 9
@@ -39,6 +43,8 @@ _SURROGATE: Final = re.compile(
 
 # msgspec knows raw JSON alone, not as one of several types.
 NOT_GIVEN: Final = Raw(b"null")
+# The default of such a field: its schema can't be written with the value itself.
+ABSENT: Final[Any] = msgspec.field(default_factory=itertools.repeat(NOT_GIVEN).__next__)
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
@@ -102,6 +108,8 @@ def _decode(body: bytearray, kind: type[T], optional: bool) -> T:
         reason = _PATH.sub(" as a key" if place and place["key"] else "", text)
         if missing := _MISSING.search(reason):
             param = f"{param}.{missing['name']}" if param else missing["name"]
+        if reason.startswith(_CHOICES) and (allowed := allowed_values(kind, param or "")):
+            reason = f"{reason}: send one of {allowed}"
         named = f"{param}: " if param else ""
         raise Refusal("invalid_request_error", f"{named}{reason}.", param=param) from error
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

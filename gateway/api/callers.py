@@ -9,8 +9,8 @@ from typing import Final
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.api.answer import server_sent_event
-from gateway.api.errors import envelope, error_response
+from gateway.api.errors import error_response
+from gateway.api.framing import Framing, framing_of
 from gateway.api.record import Record, note_outcome
 from gateway.dispatch.refusal import Refusal
 from gateway.keys.access import Need, counts, needed, shown_key
@@ -113,16 +113,13 @@ class _Sending:
         self._send = send
         self._desk = desk
         self._started = False
-        self._event_stream = False
+        self._framing: Framing | None = None
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._started = True
             headers = [*message.get("headers", ())]
-            self._event_stream = any(
-                key == b"content-type" and value.startswith(b"text/event-stream")
-                for key, value in headers
-            )
+            self._framing = framing_of(headers)
             message["headers"] = [*headers, *self._desk.limits.headers(time.monotonic())]
         await self._send(message)
 
@@ -131,9 +128,9 @@ class _Sending:
         refusal = Refusal("invalid_api_key", "The API key was revoked.")
         if not self._started:
             await error_response(refusal, scope["path"])(scope, receive, self._send)
-        elif self._event_stream:
+        elif self._framing is not None:
             note_outcome(scope, refusal.code)
-            event = b"event: error\n" + server_sent_event(envelope(refusal, scope["path"]))
+            event = self._framing.failure(refusal, scope["path"])
             await self._send({"type": "http.response.body", "body": event, "more_body": False})
         else:
             raise refusal

@@ -8,19 +8,25 @@ from collections.abc import Sequence
 from typing import Annotated, Final
 
 import msgspec
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.routing import Route
 
 from gateway.api.answer import Answer, server_sent_event
 from gateway.api.answer import Choice as WholeChoice
 from gateway.api.bodies import beside_the_loop, read_json
 from gateway.api.callers import caller_of
 from gateway.api.choices import submit_all, system_fingerprint
-from gateway.api.inputs import parse_inputs
+from gateway.api.inputs import Inputs, parse_inputs
 from gateway.api.logprobs import CompletionLogprobs, completion_logprobs, tokens_of
-from gateway.api.sampling import MOST_ANSWERS, check_generation, generate_message, new_requests
+from gateway.api.openapi.operation import EVENT_STREAM, GENERATES, Described, Operation
+from gateway.api.sampling import (
+    LARGEST_COUNT,
+    MOST_ANSWERS,
+    check_generation,
+    generate_message,
+    new_requests,
+)
 from gateway.api.structure import StructuredBody, constraint_of
 from gateway.api.supported import refusing
 from gateway.api.usage import UsageBody
@@ -36,9 +42,11 @@ _DEFAULT_MAX_TOKENS: Final = 16
 
 @refusing("completions")
 class CompletionBody(StructuredBody, kw_only=True):
-    prompt: Raw
+    prompt: Inputs
     # mlx_lm.server's clients send true or false.
     logprobs: Annotated[int, Meta(ge=0, le=20)] | bool | None = None
+    # 0: nothing but the prompt, with its scores.
+    max_tokens: Annotated[int, Meta(ge=0, le=LARGEST_COUNT)] | None = None
     best_of: Annotated[int, Meta(ge=1)] | None = None
     echo: bool | None = None
     suffix: str | None = None
@@ -113,7 +121,11 @@ def _generates(body: CompletionBody) -> list[Generate]:
     )
     return [
         msgspec.structs.replace(
-            generate_message(body, _with_suffix(prompt, body), body.limit or _DEFAULT_MAX_TOKENS),
+            generate_message(
+                body,
+                _with_suffix(prompt, body),
+                _DEFAULT_MAX_TOKENS if body.limit is None else body.limit,
+            ),
             constraint=constraint,
             logprobs=logprobs,
             prompt_logprobs=logprobs if echo and body.wants_logprobs else None,
@@ -224,4 +236,14 @@ def _mean_logprob(choice: WholeChoice) -> float:
     return sum(each.logprob for each in tokens) / max(1, len(tokens))
 
 
-routes = [Route("/v1/completions", create_completion, methods=["POST"])]
+_COMPLETION: Final = Operation(
+    summary="Go on with texts",
+    tag="OpenAI",
+    body=CompletionBody,
+    answer=Completion,
+    events=Completion,
+    stream=EVENT_STREAM,
+    refusals=GENERATES,
+)
+
+routes = [Described("/v1/completions", create_completion, _COMPLETION, method="POST")]

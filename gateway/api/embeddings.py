@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from typing import Annotated, Final, Literal
 
 import msgspec
-from msgspec import Meta, Raw
+from msgspec import Meta, Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.routing import Route
 
 from gateway.api.bodies import beside_the_loop, read_json
-from gateway.api.inputs import parse_inputs
+from gateway.api.inputs import Inputs, parse_inputs
+from gateway.api.openapi.operation import GENERATES, Described, Operation
 from gateway.api.supported import check_supported, refusing
 from gateway.api.vectors import MOST_INPUTS, VectorAnswer, VectorBody, submit
 from gateway.dispatch.vectors import BYTES_PER_NUMBER, Vectors
@@ -28,11 +28,33 @@ Role = Literal["query", "document", "search_query", "search_document", "passage"
 
 @refusing("embeddings")
 class EmbeddingsBody(VectorBody, kw_only=True):
-    input: Raw
+    input: Inputs
     dimensions: Annotated[int, Meta(ge=1, le=_MOST_DIMENSIONS)] | None = None
     encoding_format: Literal["float", "base64"] | None = None
     input_type: Role | None = None
     prompt_name: Annotated[str, Meta(max_length=_LONGEST_NAME)] | None = None
+
+
+class EmbeddingItem(Struct):
+    """Numbers, or their little-endian floats in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(Struct):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(Struct):
+    """What `_written` writes."""
+
+    object: Literal["list"]
+    data: list[EmbeddingItem]
+    model: str
+    usage: EmbeddingUsage
 
 
 async def create_embeddings(http_request: HttpRequest) -> Response:
@@ -94,4 +116,12 @@ def _written(
     )
 
 
-routes = [Route("/v1/embeddings", create_embeddings, methods=["POST"])]
+_EMBEDDINGS: Final = Operation(
+    summary="Make vectors of texts",
+    tag="OpenAI",
+    body=EmbeddingsBody,
+    answer=EmbeddingList,
+    refusals=GENERATES,
+)
+
+routes = [Described("/v1/embeddings", create_embeddings, _EMBEDDINGS, method="POST")]

@@ -1,4 +1,4 @@
-"""Refusals in OpenAI's envelope, and on its paths in Anthropic's."""
+"""Refusals in OpenAI's envelope, and on their paths in Anthropic's and Ollama's."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from gateway.api.methods import allowed_methods
 from gateway.api.record import note_outcome
-from gateway.dispatch.refusal import Code, Refusal
+from gateway.dispatch.refusal import Refusal
 
 _TYPES: Final = {
     401: "authentication_error",
@@ -21,6 +22,7 @@ _TYPES: Final = {
     429: "rate_limit_error",
 }
 _ANTHROPIC: Final = "/v1/messages"
+_OLLAMA: Final = "/api/"
 _ANTHROPIC_TYPES: Final = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -45,13 +47,35 @@ class ErrorEnvelope(Struct):
     error: ErrorBody
 
 
+class AnthropicErrorBody(Struct):
+    type: str
+    message: str
+
+
+class AnthropicErrorEnvelope(Struct, tag_field="type", tag="error"):
+    error: AnthropicErrorBody
+
+
+class OllamaErrorEnvelope(Struct):
+    error: str
+
+
+def envelope_type(path: str) -> type[Struct]:
+    """What errors look like on a path."""
+    if path.startswith(_ANTHROPIC):
+        return AnthropicErrorEnvelope
+    return OllamaErrorEnvelope if path.startswith(_OLLAMA) else ErrorEnvelope
+
+
 def envelope(refusal: Refusal, path: str) -> bytes:
     """The JSON text of an error, as the clients of this path know it."""
     if path.startswith(_ANTHROPIC):
         kind = _ANTHROPIC_TYPES.get(refusal.status, "api_error")
         return msgspec.json.encode(
-            {"type": "error", "error": {"type": kind, "message": refusal.message}}
+            AnthropicErrorEnvelope(AnthropicErrorBody(kind, refusal.message))
         )
+    if path.startswith(_OLLAMA):
+        return msgspec.json.encode(OllamaErrorEnvelope(refusal.message))
     kind = _TYPES.get(
         refusal.status, "server_error" if refusal.status >= 500 else "invalid_request_error"
     )
@@ -97,11 +121,17 @@ async def on_refusal(request: Request, error: Exception) -> Response:
 async def on_http_exception(request: Request, error: Exception) -> Response:
     """Starlette's own errors: no such path, no such method."""
     assert isinstance(error, HTTPException)
-    code: Code = "method_not_allowed" if error.status_code == 405 else "not_found"
-    response = error_response(
-        Refusal(code, f"{error.detail}: {request.method} {request.url.path}."), request.url.path
-    )
-    response.headers.update(error.headers or {})
+    if error.status_code != 405:
+        refusal = Refusal(
+            "not_found", f"There is no {request.url.path} here; / says what there is."
+        )
+        return error_response(refusal, request.url.path)
+    allow = ", ".join(sorted(allowed_methods(request.app.routes, request.scope) | {"OPTIONS"}))
+    if request.method == "OPTIONS":
+        return Response(status_code=204, headers={"allow": allow})
+    message = f"{request.url.path} has no {request.method}: it takes {allow}."
+    response = error_response(Refusal("method_not_allowed", message), request.url.path)
+    response.headers["allow"] = allow
     return response
 
 

@@ -9,9 +9,9 @@ from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
 
 from gateway.api.bodies import read_count
+from gateway.api.openapi.operation import EVENT_STREAM, Described, Operation, Query
 from gateway.events import Event, EventLog
 from gateway.fleet.fleet import Fleet
 
@@ -27,15 +27,20 @@ async def events(request: Request) -> Response:
     Last-Event-ID gets what it missed, as far as it is kept.
     """
     fleet: Fleet = request.app.state.fleet
-    follows = request.query_params.get("follow", "1") not in ("0", "false")
-    kept = events_since(request, fleet.events, 0 if follows else _DEFAULT_RECENT)
-    if not follows:
+    going_on = follows(request)
+    kept = events_since(request, fleet.events, 0 if going_on else _DEFAULT_RECENT)
+    if not going_on:
         return Response(kept(), media_type="text/event-stream")
     return StreamingResponse(
         _follow(fleet.events, kept),
         media_type="text/event-stream",
         headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
     )
+
+
+def follows(request: Request) -> bool:
+    """Whether the stream goes on with what comes."""
+    return request.query_params.get("follow", "1") not in ("0", "false")
 
 
 def events_since(request: Request, log: EventLog, default: int) -> Callable[[], bytes]:
@@ -73,4 +78,14 @@ def event_message(event: Event) -> bytes:
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.id, event.kind.encode(), event.as_json())
 
 
-routes = [Route("/events", events)]
+_EVENTS: Final = Operation(
+    summary="What happens",
+    tag="operation",
+    answer=EVENT_STREAM,
+    query=[
+        Query("recent", "integer", "Begin with so many that were."),
+        Query("follow", "string", "0: end after these."),
+    ],
+)
+
+routes = [Described("/events", events, _EVENTS)]

@@ -11,9 +11,9 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
 
 from gateway.api.callers import caller_of
+from gateway.api.openapi.operation import NAMES_MODEL, Described, Operation, Query
 from gateway.api.sampling import deadline_s
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
@@ -140,4 +140,28 @@ def _probe(compartment: Compartment) -> Task:
     return Embed(request_id=request_id, inputs=(hello,), query=query)
 
 
-routes = [Route("/livez", livez), Route("/readyz", readyz), Route("/health", health)]
+_TEXT: Final = "text/plain"
+_DEEP: Final = Query("deep", "string", "A loaded model, which is to generate one token.")
+
+routes = [
+    Described("/livez", livez, Operation(summary="Whether it turns", tag="probes", answer=_TEXT)),
+    Described(
+        "/readyz",
+        readyz,
+        Operation(
+            summary="Whether requests are taken", tag="probes", answer=_TEXT, others={503: _TEXT}
+        ),
+    ),
+    Described(
+        "/health",
+        health,
+        Operation(
+            summary="How the models are",
+            tag="probes",
+            answer=Health,
+            query=[_DEEP],
+            refusals=NAMES_MODEL,
+            others={503: Health},
+        ),
+    ),
+]

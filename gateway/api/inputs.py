@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from itertools import islice
-from typing import Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
-from msgspec import Raw
+from msgspec import Meta, Raw
 
 from gateway.dispatch.refusal import Refusal
 from protocol.messages import TextPrompt, TokenPrompt
@@ -21,6 +21,25 @@ _MOST_TOKENS: Final = 2_000_000
 _STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
 Input: TypeAlias = TextPrompt | TokenPrompt
+_TOKENS: Final = {
+    "type": "array",
+    "minItems": 1,
+    "items": {"type": "integer", "minimum": 0, "maximum": LARGEST_TOKEN_ID},
+}
+# A field of a body, with what it may be, for the schema.
+Inputs = Annotated[
+    Raw,
+    Meta(
+        extra_json_schema={
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "minItems": 1, "items": {"type": "string"}},
+                _TOKENS,
+                {"type": "array", "minItems": 1, "items": _TOKENS},
+            ]
+        }
+    ),
+]
 
 
 def parse_inputs(raw: Raw, param: str, most: int) -> list[Input]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from gateway.api.bodies import read_json
+from gateway.api.openapi.operation import Described, Operation
 from gateway.dispatch.refusal import Refusal
 from gateway.keys.bodies import KeyBody, KeyList, KeyUsage, NewKey, UsageList
 from gateway.keys.key_file import KeyFileError, NoSuchKeyError
@@ -58,9 +60,21 @@ def _json(body: Struct, status_code: int = 200) -> Response:
     )
 
 
+_LIST: Final = Operation(summary="The API keys", tag="operation", answer=KeyList)
+_ADD: Final = Operation(
+    summary="Add an API key, which is shown once",
+    tag="operation",
+    body=NewKey,
+    others={201: KeyBody},
+)
+_REVOKE: Final = Operation(
+    summary="Revoke an API key", tag="operation", answer=KeyBody, refusals=("not_found",)
+)
+_USAGE: Final = Operation(summary="What was used", tag="operation", answer=UsageList)
+
 routes = [
-    Route("/keys", list_keys),
-    Route("/keys", add_key, methods=["POST"]),
-    Route("/keys/{name}", revoke_key, methods=["DELETE"]),
-    Route("/usage", usage),
+    Described("/keys", list_keys, _LIST),
+    Described("/keys", add_key, _ADD, method="POST"),
+    Described("/keys/{name}", revoke_key, _REVOKE, method="DELETE"),
+    Described("/usage", usage, _USAGE),
 ]

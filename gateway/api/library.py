@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
+from gateway.api.openapi.operation import NAMES_MODEL, Described, Operation, Query
 from gateway.library.catalogue import Entry
 from gateway.library.library import Library
 
@@ -53,8 +55,18 @@ def _json(body: Struct) -> Response:
     return Response(msgspec.json.encode(body), media_type="application/json")
 
 
+_LIST: Final = Operation(summary="The models on the disks", tag="operation", answer=EntryList)
+_SHOW: Final = Operation(summary="One of them", tag="operation", answer=Entry, refusals=NAMES_MODEL)
+_REMOVE: Final = Operation(
+    summary="Remove a model's files",
+    tag="operation",
+    answer=Removed,
+    query=(Query("dry_run", "string", "1: say what it would do, or why not"),),
+    refusals=NAMES_MODEL,
+)
+
 routes = [
-    Route("/library", list_entries),
-    Route("/library/{name:path}", show),
-    Route("/library/{name:path}", remove, methods=["DELETE"]),
+    Described("/library", list_entries, _LIST),
+    Described("/library/{name:path}", show, _SHOW),
+    Described("/library/{name:path}", remove, _REMOVE, method="DELETE"),
 ]

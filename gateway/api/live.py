@@ -9,10 +9,10 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 from starlette.requests import Request
-from starlette.responses import StreamingResponse
-from starlette.routing import Route
+from starlette.responses import Response, StreamingResponse
 
-from gateway.api.events import event_message, events_since
+from gateway.api.events import event_message, events_since, follows
+from gateway.api.openapi.operation import EVENT_STREAM, Described, Operation, Query
 from gateway.api.requests import RequestStatus, request_statuses
 from gateway.api.status import Status, gateway_status
 from gateway.events import EventLog
@@ -34,9 +34,9 @@ class Snapshot(Struct):
     requests: list[RequestStatus]
 
 
-async def live(request: Request) -> StreamingResponse:
+async def live(request: Request) -> Response:
     """An event `snapshot` every second and after each event; between them the events themselves,
-    under their kinds. `recent` and Last-Event-ID are as for /events.
+    under their kinds. `recent`, `follow` and Last-Event-ID are as for /events.
     """
     fleet: Fleet = request.app.state.fleet
     reloader: Reloader = request.app.state.reloader
@@ -47,6 +47,8 @@ async def live(request: Request) -> StreamingResponse:
         data = msgspec.json.encode(Snapshot(status, request_statuses(fleet, _MOST_REQUESTS)))
         return b"event: snapshot\ndata: %s\n\n" % data
 
+    if not follows(request):
+        return Response(kept() + snapshot(), media_type="text/event-stream")
     return StreamingResponse(
         _follow(fleet.events, kept, snapshot),
         media_type="text/event-stream",
@@ -70,4 +72,14 @@ async def _follow(
             yield b"".join(map(event_message, new)) + snapshot()
 
 
-routes = [Route("/live", live)]
+_LIVE: Final = Operation(
+    summary="State and events, as they change",
+    tag="operation",
+    answer=EVENT_STREAM,
+    query=[
+        Query("recent", "integer", "Begin with so many events that were."),
+        Query("follow", "string", "0: end after the first snapshot."),
+    ],
+)
+
+routes = [Described("/live", live, _LIVE)]

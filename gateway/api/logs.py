@@ -9,12 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Route
 
 from gateway.api.bodies import read_count
 from gateway.api.callers import caller_of
+from gateway.api.openapi.operation import EVENT_STREAM, NAMES_MODEL, Described, Operation, Query
 from gateway.dispatch.refusal import Refusal
 from gateway.fleet.fleet import Fleet, Phase
 from gateway.logs.reader import LogReader
@@ -110,7 +111,23 @@ def _message(line: str) -> bytes:
     return f"data: {line}\n\n".encode()
 
 
+_LOG: Final = Operation(
+    summary="The gateway's log",
+    tag="operation",
+    answer="text/plain",
+    stream=EVENT_STREAM,
+    query=[
+        Query("lines", "integer", "How many of the last."),
+        Query("since", "string", "A time, or how long ago, as 10m."),
+        Query("follow", "string", "1: go on with what is written."),
+    ],
+)
+
 routes = [
-    Route("/logs", gateway_log),
-    Route("/models/{model_id:path}/logs", model_log),
+    Described("/logs", gateway_log, _LOG),
+    Described(
+        "/models/{model_id:path}/logs",
+        model_log,
+        msgspec.structs.replace(_LOG, summary="A model's log", refusals=NAMES_MODEL),
+    ),
 ]

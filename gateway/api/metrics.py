@@ -11,8 +11,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
+from gateway.api.openapi.operation import Described, Operation
 from gateway.api.status import gateway_status
 from gateway.dispatch.refusal import Refusal
 from gateway.edge.door import Door
@@ -84,4 +84,6 @@ def _written(families: list[Metric]) -> bytes:
     return generate_latest(_Families([*families, *process()]))
 
 
-routes = [Route("/metrics", metrics)]
+_METRICS: Final = Operation(summary="Figures for Prometheus", tag="probes", answer="text/plain")
+
+routes = [Described("/metrics", metrics, _METRICS)]

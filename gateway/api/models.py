@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from typing import Final
+
 import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from gateway.api.callers import caller_of
+from gateway.api.openapi.operation import NAMES_MODEL, Described, Operation
 from gateway.api.status import PromptCacheStatus, model_status
 from gateway.fleet.fleet import Fleet
 from gateway.model.compartment import Compartment
@@ -16,17 +19,21 @@ from protocol.messages import Ability
 
 
 class ModelBody(Struct):
-    """OpenAI's model object, what prompts may have (OpenRouter's name: "text", and "image" of those
-    that look at pictures), the state with its reason, vLLM's name for the context in force, and
-    what the model holds of the memory: its floor, what was lent to it, and what it wants in all
-    (null until the model is loaded). `abilities` are what it makes of texts: text, embedding,
-    score (null until it is loaded). `prompt_cache` is what is kept of its prompts.
+    """OpenAI's model object and Anthropic's in one, what prompts may have (OpenRouter's name:
+    "text", and "image" of those that look at pictures), the state with its reason, vLLM's name for
+    the context in force, and what the model holds of the memory: its floor, what was lent to it,
+    and what it wants in all (null until the model is loaded). `abilities` are what it makes of
+    texts: text, embedding, score (null until it is loaded). `prompt_cache` is what is kept of its
+    prompts.
     """
 
     id: str
     object: str
     created: int
     owned_by: str
+    type: str
+    display_name: str
+    created_at: str
     input_modalities: list[str]
     state: str
     reason: str | None
@@ -39,14 +46,20 @@ class ModelBody(Struct):
 
 
 class ModelList(Struct):
+    """OpenAI's, and the rest Anthropic's: one page has them all."""
+
     object: str
     data: list[ModelBody]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
 
 
 async def list_models(request: Request) -> Response:
     fleet: Fleet = request.app.state.fleet
     data = [_body(fleet, each) for each in fleet.roster.visible(caller_of(request))]
-    return _json(ModelList("list", data))
+    first, last = (data[0].id, data[-1].id) if data else (None, None)
+    return _json(ModelList("list", data, False, first, last))
 
 
 async def show_model(request: Request) -> Response:
@@ -63,6 +76,9 @@ def _body(fleet: Fleet, compartment: Compartment) -> ModelBody:
         object="model",
         created=int(fleet.started_at),
         owned_by="bulkhead",
+        type="model",
+        display_name=status.id,
+        created_at=datetime.fromtimestamp(int(fleet.started_at), UTC).isoformat(),
         input_modalities=["text", "image"] if compartment.model.settings.pictures else ["text"],
         state=status.state,
         reason=status.reason,
@@ -79,8 +95,11 @@ def _json(body: Struct) -> Response:
     return Response(msgspec.json.encode(body), media_type="application/json")
 
 
+_LIST: Final = Operation(summary="The models", tag="OpenAI", answer=ModelList)
+_SHOW: Final = Operation(summary="A model", tag="OpenAI", answer=ModelBody, refusals=NAMES_MODEL)
+
 routes = [
-    Route("/v1/models", list_models),
-    Route("/v1/models/", list_models),
-    Route("/v1/models/{model_id:path}", show_model),
+    Described("/v1/models", list_models, _LIST),
+    Described("/v1/models/", list_models, _LIST),
+    Described("/v1/models/{model_id:path}", show_model, _SHOW),
 ]

@@ -6,8 +6,8 @@ from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
+from gateway.api.openapi.operation import Described, Operation
 from gateway.dispatch.refusal import Refusal
 from gateway.page.page import Page
 
@@ -52,4 +52,9 @@ async def page(request: Request) -> Response:
     return Response(file.content, headers=headers, media_type=file.media_type)
 
 
-routes = [Route("/ui", page), Route("/ui/{path:path}", page)]
+_PAGE: Final = Operation(summary="The page", tag="operation", answer="text/html")
+_FILE: Final = Operation(
+    summary="A file of the page", tag="operation", answer="text/html", refusals=("not_found",)
+)
+
+routes = [Described("/ui", page, _PAGE), Described("/ui/{path:path}", page, _FILE)]

@@ -21,6 +21,8 @@ Place: TypeAlias = Literal[
     "part",
     "embeddings",
     "rerank",
+    "generate",
+    "options",
 ]
 Fate: TypeAlias = Literal["done", "refused", "harmless"]
 
@@ -34,6 +36,8 @@ PLACES: Final[dict[Place, str]] = {
     "part": "messages[].content[]",
     "embeddings": "/v1/embeddings",
     "rerank": "/v1/rerank",
+    "generate": "/api/generate",
+    "options": "options",
 }
 _BODIES: Final[tuple[Place, ...]] = ("chat", "completions")
 
@@ -76,6 +80,8 @@ _RESPONSES: Final[tuple[Place, ...]] = ("responses",)
 _EMBEDDINGS: Final[tuple[Place, ...]] = ("embeddings",)
 _RERANK: Final[tuple[Place, ...]] = ("rerank",)
 _VECTORS: Final[tuple[Place, ...]] = ("embeddings", "rerank")
+_GENERATE: Final[tuple[Place, ...]] = ("generate",)
+_OPTIONS: Final[tuple[Place, ...]] = ("options",)
 
 PARAMETERS: Final[tuple[Parameter, ...]] = (
     *_done("model", "stream", "stream_options", "max_tokens", "max_completion_tokens"),
@@ -264,6 +270,46 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
     _refused("rank_fields", [], places=_RERANK),
     *_harmless("a label for OpenAI's records", "user", places=_VECTORS),
     *_harmless("a label; the header X-Request-Id names a request", "request_id", places=_VECTORS),
+    # Ollama's
+    *_done("model", "stream", "options", "format", "think", "keep_alive", places=_GENERATE),
+    *_done("prompt", "suffix", "system", "raw", "images", places=_GENERATE),
+    *_done("logprobs", "top_logprobs", places=_GENERATE),
+    _refused("context", [], places=_GENERATE, note="send the messages to /api/chat"),
+    _refused("template", "", places=_GENERATE),
+    _refused("width", 0, places=_GENERATE),
+    _refused("height", 0, places=_GENERATE),
+    _refused("steps", 0, places=_GENERATE),
+    # Within Ollama's options
+    *_done("temperature", "top_p", "top_k", "min_p", "seed", "num_predict", places=_OPTIONS),
+    *_done("stop", "repeat_penalty", "repeat_last_n", places=_OPTIONS),
+    *_done("presence_penalty", "frequency_penalty", places=_OPTIONS),
+    _refused("mirostat", 0, places=_OPTIONS),
+    _refused("tfs_z", 0, 1, places=_OPTIONS),
+    _refused("typical_p", 0, 1, places=_OPTIONS),
+    *_harmless("they belong to mirostat", "mirostat_tau", "mirostat_eta", places=_OPTIONS),
+    *_harmless(
+        "`context_tokens` of the configuration bounds it, and nothing is cut off",
+        "num_ctx",
+        "num_keep",
+        places=_OPTIONS,
+    ),
+    *_harmless(
+        "how a model is loaded is the configuration's",
+        "numa",
+        "num_batch",
+        "num_gpu",
+        "main_gpu",
+        "low_vram",
+        "f16_kv",
+        "logits_all",
+        "vocab_only",
+        "use_mmap",
+        "use_mlock",
+        "embedding_only",
+        "num_thread",
+        places=_OPTIONS,
+    ),
+    *_harmless("llama.cpp's own, and gone there", "penalize_newline", places=_OPTIONS),
 )
 
 

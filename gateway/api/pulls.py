@@ -10,9 +10,9 @@ import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
 
 from gateway.api.bodies import read_json
+from gateway.api.openapi.operation import EVENT_STREAM, Described, Operation, Query
 from gateway.fleet.fleet import Fleet
 from gateway.hub.pulls import Pull, Pulls, PullStatus
 
@@ -86,9 +86,30 @@ def _json(body: Struct, status: int = 200) -> Response:
     return Response(msgspec.json.encode(body), status, media_type="application/json")
 
 
+_LIST: Final = Operation(summary="What is pulled", tag="operation", answer=PullList)
+_BEGIN: Final = Operation(
+    summary="Get a model from the hub",
+    tag="operation",
+    body=Wanted,
+    others={202: PullStatus},
+    refusals=("queue_full", "shutting_down"),
+)
+_FOLLOW: Final = Operation(
+    summary="The progress of a pull",
+    tag="operation",
+    answer=PullStatus,
+    events=PullStatus,
+    stream=EVENT_STREAM,
+    query=(Query("follow", "string", "0: answer once, in JSON"),),
+    refusals=("not_found",),
+)
+_CANCEL: Final = Operation(
+    summary="Cancel a pull", tag="operation", answer=PullStatus, refusals=("not_found",)
+)
+
 routes = [
-    Route("/pulls", list_pulls),
-    Route("/pulls", begin, methods=["POST"]),
-    Route("/pulls/{pull_id}", follow),
-    Route("/pulls/{pull_id}", cancel, methods=["DELETE"]),
+    Described("/pulls", list_pulls, _LIST),
+    Described("/pulls", begin, _BEGIN, method="POST"),
+    Described("/pulls/{pull_id}", follow, _FOLLOW),
+    Described("/pulls/{pull_id}", cancel, _CANCEL, method="DELETE"),
 ]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.errors import error_response
@@ -16,24 +17,30 @@ from gateway.dispatch.refusal import Refusal
 from gateway.edge.request_id import HEADER, request_id
 from gateway.logs.line import about
 from gateway.metrics.http_meter import Ended, HttpMeter
+from gateway.telemetry.spans import Life, Spans
 
 logger = logging.getLogger(__name__)
 
 # Of all paths that there aren't, and of what no route has seen: anybody can make up more of them.
 _NO_ROUTE: Final = "other"
-_OK: Final = "ok"
+OK: Final = "ok"
 
 
 class Recorded:
     """Gives every response an x-request-id, and the log a line for each request."""
 
     def __init__(
-        self, app: ASGIApp, meter: HttpMeter, routes: Mapping[Callable[..., Any], str]
+        self,
+        app: ASGIApp,
+        meter: HttpMeter,
+        routes: Mapping[Callable[..., Any], str],
+        spans: Spans | None,
     ) -> None:
         """`routes` has the path of each endpoint."""
         self._app = app
         self._meter = meter
         self._routes = routes
+        self._spans = spans
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.monotonic()
@@ -60,13 +67,39 @@ class Recorded:
             self._end(scope, record, time.monotonic() - began)
 
     def _end(self, scope: Scope, record: Record, seconds: float) -> None:
-        outcome = record.outcome or (CLIENT_LEFT if record.status is None else _OK)
+        outcome = record.outcome or (CLIENT_LEFT if record.status is None else OK)
         endpoint = scope.get("endpoint")
         # What is mounted is none itself, and can't be looked up.
         known = isinstance(endpoint, Hashable) and endpoint in self._routes
         route = self._routes[endpoint] if known else _NO_ROUTE  # type: ignore[index]
         self._meter.end(Ended(route, record.model or "", outcome), seconds)
         _log(scope, record, outcome, seconds)
+        if self._spans is not None and record.model is not None:
+            self._spans.tell(_life(scope, record, route, outcome, seconds))
+
+
+def _life(scope: Scope, record: Record, route: str, outcome: str, seconds: float) -> Life:
+    usage = record.usage
+    return Life(
+        name=f"{scope['method']} {route}",
+        headers=dict(Headers(scope=scope)),
+        attributes={
+            "http.request.method": scope["method"],
+            "http.route": route,
+            "http.response.status_code": record.status,
+            "gen_ai.request.model": record.model,
+            "gen_ai.usage.input_tokens": None if usage is None else usage.prompt_tokens,
+            "gen_ai.usage.output_tokens": None if usage is None else usage.completion_tokens,
+            "bulkhead.request_id": record.id,
+            "bulkhead.outcome": outcome,
+            "bulkhead.key": record.key,
+        },
+        failed=outcome not in (OK, CLIENT_LEFT),
+        ended_ns=time.time_ns(),
+        ended_at=asyncio.get_running_loop().time(),
+        seconds=seconds,
+        timing=record.timings[0] if record.timings else None,
+    )
 
 
 def _log(scope: Scope, record: Record, outcome: str, seconds: float) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from itertools import chain, islice
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.routing import Route
 
+from gateway.api.openapi.operation import Described, Operation
 from gateway.dispatch.request import Request
 from gateway.fleet.fleet import Fleet
 
@@ -73,4 +73,6 @@ def _status(request: Request, place: int | None, model_id: str, now: float) -> R
     )
 
 
-routes = [Route("/requests", requests)]
+_REQUESTS: Final = Operation(summary="What runs and waits", tag="operation", answer=RequestList)
+
+routes = [Described("/requests", requests, _REQUESTS)]

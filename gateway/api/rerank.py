@@ -10,10 +10,10 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.routing import Route
 
 from gateway.api.bodies import Part, beside_the_loop, read_json
 from gateway.api.inputs import count_strings
+from gateway.api.openapi.operation import GENERATES, Described, Operation
 from gateway.api.supported import check_supported, refusing
 from gateway.api.vectors import MOST_INPUTS, VectorAnswer, VectorBody, submit
 from gateway.dispatch.refusal import Refusal
@@ -25,6 +25,19 @@ _MOST_STRINGS: Final = 32 * MOST_INPUTS
 _LONGEST_REASON: Final = 200
 
 
+_DOCUMENT: Final = {
+    "type": "object",
+    "properties": {"text": {"type": "string"}},
+    "required": ["text"],
+}
+_DOCUMENTS: Final = {
+    "type": "array",
+    "minItems": 1,
+    "maxItems": MOST_INPUTS,
+    "items": {"anyOf": [{"type": "string"}, _DOCUMENT]},
+}
+
+
 class Document(Part):
     text: str
 
@@ -32,7 +45,7 @@ class Document(Part):
 @refusing("rerank")
 class RerankBody(VectorBody, kw_only=True):
     query: str
-    documents: Raw
+    documents: Annotated[Raw, Meta(extra_json_schema=_DOCUMENTS)]
     top_n: Annotated[int, Meta(ge=0)] | None = None
     return_documents: bool | None = None
 
@@ -45,6 +58,20 @@ class Result(Struct):
     index: int
     relevance_score: float
     document: Document | UnsetType = UNSET
+
+
+class RerankUsage(Struct):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class RerankAnswer(Struct):
+    """What `_written` writes."""
+
+    id: str
+    model: str
+    usage: RerankUsage
+    results: list[Result]
 
 
 async def rerank(http_request: HttpRequest) -> Response:
@@ -113,4 +140,12 @@ def _written(
     yield b"]}"
 
 
-routes = [Route("/v1/rerank", rerank, methods=["POST"])]
+_RERANK: Final = Operation(
+    summary="Order documents by a query",
+    tag="OpenAI",
+    body=RerankBody,
+    answer=RerankAnswer,
+    refusals=GENERATES,
+)
+
+routes = [Described("/v1/rerank", rerank, _RERANK, method="POST")]

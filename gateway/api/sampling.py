@@ -48,7 +48,7 @@ _XTC_THRESHOLD: Final = 0.1
 _REPETITION_CONTEXT: Final = 20
 # mlx_lm.server's clients send 0 for "none", all others 1.
 _NO_PENALTY: Final = (None, 0, 1)
-_LARGEST_COUNT: Final = (1 << 31) - 1
+LARGEST_COUNT: Final = (1 << 31) - 1
 _MOST_BIASES: Final = 1024
 _MOST_STOP_TOKENS: Final = 256
 _MOST_BAD_WORDS: Final = 256
@@ -57,7 +57,7 @@ _MOST_ALLOWED: Final = 1 << 20
 
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Priority = Annotated[int, Meta(ge=-_MOST_PRIORITY, le=_MOST_PRIORITY)]
-Tokens = Annotated[int, Meta(ge=1, le=_LARGEST_COUNT)]
+Tokens = Annotated[int, Meta(ge=1, le=LARGEST_COUNT)]
 StopSequence = Annotated[str, Meta(min_length=1, max_length=_LONGEST_STOP)]
 # vLLM advises 43 characters.
 Salt = Annotated[str, Meta(max_length=_LONGEST_SALT)]
@@ -82,10 +82,10 @@ class GenerationBody(Struct, kw_only=True):
     max_completion_tokens: Tokens | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=_LARGEST_COUNT)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=LARGEST_COUNT)] | None = None
     min_p: Probability | None = None
     repetition_penalty: Annotated[float, Meta(ge=0, le=_LARGEST_PENALTY)] | None = None
-    repetition_context_size: Annotated[int, Meta(ge=1, le=_LARGEST_COUNT)] | None = None
+    repetition_context_size: Annotated[int, Meta(ge=1, le=LARGEST_COUNT)] | None = None
     stop: Stop = None
     seed: int | None = None
     ignore_eos: bool | None = None
@@ -98,7 +98,7 @@ class GenerationBody(Struct, kw_only=True):
     logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=_MOST_BIASES)] | None = None
     xtc_probability: Probability | None = None
     xtc_threshold: Annotated[float, Meta(ge=0, le=0.5)] | None = None
-    min_tokens: Annotated[int, Meta(ge=0, le=_LARGEST_COUNT)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=LARGEST_COUNT)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=_MOST_STOP_TOKENS)] | None = None
     include_stop_str_in_output: bool | None = None
     bad_words: Annotated[list[StopSequence], Meta(max_length=_MOST_BAD_WORDS)] | None = None
@@ -121,7 +121,9 @@ class GenerationBody(Struct, kw_only=True):
     @property
     def limit(self) -> int | None:
         """How long the answer may be, in tokens, if that was said."""
-        return self.max_completion_tokens or self.max_tokens
+        if self.max_completion_tokens is not None:
+            return self.max_completion_tokens
+        return self.max_tokens
 
     @property
     def include_usage(self) -> bool:
@@ -199,6 +201,7 @@ def _params(body: GenerationBody, prompt_param: str) -> dict[RequestField, str]:
         limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     names: dict[RequestField, str] = {each: each for each in _SAME_NAMES}
     names |= {"prompt": prompt_param, "max_tokens": limit, "prompt_logprobs": "echo"}
+    names["template_arguments"] = "chat_template_kwargs"
     return names | {"constraint": body.constraint_param}
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from gateway.api.bodies import NOT_GIVEN, given
+from gateway.api.bodies import ABSENT, NOT_GIVEN, given
 from gateway.api.sampling import GenerationBody
 from gateway.dispatch.refusal import Refusal
 from protocol.messages import Constraint
@@ -29,7 +29,7 @@ Choices = Annotated[list[str], Meta(min_length=1)]
 
 class JsonSchemaBody(Struct, rename={"schema_": "schema"}):
     name: str | None = None
-    schema_: Raw = NOT_GIVEN
+    schema_: Raw = ABSENT
     strict: bool | None = None
     description: str | None = None
 
@@ -42,7 +42,7 @@ class ResponseFormat(Struct):
 class StructuredOutputs(Struct):
     """vLLM's."""
 
-    json: Raw = NOT_GIVEN
+    json: Raw = ABSENT
     regex: Pattern | None = None
     choice: Choices | None = None
     grammar: Pattern | None = None
@@ -54,7 +54,7 @@ class StructuredBody(GenerationBody, kw_only=True):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: Raw = NOT_GIVEN
+    guided_json: Raw = ABSENT
     guided_regex: Pattern | None = None
     guided_choice: Choices | None = None
     guided_grammar: Pattern | None = None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
-from gateway.api.bodies import NOT_GIVEN
+from gateway.api.bodies import ABSENT, NOT_GIVEN
 from gateway.api.parameters import PLACES, Parameter, Place, at
 from gateway.dispatch.refusal import Refusal
 
@@ -25,7 +25,7 @@ def refusing(place: Place) -> Callable[[type[Kind]], type[Kind]]:
         extended: type[Any] = msgspec.defstruct(
             kind.__name__,
             # Not built: what is refused anyway may be tens of megabytes of lists.
-            [(each.name, Raw, NOT_GIVEN) for each in _REFUSED[place]],
+            [(each.name, _kind(each), ABSENT) for each in _REFUSED[place]],
             bases=(kind,),
             module=kind.__module__,
             namespace={"__doc__": kind.__doc__},
@@ -34,6 +34,13 @@ def refusing(place: Place) -> Callable[[type[Kind]], type[Kind]]:
         return extended
 
     return extend
+
+
+def _kind(parameter: Parameter) -> Any:
+    """For the schema: what is taken of it."""
+    about = f"Not supported; {parameter.note}." if parameter.note else "Not supported."
+    taken = {"enum": [None, *parameter.neutral], "description": about}
+    return Annotated[Raw, Meta(extra_json_schema=taken)]
 
 
 def check_supported(decoded: Struct, place: Place, path: str = "") -> None:

@@ -101,7 +101,7 @@ class VectorAnswer(Response):
             usage = await self._until_over()
             await self._write(usage, send)
         except Refusal as refusal:
-            await error_response(refusal)(scope, receive, send)
+            await error_response(refusal, scope["path"])(scope, receive, send)
         except ClientGoneError:
             note_outcome(scope, CLIENT_LEFT)
         finally:

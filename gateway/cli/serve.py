@@ -22,6 +22,7 @@ from gateway.keys.keys import Keys
 from gateway.library.finder import Finder
 from gateway.logs.setup import gateway_logs
 from gateway.serve import server
+from gateway.serve.listen import PortTakenError, bind
 from gateway.service.mark import LABEL, MARK, MISTAKE_STATUS, service_pid
 from gateway.state.state_dir import StateDir, StateDirError, default_state_dir
 from gateway.system.file_limit import raise_file_limit
@@ -85,8 +86,8 @@ def command(flags: Flags, log_level: str, log_to: str, mistake_status: int) -> N
         keys = Keys(state_dir, exposed=exposed(settings.gateway))
         files = tls_files(settings.gateway)
         certificates = None if files is None else Certificates(*files)
-        listener = server.bind(settings.gateway.host, settings.gateway.port)
-    except (StateDirError, KeyFileError, CertificateError, server.PortTakenError) as error:
+        listener = bind(settings.gateway.host, settings.gateway.port)
+    except (StateDirError, KeyFileError, CertificateError, PortTakenError) as error:
         _fail([str(error)], status=1)
     except OSError as error:
         _fail([f"The state folder {state_dir.path} can't be used: {error}."], status=1)

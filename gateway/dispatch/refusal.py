@@ -53,6 +53,11 @@ _STATUS: dict[Code, int] = {
 }
 
 
+def status_of(code: Code) -> int:
+    """HTTP's."""
+    return _STATUS[code]
+
+
 class Refusal(Exception):
     """An error for the client: a code of the surface and a sentence.
 
@@ -90,4 +95,4 @@ class Refusal(Exception):
 
     @property
     def status(self) -> int:
-        return _STATUS[self.code]
+        return status_of(self.code)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Final
 
 import msgspec
@@ -102,6 +103,9 @@ class Request:
         self._idle = False
         self._arrived = asyncio.Event()
         self._started_at: float | None = None
+        # When a worker got it first, and when the first of the answer was there.
+        self.begun_at: float | None = None
+        self.answered_at: float | None = None
 
     @property
     def usage(self) -> Usage | None:
@@ -136,6 +140,7 @@ class Request:
     def start(self, now: float) -> None:
         """It runs from now on: the deadline stands still."""
         self._started_at = now
+        self.begun_at = now if self.begun_at is None else self.begun_at
         self.vectors.begin()
 
     def park(self, now: float) -> None:
@@ -150,13 +155,15 @@ class Request:
             self._parts += delta.parts
         elif delta.finish_reason is None:
             return
+        if self.answered_at is None:
+            self.answered_at = asyncio.get_running_loop().time()
         self._finish_reason = delta.finish_reason
         self.stop_sequence = delta.stop_sequence
         self._usage = None if delta.usage is None else _plausible(delta.usage)
         if delta.finish_reason is not None:
             self._arrived.set()
         elif self._pause is None:
-            loop = asyncio.get_running_loop()
+            loop = self._running_loop
             left_s = self._taken_at + _BETWEEN_PIECES_S - loop.time()
             if left_s <= 0:
                 self._arrived.set()
@@ -204,13 +211,18 @@ class Request:
             self._idle = False
             return Piece((), None, None)
         self._idle = False
-        self._touched_at = self._taken_at = asyncio.get_running_loop().time()
+        self._touched_at = self._taken_at = self._running_loop.time()
         parts, self._parts = tuple(merged(self._parts)), []
         if self._refusal is not None:
             if not parts:
                 raise self._refusal.anew()
             self._arrived.set()
         return Piece(parts, self._finish_reason, self._usage)
+
+    @cached_property
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        # Python asks the system for the process's id each time that it is asked for the loop.
+        return asyncio.get_running_loop()
 
     def _end_pause(self) -> None:
         self._pause = None

@@ -13,7 +13,8 @@ from gateway.edge.byte_budget import ByteBudget
 # What the flow control of a connection lets in before anybody reads; the bound on connections
 # bounds this, so that small requests are served whatever large ones take.
 _FREE_BYTES: Final = 64 << 10
-_COMMENT: Final = b":\n\n"
+# What changes nothing for who reads a stream: a comment, or a space before a line of JSON.
+_SIGNS_OF_LIFE: Final = {b"text/event-stream": b":\n\n", b"application/x-ndjson": b" "}
 
 
 class Exchange(RequestResponseCycle):
@@ -28,7 +29,7 @@ class Exchange(RequestResponseCycle):
         self.received = 0
         self._bodies = bodies
         self._held_bytes = 0
-        self._event_stream = False
+        self._sign_of_life = b""
         # HTTP/1.0 knows no chunks: there the end of the connection is the end of the body.
         self._closes = self.scope["http_version"] == "1.0"
         if self._closes:
@@ -66,9 +67,9 @@ class Exchange(RequestResponseCycle):
     def nudge(self) -> None:
         """Write what changes nothing for who reads it, if there is such a thing at this point."""
         if self.response_started:
-            if self._event_stream:
-                chunked = b"%x\r\n%s\r\n" % (len(_COMMENT), _COMMENT)
-                self.transport.write(_COMMENT if self._closes else chunked)
+            if sign := self._sign_of_life:
+                chunked = b"%x\r\n%s\r\n" % (len(sign), sign)
+                self.transport.write(sign if self._closes else chunked)
         elif not self._closes:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -87,10 +88,8 @@ class Exchange(RequestResponseCycle):
 
     async def send(self, message: ASGISendEvent) -> None:
         if message["type"] == "http.response.start":
-            self._event_stream = any(
-                name == b"content-type" and value.startswith(b"text/event-stream")
-                for name, value in message.get("headers", ())
-            )
+            kind = dict(message.get("headers", ())).get(b"content-type", b"")
+            self._sign_of_life = _SIGNS_OF_LIFE.get(kind.partition(b";")[0], b"")
         elif self._closes and message["type"] == "http.response.body":
             self.expected_content_length = len(message.get("body", b""))
         await super().send(message)

@@ -62,6 +62,12 @@ class Tenancy:
         return max(_SHORTEST_LOAD_S, round(self.reload_s))
 
     @property
+    def expires_in_s(self) -> float:
+        """When it is unloaded for being idle, if it is idle from now on; infinity: never."""
+        idle_s = 0.0 if self.busy else self._idle_s(self._loop.time())
+        return max(0.0, self._ttl_s - idle_s)
+
+    @property
     def estimate(self) -> Estimate | None:
         """What it was admitted by; None: it couldn't be estimated."""
         return self._steward.estimates.get(self.model.id)
@@ -237,13 +243,16 @@ class Tenancy:
         return now - max(self._traffic.last_used, self._ready_at)
 
     def _expired(self, now: float) -> bool:
-        """Whether it was idle for as long as the last request, else the configuration, allows."""
+        """Whether it was idle for as long as it may be."""
+        return self._idle_s(now) >= self._ttl_s
+
+    @property
+    def _ttl_s(self) -> float:
+        """How long it may be idle, by the last request, else by the configuration."""
         if self.model.settings.pinned:
-            return False
-        ttl_s = self._traffic.keep_alive_s
-        if ttl_s is None:
-            ttl_s = self.model.settings.ttl_s or math.inf
-        return self._idle_s(now) >= ttl_s
+            return math.inf
+        asked_s = self._traffic.keep_alive_s
+        return (self.model.settings.ttl_s or math.inf) if asked_s is None else asked_s
 
     def _tell(self, worker: Worker) -> None:
         if self.granted_bytes is None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import errno
 import functools
+import gc
 import logging
 import os
 import resource
@@ -13,14 +12,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
-from types import FrameType
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Final
 
 import uvicorn
 import uvloop
 
-from gateway.api.app import build_app
+from gateway.api.app import Parts, build_app
 from gateway.api.chat.kept import ChatFamily
 from gateway.api.responses.family import ResponseFamily
 from gateway.config.network import network_cautions
@@ -45,48 +43,19 @@ from gateway.process.sweep import sweep
 from gateway.serve.notify import Notifier
 from gateway.serve.reload import Reloader
 from gateway.serve.starts import StartRecord
+from gateway.serve.uvicorn_server import Server
 from gateway.state.address import Address, near_url, write_address
 from gateway.state.state_dir import StateDir
 from gateway.system.tasks import Tasks
+from gateway.telemetry.spans import spans
 from gateway.tls.certificates import Certificates
 from gateway.url import url
 
 logger = logging.getLogger(__name__)
 
-_BACKLOG: Final = 2048
 # For connections that are still open once every request has ended: idle clients, log followers.
 _CLOSE_CONNECTIONS_S: Final = 1
-_START_S: Final = 10.0
-# What uvicorn takes on every system that we run on.
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-
-
-class PortTakenError(Exception):
-    """The address can't be bound; the text says why."""
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Listen on an address; on :: on those of IPv4, too.
-
-    Raises:
-        PortTakenError: somebody else listens there, or the address isn't this machine's.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    both = host == "::" and socket.has_dualstack_ipv6()
-    try:
-        return socket.create_server(
-            (host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=both
-        )
-    except OSError as error:
-        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-            raise PortTakenError(
-                f"{host} can't be listened on ({error.strerror}): it is no address of this "
-                "machine. Choose another with --host."
-            ) from error
-        raise PortTakenError(
-            f"Port {port} on {host} can't be used ({error.strerror}): another program has it. "
-            "Choose another with --port."
-        ) from error
+_OBJECTS_UNTIL_COLLECTION: Final = 10_000
 
 
 def run(
@@ -133,8 +102,14 @@ def run(
         library = Library(finder, fleet, reloader, pulls, last_used)
         families: dict[Api, Family] = {"chat": ChatFamily(), "responses": ResponseFamily()}
         mailbox = Mailbox(state_dir.mailbox_path, fleet, families, keys)
-        shelf = Shelf(pulls, library, last_used)
-        await _serve(fleet, reloader, mailbox, listener, notifier, keys, certificates, shelf)
+        door = Door(
+            functools.partial(_capacity, fleet),
+            lambda: fleet.settings.gateway.max_connections_per_address,
+        )
+        parts = Parts(
+            fleet, reloader, mailbox, keys, door, pulls, library, last_used, spans(os.environ)
+        )
+        await _serve(parts, listener, notifier, certificates)
 
     for caution in network_cautions(settings.gateway):
         logger.warning("%s", caution)
@@ -148,56 +123,6 @@ def run(
     state_dir.release()
 
 
-class _Server(uvicorn.Server):
-    """Uvicorn, but signals start our own end: workers are stopped before the listener is. Once that
-    has begun to be over, they are ignored for good, so that none becomes the exit status.
-    """
-
-    def __init__(self, config: uvicorn.Config, signals: asyncio.Queue[int]) -> None:
-        super().__init__(config)
-        self._signals = signals
-        self._loop = asyncio.get_running_loop()
-        self._started_up = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._started_up.set()
-
-    async def until_started(self, serving: asyncio.Task[None]) -> None:
-        """From then on signals are ours: nobody who has read the address ends the process by one.
-
-        Raises what `serving` raised, if it ended instead.
-        """
-        started = asyncio.create_task(self._started_up.wait())
-        await asyncio.wait(
-            {started, serving}, timeout=_START_S, return_when=asyncio.FIRST_COMPLETED
-        )
-        started.cancel()
-        if serving.done():
-            await serving
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        for number in _SIGNALS:
-            signal.signal(number, self.handle_exit)
-        try:
-            yield
-        finally:
-            for number in _SIGNALS:
-                signal.signal(number, signal.SIG_IGN)
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._loop.call_soon_threadsafe(self._signals.put_nowait, sig)
-
-
-class Shelf(NamedTuple):
-    """Models on the disks, and those that come."""
-
-    pulls: Pulls
-    library: Library
-    last_used: LastUsed
-
-
 async def _offer(reloader: Reloader, repository: str) -> str | None:
     """The id by which a model that was pulled can be used."""
     await reloader.rediscover()
@@ -208,25 +133,18 @@ async def _offer(reloader: Reloader, repository: str) -> str | None:
 
 
 async def _serve(
-    fleet: Fleet,
-    reloader: Reloader,
-    mailbox: Mailbox,
+    parts: Parts,
     listener: socket.socket,
     notifier: Notifier,
-    keys: Keys,
     certificates: Certificates | None,
-    shelf: Shelf,
 ) -> None:
+    fleet, reloader, mailbox, keys = parts.fleet, parts.reloader, parts.mailbox, parts.keys
     address = url(*listener.getsockname()[:2], tls=certificates is not None)
     signals: asyncio.Queue[int] = asyncio.Queue()
-    door = Door(
-        functools.partial(_capacity, fleet),
-        lambda: fleet.settings.gateway.max_connections_per_address,
-    )
-    server = _Server(
+    server = Server(
         uvicorn.Config(
-            build_app(fleet, reloader, mailbox, keys, door, shelf.pulls, shelf.library),
-            http=functools.partial(Connection, door=door),  # type: ignore[arg-type]
+            build_app(parts),
+            http=functools.partial(Connection, door=parts.door),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             access_log=False,
@@ -240,13 +158,14 @@ async def _serve(
     await server.until_started(serving)
     fleet.start()
     mailbox.start()
-    shelf.last_used.start(lambda: fleet.roster.everyone)
-    await shelf.pulls.resume()
+    parts.last_used.start(lambda: fleet.roster.everyone)
+    await parts.pulls.resume()
+    _collect_rarely()
     # The line that scripts wait for; it alone goes to stdout.
     print(f"Bulkhead serves on {address}", flush=True)
     notifier.ready(fleet.caution or f"Serves on {address}")
     background = Tasks("server")
-    door.watch(background)
+    parts.door.watch(background)
     keys.watch(background)
     if notifier.period_s is not None:
         background.keep(notifier.sign_of_life, "watchdog", notifier.period_s)
@@ -267,14 +186,25 @@ async def _serve(
     fleet.refuse_all()
     await mailbox.close()
     await reloader.close()
-    await shelf.pulls.close()
-    await shelf.last_used.close(lambda: fleet.roster.everyone)
+    await parts.pulls.close()
+    await parts.last_used.close(lambda: fleet.roster.everyone)
     await fleet.stop()
     server.should_exit = True
     await serving
     await background.cancel_all()
     await keys.keep_accounts()
+    if parts.spans is not None:
+        await parts.spans.close()
     logger.info("Stopped")
+
+
+def _collect_rarely() -> None:
+    """What is there now stays until the end, and nearly all that comes later is freed without the
+    collector: by default it would look for cycles after each few hundred tokens.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_OBJECTS_UNTIL_COLLECTION)
 
 
 def _capacity(fleet: Fleet) -> int:

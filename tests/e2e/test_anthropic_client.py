@@ -131,6 +131,92 @@ def test_what_is_wrong_is_said(
     assert error["type"] == "invalid_request_error"
 
 
+def test_counts_what_is_longer_than_the_context(client: anthropic.Anthropic) -> None:
+    messages: Any = [{"role": "user", "content": "a " * 20_000}]
+    counted = client.messages.count_tokens(model="demo", messages=messages)
+    assert counted.input_tokens > 4096
+
+
+def test_tools_that_are_too_long_are_to_blame(gateway: Gateway) -> None:
+    function = {"name": "f", "description": "x " * 20_000}
+    tools = [{"type": "function", "function": function}]
+    error = gateway.chat("Hello", tools=tools).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "tools")
+    assert "tools" in error["message"]
+
+
+def test_lists_models(client: anthropic.Anthropic) -> None:
+    page = client.models.list()
+    assert [(each.id, each.type, each.display_name) for each in page.data] == [
+        ("demo", "model", "demo")
+    ]
+    assert page.has_more is False
+    assert client.models.retrieve("demo").created_at.year > 2000
+
+
+def test_as_a_coding_agent_asks(client: anthropic.Anthropic) -> None:
+    """With everything that one sends beside its question, of which much is for Anthropic's own."""
+    cached = {"cache_control": {"type": "ephemeral"}}
+    tools: Any = [{**TOOL, "name": f"tool_{number}"} for number in range(16)]
+    tools[-1] |= cached
+    asked: dict[str, Any] = {
+        "model": "demo",
+        "max_tokens": 200,
+        "system": [
+            {"type": "text", "text": "You are an agent."},
+            {"type": "text", "text": "Be brief.", **cached},
+        ],
+        "tools": tools,
+        "thinking": {"type": "adaptive"},
+        "metadata": {"user_id": "somebody"},
+        "extra_query": {"beta": "true"},
+        "extra_headers": {"anthropic-beta": "context-management-2025-06-27,effort-2025-11-24"},
+        "extra_body": {
+            "temperature": 0,
+            "output_config": {"effort": "medium"},
+            "context_management": {"edits": [{"type": "clear_thinking_20251015"}]},
+        },
+    }
+    document = {"type": "text", "media_type": "text/plain", "data": "It rains."}
+    content = [
+        {"type": "text", "text": "What do you see?", **cached},
+        {"type": "document", "title": "Weather", "source": document},
+    ]
+    messages: Any = [{"role": "user", "content": content}]
+    with client.messages.stream(**asked, messages=messages) as stream:
+        kinds = [event.type for event in stream]
+        first = stream.get_final_message()
+    assert kinds[0] == "message_start"
+    messages += [
+        {"role": "assistant", "content": [each.to_dict() for each in first.content]},
+        {"role": "user", "content": [{"type": "text", "text": "And now?", **cached}]},
+    ]
+    with client.messages.stream(**asked, messages=messages) as stream:
+        second = stream.get_final_message()
+    # Of the first turn nothing is computed again.
+    assert second.usage.cache_read_input_tokens > first.usage.input_tokens / 2
+    assert second.usage.cache_creation_input_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("block", "said"),
+    [
+        ({"type": "image", "source": {"type": "url", "url": "http://a.b/c"}}, "pictures = true"),
+        ({"type": "video"}, r"send one of .*'image'"),
+        (
+            {"type": "document", "source": {"type": "base64", "data": "", "media_type": "a"}},
+            "messages.0.content.0: nothing here reads",
+        ),
+    ],
+)
+def test_blocks_that_are_not_read(
+    client: anthropic.Anthropic, block: dict[str, Any], said: str
+) -> None:
+    messages: Any = [{"role": "user", "content": [block]}]
+    with pytest.raises(anthropic.BadRequestError, match=said):
+        client.messages.create(**{**ASKED, "messages": messages})
+
+
 def test_unknown_models_are_not_found(client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError) as caught:
         client.messages.create(**{**ASKED, "model": "claude-none"})

@@ -130,4 +130,4 @@ def test_orders_with_misspelt_options(gateway: Gateway) -> None:
 
 def test_a_wrong_method_says_which_are_right(gateway: Gateway) -> None:
     answer = gateway.client.get("/v1/completions")
-    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "OPTIONS, POST")

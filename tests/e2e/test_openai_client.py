@@ -359,3 +359,32 @@ async def test_many_clients_at_once(gateway: Gateway, whole: str) -> None:
         began = time.monotonic()
         texts = await asyncio.gather(*(ask() for _ in range(64)))
     assert set(texts) == {whole}, time.monotonic() - began
+
+
+def test_scores_of_a_prompt_alone(client: openai.OpenAI) -> None:
+    asked = {"model": "demo", "prompt": "Bulkhead is a model server", "temperature": 0}
+    more = client.completions.create(**asked, max_tokens=1, echo=True, logprobs=1)
+    alone = client.completions.create(**asked, max_tokens=0, echo=True, logprobs=1)
+    (choice,) = alone.choices
+    assert (choice.text, choice.finish_reason) == (asked["prompt"], "length")
+    expected = more.choices[0].logprobs
+    assert choice.logprobs.tokens == expected.tokens[:-1]
+    assert choice.logprobs.token_logprobs[1:] == pytest.approx(expected.token_logprobs[1:-1])
+    assert alone.usage.completion_tokens == 0
+    assert alone.usage.prompt_tokens == more.usage.prompt_tokens
+    chunks = list(client.completions.create(**asked, max_tokens=0, echo=True, stream=True))
+    assert "".join(each.choices[0].text for each in chunks) == asked["prompt"]
+    assert client.completions.create(**asked, max_tokens=0).choices[0].text == ""
+
+
+def test_arguments_of_the_template_are_named(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="doesn't know 'nothing'") as caught:
+        client.chat.completions.create(
+            model="demo", messages=QUESTION, extra_body={"chat_template_kwargs": {"nothing": 1}}
+        )
+    assert caught.value.param == "chat_template_kwargs"
+
+
+def test_what_may_be_sent_is_said(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"send one of .*'user'"):
+        client.chat.completions.create(model="demo", messages=[{"role": "king", "content": "I"}])

@@ -70,6 +70,48 @@ def test_tells_pictures_apart(client: openai.OpenAI, gateway: Gateway) -> None:
     assert _answer(client, f"file://{folder}/green.png")[0] == green
 
 
+def test_in_messages(client: openai.OpenAI, gateway: Gateway) -> None:
+    """Anthropic's, where a picture may also be in what a tool gave."""
+    import anthropic
+
+    said = {"type": "text", "text": "Who is that?"}
+    data = data_url(png(RED)).partition(",")[2]
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    image = {"type": "image", "source": source}
+    call = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [image]}
+    red, tokens = _answer(client, data_url(png(RED)))
+    with anthropic.Anthropic(base_url=gateway.url, api_key="none", max_retries=0) as other:
+        asked = {"model": "eyes", "max_tokens": 40, "extra_body": {"temperature": 0}}
+        shown = [{"role": "user", "content": [said, image]}]
+        answer = other.messages.create(**asked, messages=shown)
+        assert answer.content[0].text == red
+        assert other.messages.count_tokens(model="eyes", messages=shown).input_tokens == tokens
+        given = [
+            {"role": "user", "content": "Look"},
+            {"role": "assistant", "content": [call]},
+            {"role": "user", "content": [result, said]},
+        ]
+        assert other.messages.create(**asked, messages=given).content
+        source["data"] = "@"
+        with pytest.raises(anthropic.BadRequestError, match=r"messages.0.content.1: .*base64"):
+            other.messages.create(**asked, messages=shown)
+
+
+def test_in_ollamas_messages(client: openai.OpenAI, gateway: Gateway) -> None:
+    import ollama
+
+    messages = [{"role": "user", "content": "Who is that?", "images": [png(RED)]}]
+    options = {"temperature": 0, "num_predict": 40}
+    other = ollama.Client(host=gateway.url)
+    answer = other.chat("eyes", messages, options=options)
+    told = other.generate("eyes", "Who is that?", images=[png(RED)], options=options)
+    assert told.response == answer.message.content
+    nothing = other.generate("eyes", "Who is that?", options=options)
+    assert told.prompt_eval_count == nothing.prompt_eval_count + 14
+    assert "vision" in other.show("eyes").capabilities
+
+
 def test_models_say_so(client: openai.OpenAI) -> None:
     (model,) = client.models.list().data
     assert model.model_dump()["input_modalities"] == ["text", "image"]

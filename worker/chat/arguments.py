@@ -80,4 +80,6 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _error(why: str) -> PromptError:
-    return PromptError("invalid_request_error", f"Arguments of the chat template: {why}")
+    return PromptError(
+        "invalid_request_error", f"Arguments of the chat template: {why}", "template_arguments"
+    )

@@ -275,7 +275,8 @@ class BatchedEngine:
             if self._room.holds(self._with(Joining(batch, tokens), *later))
         ]
         least_bytes, best = min(fitting, key=lambda each: each[0], default=(0, None))
-        if best is not None and least_bytes <= self._worth_bytes:
+        pays = least_bytes <= self._worth_bytes
+        if best is not None and pays and not best.prefills_beyond(tokens):
             return best
         return self._open() if self._may_open(tokens, later) else best
 

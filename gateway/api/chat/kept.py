@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.routing import Route
 
 from gateway.api.answer import Format, server_sent_event
 from gateway.api.bodies import read_count
@@ -18,6 +17,7 @@ from gateway.api.chat.writer import ChatFormat
 from gateway.api.errors import envelope
 from gateway.api.followed import Followed
 from gateway.api.kept import mailbox_of, name_of, not_found, owner_of, work_of
+from gateway.api.openapi.operation import GENERATES, Described, Operation
 from gateway.api.sampling import deadline_s
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
@@ -169,8 +169,17 @@ def _listed(entry: Entry, body: bytes) -> bytes:
     return msgspec.json.encode({**msgspec.structs.asdict(failed), "error": error})
 
 
+_LIST: Final = Operation(summary="Chats that are kept", tag="OpenAI", answer=dict)
+# What came of one is told with the status that it would have had.
+_RETRIEVE: Final = Operation(
+    summary="A chat that is kept", tag="OpenAI", answer=dict, refusals=(*GENERATES, "not_found")
+)
+_DELETE: Final = Operation(
+    summary="Delete a chat", tag="OpenAI", answer=dict, refusals=("not_found",)
+)
+
 routes = [
-    Route(_PATH, list_kept, methods=["GET"]),
-    Route(f"{_PATH}/{{id:path}}", retrieve, methods=["GET"]),
-    Route(f"{_PATH}/{{id:path}}", delete, methods=["DELETE"]),
+    Described(_PATH, list_kept, _LIST),
+    Described(f"{_PATH}/{{id:path}}", retrieve, _RETRIEVE),
+    Described(f"{_PATH}/{{id:path}}", delete, _DELETE, method="DELETE"),
 ]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.routing import Route
 
 from gateway.api.answer import Answer
 from gateway.api.bodies import beside_the_loop, read_json
@@ -20,8 +19,9 @@ from gateway.api.chat.kept import routes as kept_routes
 from gateway.api.chat.messages import MessageBody, chat_messages, check_number, picture_sources
 from gateway.api.chat.template import TemplateBody, template_arguments, thinks
 from gateway.api.chat.tools import ToolBody, ToolChoiceBody, tools_of
-from gateway.api.chat.writer import ChatFormat
+from gateway.api.chat.writer import ChatCompletion, ChatFormat, Chunk
 from gateway.api.choices import submit_all
+from gateway.api.openapi.operation import EVENT_STREAM, GENERATES, Described, Operation
 from gateway.api.sampling import (
     check_generation,
     check_mailbox,
@@ -110,7 +110,17 @@ def _generate(body: ChatBody, compartment: Compartment, pictures: Sequence[bytes
     )
 
 
+_CHAT: Final = Operation(
+    summary="Answer a conversation",
+    tag="OpenAI",
+    body=ChatBody,
+    answer=ChatCompletion,
+    events=Chunk,
+    stream=EVENT_STREAM,
+    refusals=GENERATES,
+)
+
 routes = [
-    Route("/v1/chat/completions", create_chat_completion, methods=["POST"]),
+    Described("/v1/chat/completions", create_chat_completion, _CHAT, method="POST"),
     *kept_routes,
 ]

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import Raw
 
-from gateway.api.bodies import NOT_GIVEN, given
+from gateway.api.bodies import ABSENT, given
 from gateway.api.structure import StructuredBody
 from gateway.dispatch.refusal import Refusal
 
@@ -20,7 +20,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 class TemplateBody(StructuredBody, kw_only=True):
     reasoning_effort: Effort | None = None
     enable_thinking: bool | None = None
-    chat_template_kwargs: Raw = NOT_GIVEN
+    chat_template_kwargs: Raw = ABSENT
 
 
 def template_arguments(body: TemplateBody, defaults: Mapping[str, Any]) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
-from gateway.api.bodies import NOT_GIVEN, Part, given
+from gateway.api.bodies import ABSENT, Part, given
 from gateway.dispatch.refusal import Refusal
 from protocol.messages import ToolChoice, Tools
 
@@ -17,18 +17,30 @@ from protocol.messages import ToolChoice, Tools
 _NAME: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 
-class FunctionBody(Part, omit_defaults=True):
+Schema = Annotated[Raw, Meta(extra_json_schema={"type": ["object", "null"]})]
+
+
+class FunctionBody(Part):
     """`parameters` is a JSON schema; it stays as it was written."""
 
     name: str
     description: str | None = None
-    parameters: Raw = NOT_GIVEN
+    parameters: Schema = ABSENT
     strict: bool | None = None
 
 
 class ToolBody(Part):
     function: FunctionBody
     type: Literal["function"]
+
+
+class _Written(Struct, omit_defaults=True):
+    """A function as templates see it: without what wasn't given."""
+
+    name: str
+    description: str | None = None
+    parameters: Raw | None = None
+    strict: bool | None = None
 
 
 class NamedFunction(Struct):
@@ -75,13 +87,22 @@ def tools_of(
         twice = next(each for each in names if names.count(each) > 1)
         raise _refusal(f"tools: two functions are named {twice!r}.", "tools")
     mode, name, allowed = _choice(choice, names)
-    definitions = [each for each in bodies if each.function.name in allowed]
+    definitions = [
+        {"function": _written(each.function), "type": each.type}
+        for each in bodies
+        if each.function.name in allowed
+    ]
     return Tools(
         definitions=msgspec.json.encode(definitions).decode(),
         choice=mode,
         name=name,
         parallel=parallel,
     )
+
+
+def _written(body: FunctionBody) -> _Written:
+    parameters = body.parameters if given(body.parameters) else None
+    return _Written(body.name, body.description, parameters, body.strict)
 
 
 def _name(index: int, body: ToolBody) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Final, Literal, TypeAlias
 
 from msgspec import Meta, Raw, Struct
 
 from gateway.api.bodies import Part
 from gateway.dispatch.refusal import Refusal
+from gateway.pictures.source import Source
 from protocol.messages import CalledTool, ChatMessage
+from protocol.pictures import Picture
 
 _MOST_MESSAGES: Final = 200_000
 
@@ -24,9 +26,37 @@ class ToolUseBlock(Part, tag="tool_use"):
     input: Raw
 
 
+class Base64Source(Part, tag="base64"):
+    data: str
+    media_type: str = ""
+
+
+class UrlSource(Part, tag="url"):
+    url: str
+
+
+class TextSource(Part, tag="text"):
+    data: str
+
+
+class ImageBlock(Part, tag="image"):
+    source: Base64Source | UrlSource
+
+
+class DocumentBlock(Part, tag="document"):
+    """Of texts; nothing here reads PDF."""
+
+    source: TextSource | Base64Source | UrlSource
+    title: str | None = None
+    context: str | None = None
+
+
+ResultBlock: TypeAlias = TextBlock | ImageBlock | DocumentBlock
+
+
 class ToolResultBlock(Part, tag="tool_result"):
     tool_use_id: str
-    content: str | list[TextBlock] | None = None
+    content: str | list[ResultBlock] | None = None
     is_error: bool | None = None
 
 
@@ -44,7 +74,13 @@ class RedactedThinkingBlock(Part, tag="redacted_thinking"):
 
 
 Block: TypeAlias = (
-    TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock
+    TextBlock
+    | ImageBlock
+    | DocumentBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
 )
 
 
@@ -58,14 +94,54 @@ class Conversation(Struct):
     system: str | list[TextBlock] | None = None
 
 
-def chat_messages(body: Conversation) -> tuple[ChatMessage, ...]:
-    """Raises: Refusal: there are too many, or one of them can't stand where it is."""
+def check_number(body: Conversation) -> None:
+    """Raises: Refusal: there are too many messages."""
     if len(body.messages) > _MOST_MESSAGES:
         raise Refusal(
             "context_length_exceeded",
             f"messages: there are {len(body.messages):,}; the prompt is too long for any model.",
             param="messages",
         )
+
+
+def picture_sources(body: Conversation) -> list[Source]:
+    """Where the pictures of all messages are, in order; those of results among them."""
+    return [
+        Source(_url(block), name)
+        for index, message in enumerate(body.messages)
+        for block, name in _pictures(message, f"messages.{index}.content")
+    ]
+
+
+def _pictures(message: MessageBody, path: str) -> Iterator[tuple[ImageBlock, str]]:
+    """In the order in which a worker gets them: results come first."""
+    if isinstance(message.content, str):
+        return
+    blocks = [(each, f"{path}.{place}") for place, each in enumerate(message.content)]
+    for block, name in blocks:
+        if isinstance(block, ToolResultBlock) and isinstance(block.content, list):
+            for place, each in enumerate(block.content):
+                if isinstance(each, ImageBlock):
+                    yield each, f"{name}.content.{place}"
+    for block, name in blocks:
+        if isinstance(block, ImageBlock):
+            yield block, name
+
+
+def _url(block: ImageBlock) -> str:
+    match block.source:
+        case Base64Source(data):
+            return f"data:;base64,{data}"
+        case UrlSource(url):
+            return url
+
+
+def chat_messages(body: Conversation, pictures: Sequence[bytes] = ()) -> tuple[ChatMessage, ...]:
+    """`pictures` are those of `picture_sources`.
+
+    Raises:
+        Refusal: a message, or a part of one, can't stand where it is.
+    """
     if body.messages[-1].role == "assistant":
         raise Refusal(
             "invalid_request_error",
@@ -75,13 +151,14 @@ def chat_messages(body: Conversation) -> tuple[ChatMessage, ...]:
         )
     system = _joined(body.system)
     messages = [ChatMessage("system", system)] if system else []
+    left = iter(pictures)
     for index, each in enumerate(body.messages):
         if each.role == "assistant":
             messages.append(_assistants(index, each))
         elif each.role == "system":
-            messages += (ChatMessage("system", told.content) for told in _users(index, each))
+            messages += (ChatMessage("system", told.content) for told in _users(index, each, left))
         else:
-            messages += _users(index, each)
+            messages += _users(index, each, left)
     return tuple(messages)
 
 
@@ -103,33 +180,93 @@ def _assistants(index: int, body: MessageBody) -> ChatMessage:
                 thoughts.append(thinking)
             case ToolUseBlock(id_, name, input_):
                 calls.append(CalledTool(id_, name, bytes(input_).decode()))
-            case ToolResultBlock():
-                raise _misplaced(index, place, "tool_result", "a user's")
+            case ToolResultBlock() | ImageBlock() | DocumentBlock():
+                kind = str(type(block).__struct_config__.tag)
+                raise _misplaced(index, place, kind, "a user's")
     return ChatMessage(
         "assistant", "".join(texts), reasoning="".join(thoughts) or None, tool_calls=tuple(calls)
     )
 
 
-def _users(index: int, body: MessageBody) -> Iterator[ChatMessage]:
-    """Results come before what the user says to them, as templates have it."""
+def _users(index: int, body: MessageBody, pictures: Iterator[bytes]) -> Iterator[ChatMessage]:
+    """Results come before what the user says to them, as templates have it. Their pictures are the
+    user's: templates have none in results.
+    """
     if isinstance(body.content, str):
         yield ChatMessage("user", body.content)
         return
-    texts = []
+    path = f"messages.{index}.content"
+    said = _Said([(next(pictures), name) for _, name in _pictures(body, path)])
+    if said.pictures and body.role != "user":
+        raise _misplaced(index, 0, "image", "a user's")
+    for place, block in enumerate(body.content):
+        if isinstance(block, ToolResultBlock):
+            result = said.result(block, f"{path}.{place}")
+            yield ChatMessage("tool", result, tool_call_id=block.tool_use_id)
     for place, block in enumerate(body.content):
         match block:
             case TextBlock(text):
-                texts.append(text)
-            case ToolResultBlock(tool_use_id, content, is_error):
-                result = _joined(content)
-                if is_error:
-                    result = f"Error: {result}"
-                yield ChatMessage("tool", result, tool_call_id=tool_use_id)
+                said.add(text)
+            case DocumentBlock():
+                said.add(_document(block, f"{path}.{place}"))
+            case ImageBlock():
+                said.show()
+            case ToolResultBlock():
+                pass
             case _:
                 kind = str(type(block).__struct_config__.tag)
                 raise _misplaced(index, place, kind, "an assistant's")
-    if texts or not body.content:
-        yield ChatMessage("user", "\n".join(texts))
+    if said.texts or said.shown or not body.content:
+        yield ChatMessage("user", "\n".join(said.texts), pictures=tuple(said.shown))
+
+
+def _document(block: DocumentBlock, path: str) -> str:
+    if not isinstance(block.source, TextSource):
+        raise Refusal(
+            "invalid_request_error",
+            f"{path}: nothing here reads files such as PDF: send a document's text, with a source "
+            "of type text.",
+            param=path,
+        )
+    return "\n".join(filter(None, (block.title, block.context, block.source.data)))
+
+
+class _Said:
+    """What a user says and shows, as it is put together."""
+
+    def __init__(self, pictures: list[tuple[bytes, str]]) -> None:
+        """Pictures with their names, in the order in which they are to be shown."""
+        self.pictures = pictures
+        self.texts: list[str] = []
+        self.shown: list[Picture] = []
+        self._length = 0
+
+    def add(self, text: str) -> None:
+        # One more, for the line break before it.
+        self._length += len(text) + bool(self.texts)
+        self.texts.append(text)
+
+    def show(self) -> None:
+        """The next picture, behind the text so far."""
+        data, name = self.pictures[len(self.shown)]
+        self.shown.append(Picture(data, self._length, name))
+
+    def result(self, block: ToolResultBlock, path: str) -> str:
+        """The text of a result; its pictures are shown."""
+        if block.content is None or isinstance(block.content, str):
+            text = block.content or ""
+        else:
+            texts = []
+            for place, each in enumerate(block.content):
+                match each:
+                    case TextBlock(said):
+                        texts.append(said)
+                    case DocumentBlock():
+                        texts.append(_document(each, f"{path}.content.{place}"))
+                    case ImageBlock():
+                        self.show()
+            text = "\n".join(texts)
+        return f"Error: {text}" if block.is_error else text
 
 
 def _misplaced(index: int, place: int, kind: str, whose: str) -> Refusal:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.routing import Route
 
 from gateway.api.answer import Answer
-from gateway.api.bodies import NOT_GIVEN, Part, beside_the_loop, given, read_json
+from gateway.api.bodies import ABSENT, Part, beside_the_loop, given, read_json
 from gateway.api.callers import caller_of
 from gateway.api.chat.tools import (
     ChosenTool,
@@ -22,8 +22,15 @@ from gateway.api.chat.tools import (
     tools_of,
 )
 from gateway.api.choices import submit_all
-from gateway.api.messages.bodies import Conversation, chat_messages
-from gateway.api.messages.writer import CountFormat, MessageFormat
+from gateway.api.framing import MESSAGE_EVENTS
+from gateway.api.messages.bodies import (
+    Conversation,
+    chat_messages,
+    check_number,
+    picture_sources,
+)
+from gateway.api.messages.writer import Count, CountFormat, Message, MessageFormat
+from gateway.api.openapi.operation import EVENT_STREAM, GENERATES, Described, Operation
 from gateway.api.sampling import (
     GenerationBody,
     StopSequence,
@@ -34,6 +41,7 @@ from gateway.api.sampling import (
 from gateway.dispatch.refusal import Refusal
 from gateway.fleet.fleet import Fleet
 from gateway.model.compartment import Compartment
+from gateway.pictures.reader import PictureReader, check_pictures
 from protocol.messages import ChatPrompt, Constraint, Generate, Tools
 
 
@@ -42,7 +50,7 @@ class ToolDefinition(Part):
 
     name: str
     description: str | None = None
-    input_schema: Raw = NOT_GIVEN
+    input_schema: Raw = ABSENT
     type: str | None = None
     strict: bool | None = None
 
@@ -79,8 +87,8 @@ class CountBody(Conversation, kw_only=True):
     # As it was named before.
     output_format: OutputFormat | None = None
     # What happens on Anthropic's machines.
-    mcp_servers: Raw = NOT_GIVEN
-    container: Raw = NOT_GIVEN
+    mcp_servers: Raw = ABSENT
+    container: Raw = ABSENT
 
 
 class MessagesBody(CountBody, kw_only=True):
@@ -120,17 +128,28 @@ async def _answer(
 ) -> Response:
     fleet: Fleet = request.app.state.fleet
     compartment = fleet.roster.find(body.model, caller_of(request))
+    check_number(body)
+    body_bytes: int = request.state.body_bytes
+    sources = await beside_the_loop(body_bytes, picture_sources, body)
+    check_pictures(sources, compartment.model)
+    reader: PictureReader = request.app.state.pictures
+    pictures = await reader.read(sources, fleet.settings.gateway)
     generate = await beside_the_loop(
-        request.state.body_bytes, _generate, body, generation, compartment, count
+        body_bytes, _generate, body, generation, compartment, pictures, count
     )
     requests = new_requests(request, fleet, generation, [generate], "messages")
+    reader.hold(pictures, requests)
     submit_all(fleet, compartment, requests)
     form = CountFormat() if count else MessageFormat(compartment.model.id, requests[0])
-    return Answer(compartment, requests, form, stream=stream)
+    return Answer(compartment, requests, form, stream=stream, framing=MESSAGE_EVENTS)
 
 
 def _generate(
-    body: CountBody, generation: GenerationBody, compartment: Compartment, count: bool
+    body: CountBody,
+    generation: GenerationBody,
+    compartment: Compartment,
+    pictures: Sequence[bytes],
+    count: bool,
 ) -> Generate:
     for name in ("mcp_servers", "container"):
         if given(raw := getattr(body, name)) and bytes(raw) != b"[]":
@@ -145,7 +164,7 @@ def _generate(
     if body.output_config is not None and body.output_config.effort is not None:
         arguments["reasoning_effort"] = body.output_config.effort
     told = msgspec.json.encode(arguments).decode() if arguments else ""
-    prompt = ChatPrompt(chat_messages(body), told)
+    prompt = ChatPrompt(chat_messages(body, pictures), told)
     return msgspec.structs.replace(
         # Nothing is computed for an answer of no token.
         generate_message(generation, prompt, 0 if count else generation.limit),
@@ -202,7 +221,23 @@ def _constraint(body: CountBody) -> Constraint | None:
     return Constraint("json_schema", bytes(wanted.schema_).decode())
 
 
+_MESSAGE: Final = Operation(
+    summary="Answer a conversation",
+    tag="Anthropic",
+    body=MessagesBody,
+    answer=Message,
+    stream=EVENT_STREAM,
+    refusals=GENERATES,
+)
+_COUNT: Final = Operation(
+    summary="Count the tokens of a conversation",
+    tag="Anthropic",
+    body=CountBody,
+    answer=Count,
+    refusals=GENERATES,
+)
+
 routes = [
-    Route("/v1/messages", create_message, methods=["POST"]),
-    Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
+    Described("/v1/messages", create_message, _MESSAGE, method="POST"),
+    Described("/v1/messages/count_tokens", count_tokens, _COUNT, method="POST"),
 ]

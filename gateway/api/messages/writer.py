@@ -176,6 +176,10 @@ class MessageFormat:
         return f"{self._call_id}{number:02x}"
 
 
+class Count(Struct):
+    input_tokens: int
+
+
 class CountFormat:
     """How many tokens a prompt has."""
 
@@ -189,7 +193,7 @@ class CountFormat:
         return b""
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
-        return msgspec.json.encode({"input_tokens": usage.prompt_tokens})
+        return msgspec.json.encode(Count(usage.prompt_tokens))
 
 
 def _stop_reason(reason: FinishReason, stop_sequence: str | None) -> StopReason:

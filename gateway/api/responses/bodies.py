@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from gateway.api.bodies import NOT_GIVEN, Part, given
+from gateway.api.bodies import ABSENT, Part, given
 from gateway.api.chat.template import Effort, TemplateBody
 from gateway.api.chat.tools import (
     AllowedTool,
@@ -59,7 +59,7 @@ class FunctionTool(Part, omit_defaults=True):
     type: str
     name: str | None = None
     description: str | None = None
-    parameters: Raw = NOT_GIVEN
+    parameters: Raw = ABSENT
     strict: bool | None = None
 
 
@@ -80,7 +80,7 @@ class ToolChoice(Struct):
 class TextFormat(Struct, omit_defaults=True, rename={"schema_": "schema"}):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
-    schema_: Raw = NOT_GIVEN
+    schema_: Raw = ABSENT
     strict: bool | None = None
     description: str | None = None
 
@@ -132,7 +132,7 @@ class ResponseBody(Struct, kw_only=True):
     keep_alive: float | str | None = None
     cache_salt: Salt | None = None
     enable_thinking: bool | None = None
-    chat_template_kwargs: Raw = NOT_GIVEN
+    chat_template_kwargs: Raw = ABSENT
 
     @property
     def stored(self) -> bool:

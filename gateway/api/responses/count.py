@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final, Literal
 
 import msgspec
+from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.routing import Route
 
 from gateway.api.answer import Answer, Choice
 from gateway.api.bodies import beside_the_loop, read_json
 from gateway.api.callers import caller_of
 from gateway.api.choices import submit_all
+from gateway.api.openapi.operation import GENERATES, Described, Operation
 from gateway.api.responses.asked import gather, generate_of
 from gateway.api.responses.bodies import ResponseBody
 from gateway.api.responses.shape import new_id
@@ -21,6 +23,11 @@ from gateway.api.supported import check_supported
 from gateway.dispatch.request import Piece
 from gateway.fleet.fleet import Fleet
 from protocol.messages import Usage
+
+
+class InputTokens(Struct):
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
 
 
 class _CountFormat:
@@ -34,8 +41,7 @@ class _CountFormat:
         return b""
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
-        counted = {"object": "response.input_tokens", "input_tokens": usage.prompt_tokens}
-        return msgspec.json.encode(counted)
+        return msgspec.json.encode(InputTokens(usage.prompt_tokens))
 
 
 async def count(request: HttpRequest) -> Response:
@@ -53,4 +59,12 @@ async def count(request: HttpRequest) -> Response:
     return Answer(compartment, requests, _CountFormat(), stream=False)
 
 
-routes = [Route("/v1/responses/input_tokens", count, methods=["POST"])]
+_COUNT: Final = Operation(
+    summary="Count the tokens of a response's prompt",
+    tag="OpenAI",
+    body=ResponseBody,
+    answer=InputTokens,
+    refusals=(*GENERATES, "not_found"),
+)
+
+routes = [Described("/v1/responses/input_tokens", count, _COUNT, method="POST")]

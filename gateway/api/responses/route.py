@@ -6,11 +6,11 @@ import functools
 import logging
 import time
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.routing import Route
 
 from gateway.api.answer import Answer
 from gateway.api.bodies import beside_the_loop, read_json
@@ -18,6 +18,7 @@ from gateway.api.callers import caller_of
 from gateway.api.choices import submit_all
 from gateway.api.followed import Followed
 from gateway.api.kept import mailbox_of, owner_of, work_of
+from gateway.api.openapi.operation import EVENT_STREAM, GENERATES, Described, Operation
 from gateway.api.responses import count, stored, truncation
 from gateway.api.responses.asked import gather, generate_of
 from gateway.api.responses.bodies import ResponseBody, check_body, echoed
@@ -183,8 +184,17 @@ def _entry(request: HttpRequest, form: Form) -> Entry:
     )
 
 
+_CREATE: Final = Operation(
+    summary="Answer, and keep the answer",
+    tag="OpenAI",
+    body=ResponseBody,
+    answer=ResponseObject,
+    stream=EVENT_STREAM,
+    refusals=(*GENERATES, "not_found"),
+)
+
 routes = [
-    Route("/v1/responses", create_response, methods=["POST"]),
+    Described("/v1/responses", create_response, _CREATE, method="POST"),
     *count.routes,
     *stored.routes,
 ]

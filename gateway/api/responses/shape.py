@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from gateway.api.bodies import ABSENT
 from gateway.api.logprobs import TokenLogprobBody
 from gateway.dispatch.refusal import Refusal
 from gateway.mailbox.entry import Status
 from protocol.messages import Usage
 
 ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
-
-_NULL: Final = Raw(b"null")
 
 
 class OutputText(Struct, tag_field="type", tag="output_text"):
@@ -129,7 +128,7 @@ class ResponseObject(Struct, kw_only=True):
     parallel_tool_calls: bool
     previous_response_id: str | None
     prompt_cache_key: str | None = None
-    reasoning: Raw = _NULL
+    reasoning: Raw = ABSENT
     safety_identifier: str | None = None
     service_tier: Literal["default"] = "default"
     store: bool

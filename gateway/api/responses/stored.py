@@ -8,14 +8,14 @@ from typing import Final
 import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.routing import Route
 
 from gateway.api.answer import STREAM_HEADERS
 from gateway.api.bodies import beside_the_loop, read_count
 from gateway.api.followed import Followed
 from gateway.api.kept import mailbox_of, name_of, not_found
+from gateway.api.openapi.operation import EVENT_STREAM, Described, Operation
 from gateway.api.responses.items import decode_items
-from gateway.api.responses.shape import decode
+from gateway.api.responses.shape import ResponseObject, decode
 from gateway.dispatch.refusal import Refusal
 from gateway.mailbox.entry import Found
 from gateway.mailbox.job import split
@@ -126,9 +126,19 @@ def _passed(after: int, first_number: int) -> int:
     return max(0, after + 1 - first_number)
 
 
+_STORED: Final = Operation(summary="", tag="OpenAI", refusals=("not_found", "model_unavailable"))
+_RETRIEVE: Final = msgspec.structs.replace(
+    _STORED, summary="A stored response", answer=ResponseObject, stream=EVENT_STREAM
+)
+_CANCEL: Final = msgspec.structs.replace(
+    _STORED, summary="Cancel a response", answer=ResponseObject
+)
+_DELETE: Final = msgspec.structs.replace(_STORED, summary="Delete a response", answer=dict)
+_ITEMS: Final = msgspec.structs.replace(_STORED, summary="What was asked", answer=dict)
+
 routes = [
-    Route(_PATH, retrieve, methods=["GET"]),
-    Route(_PATH, delete, methods=["DELETE"]),
-    Route(f"{_PATH}/cancel", cancel, methods=["POST"]),
-    Route(f"{_PATH}/input_items", input_items, methods=["GET"]),
+    Described(_PATH, retrieve, _RETRIEVE),
+    Described(_PATH, delete, _DELETE, method="DELETE"),
+    Described(f"{_PATH}/cancel", cancel, _CANCEL, method="POST"),
+    Described(f"{_PATH}/input_items", input_items, _ITEMS),
 ]

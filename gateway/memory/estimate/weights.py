@@ -60,10 +60,10 @@ def adapter_bytes(folder: Path) -> int:
 
 
 def _tensors(path: Path) -> dict[str, _Tensor]:
-    return {name: _tensor(path, name, entry) for name, entry in _header(path).items()}
+    return {name: _tensor(path, name, entry) for name, entry in header_of(path).items()}
 
 
-def _header(path: Path) -> dict[str, Any]:
+def header_of(path: Path) -> dict[str, Any]:
     """The JSON header behind its length (github.com/huggingface/safetensors, "Format")."""
     try:
         with path.open("rb") as file:

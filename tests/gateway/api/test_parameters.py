@@ -6,13 +6,15 @@ import inspect
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
+import ollama
 import openai.types.chat
 import pytest
 from mlx_lm.server import APIHandler
 from msgspec import Raw
+from ollama._types import GenerateRequest
 from openai.types import completion_create_params as completions_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.chat.chat_completion_stream_options_param import ChatCompletionStreamOptionsParam
@@ -23,6 +25,8 @@ from gateway.api.chat.messages import ContentPart, MessageBody
 from gateway.api.chat.route import ChatBody
 from gateway.api.completions import CompletionBody
 from gateway.api.embeddings import EmbeddingsBody
+from gateway.api.ollama.bodies import GenerateBody
+from gateway.api.ollama.options import Options
 from gateway.api.parameters import PARAMETERS, PLACES, Place, at, printed
 from gateway.api.rerank import RerankBody
 from gateway.api.responses.bodies import ResponseBody
@@ -39,6 +43,8 @@ BODIES: dict[Place, type[msgspec.Struct]] = {
     "part": ContentPart,
     "embeddings": EmbeddingsBody,
     "rerank": RerankBody,
+    "generate": GenerateBody,
+    "options": Options,
 }
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -86,7 +92,10 @@ def test_each_stands_there_once(place: Place) -> None:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_what_is_decoded_is_what_the_table_has(place: Place) -> None:
-    fields = {each.name: each.type for each in msgspec.structs.fields(BODIES[place])}
+    fields = {
+        each.name: get_args(each.type)[0] if get_origin(each.type) is Annotated else each.type
+        for each in msgspec.structs.fields(BODIES[place])
+    }
     done = {each.name for each in at(place, "done")}
     refused = {each.name for each in at(place, "refused")}
     assert fields.keys() == done | refused
@@ -103,6 +112,11 @@ def test_mlx_lm_server_knows_no_others() -> None:
     assert {"messages", "prompt", "repetition_penalty", "role_mapping"} <= _mlx_lm()
     for place in ("chat", "completions"):
         assert _mlx_lm() - _known(place) == set()
+
+
+def test_ollama_knows_no_others() -> None:
+    assert set(ollama.Options.model_fields) - _known("options") == set()
+    assert set(GenerateRequest.model_fields) - _known("generate") == set()
 
 
 def test_the_harmless_say_why() -> None:

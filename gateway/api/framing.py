@@ -1,0 +1,52 @@
+"""How the events of a stream follow each other on a connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from msgspec import Struct
+
+from gateway.api.errors import envelope
+from gateway.dispatch.refusal import Refusal
+
+
+class Framing(Struct, frozen=True):
+    """What is sent while an answer waits, `waiting` before its first event and `pause` behind it,
+    changes nothing for who reads; `failure` is an error that ends a stream, on a path.
+    """
+
+    media_type: bytes
+    waiting: bytes
+    pause: bytes
+    failure: Callable[[Refusal, str], bytes]
+
+
+def _error_event(refusal: Refusal, path: str) -> bytes:
+    return b"event: error\ndata: " + envelope(refusal, path) + b"\n\n"
+
+
+def _error_line(refusal: Refusal, path: str) -> bytes:
+    return envelope(refusal, path) + b"\n"
+
+
+_COMMENT: Final = b": waiting\n\n"
+EVENTS: Final = Framing(
+    b"text/event-stream; charset=utf-8", waiting=_COMMENT, pause=_COMMENT, failure=_error_event
+)
+# Anthropic's own sign of life. Its clients expect none before the message has begun.
+MESSAGE_EVENTS: Final = Framing(
+    b"text/event-stream; charset=utf-8",
+    waiting=_COMMENT,
+    pause=b'event: ping\ndata: {"type":"ping"}\n\n',
+    failure=_error_event,
+)
+# Clients read an empty line as JSON, and fail; before a line's text spaces are nothing to JSON.
+LINES: Final = Framing(b"application/x-ndjson", waiting=b" ", pause=b" ", failure=_error_line)
+
+
+def framing_of(headers: Iterable[tuple[bytes, bytes]]) -> Framing | None:
+    """That of a response with these headers; None: it is no stream."""
+    kind = dict(headers).get(b"content-type", b"").partition(b";")[0]
+    known = {each.media_type.partition(b";")[0]: each for each in (EVENTS, LINES)}
+    return known.get(kind)

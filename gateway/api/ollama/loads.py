@@ -1,0 +1,61 @@
+"""What is asked without a prompt: that a model be loaded, or unloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from gateway.api.answer import Answer, Choice
+from gateway.api.choices import submit_all
+from gateway.api.framing import LINES
+from gateway.api.ollama.bodies import AnswerBody
+from gateway.api.ollama.writer import Content, DoneReason, Figures, written
+from gateway.api.sampling import GenerationBody, generate_message, keep_alive_s, new_requests
+from gateway.dispatch.request import Piece
+from gateway.fleet.fleet import Fleet
+from gateway.model.compartment import Compartment
+from protocol.messages import TextPrompt, Usage
+
+
+class Load:
+    """The writer of such an answer, too: an object that says what was done."""
+
+    def __init__(
+        self, request: HttpRequest, compartment: Compartment, body: AnswerBody, *, chat: bool
+    ) -> None:
+        self._request = request
+        self._compartment = compartment
+        self._body = body
+        self._chat = chat
+        unload = keep_alive_s(body.keep_alive) == 0
+        self._reason: DoneReason = "unload" if unload else "load"
+
+    async def answer(self) -> Response:
+        """Waits for the load as every request does: one that nothing is computed for."""
+        if self._reason == "unload" and self._compartment.over:
+            return Response(self._object(), media_type="application/json")
+        fleet: Fleet = self._request.app.state.fleet
+        body = GenerationBody(model=self._compartment.model.id, keep_alive=self._body.keep_alive)
+        nothing = generate_message(body, TextPrompt("Hello"), 0)
+        requests = new_requests(self._request, fleet, body, [nothing], "prompt")
+        submit_all(fleet, self._compartment, requests)
+        streams = self._body.stream is not False
+        return Answer(self._compartment, requests, self, stream=streams, framing=LINES)
+
+    def opening(self, index: int) -> bytes:
+        return b""
+
+    def piece(self, index: int, piece: Piece) -> bytes:
+        return b""
+
+    def closing(self, usage: Usage) -> bytes:
+        return self._object() + b"\n"
+
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        return self._object()
+
+    def _object(self) -> bytes:
+        figures = Figures(done_reason=self._reason)
+        return written(self._body.model, Content(), figures, chat=self._chat)

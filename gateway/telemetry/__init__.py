@@ -1,0 +1,1 @@
+"""What is told to others about requests, where somebody wants that."""

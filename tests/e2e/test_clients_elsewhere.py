@@ -1,0 +1,84 @@
+"""Unmodified clients that can't be in this environment: npm's, and LiteLLM. `make test` installs
+them beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.gateway import Gateway
+
+CLIENTS = Path(__file__).parents[1] / "support" / "clients"
+ENVIRONMENT = Path(sys.prefix)
+NPM = ENVIRONMENT / "npm" / "node_modules"
+LITELLM = ENVIRONMENT / "litellm" / "bin" / "python"
+PROVIDERS = ("openai/demo", "anthropic/demo", "ollama_chat/demo", "ollama/demo")
+NODE = shutil.which("node")
+
+needs_npm = pytest.mark.skipif(
+    NODE is None or not NPM.exists(), reason="there is no node, or make test found no npm"
+)
+needs_litellm = pytest.mark.skipif(not LITELLM.exists(), reason="make test installs litellm")
+
+
+def _run(*command: str) -> Any:
+    environment = {
+        **os.environ,
+        "NODE_PATH": str(NPM),
+        # What it would look up on the internet.
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    }
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@needs_npm
+def test_npm_openai(gateway: Gateway) -> None:
+    found = _run(str(NODE), str(CLIENTS / "openai.cjs"), gateway.url)
+    assert found["models"] == ["demo"]
+    assert found["whole"].startswith("You can ask me")
+    assert found["streamed"] == found["whole"]
+    assert found["call"]["name"] == "get_weather"
+    assert json.loads(found["call"]["arguments"])["city"] in ("Rome", "Oslo")
+    assert found["vectors"] == 2
+    assert found["error"] == {"status": 404, "code": "model_not_found"}
+
+
+@needs_npm
+def test_npm_anthropic(gateway: Gateway) -> None:
+    found = _run(str(NODE), str(CLIENTS / "anthropic.cjs"), gateway.url)
+    assert found["whole"] == {"stop_reason": "max_tokens", "kinds": ["text"]}
+    assert found["streamed"] == 30
+    assert (found["events"][0], found["events"][-1]) == ("message_start", "message_stop")
+    assert found["counted"] > 5
+    assert found["models"] == ["demo"]
+    assert found["error"] == {"status": 404, "type": "not_found_error"}
+
+
+@needs_litellm
+def test_litellm(gateway: Gateway) -> None:
+    found = _run(str(LITELLM), str(CLIENTS / "litellm_client.py"), gateway.url)
+    texts = {found[each]["whole"] for each in PROVIDERS}
+    assert len(texts) == 1, texts
+    for provider in PROVIDERS:
+        answer = found[provider]
+        assert answer["streamed"] == answer["whole"], provider
+        assert answer["tokens"] == 30, provider
+        # It tells neither of Ollama's answers and errors apart, nor can their API demand a call.
+        if not provider.startswith("ollama"):
+            assert answer["finish_reason"] == "length", provider
+            assert answer["calls"] == ["get_weather"], provider
+            assert answer["errors"] == ["ContextWindowExceededError", "BadRequestError"], provider
+    assert found["text"]
+    assert (found["vectors"], found["ollama_vectors"]) == (2, 2)

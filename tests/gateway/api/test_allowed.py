@@ -1,0 +1,33 @@
+"""What may stand where something else was sent."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.api.allowed import allowed_values
+from gateway.api.chat.route import ChatBody
+from gateway.api.messages.route import MessagesBody
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "expected"),
+    [
+        (ChatBody, "messages[0].role", "'assistant', 'developer', 'system', 'tool', 'user'"),
+        (ChatBody, "tools[3].type", "'function'"),
+        (
+            ChatBody,
+            "reasoning_effort",
+            "'high', 'low', 'max', 'medium', 'minimal', 'none', 'xhigh'",
+        ),
+        (MessagesBody, "thinking.type", "'adaptive', 'disabled', 'enabled'"),
+        (ChatBody, "seed", ""),
+        (ChatBody, "nothing.of[0].it", ""),
+    ],
+)
+def test_values(kind: type, path: str, expected: str) -> None:
+    assert ", ".join(sorted(allowed_values(kind, path).split(", "))) == expected
+
+
+def test_kinds_of_blocks() -> None:
+    found = allowed_values(MessagesBody, "messages[0].content[1].type")
+    assert {"'text'", "'image'", "'tool_result'"} <= set(found.split(", "))
