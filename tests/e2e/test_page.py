@@ -260,11 +260,11 @@ def test_reasoning_and_tool_calls_are_shown(page: Browser) -> None:
     answer = _answered(page)
     assert "think>" not in answer
     page.click(".message.assistant .reasoning summary")
-    assert page.text(".message.assistant .reasoning .text")
+    page.until(lambda: page.text(".message.assistant .reasoning .text"))
     _settings(page, tools=json.dumps([TOOL]), toolChoice="required", maxTokens="200")
     _ask(page, "What is the weather in Oslo?")
     page.sees(".tool-call", "get_weather")
-    assert '"city"' in page.text(".tool-call pre")
+    page.sees(".tool-call pre", '"city"')
     page.until(lambda: page.there(".tool-call input"))
     assert page.findings() == []
     page.type(".tool-call input", "sunny" + Keys.ENTER)
