@@ -9,16 +9,11 @@ one token, 6 µs for one of 2 kB.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import zmq
 
 from protocol.codec import MAX_GATEWAY_FRAME_BYTES, MAX_WORKER_FRAME_BYTES
-
-# sizeof(sockaddr_un.sun_path) less the terminating zero: <sys/un.h> of either system.
-MAX_SOCKET_PATH_BYTES: Final = 103 if sys.platform == "darwin" else 107
 
 # With the frame limits these bound what a silent or flooding peer can make the other side hold.
 _FROM_WORKER_MESSAGES: Final = 64
@@ -28,10 +23,6 @@ KEY_BYTES: Final = 40
 # What encryption adds to a frame: the command's name, a short nonce, the authenticator and the
 # flags (ZMTP's RFC 26, CurveZMQ).
 _ENCRYPTION_BYTES: Final = 8 + 8 + 16 + 1
-
-
-class EndpointError(Exception):
-    """The endpoint's path can't be a Unix socket."""
 
 
 class Keys(NamedTuple):
@@ -45,24 +36,6 @@ class Keys(NamedTuple):
 
 def new_keys() -> Keys:
     return Keys(*zmq.curve_keypair())
-
-
-def endpoint(path: Path) -> str:
-    """The ZeroMQ address of a socket file.
-
-    Raises:
-        EndpointError: the path is longer than the system allows, or isn't UTF-8.
-    """
-    try:
-        length = len(str(path).encode())
-    except UnicodeEncodeError as error:
-        raise EndpointError(f"the path {path} is not UTF-8: choose another folder") from error
-    if length > MAX_SOCKET_PATH_BYTES:
-        raise EndpointError(
-            f"the socket path {path} has {length} bytes, the system allows "
-            f"{MAX_SOCKET_PATH_BYTES}: choose a shorter state folder"
-        )
-    return f"ipc://{path}"
 
 
 def bind_gateway_side(

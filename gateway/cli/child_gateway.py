@@ -16,7 +16,7 @@ import gateway
 from gateway.cli.failure import CommandError
 from gateway.logs.line import readable
 from gateway.state.state_dir import StateDir
-from protocol.channel import EndpointError, endpoint
+from protocol.endpoint import EndpointError, endpoint
 
 _START_S: Final = 60.0
 _STOP_S: Final = 20.0

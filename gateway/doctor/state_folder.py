@@ -14,7 +14,7 @@ from gateway.config.sizes import format_size
 from gateway.doctor.finding import Finding, error, ok, warning
 from gateway.doctor.installation import Installation
 from gateway.state.state_dir import StateDir
-from protocol.channel import MAX_SOCKET_PATH_BYTES, EndpointError, endpoint
+from protocol.endpoint import MAX_SOCKET_PATH_BYTES, EndpointError, endpoint
 
 # A model's log has 30 MB at most, and a gateway has several.
 _LITTLE_BYTES: Final = 1_000_000_000

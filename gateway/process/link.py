@@ -12,8 +12,9 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from gateway.process.flood import FloodGauge
-from protocol.channel import bind_gateway_side, endpoint, new_keys
+from protocol.channel import bind_gateway_side, new_keys
 from protocol.codec import ProtocolError, decode_from_worker, encode
+from protocol.endpoint import endpoint
 from protocol.messages import Message, WorkerMessage
 
 # Who floods gets this many messages read before everybody else has a turn.

@@ -17,7 +17,7 @@ import psutil
 
 from gateway.state.obstacles import no_files, untrusted
 from gateway.state.state_file import make_folder
-from protocol.channel import EndpointError, endpoint
+from protocol.endpoint import EndpointError, endpoint
 
 _LONGEST_SOCKET_NAME: Final = "9999999999.sock"
 # Log files that are no model's.

@@ -9,15 +9,9 @@ import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from protocol.channel import (
-    MAX_SOCKET_PATH_BYTES,
-    EndpointError,
-    bind_gateway_side,
-    connect_worker_side,
-    endpoint,
-    new_keys,
-)
+from protocol.channel import bind_gateway_side, connect_worker_side, new_keys
 from protocol.codec import MAX_WORKER_FRAME_BYTES
+from protocol.endpoint import MAX_SOCKET_PATH_BYTES, endpoint
 from tests.support.folders import short_folder
 from tests.support.strangers import strangers
 
@@ -61,31 +55,11 @@ def _await_event(monitor: zmq.Socket[bytes], wanted: zmq.Event) -> None:
             return
 
 
-def _path_of(length_bytes: int, character: str = "x") -> Path:
-    name = character * ((length_bytes - 1) // len(character.encode()))
-    return Path("/" + name + "x" * (length_bytes - 1 - len(name.encode())))
-
-
-class TestEndpoint:
-    def test_the_longest_path_is_taken(self):
-        path = _path_of(MAX_SOCKET_PATH_BYTES)
-        assert endpoint(path) == f"ipc://{path}"
-
-    @pytest.mark.parametrize("character", ["x", "ü", "漢"])
-    def test_a_longer_path_is_refused_with_the_numbers(self, character: str):
-        path = _path_of(MAX_SOCKET_PATH_BYTES + 1, character)
-        assert len(os.fsencode(path)) == MAX_SOCKET_PATH_BYTES + 1
-        with pytest.raises(EndpointError) as raised:
-            endpoint(path)
-        assert f"{MAX_SOCKET_PATH_BYTES + 1} bytes" in str(raised.value)
-        assert f"allows {MAX_SOCKET_PATH_BYTES}" in str(raised.value)
-        assert str(path) in str(raised.value)
-
-    def test_zeromq_binds_the_longest_path_and_no_longer_one(self, context, folder):
-        room = MAX_SOCKET_PATH_BYTES - len(os.fsencode(folder)) - 1
-        bind_gateway_side(context, endpoint(folder / ("x" * room)), KEYS)
-        with pytest.raises(zmq.ZMQError):
-            bind_gateway_side(context, f"ipc://{folder / ('x' * (room + 1))}", KEYS)
+def test_zeromq_binds_the_longest_path_and_no_longer_one(context, folder):
+    room = MAX_SOCKET_PATH_BYTES - len(os.fsencode(folder)) - 1
+    bind_gateway_side(context, endpoint(folder / ("x" * room)), KEYS)
+    with pytest.raises(zmq.ZMQError):
+        bind_gateway_side(context, f"ipc://{folder / ('x' * (room + 1))}", KEYS)
 
 
 class TestConversation:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import zmq
 
-from protocol.channel import endpoint, new_keys
+from protocol.channel import new_keys
+from protocol.endpoint import endpoint
 
 # What peers of the protocol's older versions, and of no protocol, begin with.
 _GREETINGS = (

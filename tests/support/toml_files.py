@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import strategies as st
 from msgspec import Struct, field
 
-from gateway.config.keys import KEYS, MODEL_KEYS, MODELS, SECTIONS, Definition
+from gateway.config.keys import DISCOVERY_KEYS, KEYS, MODEL_KEYS, MODELS, SECTIONS, Definition
 from gateway.config.kinds import (
     Arguments,
     Choice,
@@ -29,7 +29,7 @@ from gateway.config.kinds import (
 from gateway.config.locations import Place
 from gateway.config.loopback import LOOPBACK_NAMES
 from gateway.config.models import DEMO_FOLDER
-from gateway.config.settings import ModelSettings, Settings
+from gateway.config.settings import HUGGING_FACE, DiscoverySettings, ModelSettings, Settings
 from tests.support.certificates import lasting_certificate
 
 Draw = Callable[..., Any]
@@ -38,6 +38,7 @@ Draw = Callable[..., Any]
 _OF_A_KIND = {
     "allowed_hosts": ("mac.example", "192.168.1.7", "fd00::7", "my_mac"),
     "image_folders": ("/pictures", "~/größe", str(DEMO_FOLDER)),
+    "discover": (HUGGING_FACE, "/models", "~/größe", str(DEMO_FOLDER)),
     "allowed_origins": ("https://chat.example", "http://localhost:3000", "http://[::1]:80"),
 }
 
@@ -90,16 +91,18 @@ class Plan(Struct):
         }
         return Settings(
             **{name: SECTIONS[name](**meanings[(name,)]) for name in SECTIONS},
+            discovery=DiscoverySettings(**meanings.get((MODELS,), {})),
             models={
                 str(place[1]): ModelSettings(**keys)
                 for place, keys in meanings.items()
-                if place[0] == MODELS
+                if place[0] == MODELS and place != (MODELS,)
             },
         )
 
     @property
     def model_ids(self) -> list[str]:
-        return [str(place[1]) for place in self.tables if place[0] == MODELS]
+        tables = [place for place in self.tables if place[0] == MODELS and place != (MODELS,)]
+        return [str(model_id) for _, model_id in tables]
 
 
 class Written(Struct):
@@ -122,6 +125,12 @@ def plans(draw: Draw) -> Plan:
             name: draw(spelled(definition))
             for name, definition in keys.items()
             if (with_tls if name.startswith("tls_") else draw(st.booleans()))
+        }
+    if draw(st.booleans()):
+        tables[(MODELS,)] = {
+            name: draw(spelled(definition))
+            for name, definition in DISCOVERY_KEYS.items()
+            if name not in ids
         }
     for model_id in ids:
         model = {
@@ -234,6 +243,8 @@ def _texts(name: str) -> st.SearchStrategy[str]:
         "tls_key": [lasting_certificate()[1]],
         "draft_model": models,
         "adapter": [_adapter()],
+        "endpoint": ["https://huggingface.co", "http://127.0.0.1:8080/hub"],
+        "folder": ["/Volumes/models", str(DEMO_FOLDER)],
     }
     return st.sampled_from(known[name]) if name in known else _TEXT
 
@@ -247,9 +258,13 @@ def written(draw: Draw, plan: Plan, without_equals: Place | None = None) -> Writ
     """The plan as a file; one key can lose its equals sign."""
     writer = _Writer(draw, without_equals)
     headed = []
+    ways = {table: _way(draw, keys) for table, keys in plan.tables.items()}
+    # Their table is either begun by keys with dots or has a header, and has models besides.
+    if any(place[0] == MODELS and way != "header" for place, way in ways.items()):
+        ways[MODELS,] = "dotted"
     for table in draw(st.permutations(list(plan.tables))):
-        way = draw(st.sampled_from(["header", "header", "dotted", "inline"]))
-        if way == "header" or not plan.tables[table]:
+        way = ways[table]
+        if way == "header":
             headed.append(table)
         elif way == "dotted":
             writer.dotted(table, plan.tables[table])
@@ -258,6 +273,11 @@ def written(draw: Draw, plan: Plan, without_equals: Place | None = None) -> Writ
     for table in headed:
         writer.headed(table, plan.tables[table])
     return Written("\n".join(writer.rows) + "\n", writer.lines)
+
+
+def _way(draw: Draw, keys: dict[str, Spelled]) -> str:
+    way = str(draw(st.sampled_from(["header", "header", "dotted", "inline"])))
+    return way if keys else "header"
 
 
 class _Writer:

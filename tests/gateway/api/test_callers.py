@@ -36,7 +36,7 @@ class World:
         self.go = asyncio.Event()
         self.began = asyncio.Event()
         self.ended = 0
-        transport = httpx.ASGITransport(Recorded(Callers(self._app, keys), HttpMeter(), {}))
+        transport = httpx.ASGITransport(Recorded(Callers(self._app, keys), HttpMeter(), {}, None))
         self.client = httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:

@@ -27,7 +27,7 @@ def _fleet(card: CardMemory | None, *workers: Footprint | None) -> Any:
             card=card,
             footprint=Footprint(GB, None),
         ),
-        workers=[SimpleNamespace(footprint=each) for each in workers],
+        workers=[SimpleNamespace(memory=SimpleNamespace(footprint=each)) for each in workers],
         spares=[],
         steward=SimpleNamespace(admission=SimpleNamespace(ledger=ledger)),
     )

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from gateway.config.example import example
-from gateway.config.keys import MODELS, Definition, definitions
+from gateway.config.keys import DISCOVERY_KEYS, MODELS, Definition, definitions
 from gateway.config.page import printed
 from gateway.config.read import Configuration, read_configuration
 from gateway.config.schema import schema
@@ -51,8 +51,8 @@ class TestExample:
 
     @EACH_KEY
     def test_every_key_is_explained(self, table: str, definition: Definition) -> None:
-        head = rf"\[{table}(\.\"demo\")?\]"
-        section = re.split(head, example())[-1].partition("\n[")[0]
+        head = '[models."demo"]' if _is_of_a_model(table, definition) else f"[{table}]"
+        section = example().partition(head)[2].partition("\n[")[0]
         words = re.sub(r"\n# ", " ", section)
         assert f"{definition.key.about} {definition.expectation}" in words
         assert re.search(rf"^(# )?{definition.name} = ", section, re.MULTILINE)
@@ -68,12 +68,12 @@ class TestSchema:
     @EACH_KEY
     def test_every_key_is_known_and_checked(self, table: str, definition: Definition) -> None:
         value = _example(definition)
-        _validate(_document(table, definition.name, value))
+        _validate(_document(table, definition, definition.name, value))
         wrong = [] if isinstance(value, dict) else {"a": 1}
         with pytest.raises(jsonschema.ValidationError):
-            _validate(_document(table, definition.name, wrong))
+            _validate(_document(table, definition, definition.name, wrong))
         with pytest.raises(jsonschema.ValidationError):
-            _validate(_document(table, definition.name + "x", value))
+            _validate(_document(table, definition, definition.name + "x", value))
 
     @pytest.mark.parametrize(
         "text",
@@ -120,8 +120,12 @@ def _example(definition: Definition) -> Any:
     return tomllib.loads(f"value = {definition.kind.write(value)}")["value"]
 
 
-def _document(table: str, name: str, value: Any) -> dict[str, Any]:
-    if table == MODELS:
+def _is_of_a_model(table: str, definition: Definition) -> bool:
+    return table == MODELS and definition.name not in DISCOVERY_KEYS
+
+
+def _document(table: str, definition: Definition, name: str, value: Any) -> dict[str, Any]:
+    if _is_of_a_model(table, definition):
         return {MODELS: {"a": {"path": "demo", name: value}}}
     return {table: {name: value}}
 
