@@ -54,7 +54,7 @@ def _bound(case: Any, *, known: bool) -> None:
     """With `known` names it asks for the model that there is."""
     if "model_id" in (case.path_parameters or {}) and known:
         case.path_parameters["model_id"] = "demo"
-    if case.path.endswith(("/events", "/logs")):
+    if case.path.endswith(("/events", "/live", "/logs")):
         # Else it goes on for ever.
         case.query = {**(case.query or {}), "follow": "0"}
     body = case.body
