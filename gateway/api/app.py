@@ -10,7 +10,17 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
-from gateway.api import admin, completions, embeddings, front, health, metrics, models, rerank
+from gateway.api import (
+    admin,
+    completions,
+    embeddings,
+    front,
+    health,
+    metrics,
+    models,
+    page,
+    rerank,
+)
 from gateway.api.callers import Callers
 from gateway.api.chat import route as chat
 from gateway.api.errors import on_defect, on_http_exception, on_refusal
@@ -32,6 +42,7 @@ from gateway.library.last_used import LastUsed
 from gateway.library.library import Library
 from gateway.mailbox.mailbox import Mailbox
 from gateway.metrics.http_meter import HttpMeter
+from gateway.page.page import Page
 from gateway.pictures.reader import PictureReader
 from gateway.serve.reload import Reloader
 from gateway.telemetry.spans import Spans
@@ -49,6 +60,7 @@ ROUTES: Final = (
     *rerank.routes,
     *ollama.routes,
     *admin.routes,
+    *page.routes,
     *openapi.routes,
 )
 
@@ -79,6 +91,7 @@ def build_app(parts: Parts) -> ASGIApp:
     for name, part in parts._asdict().items():
         setattr(app.state, name, part)
     app.state.pictures = PictureReader()
+    app.state.page = Page()
     app.state.http_meter = HttpMeter()
     app.state.model_files = ModelFileReader()
     app.state.document = Document()

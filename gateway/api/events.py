@@ -27,22 +27,34 @@ async def events(request: Request) -> Response:
     Last-Event-ID gets what it missed, as far as it is kept.
     """
     fleet: Fleet = request.app.state.fleet
-    follows = request.query_params.get("follow", "1") not in ("0", "false")
-    count = read_count(request, "recent", 0 if follows else _DEFAULT_RECENT)
-    last_id = request.headers.get("last-event-id", "")
-
-    def kept() -> bytes:
-        log = fleet.events
-        events = log.after(int(last_id)) if _EVENT_ID.fullmatch(last_id) else log.recent(count)
-        return b"".join(map(_message, events))
-
-    if not follows:
+    going_on = follows(request)
+    kept = events_since(request, fleet.events, 0 if going_on else _DEFAULT_RECENT)
+    if not going_on:
         return Response(kept(), media_type="text/event-stream")
     return StreamingResponse(
         _follow(fleet.events, kept),
         media_type="text/event-stream",
         headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
     )
+
+
+def follows(request: Request) -> bool:
+    """Whether the stream goes on with what comes."""
+    return request.query_params.get("follow", "1") not in ("0", "false")
+
+
+def events_since(request: Request, log: EventLog, default: int) -> Callable[[], bytes]:
+    """What a follower begins with, once it is called: the messages behind Last-Event-ID, else the
+    last of `recent`.
+    """
+    count = read_count(request, "recent", default)
+    last_id = request.headers.get("last-event-id", "")
+
+    def kept() -> bytes:
+        events = log.after(int(last_id)) if _EVENT_ID.fullmatch(last_id) else log.recent(count)
+        return b"".join(map(event_message, events))
+
+    return kept
 
 
 async def _follow(log: EventLog, kept: Callable[[], bytes]) -> AsyncIterator[bytes]:
@@ -59,10 +71,10 @@ async def _follow(log: EventLog, kept: Callable[[], bytes]) -> AsyncIterator[byt
             if follower.missed:
                 yield f": {follower.missed} events were missed\n\n".encode()
                 follower.missed = 0
-            yield b"".join(map(_message, new))
+            yield b"".join(map(event_message, new))
 
 
-def _message(event: Event) -> bytes:
+def event_message(event: Event) -> bytes:
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.id, event.kind.encode(), event.as_json())
 
 

@@ -176,6 +176,7 @@ def new_requests(
             fleet.now(),
             deadline_s(http_request, fleet.settings.queue.deadline_s),
             request_id=record.id,
+            key=record.key,
             priority=priority,
             keep_alive_s=keep_alive_s(body.keep_alive),
             params=_params(body, prompt_param),

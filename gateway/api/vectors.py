@@ -68,6 +68,7 @@ def submit(
         fleet.now(),
         deadline_s(http_request, fleet.settings.queue.deadline_s),
         request_id=record.id,
+        key=record.key,
         priority=priority_of(http_request, body.priority, compartment.model),
         keep_alive_s=keep_alive_s(body.keep_alive),
         params={**params, "truncate": "truncate_prompt_tokens"},

@@ -36,6 +36,12 @@ class RequestQueue:
             yield from each
         yield from self._running.values()
 
+    def places(self) -> Iterator[tuple[int | None, Request]]:
+        """Each with how many start before it, itself among them; None: it runs."""
+        for each in self._running.values():
+            yield None, each
+        yield from enumerate((*self._suspects, *self._parked, *self._waiting), 1)
+
     @property
     def waiting(self) -> int:
         """Requests that wait, parked ones among them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from msgspec import Struct
@@ -97,6 +97,11 @@ class Traffic:
     @property
     def waiting(self) -> int:
         return self._queue.waiting
+
+    @property
+    def places(self) -> Iterator[tuple[int | None, Request]]:
+        """Those that run, then those that wait, each with its place in the queue."""
+        return self._queue.places()
 
     @property
     def parked(self) -> int:

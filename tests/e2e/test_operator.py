@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -112,6 +114,36 @@ def test_the_oldest_request_has_its_age_from_its_arrival(gateway: Gateway) -> No
     assert gateway.model()["oldest_waiting_s"] is None
     stream.join()
     assert gateway.model()["oldest_active_s"] is None
+
+
+def test_a_request_is_listed_while_it_runs(gateway: Gateway) -> None:
+    headers = {"x-request-id": "listed"}
+    stream = open_stream(gateway, STORY, headers=headers, **LONG)
+    listed = eventually(
+        lambda: [each for each in _requests(gateway) if each["delivered_tokens"] > 0]
+    )
+    (request,) = listed
+    assert request.pop("age_s") > 0
+    assert request.pop("prompt_tokens") > 0
+    assert request.pop("delivered_tokens") > 0
+    named = {"id": "listed", "model": "demo", "key": None}
+    assert request == named | {"state": "running", "place": None}
+    with gateway.client.stream("GET", "/admin/v1/live?recent=1") as live:
+        lines = live.iter_lines()
+        kinds = {}
+        while "snapshot" not in kinds:
+            kind = next(each for each in lines if each.startswith("event: "))
+            kinds[kind[7:]] = json.loads(next(lines)[6:])
+        assert len(kinds) == 2, "an event, and the state after it"
+        assert kinds["snapshot"]["requests"][0]["id"] == "listed"
+        assert kinds["snapshot"]["status"]["pid"] == gateway.pid
+    stream.join()
+    assert eventually(lambda: not _requests(gateway))
+
+
+def _requests(gateway: Gateway) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = gateway.client.get("/admin/v1/requests").json()["requests"]
+    return found
 
 
 def test_load_twice_is_one_load(gateway: Gateway) -> None:

@@ -544,3 +544,24 @@ def test_a_prompt_is_computed_chunk_by_chunk(models: Callable[[str], LoadedModel
     engine.remove([long.request_id])
     assert engine.step() == []
     assert engine.active + engine.waiting == 0
+
+
+def test_short_prompts_are_not_padded_to_a_long_one_that_is_far_on(
+    models: Callable[[str], LoadedModel],
+) -> None:
+    model = models("full attention")
+    tokens = model.tokenizer.encode("A ship with seven holds. " * 800)[:4000]
+    engine = BatchedEngine(model.model, model.eos_token_ids, 8, UNBOUNDED, stall_s=0.01)
+    engine.add(Sequence("stream", tokens[:30], 200, None, ignore_eos=True))
+    engine.add(Sequence("long", tokens, 2, None, ignore_eos=True))
+    while not any(row.seen_tokens > 2000 for each in engine._batches for row in each.prefilling):
+        engine.step()
+    for name in "abc":
+        engine.add(Sequence(name, tokens[:40], 4, None, ignore_eos=True))
+    engine.step()
+    with_long = next(
+        each for each in engine._batches if "long" in [r.sequence.request_id for r in each.rows]
+    )
+    assert not {"a", "b", "c"} & {row.sequence.request_id for row in with_long.rows}
+    made = _run(engine)
+    assert made["a"] == made["b"] == made["c"]

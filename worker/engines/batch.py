@@ -125,6 +125,13 @@ class RowBatch:
         left = (row.tokens - row.seen_tokens for row in self.prefilling)
         return sum(each for each in left if each <= _MUCH_LONGER * tokens) < _ENOUGH_TOKENS
 
+    def prefills_beyond(self, tokens: int) -> bool:
+        """Whether a row that is much further than so many tokens computes its prompt. Who joined it
+        would be as far: each token of a chunk would look at all that came before, in every row.
+        """
+        most_tokens = _MUCH_LONGER * (tokens + _ENOUGH_TOKENS)
+        return any(row.seen_tokens > most_tokens for row in self.prefilling)
+
     def prefills(self, row: Row) -> bool:
         """Whether a row of this batch computes its prompt."""
         return any(self._rows[uid] is row for uid in self._prefilling)

@@ -16,6 +16,8 @@ from worker.prompt_cache.cache import PromptCache
 
 # Batches that take turns: each turn reads the weights once.
 _MOST_BATCHES: Final = 4
+# Chunks of one length differ by a third, and those beside streams are to stay within their bound.
+_CAUTION: Final = 0.75
 # What a step costs beside reading, as bytes that could be read meanwhile.
 _STEP_BYTES: Final = 64_000_000
 # Memory is asked for so long before rows have grown into it.
@@ -66,8 +68,8 @@ class BatchedEngine:
         self._held: deque[Sequence] = deque()
         self._batches: deque[RowBatch] = deque()
         self._keeper = None if prompt_cache is None else Keeper(prompt_cache, room)
-        self._pace = PrefillPace(largest_chunk(), beside_decoding_s=stall_s)
-        self._stall_s = stall_s
+        self._stall_s = _CAUTION * stall_s
+        self._pace = PrefillPace(largest_chunk(), beside_decoding_s=self._stall_s)
         self._begun = 0
 
     @property
@@ -275,7 +277,8 @@ class BatchedEngine:
             if self._room.holds(self._with(Joining(batch, tokens), *later))
         ]
         least_bytes, best = min(fitting, key=lambda each: each[0], default=(0, None))
-        if best is not None and least_bytes <= self._worth_bytes:
+        pays = least_bytes <= self._worth_bytes
+        if best is not None and pays and not best.prefills_beyond(tokens):
             return best
         return self._open() if self._may_open(tokens, later) else best
 

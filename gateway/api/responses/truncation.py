@@ -75,6 +75,7 @@ async def _fits(
         fleet.now(),
         deadline_s(http_request, fleet.settings.queue.deadline_s),
         request_id=record.id,
+        key=record.key,
     )
     fleet.submit(compartment, request)
     try:

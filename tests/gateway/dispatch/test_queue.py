@@ -357,6 +357,16 @@ def test_what_ran_goes_before_all_that_waits_in_its_order() -> None:
     assert [each.id for each in queue] == ["a", "b", "parked", "new"]
 
 
+def test_places_are_the_order_in_which_they_start() -> None:
+    queue = RequestQueue(DEPTH, 1, priority=0)
+    for name in ("a", "b", "c"):
+        queue.add(_request(name))
+    _start(queue)
+    queue.park([_request("parked")])
+    places = [(place, each.id) for place, each in queue.places()]
+    assert places == [(None, "a"), (1, "parked"), (2, "b"), (3, "c")]
+
+
 def test_the_oldest_that_runs_is_the_first_that_arrived() -> None:
     queue = RequestQueue(DEPTH, 2, priority=0)
     for name, arrived_at in (("a", 1.0), ("b", 2.0)):

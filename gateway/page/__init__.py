@@ -1,0 +1,1 @@
+"""The page for people: static files, served as they lie in `static`."""

@@ -1,0 +1,99 @@
+// The page as a whole: who is signed in, what is looked at, and the state of the connection.
+
+import { adminKey } from "./api.js";
+import { html, render, useEffect, useRef, useState } from "./html.js";
+import { nothingYet, watch } from "./live.js";
+import { Keys } from "./keys.js";
+import { Logs } from "./logs.js";
+import { Overview } from "./overview.js";
+import { Playground } from "./playground.js";
+import { SignIn } from "./sign_in.js";
+
+const VIEWS = [
+  ["overview", "Overview", Overview],
+  ["playground", "Playground", Playground],
+  ["logs", "Logs", Logs],
+  ["keys", "Keys", Keys],
+];
+
+const SAID = {
+  connecting: "connecting…",
+  live: "live",
+  lost: "connection lost, trying again…",
+};
+
+function App() {
+  const [live, setLive] = useState(nothingYet);
+  const [attempt, setAttempt] = useState(0);
+  const [view, argument] = useHash();
+  const heading = useRef(null);
+
+  useEffect(() => {
+    setLive(nothingYet);
+    return watch(setLive);
+  }, [attempt]);
+
+  const found = VIEWS.find(([name]) => name === view) ?? VIEWS[0];
+  const [name, title, View] = found;
+  useEffect(() => {
+    document.title = `${title} · Bulkhead`;
+  }, [title]);
+
+  const signOut = () => {
+    adminKey.forget();
+    setAttempt(attempt + 1);
+  };
+  if (live.connection === "refused") {
+    const wrong = adminKey.get() === null ? null : live.refusal;
+    return html`<${SignIn} wrong=${wrong} onKey=${() => setAttempt(attempt + 1)} />`;
+  }
+  // The hash says which view is shown, so this link can't use it.
+  const skip = (event) => {
+    event.preventDefault();
+    heading.current.focus();
+  };
+  return html`
+    <a class="skip" href="#content" onClick=${skip}>Skip to the content</a>
+    <header>
+      <strong class="brand"><img src="/ui/icon.svg" alt="" width="24" height="24" /> Bulkhead</strong>
+      <nav aria-label="Views">
+        ${VIEWS.map(
+          ([each, label]) =>
+            html`<a href=${`#${each}`} aria-current=${each === name ? "page" : undefined}>${label}</a>`,
+        )}
+      </nav>
+      <p class=${`connection ${live.connection}`} role="status">
+        ${SAID[live.connection]}
+        ${live.status && html`<span class="version"> · ${live.status.version}</span>`}
+      </p>
+      ${adminKey.get() && html`<button class="quiet" onClick=${signOut}>Sign out</button>`}
+    </header>
+    <main id="content">
+      <h1 tabindex="-1" ref=${heading}>${title}</h1>
+      ${live.status
+        ? html`
+            ${View !== Playground && html`<${View} key=${name} live=${live} argument=${argument} />`}
+            ${/* Always there: an answer goes on while something else is looked at. */ ""}
+            <div hidden=${View !== Playground}><${Playground} live=${live} /></div>
+          `
+        : html`<p class="empty">Waiting for the gateway…</p>`}
+    </main>
+  `;
+}
+
+// #logs/owner/name: the view, and what of it.
+function useHash() {
+  const read = () => decodeURIComponent(location.hash.slice(1));
+  const [hash, setHash] = useState(read);
+  useEffect(() => {
+    const onChange = () => setHash(read());
+    addEventListener("hashchange", onChange);
+    return () => removeEventListener("hashchange", onChange);
+  }, []);
+  const slash = hash.indexOf("/");
+  return slash < 0 ? [hash, ""] : [hash.slice(0, slash), hash.slice(slash + 1)];
+}
+
+const root = document.getElementById("app");
+root.replaceChildren();
+render(html`<${App} />`, root);

@@ -1,0 +1,38 @@
+// Numbers and times as people read them.
+
+// As `bulkhead status` has them: decimal units.
+export function bytes(count) {
+  if (count === null || count === undefined) return "–";
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let at = 0;
+  while (count >= 999.5 && at < units.length - 1) {
+    count /= 1000;
+    at += 1;
+  }
+  return `${count < 9.95 && at > 0 ? count.toFixed(1) : Math.round(count)} ${units[at]}`;
+}
+
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  if (seconds < 10) return `${seconds.toFixed(1)} s`;
+  if (seconds < 60) return `${Math.floor(seconds)} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.floor(seconds % 60)} s`;
+  if (seconds < 86400) return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds / 60) % 60)} min`;
+  return `${Math.floor(seconds / 86400)} d ${Math.floor((seconds / 3600) % 24)} h`;
+}
+
+export function clock(at) {
+  return new Date(at * 1000).toLocaleTimeString([], { hour12: false });
+}
+
+export function day(at) {
+  return at === null || at === undefined ? "–" : new Date(at * 1000).toLocaleString();
+}
+
+export function count(number) {
+  return number === null || number === undefined ? "–" : number.toLocaleString("en-US");
+}
+
+export function counted(number, noun) {
+  return `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
+}

@@ -1,0 +1,51 @@
+// Who has which part of the memory, as the status tells it. No drawing.
+
+// What processes hold: [{ kind, label, bytes }], from left to right; what the workers may use comes
+// first, so that the budget is a line in it. Weights, caches and buffers are those of all models.
+export function held(status) {
+  const { memory, models } = status;
+  const onCard = memory.card_total_bytes !== null;
+  const workers = models.map((each) => each.worker).filter((each) => each !== null);
+  const weights = sum(workers, "weight_bytes");
+  const caches = sum(workers, "cache_bytes");
+  const footprint = sum(workers, "footprint_bytes");
+  const parts = [
+    { kind: "weights", label: "Weights", bytes: weights },
+    { kind: "caches", label: "Caches", bytes: caches },
+    { kind: "buffers", label: "Other of workers", bytes: Math.max(0, footprint - weights - caches) },
+    { kind: "stranded", label: "Stranded", bytes: memory.stranded_bytes ?? 0 },
+  ];
+  if (onCard) {
+    const available = memory.card_available_bytes ?? 0;
+    const rest = total(status) - available - parts.reduce((all, each) => all + each.bytes, 0);
+    parts.push({ kind: "free", label: "Free", bytes: available });
+    parts.push({ kind: "others", label: "Others", bytes: Math.max(0, rest) });
+    return parts;
+  }
+  parts.push({ kind: "spare", label: "Spare worker", bytes: memory.spare_bytes ?? 0 });
+  parts.push({ kind: "free", label: "Free", bytes: memory.available_bytes });
+  parts.push({ kind: "gateway", label: "Gateway", bytes: memory.gateway_bytes ?? 0 });
+  parts.push({ kind: "others", label: "Others", bytes: memory.other_bytes ?? 0 });
+  return parts;
+}
+
+// What models were promised, of the same whole.
+export function promised(status) {
+  const floors = sum(status.models, "floor_bytes");
+  const lent = sum(status.models, "lent_bytes") + sum(status.models, "returning_bytes");
+  const { budget_bytes: budget, granted_bytes: granted } = status.memory;
+  return [
+    { kind: "floor", label: "Floors", bytes: floors },
+    { kind: "lent", label: "Loans", bytes: lent },
+    { kind: "spare", label: "Spare's room", bytes: Math.max(0, granted - floors - lent) },
+    { kind: "unpromised", label: "Left of the budget", bytes: Math.max(0, (budget ?? 0) - granted) },
+  ];
+}
+
+export function total(status) {
+  return status.memory.card_total_bytes ?? status.memory.total_bytes;
+}
+
+function sum(all, field) {
+  return all.reduce((bytes, each) => bytes + (each[field] ?? 0), 0);
+}

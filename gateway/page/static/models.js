@@ -1,0 +1,117 @@
+// Each model: how it is, what it holds, and what can be done to it.
+
+import { Confirm } from "./confirm.js";
+import { Failure } from "./failure.js";
+import { bytes, count, counted, duration } from "./format.js";
+import { html, useEffect, useRef, useState } from "./html.js";
+import { order, question, verbs } from "./orders.js";
+import { Sparkline } from "./sparkline.js";
+
+const LABELS = { load: "Load", unload: "Unload", restart: "Restart", kill: "Kill" };
+
+export function Models({ live }) {
+  const [asked, setAsked] = useState(null);
+  const [error, setError] = useState(null);
+
+  const run = async (verb, model) => {
+    setError(null);
+    try {
+      await order(verb, model);
+    } catch (failure) {
+      setError(failure);
+    }
+  };
+  const onVerb = (verb, model) => {
+    const found = question(verb, model);
+    if (found) setAsked({ ...found, act: () => run(verb, model) });
+    else run(verb, model);
+  };
+  const { models } = live.status;
+  return html`
+    <section aria-labelledby="models">
+      <h2 id="models">Models</h2>
+      <${Changes} models=${models} />
+      <${Failure} error=${error} onClose=${() => setError(null)} />
+      ${models.length === 0 && html`<p class="empty">No model is configured.</p>`}
+      <ul class="cards">
+        ${models.map(
+          (model) =>
+            html`<${Model} key=${model.id} model=${model} rates=${live.rates[model.id] ?? []} onVerb=${onVerb} />`,
+        )}
+      </ul>
+      <${Confirm} question=${asked} onClose=${() => setAsked(null)} />
+    </section>
+  `;
+}
+
+function Model({ model, rates, onVerb }) {
+  const { worker } = model;
+  const facts = [
+    ["Floor", bytes(model.floor_bytes)],
+    ["Lent", bytes(model.lent_bytes)],
+    ["Wanted", bytes(model.wanted_bytes)],
+    ["Holds", bytes(worker?.footprint_bytes)],
+    ["Context", count(model.context_tokens)],
+    ["Prompts kept", bytes(model.prompt_cache.memory_bytes)],
+    ["Running", count(model.active_requests)],
+    ["Waiting", count(model.queue_depth)],
+    ["Restarts", count(model.restarts)],
+  ];
+  return html`
+    <li class="card" data-model=${model.id}>
+      <div class="head">
+        <h3>${model.id}</h3>
+        <span class=${`state ${model.state}`}>${model.state}</span>
+        ${model.pinned && html`<span class="tag">pinned</span>`}
+      </div>
+      ${model.reason && html`<p class="reason">${model.reason}</p>`}
+      <${Sparkline} rates=${rates} />
+      <dl class="facts">
+        ${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}
+      </dl>
+      ${worker &&
+      html`<p class="worker">
+        Worker ${worker.incarnation}, process ${worker.pid}${model.oldest_active_s !== null &&
+        `, oldest request ${duration(model.oldest_active_s)}`}
+      </p>`}
+      ${model.last_exit && html`<${LastExit} exit=${model.last_exit} />`}
+      <div class="actions">
+        ${verbs(model).map(
+          (verb) => html`
+            <button class=${verb === "kill" ? "danger" : ""} aria-label=${`${LABELS[verb]} ${model.id}`}
+              onClick=${() => onVerb(verb, model)}>
+              ${LABELS[verb]}
+            </button>
+          `,
+        )}
+        <a class="button" href=${`#logs/${model.id}`} aria-label=${`Logs of ${model.id}`}>Logs</a>
+      </div>
+    </li>
+  `;
+}
+
+function LastExit({ exit }) {
+  return html`
+    <details class="last-exit">
+      <summary>Last end: ${exit.reason}</summary>
+      <p>${new Date(exit.at * 1000).toLocaleString()}, ${exit.signal ?? `code ${exit.code}`}</p>
+      ${exit.log_tail && html`<pre tabindex="0">${exit.log_tail}</pre>`}
+    </details>
+  `;
+}
+
+// For who doesn't see it: changes of states, and nothing that only counts.
+function Changes({ models }) {
+  const before = useRef(null);
+  const [said, setSaid] = useState("");
+  const states = models.map((each) => `${each.id}: ${each.state}`).join("\n");
+  useEffect(() => {
+    const known = before.current;
+    before.current = states.split("\n");
+    if (known === null) return;
+    const changed = before.current.filter((each) => each && !known.includes(each));
+    if (changed.length > 0) setSaid(changed.join(", "));
+  }, [states]);
+  return html`<p class="unseen" role="status">${said}</p>
+    <p class="sum">${counted(models.filter((each) => each.state === "ready").length, "model")} of ${models.length} ready</p>`;
+}

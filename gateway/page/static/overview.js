@@ -1,0 +1,24 @@
+// All that is seen at a glance.
+
+import { Events } from "./events.js";
+import { duration } from "./format.js";
+import { html } from "./html.js";
+import { Memory } from "./memory.js";
+import { Models } from "./models.js";
+import { Pulls } from "./pulls.js";
+import { Requests } from "./requests.js";
+
+export function Overview({ live }) {
+  const { status, requests, events } = live;
+  return html`
+    <p class="sum">
+      The gateway is ${status.state}, for ${duration(status.uptime_s)}.
+      ${status.reason && html`<strong class="bad">${status.reason}</strong>`}
+    </p>
+    <${Memory} status=${status} />
+    <${Models} live=${live} />
+    <${Requests} requests=${requests} />
+    <${Pulls} />
+    <${Events} events=${events} />
+  `;
+}

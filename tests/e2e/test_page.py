@@ -1,0 +1,375 @@
+"""The page at /ui in a real browser, on a gateway with keys."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from random import SystemRandom
+
+import httpx
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from tests.cli.terminal import bulkhead
+from tests.support.browser import Browser, missing
+from tests.support.faults import in_engine_step, sitecustomize
+from tests.support.folders import short_folder
+from tests.support.gateway import Gateway, eventually
+from tests.support.hub import Hub
+from tests.support.pictures import RED, png
+from tests.support.pulls import model_files
+
+PULLED = "org/slow-4bit"
+QUESTION = "What is Bulkhead?"
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+            "required": ["city"],
+        },
+    },
+}
+VIEWS = ("overview", "playground", "logs/demo", "keys")
+# What a browser says by itself of responses that a test provokes.
+PROVOKED = re.compile(r"status of (400|401|503) |ERR_(CONNECTION|INCOMPLETE|EMPTY|SOCKET|ABORTED)")
+
+
+def _free_port() -> int:
+    """Below those that systems give to connections, so that it is still free for a second start."""
+    while True:
+        port = SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                tried.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+class Site:
+    """A gateway that can be started anew where it was, with its keys."""
+
+    def __init__(self, state_dir: Path, hub: Hub, cache: Path, faults: Path) -> None:
+        # Each engine step takes a tenth of a second, or two whole ones, while the flag is there.
+        self.slow, self.slower = faults / "slow", faults / "slower"
+        self._state_dir = state_dir
+        self._port = _free_port()
+        self._config = f'[hub]\nendpoint = "{hub.url}"\n'
+        step = in_engine_step(
+            f"time.sleep(0.1 * os.path.exists({str(self.slow)!r})"
+            f" + 2 * os.path.exists({str(self.slower)!r}))"
+        )
+        self._environment = {
+            **sitecustomize(faults / "site", step),
+            "HF_HUB_CACHE": str(cache),
+        }
+        made = bulkhead("key", "add", "first", "--state-dir", str(state_dir))
+        assert made.returncode == 0, made.stderr
+        self.gateway = self._start()
+
+    @property
+    def admin_key(self) -> str:
+        return (self._state_dir / "admin.key").read_text().strip()
+
+    @property
+    def url(self) -> str:
+        return f"{self.gateway.url}/ui"
+
+    @contextlib.contextmanager
+    def slowed(self) -> Iterator[None]:
+        self.slow.touch()
+        try:
+            yield
+        finally:
+            self.slow.unlink()
+            self.slower.unlink(missing_ok=True)
+
+    def stop(self) -> None:
+        assert self.gateway.stop() == 0, self.gateway.log
+
+    def start(self) -> None:
+        self.gateway = self._start()
+
+    def _start(self) -> Gateway:
+        where = ("--port", str(self._port), "--state-dir", str(self._state_dir))
+        gateway = Gateway(*where, config=self._config, environment=self._environment)
+        gateway.client.headers["x-api-key"] = self.admin_key
+        return gateway
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Hub]:
+    with Hub({PULLED: model_files(shard_bytes=3_000_000)}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def site(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    cache, faults = tmp_path_factory.mktemp("cache"), tmp_path_factory.mktemp("faults")
+    with short_folder() as folder:
+        running = Site(Path(folder) / "state", hub, cache, faults)
+        yield running
+        running.stop()
+
+
+@pytest.fixture(scope="module")
+def browser(site: Site) -> Iterator[Browser]:
+    if (reason := missing()) is not None:
+        pytest.skip(reason)
+    with Browser() as running:
+        yield running
+
+
+@pytest.fixture
+def page(browser: Browser, site: Site) -> Iterator[Browser]:
+    """Signed in, on the overview; no test leaves errors in the console."""
+    browser.open(site.url)
+    browser.until(lambda: browser.there(".sign-in") or browser.there("#memory"))
+    if browser.there(".sign-in"):
+        _sign_in(browser, site.admin_key)
+    _show(browser, "overview")
+    browser.sees(".connection", "live")
+    yield browser
+    errors = [each["message"] for each in browser.errors()]
+    assert [each for each in errors if not PROVOKED.search(each)] == []
+
+
+def _sign_in(page: Browser, key: str) -> None:
+    page.type(".sign-in input[type=password]", key)
+    page.click(".sign-in button")
+
+
+def _show(page: Browser, view: str) -> None:
+    page.driver.execute_script("location.hash = arguments[0]", view)
+    title = view.split("/")[0].title()
+    page.until(lambda: page.text("h1") == title)
+
+
+def _state(page: Browser) -> str:
+    return page.text("[data-model=demo] .state")
+
+
+def _settings(page: Browser, **settings: str) -> None:
+    """Of the playground, for a new conversation; all others as they are at first."""
+    kept = {"model": "demo", "temperature": "0", **settings}
+    script = "localStorage.setItem('bulkhead.playground', arguments[0]); location.reload()"
+    _show(page, "playground")
+    page.driver.execute_script(script, json.dumps(kept))
+    page.until(lambda: page.text("h1") == "Playground" and page.there("#message"))
+    page.click(".playground aside > button")
+    page.until(lambda: not page.there(".message"))
+
+
+def _ask(page: Browser, text: str = QUESTION) -> None:
+    page.type("#message", text + Keys.ENTER)
+
+
+def _answered(page: Browser) -> str:
+    """The whole of the last answer."""
+    page.until(lambda: page.there(".message.assistant:last-child[aria-busy=false]"))
+    return page.text(".message.assistant:last-child .text")
+
+
+def test_files_are_open_and_locked_down(site: Site) -> None:
+    with httpx.Client(base_url=site.gateway.url) as stranger:
+        index = stranger.get("/ui")
+        assert index.headers["content-type"] == "text/html; charset=utf-8"
+        policy = index.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert "http" not in policy, "nothing from outside"
+        assert stranger.get("/ui/").content == index.content
+        assert stranger.head("/ui").headers["etag"] == index.headers["etag"]
+        named = re.findall(r'"(/ui/[^"]+)"', index.text)
+        assert "/ui/app.js" in named
+        for each in named:
+            file = stranger.get(each)
+            assert file.status_code == 200, each
+            known = {"if-none-match": file.headers["etag"]}
+            assert stranger.get(each, headers=known).status_code == 304
+        for each in ("/ui/nothing.js", "/ui/%2e%2e/page.py", "/ui/..%2fpage.py", "/ui/vendor"):
+            assert stranger.get(each).status_code == 404, each
+        for each in ("/admin/v1/live", "/admin/v1/requests"):
+            assert stranger.get(each).status_code == 401, each
+
+
+def test_only_the_admin_key_signs_in(browser: Browser, site: Site) -> None:
+    browser.open(site.url)
+    browser.sees(".sign-in", "Admin key")
+    assert browser.findings() == []
+    _sign_in(browser, "sk-bulkhead-wrong")
+    browser.sees(".sign-in .error", "not known here")
+    browser.driver.refresh()
+    browser.sees(".sign-in .error", "not known here")
+    _sign_in(browser, site.admin_key)
+    browser.sees(".connection", "live")
+    browser.driver.refresh()
+    browser.sees(".connection", "live")
+
+
+def test_a_load_is_watched(page: Browser, site: Site) -> None:
+    site.gateway.order("unload").raise_for_status()
+    page.until(lambda: _state(page) == "unloaded")
+    page.click("[aria-label='Load demo']")
+    page.until(lambda: _state(page) == "ready")
+    page.sees(".events", "ready")
+    page.until(lambda: "demo: ready" in page.find("[aria-labelledby=models] [role=status]").text)
+    assert page.text(".legend[aria-label=Promised]").startswith("Promised\nFloors\n")
+    page.click("[aria-label='Unload demo']")
+    page.until(lambda: _state(page) == "unloaded")
+    assert not page.there("dialog"), "nothing was cut"
+
+
+def test_an_answer_goes_on_after_a_kill(page: Browser, site: Site) -> None:
+    asked = {"temperature": 0, "max_tokens": 120}
+    expected = site.gateway.say(QUESTION, **asked)
+    _settings(page, maxTokens="120")
+    with site.slowed():
+        _ask(page)
+        page.until(lambda: len(page.text(".message.assistant .text")) > 20)
+        site.slower.touch()
+        _show(page, "overview")
+        page.sees("tbody tr.running", "admin")
+        page.click("[aria-label='Kill demo']")
+        page.sees("dialog", "1 request on the way")
+        page.click("dialog button:not(.danger)")
+        page.until(lambda: not page.there("dialog"))
+        before = site.gateway.worker_pid()
+        page.click("[aria-label='Kill demo']")
+        page.click("dialog .danger")
+        eventually(lambda: site.gateway.events("resume"))
+        assert site.gateway.worker_pid() != before
+    _show(page, "playground")
+    assert _answered(page) == expected.strip()
+    page.driver.refresh()
+    page.sees(".playground aside .current", QUESTION)
+    assert _answered(page) == expected.strip()
+
+
+def test_reasoning_and_tool_calls_are_shown(page: Browser) -> None:
+    _settings(page, think="yes", maxTokens="300")
+    _ask(page)
+    answer = _answered(page)
+    assert "think>" not in answer
+    page.click(".message.assistant .reasoning summary")
+    page.until(lambda: page.text(".message.assistant .reasoning .text"))
+    _settings(page, tools=json.dumps([TOOL]), toolChoice="required", maxTokens="200")
+    _ask(page, "What is the weather in Oslo?")
+    page.sees(".tool-call", "get_weather")
+    page.sees(".tool-call pre", '"city"')
+    page.until(lambda: page.there(".tool-call input"))
+    assert page.findings() == []
+    page.type(".tool-call input", "sunny" + Keys.ENTER)
+    page.sees(".message.tool", "sunny")
+    _answered(page)
+    assert not page.there(".message.assistant .error")
+
+
+def test_a_picture_goes_along(page: Browser, tmp_path: Path) -> None:
+    picture = tmp_path / "picture.png"
+    picture.write_bytes(png(RED))
+    _settings(page)
+    page.find(".composer input[type=file]").send_keys(str(picture))
+    page.until(lambda: page.there(".composer .pictures img"))
+    _ask(page, "What is this?")
+    page.until(lambda: page.there(".message.user img.picture"))
+    page.sees(".message.assistant .error", "picture")
+
+
+def test_an_answer_can_be_stopped(page: Browser, site: Site) -> None:
+    _settings(page)
+    with site.slowed():
+        _ask(page, "Tell me a story.")
+        page.until(lambda: page.text(".message.assistant .text"))
+        site.slower.touch()
+        page.click(".composer .danger")
+        page.sees(".message.assistant", "Stopped.")
+        eventually(lambda: site.gateway.model()["active_requests"] == 0)
+
+
+def test_logs_follow_a_model(page: Browser, site: Site) -> None:
+    site.gateway.load()
+    _show(page, "logs/demo")
+    page.until(lambda: re.search(r"^20\d\d-", page.text(".log"), re.MULTILINE))
+    known = page.text(".log")
+    site.gateway.order("restart").raise_for_status()
+    page.until(lambda: len(page.text(".log")) > len(known))
+    page.choose(".choice select", "")
+    page.sees(".log", " info state ")
+
+
+def test_keys_are_made_and_revoked(page: Browser, site: Site) -> None:
+    _show(page, "keys")
+    page.type("[name=name]", "laptop")
+    page.type("[name=rpm]", "30")
+    page.click("[name=models][value=demo]")
+    page.click(".fields .primary")
+    page.until(lambda: page.text(".secret").startswith("sk-bulkhead-"))
+    headers = {"authorization": f"Bearer {page.text('.secret')}"}
+    answer = httpx.get(f"{site.gateway.url}/v1/models", headers=headers)
+    assert [each["id"] for each in answer.json()["data"]] == ["demo"]
+    page.sees("tbody", "only demo, 30 requests/min")
+    page.click(".notice button:last-child")
+    page.click("[aria-label='Revoke laptop']")
+    page.click("dialog .danger")
+    page.sees("tbody tr.over", "revoked")
+    assert httpx.get(f"{site.gateway.url}/v1/models", headers=headers).status_code == 401
+
+
+def test_a_pull_is_cancelled_and_resumed(page: Browser, hub: Hub) -> None:
+    hub.rate = 4e5
+    try:
+        page.type("[aria-labelledby=pulls] input", PULLED + Keys.ENTER)
+        page.until(lambda: int(page.find(".pulls progress").get_attribute("value") or 0) > 0)
+        page.click(f"[aria-label='Cancel {PULLED}']")
+        page.sees(".pulls .state", "cancelled")
+    finally:
+        hub.rate = None
+    page.click(f"[aria-label='Resume {PULLED}']")
+    page.sees(".pulls .state", "done")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nobody_is_left_out(page: Browser, scheme: str) -> None:
+    page.scheme(scheme)
+    for view in VIEWS:
+        _show(page, view)
+        for width in (1280, 390):
+            page.resize(width, 900)
+            assert page.findings() == [], (view, width)
+            overflow = "return document.documentElement.scrollWidth - innerWidth"
+            assert page.driver.execute_script(overflow) <= 0, (view, width)
+    page.resize(1280, 1000)
+
+
+def test_all_is_reached_with_the_keyboard(page: Browser, site: Site) -> None:
+    site.gateway.order("unload").raise_for_status()
+    page.until(lambda: _state(page) == "unloaded")
+    page.driver.execute_script("document.activeElement.blur()")
+    left = {"Skip to the content", "Playground", "Load demo", "Logs of demo", "Sign out"}
+    for _ in range(60):
+        page.driver.switch_to.active_element.send_keys(Keys.TAB)
+        element = page.driver.switch_to.active_element
+        left -= {element.get_attribute("aria-label") or element.text}
+        if not left:
+            break
+    assert left == set()
+    assert page.driver.execute_script("return document.activeElement.matches(':focus-visible')")
+
+
+def test_it_comes_back_with_the_gateway(page: Browser, site: Site) -> None:
+    site.stop()
+    page.sees(".connection", "lost")
+    site.start()
+    page.sees(".connection", "live")
+    page.until(lambda: _state(page) == "unloaded")
+    page.click("[aria-label='Load demo']")
+    page.until(lambda: _state(page) == "ready")
