@@ -40,6 +40,9 @@ _SLOW: Final = httpx.Timeout(30.0, connect=_CONNECT_S)
 # For what takes as long as it takes: loads, drains, answers.
 _PATIENT: Final = httpx.Timeout(None, connect=_CONNECT_S)
 
+# Parts of a path that lead to another one.
+_FOLDED: Final = ("", ".", "..")
+
 Body = TypeVar("Body", bound=Struct)
 
 
@@ -102,6 +105,8 @@ class GatewayClient:
             return response.read()
 
     def revoke_key(self, name: str) -> None:
+        if name in _FOLDED:
+            raise CommandError(f"There is no key {name!r} to revoke.")
         with self._answer("DELETE", f"/admin/v1/keys/{quote(name, safe='')}", _TIMEOUT):
             pass
 
@@ -151,11 +156,11 @@ class GatewayClient:
             return self.read(response.read(), EntryListReading).models
 
     def library_entry(self, name: str) -> EntryReading:
-        with self._answer("GET", f"/admin/v1/library/{_quoted(name)}", _SLOW) as response:
+        with self._answer("GET", _library_path(name), _SLOW) as response:
             return self.read(response.read(), EntryReading)
 
     def remove(self, name: str, *, dry_run: bool) -> RemovedReading:
-        path = f"/admin/v1/library/{_quoted(name)}"
+        path = _library_path(name)
         query: dict[str, str | int] = {"dry_run": int(dry_run)}
         with self._answer("DELETE", path, _PATIENT, query=query) as response:
             return self.read(response.read(), RemovedReading)
@@ -222,5 +227,21 @@ def _log_path(model_id: str | None) -> str:
     return "/admin/v1" + ("" if model_id is None else f"/models/{_quoted(model_id)}") + "/logs"
 
 
-def _quoted(model_id: str) -> str:
+def _library_path(name: str) -> str:
+    """An entry may be named by its folder, which begins with a slash."""
+    root = "/" if name.startswith("/") else ""
+    return f"/admin/v1/library/{root}{_quoted(name.removeprefix('/'), name)}"
+
+
+def _quoted(model_id: str, named: str | None = None) -> str:
+    """Clients and proxies fold such parts of a path, and another route would get the request.
+
+    Raises:
+        NoSuchModelError: it has one; `named` is what the user has written.
+    """
+    if any(part in _FOLDED for part in model_id.split("/")):
+        raise NoSuchModelError(
+            f"There is no model {named or model_id!r}: what is between the slashes of an id is "
+            "never empty, `.` or `..`."
+        )
     return quote(model_id, safe="/")

@@ -19,7 +19,8 @@ def give_order(gateway: GatewayClient, verb: str, model_id: str, order: Order) -
 
 def give_order_to_kill(gateway: GatewayClient, model_id: str, order: Order) -> None:
     """Print what became of the process: the model may be loaded again by now."""
-    before = gateway.status().model(gateway.model(model_id).id)
+    meant = gateway.model(model_id).id
+    before = gateway.status().model(meant)
     model = _carried_out(gateway, "kill", model_id, order)
     if before is None or before.worker is None:
         click.echo(f"{_outcome(model)}: there was no worker")

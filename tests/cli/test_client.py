@@ -50,6 +50,30 @@ def test_no_such_model_for_any_verb(gateway: Gateway, verb: str) -> None:
     assert CliRunner().invoke(main, [verb, "missing", "--url", gateway.url]).exit_code == 4
 
 
+@pytest.mark.parametrize("verb", [*ON_A_MODEL, "show", "rm", "events"])
+@pytest.mark.parametrize("model", ["../keys/mine", "org/../../reload", "./demo", "org//m", ".", ""])
+def test_no_id_leads_to_another_route(canned: CannedGateway, verb: str, model: str) -> None:
+    options = {"rm": ("--yes",), "events": ("--model",)}.get(verb, ())
+    done = CliRunner().invoke(main, [verb, *options, model, "--url", canned.url])
+    assert (done.exit_code, done.stdout) == (4, "")
+    assert f"There is no model {model!r}" in done.stderr
+    assert canned.headers == [], "nobody was asked"
+
+
+@pytest.mark.parametrize("name", ["", ".", ".."])
+def test_no_name_of_a_key_leads_to_another_route(canned: CannedGateway, name: str) -> None:
+    done = CliRunner().invoke(main, ["key", "revoke", name, "--url", canned.url])
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert canned.headers == [], "nobody was asked"
+
+
+def test_a_folder_names_an_entry(canned: CannedGateway) -> None:
+    none = {"error": {"message": "None.", "code": "model_not_found"}}
+    canned.will_answer("/admin/v1/library//models/m%20m", none, 404)
+    done = CliRunner().invoke(main, ["show", "/models/m m", "--url", canned.url])
+    assert (done.exit_code, done.stderr) == (4, "bulkhead: None.\n")
+
+
 def test_following_the_log_of_no_such_model(gateway: Gateway) -> None:
     done = CliRunner().invoke(main, ["logs", "-f", "missing", "--url", gateway.url])
     assert done.exit_code == 4
