@@ -15,7 +15,7 @@ from rich.table import Table
 
 from gateway.cli.client import GatewayClient
 from gateway.cli.console import stdout_console
-from gateway.cli.failure import CommandError
+from gateway.cli.failure import CommandError, NoSuchModelError
 from gateway.cli.local import access, local_settings
 from gateway.cli.options import json_option, names_gateway, reaches_gateway
 from gateway.cli.uncut import UncutGroup
@@ -65,8 +65,16 @@ def _check_expires(
 def _check_models(
     _context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]
 ) -> tuple[str, ...] | None:
-    names = (each.strip() for text in texts for each in text.split(","))
-    return tuple(dict.fromkeys(filter(None, names))) or None
+    found: dict[str, None] = {}
+    for text in texts:
+        names = dict.fromkeys(filter(None, (each.strip() for each in text.split(","))))
+        if not names:
+            # Without a name it would be a key for all.
+            raise click.BadParameter(
+                f"{text!r} names no model: name one, or leave --models out for all of them."
+            )
+        found |= names
+    return tuple(found) or None
 
 
 @command.command("add")
@@ -104,8 +112,11 @@ def add(gateway: GatewayClient, /, *, name: str, state_dir: Path | None, **terms
     new = NewKey(name=name, **terms)
     first = False
     if names_gateway() and state_dir is None:
+        _warn_of_unknown(gateway, new.models or ())
         secret = gateway.read(gateway.add_key(new), KeyBody).key
     else:
+        with _own_gateway(state_dir) as own:
+            _warn_of_unknown(own, new.models or ())
         with _own_file(state_dir) as file:
             first = not file.read()
             _, secret = file.add(name, Terms(**terms), time.time())
@@ -159,12 +170,35 @@ def _own_file(state_dir: Path | None) -> Iterator[KeyFile]:
         yield KeyFile(folder.keys_path)
     except KeyFileError as error:
         raise CommandError(str(error)) from error
+    # It looks by itself, too, only not at once.
+    with contextlib.suppress(CommandError), _own_gateway(state_dir) as client:
+        if client is not None:
+            client.get("/admin/v1/keys")
+
+
+@contextlib.contextmanager
+def _own_gateway(state_dir: Path | None) -> Iterator[GatewayClient | None]:
+    """The one that uses the state folder; None: none does."""
+    _, folder = local_settings(state_dir)
     if running_address(folder) is None:
+        yield None
         return
     near = access(None, None, folder)
-    # It looks by itself, too, only not at once.
-    with contextlib.suppress(CommandError), GatewayClient(near.url, near.key, near.trust) as client:
-        client.get("/admin/v1/keys")
+    with GatewayClient(near.url, near.key, near.trust) as client:
+        yield client
+
+
+def _warn_of_unknown(gateway: GatewayClient | None, names: tuple[str, ...]) -> None:
+    """It may be configured later, so it is no error. Where no gateway runs, nobody knows."""
+    for name in names:
+        if gateway is None:
+            return
+        try:
+            gateway.model(name)
+        except NoSuchModelError:
+            click.echo(f"Careful: there is no model {name!r} at present.", err=True)
+        except CommandError:
+            return
 
 
 def _table(keys: list[KeyBody]) -> Table:

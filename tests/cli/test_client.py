@@ -67,6 +67,19 @@ def test_no_name_of_a_key_leads_to_another_route(canned: CannedGateway, name: st
     assert canned.headers == [], "nobody was asked"
 
 
+def test_an_unknown_model_of_a_key_is_warned_of(canned: CannedGateway) -> None:
+    none = {"error": {"message": "None.", "code": "model_not_found"}}
+    canned.will_answer("/v1/models/dmo", none, 404)
+    canned.will_answer("/v1/models/demo", {"id": "demo", "state": "ready"})
+    made = {"name": "x", "created_at": 1.0, "revoked_at": None, "key": "sk-1"}
+    canned.will_answer("/admin/v1/keys", made, 201)
+    done = CliRunner().invoke(
+        main, ["key", "add", "x", "--models", "demo,dmo", "--url", canned.url]
+    )
+    assert (done.exit_code, done.stdout.split()[-1]) == (0, "sk-1")
+    assert done.stderr == "Careful: there is no model 'dmo' at present.\n"
+
+
 def test_a_folder_names_an_entry(canned: CannedGateway) -> None:
     none = {"error": {"message": "None.", "code": "model_not_found"}}
     canned.will_answer("/admin/v1/library//models/m%20m", none, 404)
@@ -91,6 +104,8 @@ def test_following_the_log_of_no_such_model(gateway: Gateway) -> None:
         ("logs", "demo", "--lines", "-1"),
         ("chat", "demo", "--temperature", "3"),
         ("chat", "demo", "--max-tokens", "0"),
+        ("key", "add", "x", "--models", ""),
+        ("key", "add", "x", "--models", "demo", "--models", " , "),
         ("nothing",),
     ],
 )
