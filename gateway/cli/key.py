@@ -16,20 +16,14 @@ from rich.table import Table
 from gateway.cli.client import GatewayClient
 from gateway.cli.console import stdout_console
 from gateway.cli.failure import CommandError, NoSuchModelError
-from gateway.cli.local import access, local_settings
+from gateway.cli.local import local_settings
 from gateway.cli.options import json_option, names_gateway, reaches_gateway
+from gateway.cli.own_gateway import own_gateway, state_dir_option
 from gateway.cli.uncut import UncutGroup
 from gateway.config.times import parse_time
 from gateway.keys.api_key import Terms
 from gateway.keys.bodies import KeyBody, KeyList, NewKey
 from gateway.keys.key_file import KeyFile, KeyFileError
-from gateway.state.address import running_address
-
-_state_dir_option = click.option(
-    "--state-dir",
-    type=click.Path(path_type=Path),
-    help="The gateway's state folder, if it isn't the one that serve would use.",
-)
 
 
 @click.group("key", cls=UncutGroup)
@@ -101,7 +95,7 @@ def _check_models(
     metavar="TIME",
     help="When it ends: 90d, 12h, or a date.",
 )
-@_state_dir_option
+@state_dir_option
 @reaches_gateway
 def add(gateway: GatewayClient, /, *, name: str, state_dir: Path | None, **terms: Any) -> None:
     """Make an API key and print it, once: it is the last word.
@@ -115,7 +109,7 @@ def add(gateway: GatewayClient, /, *, name: str, state_dir: Path | None, **terms
         _warn_of_unknown(gateway, new.models or ())
         secret = gateway.read(gateway.add_key(new), KeyBody).key
     else:
-        with _own_gateway(state_dir) as own:
+        with own_gateway(state_dir) as own:
             _warn_of_unknown(own, new.models or ())
         with _own_file(state_dir) as file:
             first = not file.read()
@@ -131,7 +125,7 @@ def add(gateway: GatewayClient, /, *, name: str, state_dir: Path | None, **terms
 
 @command.command("revoke")
 @click.argument("name")
-@_state_dir_option
+@state_dir_option
 @reaches_gateway
 def revoke(gateway: GatewayClient, *, name: str, state_dir: Path | None) -> None:
     """Take a key back: it opens nothing from now on, and what runs under it is cut off."""
@@ -145,7 +139,7 @@ def revoke(gateway: GatewayClient, *, name: str, state_dir: Path | None) -> None
 
 @command.command("list")
 @json_option
-@_state_dir_option
+@state_dir_option
 @reaches_gateway
 def list_keys(gateway: GatewayClient, *, as_json: bool, state_dir: Path | None) -> None:
     """List the keys with their limits; the keys themselves aren't kept."""
@@ -171,21 +165,9 @@ def _own_file(state_dir: Path | None) -> Iterator[KeyFile]:
     except KeyFileError as error:
         raise CommandError(str(error)) from error
     # It looks by itself, too, only not at once.
-    with contextlib.suppress(CommandError), _own_gateway(state_dir) as client:
+    with contextlib.suppress(CommandError), own_gateway(state_dir) as client:
         if client is not None:
             client.get("/admin/v1/keys")
-
-
-@contextlib.contextmanager
-def _own_gateway(state_dir: Path | None) -> Iterator[GatewayClient | None]:
-    """The one that uses the state folder; None: none does."""
-    _, folder = local_settings(state_dir)
-    if running_address(folder) is None:
-        yield None
-        return
-    near = access(None, None, folder)
-    with GatewayClient(near.url, near.key, near.trust) as client:
-        yield client
 
 
 def _warn_of_unknown(gateway: GatewayClient | None, names: tuple[str, ...]) -> None:

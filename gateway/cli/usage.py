@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 import msgspec
 from rich.table import Table
 
 from gateway.cli.client import GatewayClient
 from gateway.cli.console import stdout_console
+from gateway.cli.failure import NobodyListensError
 from gateway.cli.options import json_option, reaches_gateway
+from gateway.cli.own_gateway import own_gateway, state_dir_option
 from gateway.keys.accounts import Counts
 from gateway.keys.bodies import KeyUsage, UsageList
 
 
 @click.command("usage")
 @json_option
+@state_dir_option
 @reaches_gateway
-def command(gateway: GatewayClient, *, as_json: bool) -> None:
+def command(gateway: GatewayClient, *, as_json: bool, state_dir: Path | None) -> None:
     """Show what was used under each API key, today and this month.
 
     In are the tokens of prompts, cached those of them that weren't computed anew, out those of
     answers. Nothing is counted as long as there are no keys.
     """
+    if state_dir is None:
+        _print(gateway, as_json=as_json)
+        return
+    with own_gateway(state_dir) as own:
+        if own is None:
+            raise NobodyListensError(f"No gateway runs with the state folder {state_dir}.")
+        _print(own, as_json=as_json)
+
+
+def _print(gateway: GatewayClient, *, as_json: bool) -> None:
     content = gateway.get("/admin/v1/usage")
     listed = gateway.read(content, UsageList)
     if as_json:

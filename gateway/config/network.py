@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,7 +39,7 @@ def network_complaints(settings: Settings, places: Places) -> Iterator[tuple[Pla
         yield (
             ("gateway", "host"),
             f"{gateway.host} is not loopback: without API keys the gateway listens on 127.0.0.1, "
-            "::1 or localhost only; `bulkhead key add NAME` makes the first one",
+            f"::1 or localhost only; {_first_key(gateway)} makes the first one",
         )
     for one, other in (("tls_certificate", "tls_key"), ("tls_key", "tls_certificate")):
         if getattr(gateway, one) is not None and getattr(gateway, other) is None:
@@ -71,12 +72,23 @@ def network_cautions(settings: GatewaySettings) -> Iterator[str]:
         yield soon
 
 
+def _first_key(settings: GatewaySettings) -> str:
+    """The command knows nothing of a file or a flag that names another folder."""
+    command = "bulkhead key add NAME"
+    if settings.state_dir is not None:
+        command += f" --state-dir {shlex.quote(str(_state_dir(settings).path))}"
+    return f"`{command}`"
+
+
+def _state_dir(settings: GatewaySettings) -> StateDir:
+    return StateDir(Path(settings.state_dir or default_state_dir()))
+
+
 def _has_keys(settings: GatewaySettings) -> bool:
     """Revoked ones are enough: they keep everybody out. A file that can't be read is told of by the
     start, which doesn't go on then.
     """
-    state_dir = StateDir(Path(settings.state_dir or default_state_dir()))
     try:
-        return bool(KeyFile(state_dir.keys_path).read())
+        return bool(KeyFile(_state_dir(settings).keys_path).read())
     except KeyFileError:
         return True

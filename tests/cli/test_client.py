@@ -4,6 +4,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -65,6 +66,12 @@ def test_no_name_of_a_key_leads_to_another_route(canned: CannedGateway, name: st
     done = CliRunner().invoke(main, ["key", "revoke", name, "--url", canned.url])
     assert (done.exit_code, done.stdout) == (1, "")
     assert canned.headers == [], "nobody was asked"
+
+
+def test_usage_of_a_state_folder_that_no_gateway_has(nowhere: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["usage", "--state-dir", str(tmp_path), "--url", nowhere])
+    assert (done.exit_code, done.stdout) == (3, "")
+    assert f"No gateway runs with the state folder {tmp_path}" in done.stderr
 
 
 def test_an_unknown_model_of_a_key_is_warned_of(canned: CannedGateway) -> None:

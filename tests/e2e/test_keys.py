@@ -302,6 +302,7 @@ def test_commands(gateway: Gateway) -> None:
     usage = _run("usage", *admin, url=gateway.url)
     assert usage.exit_code == 0, usage.stderr
     assert "this month" in usage.stdout
+    assert "this month" in _run("usage", *folder).stdout
     remote = _run("key", "revoke", "cli", *admin, url=gateway.url)
     assert remote.exit_code == 0, remote.stderr
     assert gateway.client.get("/v1/models", headers={"x-api-key": secret}).status_code == 401

@@ -81,7 +81,9 @@ def test_an_end_that_is_near(tmp_path: Path) -> None:
 
 def test_another_host_needs_keys_and_is_warned_of_plain_http(tmp_path: Path) -> None:
     open_ = settings(tmp_path, host="0.0.0.0")
-    assert [place for place, _ in complaints(open_)] == ["host"]
+    ((place, text),) = complaints(open_)
+    assert place == "host"
+    assert f"`bulkhead key add NAME --state-dir {tmp_path}` makes the first one" in text
     file = KeyFile(tmp_path / "keys.json")
     file.add("laptop", Terms(), 1.0)
     # A revoked one keeps everybody out.
