@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
 from gateway.api import (
@@ -32,6 +30,7 @@ from gateway.api.openapi import route as openapi
 from gateway.api.openapi.route import Document
 from gateway.api.recorded import Recorded
 from gateway.api.responses import route as responses
+from gateway.api.route_paths import RoutePaths
 from gateway.api.visitors import Visitors
 from gateway.dispatch.refusal import Refusal
 from gateway.edge.door import Door
@@ -97,15 +96,4 @@ def build_app(parts: Parts) -> ASGIApp:
     app.state.document = Document()
     keys = parts.keys
     visitors = Visitors(Callers(Heads(app), keys), parts.fleet, exposed=keys.exposed)
-    return Recorded(visitors, app.state.http_meter, dict(_paths(app.routes)), parts.spans)
-
-
-def _paths(
-    routes: Iterable[BaseRoute], prefix: str = ""
-) -> Iterator[tuple[Callable[..., Any], str]]:
-    """Each endpoint, and its path as it was declared."""
-    for each in routes:
-        if isinstance(each, Mount):
-            yield from _paths(each.routes, prefix + each.path)
-        elif isinstance(each, Route):
-            yield each.endpoint, prefix + each.path
+    return Recorded(visitors, app.state.http_meter, RoutePaths(ROUTES), parts.spans)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.errors import error_response
 from gateway.api.record import CLIENT_LEFT, Record, begin_record
+from gateway.api.route_paths import RoutePaths
 from gateway.dispatch.refusal import Refusal
 from gateway.edge.request_id import HEADER, request_id
 from gateway.logs.line import about
@@ -21,8 +21,6 @@ from gateway.telemetry.spans import Life, Spans
 
 logger = logging.getLogger(__name__)
 
-# Of all paths that there aren't, and of what no route has seen: anybody can make up more of them.
-_NO_ROUTE: Final = "other"
 OK: Final = "ok"
 
 
@@ -33,10 +31,9 @@ class Recorded:
         self,
         app: ASGIApp,
         meter: HttpMeter,
-        routes: Mapping[Callable[..., Any], str],
+        routes: RoutePaths,
         spans: Spans | None,
     ) -> None:
-        """`routes` has the path of each endpoint."""
         self._app = app
         self._meter = meter
         self._routes = routes
@@ -68,10 +65,7 @@ class Recorded:
 
     def _end(self, scope: Scope, record: Record, seconds: float) -> None:
         outcome = record.outcome or (CLIENT_LEFT if record.status is None else OK)
-        endpoint = scope.get("endpoint")
-        # What is mounted is none itself, and can't be looked up.
-        known = isinstance(endpoint, Hashable) and endpoint in self._routes
-        route = self._routes[endpoint] if known else _NO_ROUTE  # type: ignore[index]
+        route = self._routes.of(scope)
         self._meter.end(Ended(route, record.model or "", outcome), seconds)
         _log(scope, record, outcome, seconds)
         if self._spans is not None and record.model is not None:

@@ -13,13 +13,15 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 
+from gateway.api.app import ROUTES
 from gateway.api.callers import Callers, caller_of
 from gateway.api.record import note_usage, record_of
 from gateway.api.recorded import Recorded
+from gateway.api.route_paths import RoutePaths
 from gateway.keys.api_key import Terms
 from gateway.keys.key_file import KeyFile, KeyFileError
 from gateway.keys.keys import Keys
-from gateway.metrics.http_meter import HttpMeter
+from gateway.metrics.http_meter import Ended, HttpMeter
 from gateway.state.state_dir import StateDir
 from protocol.messages import Usage
 
@@ -36,7 +38,9 @@ class World:
         self.go = asyncio.Event()
         self.began = asyncio.Event()
         self.ended = 0
-        transport = httpx.ASGITransport(Recorded(Callers(self._app, keys), HttpMeter(), {}, None))
+        self.meter = HttpMeter()
+        recorded = Recorded(Callers(self._app, keys), self.meter, RoutePaths(ROUTES), None)
+        transport = httpx.ASGITransport(recorded)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
@@ -112,6 +116,30 @@ async def test_with_a_key_nothing_is_open(world: World) -> None:
         401,
         "invalid_api_key",
     )
+
+
+async def test_who_is_refused_is_counted_at_the_route(world: World) -> None:
+    await world.add("laptop")
+    limited = await world.add("limited", rpm=1)
+    for method, path, headers in (
+        ("POST", WORK, {}),
+        ("DELETE", WORK, {}),
+        ("GET", "/v1/models/org/m", {}),
+        ("POST", "/admin/v1/models/org/m/load", limited),
+        ("POST", WORK, limited),
+        ("POST", WORK, limited),
+        ("GET", "/nowhere", {}),
+        ("GET", "/admin/v1/nowhere", {}),
+    ):
+        await world.client.request(method, path, headers=headers)
+    assert world.meter.ended == {
+        Ended(WORK, "", "invalid_api_key"): 2,
+        Ended("/v1/models/{model_id:path}", "", "invalid_api_key"): 1,
+        Ended("/admin/v1/models/{model_id:path}/load", "", "permission_denied"): 1,
+        Ended(WORK, "", "ok"): 1,
+        Ended(WORK, "", "rate_limit_exceeded"): 1,
+        Ended("other", "", "invalid_api_key"): 2,
+    }
 
 
 async def test_what_is_open_shows_a_stranger(world: World) -> None:
