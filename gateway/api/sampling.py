@@ -177,6 +177,7 @@ def new_requests(
             deadline_s(http_request, fleet.settings.queue.deadline_s),
             request_id=record.id,
             key=record.key,
+            repeats_prompt=index > 0,
             priority=priority,
             keep_alive_s=keep_alive_s(body.keep_alive),
             params=_params(body, prompt_param),

@@ -66,20 +66,23 @@ class Request:
         request_id: str | None = None,
         key: str | None = None,
         probe: bool = False,
+        repeats_prompt: bool = False,
         priority: int | None = None,
         keep_alive_s: float | None = None,
         params: Mapping[RequestField, str] | None = None,
     ) -> None:
         """`request_id` is what others call it; workers know it by its message's, which no two have
         in common. `key` is the name of the API key it came with. With `probe` it asks whether the
-        model works, not for its answer. Without a `priority` it has the model's. `keep_alive_s` is
-        how long the model shall stay loaded after it. `params` are the client's names for fields of
-        `task`.
+        model works, not for its answer; with `repeats_prompt` it asks for one more answer to a
+        prompt, which counts once, with the first. Without a `priority` it has the model's.
+        `keep_alive_s` is how long the model shall stay loaded after it. `params` are the client's
+        names for fields of `task`.
         """
         self.task = task
         self.id = request_id or task.request_id
         self.key = key
         self.probe = probe
+        self.prompt_counts = not (probe or repeats_prompt)
         self.priority = priority
         self.keep_alive_s = keep_alive_s
         self.params = params or {}

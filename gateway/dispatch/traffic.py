@@ -206,7 +206,7 @@ class Traffic:
                 raise ProtocolBreachError("it sent output before the prompt's tokens")
             request.deliver(delta)
             if delta.token_ids and not request.probe:
-                if request.timing.last_token_at is None:
+                if request.prompt_counts and request.timing.last_token_at is None:
                     self.meter.prompt_tokens += progress.prompt_tokens
                 self.meter.tokens(request.timing, len(delta.token_ids), now)
             self._check_length(len(progress.delivered))
@@ -230,7 +230,7 @@ class Traffic:
         except ImplausibleError as error:
             raise ProtocolBreachError(str(error)) from error
         if request.over:
-            if request.usage is not None and not request.probe:
+            if request.usage is not None and request.prompt_counts:
                 self.meter.prompt_tokens += request.usage.prompt_tokens
             self._finished(request)
         return True
@@ -366,7 +366,7 @@ class Traffic:
         self._host.notify()
 
     def _count(self, request: Request) -> None:
-        if request.usage is not None and not request.probe:
+        if request.usage is not None and request.prompt_counts:
             self.prompt_tokens += request.usage.prompt_tokens
             self.cached_tokens += request.usage.cached_tokens
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from gateway.dispatch.refusal import Refusal
@@ -20,6 +21,7 @@ from protocol.messages import (
     RequestFailed,
     Sampling,
     TextPrompt,
+    Usage,
 )
 from protocol.parts import Text
 from protocol.pictures import Picture
@@ -100,6 +102,33 @@ async def test_who_waits_for_memory_in_a_worker_has_a_deadline_too() -> None:
     assert late.value.code == "deadline_exceeded"
     assert not begun.over
     assert Cancel(request_id="waits.1") in sent
+
+
+async def test_a_prompt_with_several_answers_counts_once() -> None:
+    traffic = Traffic("m", Bounds(2, 2, 0), Waiting(), EventLog())
+    generate = Generate(request_id="a", prompt=TextPrompt("x"), sampling=Sampling(seed=1))
+    first = Request(generate, 100.0, 5.0)
+    other = Request(
+        msgspec.structs.replace(generate, request_id="b"), 100.0, 5.0, repeats_prompt=True
+    )
+    for each in (first, other):
+        traffic.submit(each)
+    sent: list[Message] = []
+    traffic.connect(Connection(sent.append, "f", 100))
+    for wire_id in ("a.1", "b.1"):
+        traffic.rendered(Rendered(request_id=wire_id, token_ids=pack([1, 2, 3]), last=True))
+        traffic.output(
+            Output(
+                step=1,
+                deltas=(
+                    Delta(wire_id, (5,), (Text("a"),), finish_reason="stop", usage=Usage(3, 1, 2)),
+                ),
+            )
+        )
+    assert first.over
+    assert other.over
+    assert (traffic.meter.prompt_tokens, traffic.meter.generated_tokens) == (3, 2)
+    assert (traffic.prompt_tokens, traffic.cached_tokens) == (3, 2)
 
 
 def _looking(sent: list[Message]) -> tuple[Traffic, Request]:
