@@ -63,7 +63,7 @@ class Callers:
 
     def _identify(self, scope: Scope) -> Caller:
         """Raises: Refusal: it has no key that is good for this."""
-        need = needed(scope["path"])
+        need = needed(scope["method"], scope["path"])
         secret = shown_key(scope["headers"])
         held = None if secret is None else self._keys.find(secret)
         if held is None:

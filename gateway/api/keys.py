@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
 import msgspec
@@ -26,6 +27,13 @@ async def list_keys(request: Request) -> Response:
 async def add_key(request: Request) -> Response:
     keys: Keys = request.app.state.keys
     new = await read_json(request, NewKey)
+    if new.expires_at is not None and new.expires_at <= time.time():
+        raise Refusal(
+            "invalid_request_error",
+            f"expires_at is {new.expires_at:.0f}, which is over already: send a Unix time to come, "
+            "in seconds.",
+            param="expires_at",
+        )
     try:
         key, secret = await keys.add(new.name, new.terms)
     except KeyFileError as error:

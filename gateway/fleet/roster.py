@@ -40,7 +40,7 @@ class Roster:
         """
         compartment = self._by_name.get(name)
         if compartment is None or not _may_use(caller, compartment):
-            known = ", ".join(sorted(each.model.id for each in self.visible(caller)))
+            known = ", ".join(sorted(each.model.id for each in self.visible(caller))) or "none"
             raise Refusal(
                 "model_not_found", f"There is no model {name!r}; there are: {known}.", param="model"
             )

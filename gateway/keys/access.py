@@ -27,9 +27,11 @@ class Need(Enum):
     ADMIN = "the admin key"
 
 
-def needed(path: str) -> Need:
-    """Whatever isn't known here needs a key."""
-    if path in _OPEN or path.startswith(_OPEN_FOLDERS):
+def needed(method: str, path: str) -> Need:
+    """Whatever isn't known here needs a key. Which methods a path has is no secret, and a browser
+    asks for it without one.
+    """
+    if method == "OPTIONS" or path in _OPEN or path.startswith(_OPEN_FOLDERS):
         return Need.NOTHING
     if path.startswith(_ADMIN) or path.rstrip("/") in _ADMIN_PATHS:
         return Need.ADMIN

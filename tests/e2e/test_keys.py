@@ -122,6 +122,9 @@ def test_nothing_of_the_operators_without_their_key(gateway: Gateway) -> None:
             client.get("/admin/v1/status", headers={"cookie": f"x-api-key={secret}"}).status_code
             == 401
         )
+        for path in ("/v1/chat/completions", "/admin/v1/keys"):
+            asked = client.options(path)
+            assert (asked.status_code, "POST" in asked.headers["allow"]) == (204, True)
     assert gateway.worker_pid() == pid
     assert gateway.status()["models"][0]["state"] == "ready"
 
@@ -278,6 +281,8 @@ def test_a_name_of_a_key_goes_into_no_path(gateway: Gateway) -> None:
             400,
             "invalid_request_error",
         )
+    past = gateway.client.post("/admin/v1/keys", json={"name": "late", "expires_at": 1.0})
+    assert (past.status_code, past.json()["error"]["param"]) == (400, "expires_at")
     assert gateway.client.delete("/admin/v1/keys/nobody").status_code == 404
 
 

@@ -268,6 +268,12 @@ def test_the_next_gateway_goes_on(hub: Hub, tmp_path: Path) -> None:
     assert second.stop() == 0
 
 
+def test_without_a_model_there_are_none(gateway: Gateway) -> None:
+    refused = gateway.chat("x", "small")
+    assert refused.status_code == 404
+    assert refused.json()["error"]["message"] == "There is no model 'small'; there are: none."
+
+
 def test_no_page_of_another_site_may_pull(gateway: Gateway) -> None:
     answer = httpx.post(
         f"{gateway.url}/admin/v1/pulls",

@@ -33,13 +33,14 @@ from gateway.keys.caller import ANYBODY, STRANGER, Caller
     ],
 )
 def test_what_a_path_needs(path: str, need: Need) -> None:
-    assert needed(path) is need
+    assert needed("GET", path) is need
+    assert needed("OPTIONS", path) is Need.NOTHING
 
 
 @given(st.text(max_size=20))
 def test_what_nobody_thought_of_is_closed(rest: str) -> None:
-    assert needed(f"/v1/{rest}") is Need.KEY
-    assert needed(f"/admin{rest}") is Need.ADMIN
+    assert needed("POST", f"/v1/{rest}") is Need.KEY
+    assert needed("POST", f"/admin{rest}") is Need.ADMIN
 
 
 @pytest.mark.parametrize(
