@@ -171,16 +171,29 @@ def _own_file(state_dir: Path | None) -> Iterator[KeyFile]:
 
 
 def _warn_of_unknown(gateway: GatewayClient | None, names: tuple[str, ...]) -> None:
-    """It may be configured later, so it is no error. Where no gateway runs, nobody knows."""
+    """It may be there later, so it is no error."""
+    configured = _configured() if names and gateway is None else set()
     for name in names:
         if gateway is None:
-            return
+            if name not in configured:
+                click.echo(
+                    f"Careful: the configuration has no model {name!r}, and no gateway runs that "
+                    "would know what the disks have.",
+                    err=True,
+                )
+            continue
         try:
             gateway.model(name)
         except NoSuchModelError:
             click.echo(f"Careful: there is no model {name!r} at present.", err=True)
         except CommandError:
             return
+
+
+def _configured() -> set[str]:
+    """Ids and aliases."""
+    settings, _ = local_settings(None)
+    return {name for key, each in settings.models.items() for name in (key, *each.aliases)}
 
 
 def _table(keys: list[KeyBody]) -> Table:

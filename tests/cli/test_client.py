@@ -87,6 +87,19 @@ def test_an_unknown_model_of_a_key_is_warned_of(canned: CannedGateway) -> None:
     assert done.stderr == "Careful: there is no model 'dmo' at present.\n"
 
 
+def test_without_a_gateway_the_configuration_knows_the_models_of_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text('[models.mine]\npath = "demo"\naliases = ["short"]\n')
+    monkeypatch.setenv("BULKHEAD_CONFIG", str(config))
+    folder = ("--state-dir", str(tmp_path / "state"))
+    done = CliRunner().invoke(main, ["key", "add", "x", "--models", "mine,short,else", *folder])
+    assert done.exit_code == 0, done.stderr
+    assert done.stderr.count("Careful") == 1
+    assert "has no model 'else'" in done.stderr
+
+
 def test_a_folder_names_an_entry(canned: CannedGateway) -> None:
     none = {"error": {"message": "None.", "code": "model_not_found"}}
     canned.will_answer("/admin/v1/library//models/m%20m", none, 404)
