@@ -212,6 +212,11 @@ def test_a_worker_that_dies_in_mid_answer(client: ollama.Client, gateway: Gatewa
     assert (text, thinking) == (whole.message.content, whole.message.thinking or "")
 
 
+def test_more_than_the_context_may_be_asked_for(client: ollama.Client) -> None:
+    options = {"temperature": 0, "num_predict": 32_000}
+    assert client.chat("demo", QUESTION, options=options).done_reason == "stop"
+
+
 def test_an_error_in_mid_stream_is_a_line(gateway: Gateway, client: ollama.Client) -> None:
     body = {"model": "demo", "prompt": "Bulkhead", "raw": True, "options": {"num_predict": 3000}}
     gateway.load()
