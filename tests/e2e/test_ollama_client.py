@@ -135,6 +135,8 @@ def test_looks_at_models(client: ollama.Client) -> None:
     assert {"completion", "tools", "thinking"} <= set(shown.capabilities)
     assert shown.modelinfo["qwen3.context_length"] == 4096
     assert shown.template
+    assert shown.parameters == "num_ctx 4096"
+    assert shown.modelfile.endswith("\nFROM demo:latest\n")
     (running,) = client.ps().models
     assert running.digest == listed.digest
     assert running.context_length == 4096
