@@ -28,7 +28,7 @@ FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
 ConstraintKind: TypeAlias = Literal["json_object", "json_schema", "regex", "grammar", "choice"]
 ToolChoice: TypeAlias = Literal["auto", "none", "required"]
 RequestErrorCode: TypeAlias = Literal[
-    "invalid_request_error", "context_length_exceeded", "internal_error"
+    "invalid_request_error", "context_length_exceeded", "insufficient_memory", "internal_error"
 ]
 RequestField: TypeAlias = Literal[
     "prompt",

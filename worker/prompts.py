@@ -88,6 +88,8 @@ class ContextInForce:
     def hopeless(self, sequence: Sequence, room: Room) -> RequestFailed:
         """For one that waits for more memory than can be had any more."""
         context = self._cut(room.longest_tokens(self.now.tokens))
+        if not context.tokens:
+            return _failed(sequence.request_id, self._no_room(room))
         tokens = len(sequence.token_ids)
         if not sequence.open_end and tokens < context.tokens:
             error = _answer_too_long(context, tokens, sequence.max_tokens)
@@ -100,6 +102,15 @@ class ContextInForce:
             )
         error = _too_long(context, why, "Shorten the prompt or ask for fewer tokens.", "prompt")
         return _failed(sequence.request_id, error)
+
+    def _no_room(self, room: Room) -> PromptError:
+        least_mb = -(-room.least_bytes // 1_000_000)
+        return PromptError(
+            "insufficient_memory",
+            f"The model is loaded, but not even the shortest request can run: with one it needs "
+            f"{least_mb:,} MB. {self._reason} Raise memory.budget, unload what is pinned, or take "
+            "a smaller model.",
+        )
 
     def _cut(self, tokens: int) -> Context:
         return Context(tokens, f" {self._reason} The model itself could hold {self._own_tokens}.")

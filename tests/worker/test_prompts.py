@@ -94,6 +94,18 @@ def test_the_answer_is_named_where_the_prompt_alone_would_fit(demo: LoadedModel)
     )
 
 
+def test_a_context_of_nothing_is_no_mistake_of_the_client() -> None:
+    context = ContextInForce(4096)
+    context.take(Bound(515_000_000, 2048, WHY))
+    room = Room(CacheShape(1000, 0, 1.0), 515_000_000, 515_000_000, fixed_bytes=600_000_000)
+    failed = context.hopeless(Sequence("r", [0] * 9, 16, None, ignore_eos=False), room)
+    assert (failed.code, failed.field) == ("insufficient_memory", None)
+    assert failed.message == (
+        "The model is loaded, but not even the shortest request can run: with one it needs 601 MB. "
+        f"{WHY} Raise memory.budget, unload what is pinned, or take a smaller model."
+    )
+
+
 def test_boundaries_are_those_of_the_same_tools_and_arguments(tmp_path: Path) -> None:
     template = (
         "{{ effort }}{% for each in tools %}{{ each.name }}{% endfor %}"
