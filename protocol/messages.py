@@ -28,7 +28,7 @@ FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
 ConstraintKind: TypeAlias = Literal["json_object", "json_schema", "regex", "grammar", "choice"]
 ToolChoice: TypeAlias = Literal["auto", "none", "required"]
 RequestErrorCode: TypeAlias = Literal[
-    "invalid_request_error", "context_length_exceeded", "internal_error"
+    "invalid_request_error", "context_length_exceeded", "insufficient_memory", "internal_error"
 ]
 RequestField: TypeAlias = Literal[
     "prompt",
@@ -266,10 +266,12 @@ class Generate(Message, frozen=True, tag="generate"):
     """Run one request, or go on with one that an earlier worker began.
 
     `max_tokens` None: up to the end of the context; 0: the prompt's tokens are counted, also beyond
-    the context, and nothing is computed but their `prompt_logprobs`. `delivered` are the packed ids
-    that the client has the text of: they count towards `max_tokens`, and generation goes on after
-    them. Only requests with the same `cache_salt` share prompts. What ends an answer is no part of
-    its text, but with `include_stop` one of the `stop` sequences is.
+    the context, and nothing is computed but their `prompt_logprobs`. What of `max_tokens` the
+    context has no room for is refused, or with `cut_to_context` not given.
+
+    `delivered` are the packed ids that the client has the text of: they count towards `max_tokens`,
+    and generation goes on after them. Only requests with the same `cache_salt` share prompts. What
+    ends an answer is no part of its text, but with `include_stop` one of the `stop` sequences is.
 
     With `parsed` reasoning and tool calls come as parts of their own, else all is text. Reasoning
     ends after `reasoning_tokens`. With `logprobs` every token that has a text has its own and so
@@ -282,6 +284,7 @@ class Generate(Message, frozen=True, tag="generate"):
     prompt: Prompt
     sampling: Sampling
     max_tokens: int | None = None
+    cut_to_context: bool = False
     priority: int = 0
     stop: tuple[str, ...] = ()
     include_stop: bool = False

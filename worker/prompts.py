@@ -87,16 +87,30 @@ class ContextInForce:
 
     def hopeless(self, sequence: Sequence, room: Room) -> RequestFailed:
         """For one that waits for more memory than can be had any more."""
+        context = self._cut(room.longest_tokens(self.now.tokens))
+        if not context.tokens:
+            return _failed(sequence.request_id, self._no_room(room))
         tokens = len(sequence.token_ids)
+        if not sequence.open_end and tokens < context.tokens:
+            error = _answer_too_long(context, tokens, sequence.max_tokens)
+            return _failed(sequence.request_id, error)
         why = f": it has {tokens}"
         if not sequence.open_end:
             why = (
                 f" for an answer of up to {sequence.max_tokens}: it has {tokens}, together "
                 f"{tokens + sequence.max_tokens}"
             )
-        context = self._cut(room.longest_tokens(self.now.tokens))
         error = _too_long(context, why, "Shorten the prompt or ask for fewer tokens.", "prompt")
         return _failed(sequence.request_id, error)
+
+    def _no_room(self, room: Room) -> PromptError:
+        least_mb = -(-room.least_bytes // 1_000_000)
+        return PromptError(
+            "insufficient_memory",
+            f"The model is loaded, but not even the shortest request can run: with one it needs "
+            f"{least_mb:,} MB. {self._reason} Raise memory.budget, unload what is pinned, or take "
+            "a smaller model.",
+        )
 
     def _cut(self, tokens: int) -> Context:
         return Context(tokens, f" {self._reason} The model itself could hold {self._own_tokens}.")
@@ -156,16 +170,12 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
     if room < 1 and not _counts(generate):
         why = f": it has {len(prompt_ids)}, which leaves no room for an answer"
         raise _too_long(context, why, *_blamed(generate))
-    wanted = generate.max_tokens if generate.max_tokens is not None else room
+    wanted = room if generate.max_tokens is None else generate.max_tokens
+    if generate.cut_to_context and room > 0:
+        wanted = min(wanted, room)
     prompt_only = wanted == 0 and not _counts(generate)
     if wanted > max(room, 0):
-        raise _too_long(
-            context,
-            f" for an answer of up to {wanted}: it has {len(prompt_ids)}, together "
-            f"{len(prompt_ids) + wanted}",
-            "Shorten the prompt or ask for fewer tokens.",
-            "max_tokens",
-        )
+        raise _answer_too_long(context, len(prompt_ids), wanted)
     if wanted and len(delivered) >= wanted:
         raise PromptError(
             "invalid_request_error",
@@ -208,7 +218,7 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
                 if paths.needs_boundaries
                 else (),
             ),
-            open_end=bool(delivered) or generate.max_tokens is None,
+            open_end=bool(delivered) or generate.max_tokens is None or generate.cut_to_context,
             constrained=constrained,
             logprobs=generate.logprobs,
             prompt_logprobs=prompt_logprobs,
@@ -336,6 +346,18 @@ def _too_long(context: Context, why: str, advice: str, field: RequestField) -> P
         f"This model's maximum context length is {context.tokens} tokens. However, the prompt is "
         f"too long{why}.{context.note} {advice}",
         field,
+    )
+
+
+def _answer_too_long(context: Context, tokens: int, wanted: int) -> PromptError:
+    """For a prompt of so many tokens, which alone would fit."""
+    return PromptError(
+        "context_length_exceeded",
+        f"This model's maximum context length is {context.tokens} tokens. However, an answer "
+        f"of up to {wanted} (max_tokens) is too large: the prompt has {tokens}, together "
+        f"{tokens + wanted}.{context.note} Ask for at most {context.tokens - tokens}, or shorten "
+        "the prompt.",
+        "max_tokens",
     )
 
 

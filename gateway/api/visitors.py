@@ -27,8 +27,14 @@ _EXPOSED: Final = (
 )
 
 
+# What is the same for everybody, and does nothing: the page signs in by itself.
+_PAGES: Final = ("/", "/ui", "/ui/")
+
+
 class Visitors:
-    """Refuses requests with a foreign Host or Origin, on every path."""
+    """Refuses requests with a foreign Host or Origin, on every path. Only links from elsewhere may
+    be followed to the pages.
+    """
 
     def __init__(self, app: ASGIApp, fleet: Fleet, *, exposed: bool) -> None:
         """`exposed`: others than this machine come, by its addresses and its own names."""
@@ -48,6 +54,7 @@ class Visitors:
             hosts=(*self._own_names, *settings.allowed_hosts),
             origins=settings.allowed_origins,
             addresses=self._exposed,
+            opens_page=scope["method"] == "GET" and scope["path"] in _PAGES,
         )
         if reason is not None:
             refusal = Refusal("permission_denied", reason)

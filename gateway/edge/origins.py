@@ -29,9 +29,11 @@ def complaint(
     hosts: Collection[str],
     origins: Collection[str],
     addresses: bool = False,
+    opens_page: bool = False,
 ) -> str | None:
     """Why a request is refused; None: it isn't. `hosts` and `origins` are allowed beside ours, and
     with `addresses` every one in figures: no name was looked up for it, so none can have been bent.
+    With `opens_page` it may be a link that was followed to a page of ours.
     """
     host = _only(headers, "host")
     # What was made before there were browsers needs none, and no page can leave it out.
@@ -46,7 +48,8 @@ def complaint(
                 "others."
             )
     if "origin" not in headers:
-        if headers.get("sec-fetch-site") in _FOREIGN_SITES:
+        followed = opens_page and _is_followed_link(headers)
+        if headers.get("sec-fetch-site") in _FOREIGN_SITES and not followed:
             return (
                 "A page of another server asks for this; gateway.allowed_origins can allow pages "
                 "that say who they are."
@@ -70,6 +73,14 @@ def _is_address(name: str | None) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _is_followed_link(headers: Headers) -> bool:
+    """The answer is shown in a window of its own, and the page with the link sees none of it."""
+    return (
+        _only(headers, "sec-fetch-mode") == "navigate"
+        and _only(headers, "sec-fetch-dest") == "document"
+    )
 
 
 def from_page(headers: Headers) -> bool:

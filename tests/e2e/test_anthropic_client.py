@@ -74,6 +74,13 @@ def test_limits_and_stop_sequences(client: anthropic.Anthropic) -> None:
     assert [each.text for each in streamed.content] == [each.text for each in stopped.content]
 
 
+def test_more_than_the_context_may_be_asked_for(client: anthropic.Anthropic) -> None:
+    """Claude Code asks for so much, whatever the context is."""
+    asked = {**ASKED, "max_tokens": 32_000}
+    answer = client.messages.create(**asked, extra_body=GREEDY, timeout=120)
+    assert answer.stop_reason == "end_turn"
+
+
 def test_thinking_has_blocks_of_its_own(client: anthropic.Anthropic) -> None:
     asked = {**ASKED, "max_tokens": 2000, "extra_body": GREEDY, "thinking": THINKING}
     thinking, text = client.messages.create(**asked).content

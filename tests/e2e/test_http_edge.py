@@ -77,6 +77,17 @@ def test_a_foreign_page_is_refused_everywhere(gateway: Gateway, headers: dict[st
     assert gateway.worker_pid() == pid
 
 
+def test_links_from_elsewhere_open_the_pages_alone(gateway: Gateway) -> None:
+    link = {
+        "Sec-Fetch-Site": "cross-site",
+        "Sec-Fetch-Mode": "navigate",
+        "Sec-Fetch-Dest": "document",
+    }
+    for path, status in (("/", 200), ("/ui", 200), ("/ui/app.js", 403), ("/v1/models", 403)):
+        assert gateway.client.get(path, headers=link).status_code == status
+    assert gateway.client.post("/ui", headers=link).status_code == 403
+
+
 def test_an_allowed_page_gets_cors(start_gateway: Callable[..., Gateway]) -> None:
     running = start_gateway(
         config="""

@@ -109,6 +109,20 @@ def test_a_kept_answer_that_fails_says_why_again(gateway: Gateway) -> None:
     assert (listed["status"], listed["error"]) == ("failed", answer.json()["error"])
 
 
+def test_what_lies_beside_an_id(gateway: Gateway) -> None:
+    headers = {**KEEP, "X-Request-Id": "beside"}
+    gateway.chat("Hi", max_tokens=2, headers=headers)
+    path = "/v1/chat/completions/chatcmpl-beside"
+    messages = gateway.client.get(f"{path}/messages")
+    assert messages.status_code == 404
+    assert f"aren't kept, only its answer: GET {path}." in messages.json()["error"]["message"]
+    other = gateway.client.get(f"{path}-not/messages")
+    assert "There is no kept chat completion" in other.json()["error"]["message"]
+    slash = gateway.client.post("/v1/chat/completions/", json={}, follow_redirects=False)
+    assert slash.status_code == 307
+    assert slash.headers["location"].endswith("/v1/chat/completions")
+
+
 @pytest.mark.parametrize(
     ("path", "header"),
     [("/v1/chat/completions", "yes"), ("/v1/completions", "keep"), ("/v1/messages", "keep")],

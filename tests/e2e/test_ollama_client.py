@@ -135,6 +135,8 @@ def test_looks_at_models(client: ollama.Client) -> None:
     assert {"completion", "tools", "thinking"} <= set(shown.capabilities)
     assert shown.modelinfo["qwen3.context_length"] == 4096
     assert shown.template
+    assert shown.parameters == "num_ctx 4096"
+    assert shown.modelfile.endswith("\nFROM demo:latest\n")
     (running,) = client.ps().models
     assert running.digest == listed.digest
     assert running.context_length == 4096
@@ -210,6 +212,11 @@ def test_a_worker_that_dies_in_mid_answer(client: ollama.Client, gateway: Gatewa
             os.kill(gateway.worker_pid(), signal.SIGKILL)
     assert killed
     assert (text, thinking) == (whole.message.content, whole.message.thinking or "")
+
+
+def test_more_than_the_context_may_be_asked_for(client: ollama.Client) -> None:
+    options = {"temperature": 0, "num_predict": 32_000}
+    assert client.chat("demo", QUESTION, options=options).done_reason == "stop"
 
 
 def test_an_error_in_mid_stream_is_a_line(gateway: Gateway, client: ollama.Client) -> None:

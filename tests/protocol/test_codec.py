@@ -248,7 +248,12 @@ _from_worker: dict[type[Message], st.SearchStrategy[Any]] = {
         RequestFailed,
         request_id=_texts,
         code=st.sampled_from(
-            ["invalid_request_error", "context_length_exceeded", "internal_error"]
+            [
+                "invalid_request_error",
+                "context_length_exceeded",
+                "insufficient_memory",
+                "internal_error",
+            ]
         ),
         message=_texts,
         field=_optional(st.sampled_from(["prompt", "max_tokens", "inputs", "truncate"])),

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from protocol.messages import Bound, ChatMessage, ChatPrompt, Generate, Sampling, Tools
+import pytest
+
+from protocol.messages import (
+    Bound,
+    ChatMessage,
+    ChatPrompt,
+    Generate,
+    RequestFailed,
+    Sampling,
+    TokenPrompt,
+    Tools,
+)
+from protocol.tokens import pack
+from tests.support import shapes
 from tests.support.templates import templated
 from worker.chat.template import ChatTemplate
 from worker.engines.room import CacheShape, Room
 from worker.engines.sequence import Sequence
-from worker.prompts import Context, ContextInForce, _boundaries
+from worker.loading import LoadedModel, load
+from worker.prompt_cache.path import Paths
+from worker.prompts import Context, ContextInForce, Prepared, _boundaries, prepare
 
 WHY = "At most 1.0 GB can be had."
 
@@ -37,8 +52,58 @@ def test_who_waited_in_vain_is_told_why() -> None:
         f"answer of up to 100: it has 600, together 700. {WHY} The model itself could hold 4096. "
         "Shorten the prompt or ask for fewer tokens."
     )
+    failed = context.hopeless(Sequence("r", [0] * 9, 900, None, ignore_eos=False), room)
+    assert (failed.code, failed.field) == ("context_length_exceeded", "max_tokens")
+    assert "of up to 900 (max_tokens) is too large: the prompt has 9, together" in failed.message
     failed = context.hopeless(asked.rest([1]), room)
     assert "too long: it has 601. At most" in failed.message
+
+
+@pytest.fixture(scope="module")
+def demo() -> LoadedModel:
+    return load(str(shapes.DEMO), lambda _done, _total: None, lambda: False)
+
+
+def _told(demo: LoadedModel, tokens: int, *, cut: bool) -> Prepared | RequestFailed:
+    prompt = TokenPrompt(pack([5] * tokens))
+    generate = Generate("r", prompt, Sampling(seed=0), max_tokens=32_000, cut_to_context=cut)
+    return prepare(generate, demo, Context(100), Paths(b"", None, needs_snapshots=False))
+
+
+def test_an_answer_is_cut_to_what_the_context_leaves(demo: LoadedModel) -> None:
+    prepared = _told(demo, 60, cut=True)
+    assert isinstance(prepared, Prepared)
+    assert (prepared.sequence.max_tokens, prepared.sequence.open_end) == (40, True)
+
+
+def test_a_prompt_is_never_cut(demo: LoadedModel) -> None:
+    failed = _told(demo, 100, cut=True)
+    assert isinstance(failed, RequestFailed)
+    assert (failed.code, failed.field) == ("context_length_exceeded", "prompt")
+    assert "the prompt is too long: it has 100, which leaves no room" in failed.message
+
+
+def test_the_answer_is_named_where_the_prompt_alone_would_fit(demo: LoadedModel) -> None:
+    failed = _told(demo, 60, cut=False)
+    assert isinstance(failed, RequestFailed)
+    assert (failed.code, failed.field) == ("context_length_exceeded", "max_tokens")
+    assert failed.message == (
+        "This model's maximum context length is 100 tokens. However, an answer of up to 32000 "
+        "(max_tokens) is too large: the prompt has 60, together 32060. Ask for at most 40, or "
+        "shorten the prompt."
+    )
+
+
+def test_a_context_of_nothing_is_no_mistake_of_the_client() -> None:
+    context = ContextInForce(4096)
+    context.take(Bound(515_000_000, 2048, WHY))
+    room = Room(CacheShape(1000, 0, 1.0), 515_000_000, 515_000_000, fixed_bytes=600_000_000)
+    failed = context.hopeless(Sequence("r", [0] * 9, 16, None, ignore_eos=False), room)
+    assert (failed.code, failed.field) == ("insufficient_memory", None)
+    assert failed.message == (
+        "The model is loaded, but not even the shortest request can run: with one it needs 601 MB. "
+        f"{WHY} Raise memory.budget, unload what is pinned, or take a smaller model."
+    )
 
 
 def test_boundaries_are_those_of_the_same_tools_and_arguments(tmp_path: Path) -> None:

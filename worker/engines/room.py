@@ -97,9 +97,16 @@ class Room:
         """Whether a sequence of so many tokens can ever run, alone."""
         if self.limit_bytes is None or self.most_bytes is None:
             return True
+        return self._lasting_bytes(tokens) <= max(self.limit_bytes, self.most_bytes)
+
+    def _lasting_bytes(self, tokens: int) -> int:
         passing_bytes = self.grown_bytes + self.vector_bytes
-        needed_bytes = self.needed_bytes([Batch(1, tokens)]) - passing_bytes
-        return needed_bytes <= max(self.limit_bytes, self.most_bytes)
+        return self.needed_bytes([Batch(1, tokens)]) - passing_bytes
+
+    @property
+    def least_bytes(self) -> int:
+        """With one sequence, of one step of a cache."""
+        return self._lasting_bytes(STEP_TOKENS)
 
     def longest_tokens(self, tokens: int) -> int:
         """The most tokens up to these, in whole steps of a cache, that can ever run."""

@@ -12,22 +12,21 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from gateway.api.answer import Format, server_sent_event
-from gateway.api.bodies import read_count
 from gateway.api.chat.writer import ChatFormat
 from gateway.api.errors import envelope
 from gateway.api.followed import Followed
 from gateway.api.kept import mailbox_of, name_of, not_found, owner_of, work_of
 from gateway.api.openapi.operation import GENERATES, Described, Operation
+from gateway.api.queries import read_limit, reads_newest_first
 from gateway.api.sampling import deadline_s
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
 from gateway.fleet.fleet import Fleet
-from gateway.mailbox.entry import Entry, Outcome
+from gateway.mailbox.entry import Entry, Name, Outcome
 
 _PATH = "/v1/chat/completions"
 _RETRY_AFTER_S = 1
-_MOST_LISTED = 100
-_LISTED = 20
+_MESSAGES = "/messages"
 
 
 class Form(Struct):
@@ -111,7 +110,7 @@ async def retrieve(request: HttpRequest) -> Response:
     name = name_of(request)
     found = await mailbox_of(request).find(name)
     if found is None or found.entry.api != "chat":
-        raise not_found("kept chat completion", name[1])
+        raise await _no_messages(request, name) or not_found("kept chat completion", name[1])
     headers = {}
     if found.entry.pending:
         headers["retry-after"] = str(_RETRY_AFTER_S)
@@ -124,10 +123,27 @@ async def retrieve(request: HttpRequest) -> Response:
     )
 
 
+async def _no_messages(request: HttpRequest, name: Name) -> Refusal | None:
+    """For who asks what a chat answered, at a path that could be an id as well."""
+    owner, asked = name
+    kept_id = asked.removesuffix(_MESSAGES)
+    if kept_id == asked:
+        return None
+    found = await mailbox_of(request).find((owner, kept_id))
+    if found is None or found.entry.api != "chat":
+        return None
+    return Refusal(
+        "not_found",
+        f"The messages of {kept_id[:200]!r} aren't kept, only its answer: "
+        f"GET {_PATH}/{kept_id[:200]}.",
+        param="id",
+    )
+
+
 async def list_kept(request: HttpRequest) -> Response:
     """The client's own, oldest first: as they are, or with an `error`."""
-    count = min(max(read_count(request, "limit", _LISTED), 1), _MOST_LISTED)
-    newest_first = request.query_params.get("order") == "desc"
+    count = read_limit(request)
+    newest_first = reads_newest_first(request, default=False)
     mailbox, owner = mailbox_of(request), owner_of(request)
     after = request.query_params.get("after")
     entries = await mailbox.entries(owner, "chat", after, count + 1, newest_first=newest_first)
@@ -180,6 +196,6 @@ _DELETE: Final = Operation(
 
 routes = [
     Described(_PATH, list_kept, _LIST),
-    Described(f"{_PATH}/{{id:path}}", retrieve, _RETRIEVE),
-    Described(f"{_PATH}/{{id:path}}", delete, _DELETE, method="DELETE"),
+    Described(f"{_PATH}/{{id:id}}", retrieve, _RETRIEVE),
+    Described(f"{_PATH}/{{id:id}}", delete, _DELETE, method="DELETE"),
 ]

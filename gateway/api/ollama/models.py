@@ -119,12 +119,11 @@ async def show(request: Request) -> Response:
     body = await read_json(request, ShowBody)
     compartment = find_model(request, body.model or body.name)
     files = await _files(request, compartment)
-    settings = compartment.model.settings
     return _json(
         Shown(
             license=files.license,
-            modelfile=f"# Served by Bulkhead.\nFROM {compartment.model.source}\n",
-            parameters=f"num_ctx {settings.context_tokens}",
+            modelfile=f"# Served by Bulkhead.\nFROM {tagged(compartment.model.id)}\n",
+            parameters=f"num_ctx {_context_tokens(compartment, files)}",
             template=files.template,
             details=_details(files),
             model_info=_info(files),
@@ -171,8 +170,16 @@ def _running(compartment: Compartment, files: ModelFiles) -> RunningModel:
         _NEVER if math.isinf(left_s) else _time(time.time() + left_s),
         # A Mac's memory is one.
         held_bytes,
-        (worker and worker.context_tokens) or compartment.model.settings.context_tokens,
+        _context_tokens(compartment, files),
     )
+
+
+def _context_tokens(compartment: Compartment, files: ModelFiles) -> int:
+    """That in force; before the model is loaded the one that it will have if memory allows."""
+    if compartment.worker is not None and compartment.worker.context_tokens is not None:
+        return compartment.worker.context_tokens
+    configured = compartment.model.settings.context_tokens
+    return min(configured, files.context_tokens or configured)
 
 
 def _details(files: ModelFiles) -> Details:

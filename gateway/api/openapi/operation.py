@@ -6,9 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
+from starlette.convertors import register_url_convertor
 from starlette.routing import Route
 
+from gateway.api.openapi.ids import IdConvertor
 from gateway.dispatch.refusal import Code
+
+register_url_convertor("id", IdConvertor())
 
 EVENT_STREAM: Final = "text/event-stream"
 LINE_STREAM: Final = "application/x-ndjson"
@@ -74,7 +78,7 @@ class Operation(Struct, frozen=True, kw_only=True):
 
 
 class Described(Route):
-    """A route that /openapi.json has."""
+    """A route that /openapi.json has. An id in its path is an `{id:id}`."""
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ from gateway.api.bodies import beside_the_loop, read_count
 from gateway.api.followed import Followed
 from gateway.api.kept import mailbox_of, name_of, not_found
 from gateway.api.openapi.operation import EVENT_STREAM, Described, Operation
+from gateway.api.queries import read_flag, read_limit, reads_newest_first
 from gateway.api.responses.items import decode_items
 from gateway.api.responses.shape import ResponseObject, decode
 from gateway.dispatch.refusal import Refusal
@@ -21,14 +22,12 @@ from gateway.mailbox.entry import Found
 from gateway.mailbox.job import split
 
 _PATH: Final = "/v1/responses/{id}"
-_LISTED: Final = 20
-_MOST_LISTED: Final = 100
 _NUMBER: Final = re.compile(rb'"sequence_number":([0-9]+)')
 
 
 async def retrieve(request: HttpRequest) -> Response:
     """As it is by now; with `stream=true` its events, behind the one numbered `starting_after`."""
-    streams = request.query_params.get("stream") not in (None, "false", "0")
+    streams = read_flag(request, "stream")
     found = await _find(request, events=streams)
     if streams:
         return _events(request, found)
@@ -37,9 +36,11 @@ async def retrieve(request: HttpRequest) -> Response:
 
 async def input_items(request: HttpRequest) -> Response:
     """All that it answers, those of the responses before it among them."""
+    count = read_limit(request)
+    newest_first = reads_newest_first(request, default=True)
     found = await _find(request, items=True)
     items = await beside_the_loop(len(found.items), decode_items, found.items)
-    if request.query_params.get("order", "desc") != "asc":
+    if newest_first:
         items.reverse()
     if (after := request.query_params.get("after")) is not None:
         places = [place for place, each in enumerate(items) if each.id == after]
@@ -50,7 +51,6 @@ async def input_items(request: HttpRequest) -> Response:
                 param="after",
             )
         items = items[places[0] + 1 :]
-    count = min(max(read_count(request, "limit", _LISTED), 1), _MOST_LISTED)
     page = items[:count]
     listed = {
         "object": "list",

@@ -67,3 +67,39 @@ def test_the_page_of_an_address_is_not_that_of_another() -> None:
     assert refused("192.168.1.7:8642", addresses=True, origin="http://192.168.1.8:8642")
     assert refused("192.168.1.7:8642", addresses=True, origin="http://192.168.1.7:3000")
     assert not refused("192.168.1.7:8642", addresses=True, origin="http://192.168.1.7:8642")
+
+
+LINK = {
+    "host": "localhost:8642",
+    "sec-fetch-site": "cross-site",
+    "sec-fetch-mode": "navigate",
+    "sec-fetch-dest": "document",
+}
+
+
+def _link_refused(*, opens_page: bool = True, **changes: str) -> bool:
+    headers = Headers({**LINK, **{name.replace("_", "-"): each for name, each in changes.items()}})
+    reason = complaint(headers, http_1_0=False, hosts=(), origins=(), opens_page=opens_page)
+    return reason is not None
+
+
+def test_a_link_from_another_site_opens_a_page_and_nothing_else() -> None:
+    assert not _link_refused()
+    assert not _link_refused(sec_fetch_site="same-site")
+    assert _link_refused(opens_page=False)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sec_fetch_dest": "iframe"},
+        {"sec_fetch_dest": "empty"},
+        {"sec_fetch_mode": "no-cors"},
+        {"sec_fetch_mode": "cors"},
+        {"origin": "http://evil.example"},
+        {"host": "evil.example"},
+    ],
+    ids=str,
+)
+def test_what_only_looks_like_a_link(changes: dict[str, str]) -> None:
+    assert _link_refused(**changes)
