@@ -12,13 +12,15 @@ ADMIN: Final = "admin"
 
 
 class Caller(Struct, frozen=True, kw_only=True):
-    """`name` is that of the key, and None if there are none, or none was shown.
+    """`name` is that of the key, and None if there are none, or none was shown. `owner` is who has
+    what is kept for it, and empty then.
 
     `models` are the ids and aliases that it may use, None for all. `priority` is the highest that
     its requests may have, None for the model's own; it doesn't bind who is `admin`.
     """
 
     name: str | None = None
+    owner: str = ""
     admin: bool = False
     models: tuple[str, ...] | None = None
     priority: int | None = None
