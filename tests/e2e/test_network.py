@@ -14,6 +14,10 @@ import pytest
 from click.testing import CliRunner
 
 from gateway.cli import main
+from gateway.config.settings import Flags
+from gateway.doctor.gateway import look_at_gateway
+from gateway.doctor.installation import Installation
+from gateway.doctor.network import look_at_network
 from gateway.keys.api_key import Terms
 from gateway.keys.key_file import KeyFile
 from gateway.tls.certificate import trusting
@@ -118,6 +122,14 @@ def test_commands_of_this_account_find_it(gateway: Gateway) -> None:
     found = CliRunner().invoke(main, ["status"], env=here)
     assert found.exit_code == 0, found.output
     assert f"https://127.0.0.1:{_port(gateway)}" in found.output
+    doctor = Installation(Flags(), {"BULKHEAD_STATE_DIR": str(gateway.state_dir)})
+    (serves,) = look_at_gateway(doctor)
+    assert (serves.severity, f"https://127.0.0.1:{_port(gateway)}" in serves.evidence) == (
+        "ok",
+        True,
+    )
+    (reach,) = look_at_network(doctor)
+    assert reach.evidence == "Other machines can reach 0.0.0.0, by TLS."
     # The admin key goes to the gateway of its folder and nowhere else.
     named = {**here, "BULKHEAD_URL": f"https://localhost:{_port(gateway)}"}
     assert CliRunner().invoke(main, ["status"], env=named).exit_code == 0
