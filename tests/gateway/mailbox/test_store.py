@@ -235,7 +235,7 @@ def test_damage_is_noticed_while_it_is_open(store: Store, tmp_path: Path) -> Non
     def read_all() -> None:
         store.open()
         for number in range(50):
-            store.find(("", str(number), True, True))
+            store.find(("", str(number)), True, True)
 
     with pytest.raises(DamagedError):
         read_all()
