@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from starlette.requests import Request as HttpRequest
 
-from gateway.api.record import record_of
+from gateway.api.callers import caller_of
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
 from gateway.mailbox.entry import Name, Work
@@ -21,7 +21,7 @@ def mailbox_of(request: HttpRequest) -> Mailbox:
 
 def owner_of(request: HttpRequest) -> str:
     """To whom its answers belong; everybody is the same one while there are no keys."""
-    return record_of(request).key or ""
+    return caller_of(request).owner
 
 
 def name_of(request: HttpRequest) -> Name:

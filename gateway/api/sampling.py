@@ -179,7 +179,7 @@ def new_requests(
             key=record.key,
             repeats_prompt=index > 0,
             priority=priority,
-            keep_alive_s=keep_alive_s(body.keep_alive),
+            keep_alive_s=keep_alive_of(http_request, body.keep_alive, model),
             params=_params(body, prompt_param),
         )
         for generate in generates
@@ -231,6 +231,15 @@ def _priority(request: HttpRequest, own: int | None) -> int | None:
             param="X-Priority",
         )
     return int(text)
+
+
+def keep_alive_of(request: HttpRequest, value: float | str | None, model: Model) -> float | None:
+    """Seconds, as far as the caller may have them; None is the model's own.
+
+    Raises:
+        Refusal: it can't be read.
+    """
+    return caller_of(request).keep_alive_of(keep_alive_s(value), model.settings.ttl_s)
 
 
 def keep_alive_s(value: float | str | None) -> float | None:

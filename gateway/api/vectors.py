@@ -18,7 +18,7 @@ from gateway.api.sampling import (
     Priority,
     check_mailbox,
     deadline_s,
-    keep_alive_s,
+    keep_alive_of,
     priority_of,
 )
 from gateway.dispatch.refusal import Refusal
@@ -70,7 +70,7 @@ def submit(
         request_id=record.id,
         key=record.key,
         priority=priority_of(http_request, body.priority, compartment.model),
-        keep_alive_s=keep_alive_s(body.keep_alive),
+        keep_alive_s=keep_alive_of(http_request, body.keep_alive, compartment.model),
         params={**params, "truncate": "truncate_prompt_tokens"},
     )
     record.timings = (request.timing,)

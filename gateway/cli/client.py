@@ -31,6 +31,7 @@ from gateway.cli.failure import (
     NoSuchModelError,
 )
 from gateway.cli.server_sent_events import ServerSentEvent, server_sent_events
+from gateway.tls.certificate import distrust
 
 _ANSWER_S: Final = 10.0
 _CONNECT_S: Final = 5.0
@@ -197,6 +198,13 @@ class GatewayClient:
                     raise self._refused(response.read(), response.status_code)
                 yield response
         except httpx.ConnectError as error:
+            if (doubt := distrust(error)) is not None:
+                raise NoGatewayError(
+                    f"The certificate at {self.url} is not trusted ({doubt}), so nothing was sent. "
+                    "For a gateway of this account name its state folder (BULKHEAD_STATE_DIR); for "
+                    "another one let this system trust its certificate, and name it with --url as "
+                    "the certificate does."
+                ) from error
             raise NobodyListensError(
                 f"No gateway answers at {self.url} ({error}): start one with `bulkhead serve`, or "
                 "name another with --url."

@@ -85,7 +85,7 @@ def command(flags: Flags, log_level: str, log_to: str, mistake_status: int) -> N
         state_dir.acquire()
         keys = Keys(state_dir, exposed=exposed(settings.gateway))
         files = tls_files(settings.gateway)
-        certificates = None if files is None else Certificates(*files)
+        certificates = None if files is None else Certificates(*files, state_dir.served_path)
         listener = bind(settings.gateway.host, settings.gateway.port)
     except (StateDirError, KeyFileError, CertificateError, PortTakenError) as error:
         _fail([str(error)], status=1)

@@ -90,7 +90,8 @@ class GatewaySettings(Section, frozen=True):
         str | None,
         Key(
             Text("a file"),
-            "Certificate in PEM, with those that vouch for it behind it; a reload reads it again.",
+            "Certificate in PEM, with those that vouch for it behind it; a reload takes a renewed "
+            "one of the same file.",
             example="~/tls/mac.crt",
             unset="plain HTTP",
             restart=True,
@@ -100,7 +101,8 @@ class GatewaySettings(Section, frozen=True):
         str | None,
         Key(
             Text("a file"),
-            "The key of the certificate, in PEM and without a password.",
+            "The key of the certificate, in PEM and without a password; a reload takes a renewed "
+            "one of the same file.",
             example="~/tls/mac.key",
             unset="plain HTTP",
             restart=True,

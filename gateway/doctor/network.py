@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gateway.config.keys import label
-from gateway.config.network import exposed, network_cautions, network_complaints, tls_files
+from gateway.config.loopback import LOOPBACK_NAMES
+from gateway.config.network import network_cautions, network_complaints
 from gateway.config.places import Places
 from gateway.doctor.finding import Finding, error, ok, warning
 from gateway.doctor.installation import Installation
@@ -14,6 +15,7 @@ _CHECK = "network"
 
 
 def look_at_network(installation: Installation) -> Iterator[Finding]:
+    """What is wrong by the configuration; if nothing is, how the gateway that runs is reached."""
     gateway = installation.settings.gateway
     complaints = list(network_complaints(installation.settings, Places()))
     for place, message in complaints:
@@ -26,6 +28,9 @@ def look_at_network(installation: Installation) -> Iterator[Finding]:
     for caution in cautions:
         yield warning(_CHECK, caution, "docs/network.md shows ways to do it.")
     if not cautions:
-        who = "Other machines" if exposed(gateway) else "This machine alone"
-        how = "plain HTTP" if tls_files(gateway) is None else "TLS"
-        yield ok(_CHECK, f"{who} can reach {gateway.host}, by {how}.")
+        running = installation.running()
+        host, tls = gateway.host, gateway.tls
+        if running.holder is not None:
+            host, tls = running.address[0], running.tls
+        who = "This machine alone" if host.lower() in LOOPBACK_NAMES else "Other machines"
+        yield ok(_CHECK, f"{who} can reach {host}, by {'TLS' if tls else 'plain HTTP'}.")

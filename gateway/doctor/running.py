@@ -16,7 +16,7 @@ from gateway.config.settings import GatewaySettings
 from gateway.keys.admin_key import admin_key
 from gateway.service.mark import service_pid
 from gateway.service.port import Health, ask_health, port_is_free
-from gateway.state.address import near_url
+from gateway.state.address import near_url, running_address
 from gateway.state.state_dir import StateDir, lock_holder
 from gateway.tls.certificate import trusting_anybody
 
@@ -47,8 +47,9 @@ class Running(Struct, frozen=True):
     `in_force` is None for one of an older version. `models` are loaded, by their worker's
     pid. `key` is the operator's, for the holder.
 
-    `address` is the configured one unless the holder listens at another. `port_free` and
-    `port_holder` are of the configured one; `stranger` is a gateway there that isn't the holder.
+    `address` and `tls` are what the holder has written down, whatever is configured here; the
+    configured ones if there is none, or it hasn't yet. `port_free` and `port_holder` are of the
+    configured address; `stranger` is a gateway there that isn't the holder.
     """
 
     holder: Process | None
@@ -101,10 +102,12 @@ def look_for_gateway(settings: GatewaySettings, state_dir: StateDir) -> Running:
     holder = _lock_holder(state_dir)
     addresses = [] if holder is None else _listens_at(holder.pid)
     configured_is_its = any(port == settings.port for _, port in addresses)
-    address = configured if configured_is_its or not addresses else addresses[0]
+    address, tls = _served_at(state_dir, addresses) or (
+        configured if configured_is_its or not addresses else addresses[0],
+        settings.tls,
+    )
     free = settings.port == 0 or port_is_free(*configured)
     port_holder = None if free or configured_is_its else _listener(settings.port)
-    tls = settings.tls
     health = ask_health(*address, tls=tls) if holder is not None and addresses else None
     running = Running(
         holder=holder,
@@ -113,7 +116,7 @@ def look_for_gateway(settings: GatewaySettings, state_dir: StateDir) -> Running:
         health=health,
         port_free=free,
         port_holder=port_holder,
-        stranger=None if free or configured_is_its else ask_health(*configured, tls=tls),
+        stranger=None if free or configured_is_its else ask_health(*configured, tls=settings.tls),
         tls=tls,
         key=None if health is None else admin_key(state_dir.admin_key_path),
     )
@@ -123,6 +126,21 @@ def look_for_gateway(settings: GatewaySettings, state_dir: StateDir) -> Running:
         in_force=status.config,
         models={each.worker.pid: each.id for each in status.models if each.worker is not None},
     )
+
+
+def _served_at(
+    state_dir: StateDir, addresses: list[tuple[str, int]]
+) -> tuple[tuple[str, int], bool] | None:
+    """Where the holder says that it is reached, and whether by TLS. The host is the one that it
+    listens on, if that can be seen.
+    """
+    written = running_address(state_dir)
+    if written is None:
+        return None
+    url = httpx.URL(written.url)
+    near = url.host, url.port or 0
+    listening = (each for each in addresses if each[1] == near[1])
+    return next(listening, near), written.certificate is not None
 
 
 def _lock_holder(state_dir: StateDir) -> Process | None:

@@ -15,6 +15,9 @@ from gateway.keys.caller import ADMIN, Caller
 _PREFIX: Final = "sk-bulkhead-"
 _RANDOM_BYTES: Final = 32
 _LARGEST: Final = (1 << 31) - 1
+_ID_BYTES: Final = 8
+# No name has it.
+_BEFORE_ID: Final = "#"
 # It stands in addresses, log lines and metrics, and must not need escaping in any of them.
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 
@@ -39,16 +42,24 @@ class Terms(Struct, frozen=True, kw_only=True):
 
 
 class ApiKey(Terms, frozen=True, kw_only=True):
-    """`digest` is the SHA-256 of the key in hexadecimal digits. Times are Unix times in seconds."""
+    """`digest` is the SHA-256 of the key in hexadecimal digits. `id` tells it from others that have
+    had its name; files of older versions have none. Times are Unix times in seconds.
+    """
 
     name: str
     digest: str
+    id: str = ""
     created_at: float
     revoked_at: float | None = None
 
     @property
     def caller(self) -> Caller:
-        return Caller(name=self.name, models=self.models, priority=self.priority)
+        return Caller(name=self.name, owner=self.owner, models=self.models, priority=self.priority)
+
+    @property
+    def owner(self) -> str:
+        """To whom belongs what is kept under it: never to a later key of the same name."""
+        return f"{self.name}{_BEFORE_ID}{self.id}" if self.id else self.name
 
     def expired(self, now: float) -> bool:
         return self.expires_at is not None and now >= self.expires_at
@@ -57,6 +68,15 @@ class ApiKey(Terms, frozen=True, kw_only=True):
 def new_secret() -> str:
     """256 random bits. There is nothing to guess in it, so a fast hash keeps it as well as any."""
     return _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
+
+
+def new_id() -> str:
+    return secrets.token_hex(_ID_BYTES)
+
+
+def name_of_owner(owner: str) -> str | None:
+    """The name of the key that an owner is, whether or not it is still there; None without keys."""
+    return owner.partition(_BEFORE_ID)[0] or None
 
 
 def digest_of(secret: bytes) -> bytes:

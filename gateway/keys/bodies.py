@@ -32,7 +32,7 @@ class KeyBody(Terms, frozen=True, kw_only=True):
     @classmethod
     def of(cls, key: ApiKey, secret: str | None = None) -> KeyBody:
         fields = msgspec.structs.asdict(key)
-        del fields["digest"]
+        del fields["digest"], fields["id"]
         return cls(**fields, key=secret)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import Final
 
@@ -12,13 +13,15 @@ ADMIN: Final = "admin"
 
 
 class Caller(Struct, frozen=True, kw_only=True):
-    """`name` is that of the key, and None if there are none, or none was shown.
+    """`name` is that of the key, and None if there are none, or none was shown. `owner` is who has
+    what is kept for it, and empty then.
 
     `models` are the ids and aliases that it may use, None for all. `priority` is the highest that
     its requests may have, None for the model's own; it doesn't bind who is `admin`.
     """
 
     name: str | None = None
+    owner: str = ""
     admin: bool = False
     models: tuple[str, ...] | None = None
     priority: int | None = None
@@ -39,6 +42,14 @@ class Caller(Struct, frozen=True, kw_only=True):
         if wanted is None:
             return None if model_priority <= ceiling else ceiling
         return min(wanted, ceiling)
+
+    def keep_alive_of(self, wanted_s: float | None, ttl_s: float) -> float | None:
+        """What becomes of how long a request asks that its model stays; None is the model's own,
+        which is `ttl_s`, or for ever. A shorter one would unload it for everybody: that is for
+        operators.
+        """
+        own_s = ttl_s or math.inf
+        return wanted_s if self.admin or wanted_s is None or wanted_s >= own_s else None
 
 
 # Without keys.

@@ -16,6 +16,7 @@ class Desk:
     def __init__(self, key: ApiKey) -> None:
         self.name = key.name
         self.digest = key.digest
+        self.owner = key.owner
         self.limits = Limits(key)
         self.revoked = False
         self._tasks: set[asyncio.Task[None]] = set()

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from gateway.keys.api_key import ApiKey, Terms, digest_of, name_complaint, new_secret
+from gateway.keys.api_key import ApiKey, Terms, digest_of, name_complaint, new_id, new_secret
 from gateway.state.secret_file import read_file, write_secret
 
 _LOCK_S: Final = 5.0
@@ -78,6 +78,7 @@ class KeyFile:
             **msgspec.structs.asdict(terms),
             name=name,
             digest=digest_of(secret.encode()).hex(),
+            id=new_id(),
             created_at=now,
         )
         with self._locked():

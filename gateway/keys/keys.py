@@ -12,7 +12,7 @@ import msgspec
 
 from gateway.keys.accounts import Accounts, Book, Counts
 from gateway.keys.admin_key import ensured_admin_key
-from gateway.keys.api_key import ApiKey, Terms
+from gateway.keys.api_key import ApiKey, Terms, name_of_owner
 from gateway.keys.caller import ADMIN
 from gateway.keys.desk import Desk
 from gateway.keys.key_file import KeyFile, KeyFileError, Signature
@@ -71,9 +71,9 @@ class Keys:
     def desk(self, name: str) -> Desk:
         return self._desks[name]
 
-    def opens(self, name: str) -> bool:
-        """Whether there is a key of this name that was not revoked."""
-        return name == ADMIN or name in self._desks
+    def opens(self, owner: str) -> bool:
+        """Whether an owner's own key is there, and was not revoked."""
+        return owner == ADMIN or self._desk_of(owner) is not None
 
     def watch(self, tasks: Tasks) -> None:
         tasks.keep(self.look, "keys", _LOOK_S)
@@ -115,12 +115,13 @@ class Keys:
         """Count a request under a key, or the operator's."""
         self._accounts.add(_today(), name, Counts.of(usage))
 
-    def spend(self, name: str, usage: Usage) -> None:
+    def spend(self, owner: str, usage: Usage) -> None:
         """The same for what is no HTTP request any more, as a background answer; its tokens count
-        against the limits of the key, too.
+        against the limits of its owner's key, too.
         """
-        self.account(name, usage)
-        if (desk := self._desks.get(name)) is not None:
+        if (name := name_of_owner(owner)) is not None:
+            self.account(name, usage)
+        if (desk := self._desk_of(owner)) is not None:
             desk.limits.spend(time.monotonic(), usage.prompt_tokens + usage.completion_tokens)
 
     def used(self) -> dict[str, tuple[Counts, Counts]]:
@@ -141,6 +142,10 @@ class Keys:
         except OSError as error:
             self._accounts.note_lost()
             logger.warning("What was used can't be kept in %s: %s", self._usage_path, error)
+
+    def _desk_of(self, owner: str) -> Desk | None:
+        desk = self._desks.get(name_of_owner(owner) or "")
+        return desk if desk is not None and desk.owner == owner else None
 
     async def _beside(self, call: Callable[[], T]) -> T:
         return await self._lane.run(call, _FILE_S, "the folder of the keys")

@@ -34,7 +34,8 @@ class KeyRing:
 
     def __init__(self, keys: Iterable[ApiKey], admin_secret: str) -> None:
         self._nobody = Held(secrets.token_bytes(32), Caller(), None)
-        admin = Held(digest_of(admin_secret.encode()), Caller(name=ADMIN, admin=True), None)
+        operator = Caller(name=ADMIN, owner=ADMIN, admin=True)
+        admin = Held(digest_of(admin_secret.encode()), operator, None)
         held = [
             Held(bytes.fromhex(each.digest), each.caller, each)
             for each in keys

@@ -7,6 +7,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
+from gateway.keys.api_key import name_of_owner
 from protocol.messages import Generate, RequestField
 
 Api: TypeAlias = Literal["responses", "chat"]
@@ -22,9 +23,9 @@ PENDING: Final[tuple[Status, ...]] = ("queued", "in_progress")
 class Entry(Struct, kw_only=True):
     """One answer, without its contents. Times are Unix times in seconds.
 
-    `owner` is the name of the API key that it belongs to, empty without keys. `attempts` says how
-    often it was begun, and `deaths` how often the gateway died meanwhile. With `background` nobody
-    waits for it; with `streams` its events are kept.
+    `owner` is that of the API key that it belongs to, empty without keys; `key` is its name.
+    `attempts` says how often it was begun, and `deaths` how often the gateway died meanwhile. With
+    `background` nobody waits for it; with `streams` its events are kept.
     """
 
     owner: str
@@ -44,6 +45,10 @@ class Entry(Struct, kw_only=True):
     @property
     def name(self) -> Name:
         return self.owner, self.id
+
+    @property
+    def key(self) -> str | None:
+        return name_of_owner(self.owner)
 
     @property
     def pending(self) -> bool:

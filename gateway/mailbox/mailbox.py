@@ -37,12 +37,12 @@ _MOST_DEATHS: Final = 16
 
 
 class Owners(Protocol):
-    """The keys that answers belong to, by their names."""
+    """Those whom answers belong to, by their keys."""
 
-    def opens(self, name: str) -> bool:
-        """Whether it was not revoked."""
+    def opens(self, owner: str) -> bool:
+        """Whether the key was not revoked."""
 
-    def spend(self, name: str, usage: Usage) -> None:
+    def spend(self, owner: str, usage: Usage) -> None:
         """Count what was computed for it: no request that ends does that here."""
 
 
@@ -346,7 +346,7 @@ class Mailbox:
             entry.id,
             entry.status,
             extra=about(
-                key=entry.owner or None,
+                key=entry.key,
                 model=entry.model,
                 prompt_tokens=usage and usage.prompt_tokens,
                 cached_tokens=usage and usage.cached_tokens,

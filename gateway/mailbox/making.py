@@ -44,7 +44,7 @@ async def make(job: Job, work: Work, fleet: Fleet, family: Family, now: float) -
             fleet.now(),
             max(_LEAST_S, job.entry.deadline_at - now),
             request_id=work.request_id,
-            key=job.entry.owner or None,
+            key=job.entry.key,
             priority=work.priority,
             keep_alive_s=work.keep_alive_s,
             params=work.params,

@@ -115,7 +115,7 @@ def run(
         logger.warning("%s", caution)
     host, port = listener.getsockname()[:2]
     near = near_url(host, port, tls=certificates is not None)
-    shown = None if certificates is None else str(certificates.certificate)
+    shown = None if certificates is None else str(certificates.served)
     write_address(state_dir, Address(near, os.getpid(), shown))
     uvloop.run(serve())
     state_dir.address_path.unlink(missing_ok=True)

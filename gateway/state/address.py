@@ -10,7 +10,7 @@ from gateway.url import url
 
 
 class Address(Struct, frozen=True):
-    """`certificate` is the file of the one that the gateway shows, None for plain HTTP."""
+    """`certificate` is a file with the one that the gateway shows now, None for plain HTTP."""
 
     url: str
     pid: int

@@ -112,7 +112,7 @@ class StateDir:
             self.used_path,
         )
         secret = [self.keys_path, self.keys_path.with_suffix(".lock")]
-        secret += [self.admin_key_path, self.usage_path]
+        secret += [self.admin_key_path, self.usage_path, self.served_path]
         files = [self.lock_path, *secret, *kept, *(each.with_suffix(".new") for each in kept)]
         files += [*_entries(self.workers), *self.logs.glob("*.log"), *self.logs.glob("*.log.?")]
         # Whatever else is among the sockets is removed.
@@ -246,6 +246,11 @@ class StateDir:
     def address_path(self) -> Path:
         """Where the gateway that has the lock is reached."""
         return self.path / "address.json"
+
+    @property
+    def served_path(self) -> Path:
+        """The certificate that is being served, without its key."""
+        return self.path / "served.crt"
 
     @property
     def mailbox_path(self) -> Path:

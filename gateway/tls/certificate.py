@@ -100,6 +100,16 @@ def trusting_anybody() -> ssl.SSLContext:
     return context
 
 
+def distrust(error: BaseException) -> str | None:
+    """What a client had against the certificate that it was shown, if that is why it failed."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return cause.verify_message
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
 class _PasswordError(Exception):
     pass
 

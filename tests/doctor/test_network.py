@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from gateway.config.settings import Flags
@@ -7,6 +8,8 @@ from gateway.doctor.installation import Installation
 from gateway.doctor.network import look_at_network
 from gateway.keys.api_key import Terms
 from gateway.keys.key_file import KeyFile
+from gateway.state.address import Address, write_address
+from gateway.state.state_dir import StateDir
 from tests.support.certificates import write_certificate
 
 
@@ -14,7 +17,11 @@ def found(folder: Path, config: str = "", host: str | None = None) -> tuple[str,
     file = folder / "config.toml"
     file.write_text(f"[gateway]\n{config}\n")
     flags = Flags(config=file, host=host, state_dir=folder)
-    (finding,) = look_at_network(Installation(flags, {}))
+    return found_by(Installation(flags, {}))
+
+
+def found_by(installation: Installation) -> tuple[str, str]:
+    (finding,) = look_at_network(installation)
     return finding.severity, finding.evidence
 
 
@@ -42,3 +49,14 @@ def test_certificates(tmp_path: Path) -> None:
     assert (severity, "expires on" in evidence) == ("warning", True)
     severity, evidence = found(tmp_path, tls(tmp_path, ends_days=-1))
     assert (severity, "gateway.tls_certificate" in evidence) == ("error", True)
+
+
+def test_a_gateway_whose_configuration_is_elsewhere(tmp_path: Path) -> None:
+    """Where it says that it is, by the protocol that it says, and not where one would be."""
+    state_dir = StateDir(tmp_path / "state")
+    state_dir.acquire()
+    write_address(state_dir, Address("https://127.0.0.1:1", os.getpid(), "served.crt"))
+    installation = Installation(Flags(state_dir=state_dir.path), {})
+    assert installation.running().url == "https://127.0.0.1:1"
+    assert found_by(installation) == ("ok", "This machine alone can reach 127.0.0.1, by TLS.")
+    state_dir.release()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import socket
 from collections.abc import Iterator
@@ -105,7 +106,9 @@ def test_nothing_of_the_operators_without_their_key(gateway: Gateway) -> None:
     guest = _new(gateway, "guest")
     with _stranger(gateway) as client:
         for method, path in ADMIN_ROUTES:
-            for headers, allowed in (({}, (401, 404, 405)), (guest, (403, 404, 405))):
+            # The page is everybody's, and has no POST.
+            stranger = (404, 405) if path.startswith("/ui/") else (401, 404)
+            for headers, allowed in (({}, stranger), (guest, (403, 404, 405))):
                 raw = [f"{name}: {value}" for name, value in headers.items()]
                 lines = [f"{method} {path} HTTP/1.1", "Host: localhost", "Content-Length: 0", *raw]
                 data = "\r\n".join([*lines, "Connection: close", "", ""]).encode()
@@ -272,6 +275,25 @@ def test_a_background_response_belongs_to_its_key(gateway: Gateway) -> None:
         eventually(lambda: status(running) == "in_progress")
         gateway.client.delete("/admin/v1/keys/night").raise_for_status()
         eventually(lambda: gateway.model()["active_requests"] == 0)
+
+
+def test_no_key_but_the_operators_unloads_a_model(gateway: Gateway) -> None:
+    headers = _new(gateway, "short")
+    empty = {"model": "demo", "stream": False, "keep_alive": 0}
+    with _stranger(gateway) as client:
+        client.headers.update(headers)
+        for path, body in (("/api/generate", empty), ("/api/chat", {**empty, "messages": []})):
+            refused = client.post(path, json=body)
+            assert (refused.status_code, "admin key" in refused.text) == (403, True), path
+        for path, body in (
+            (CHAT, chat_body("Hi", max_tokens=1, keep_alive=0)),
+            ("/api/generate", {**empty, "prompt": "Hi", "options": {"num_predict": 1}}),
+            ("/v1/responses", {"model": "demo", "input": "Hi", "keep_alive": 0}),
+        ):
+            assert client.post(path, json=body).status_code == 200, path
+            (loaded,) = client.get("/api/ps").json()["models"]
+            year = int(loaded["expires_at"][:4])
+            assert year > datetime.datetime.now(datetime.UTC).year + 1, "never, as it is configured"
 
 
 def test_a_name_of_a_key_goes_into_no_path(gateway: Gateway) -> None:

@@ -14,6 +14,10 @@ import pytest
 from click.testing import CliRunner
 
 from gateway.cli import main
+from gateway.config.settings import Flags
+from gateway.doctor.gateway import look_at_gateway
+from gateway.doctor.installation import Installation
+from gateway.doctor.network import look_at_network
 from gateway.keys.api_key import Terms
 from gateway.keys.key_file import KeyFile
 from gateway.tls.certificate import trusting
@@ -118,6 +122,14 @@ def test_commands_of_this_account_find_it(gateway: Gateway) -> None:
     found = CliRunner().invoke(main, ["status"], env=here)
     assert found.exit_code == 0, found.output
     assert f"https://127.0.0.1:{_port(gateway)}" in found.output
+    doctor = Installation(Flags(), {"BULKHEAD_STATE_DIR": str(gateway.state_dir)})
+    (serves,) = look_at_gateway(doctor)
+    assert (serves.severity, f"https://127.0.0.1:{_port(gateway)}" in serves.evidence) == (
+        "ok",
+        True,
+    )
+    (reach,) = look_at_network(doctor)
+    assert reach.evidence == "Other machines can reach 0.0.0.0, by TLS."
     # The admin key goes to the gateway of its folder and nowhere else.
     named = {**here, "BULKHEAD_URL": f"https://localhost:{_port(gateway)}"}
     assert CliRunner().invoke(main, ["status"], env=named).exit_code == 0
@@ -137,6 +149,15 @@ def test_commands_of_this_account_find_it(gateway: Gateway) -> None:
     assert b"bulkhead-" not in received
 
 
+def test_a_command_that_trusts_no_certificate_says_so(gateway: Gateway, tmp_path: Path) -> None:
+    url = f"https://127.0.0.1:{_port(gateway)}"
+    nothing = {"BULKHEAD_STATE_DIR": str(tmp_path), "BULKHEAD_ADMIN_KEY": None}
+    found = CliRunner().invoke(main, ["status", "--url", url], env=nothing)
+    assert found.exit_code == 3
+    assert "not trusted" in found.stderr
+    assert "No gateway" not in found.stderr
+
+
 def test_a_renewed_certificate_is_taken_by_a_reload(gateway: Gateway, folder: Path) -> None:
     admin = {"x-api-key": (gateway.state_dir / "admin.key").read_text().strip()}
     admin["authorization"] = ""
@@ -148,7 +169,12 @@ def test_a_renewed_certificate_is_taken_by_a_reload(gateway: Gateway, folder: Pa
     with _tls(gateway, folder) as connection:
         before = connection.getpeercert(binary_form=True)
     write_certificate(folder)
-    assert gateway.client.post("/admin/v1/reload", headers=admin).status_code == 200
+    # Its file is another one already, and commands reach the gateway all the same.
+    here = {"BULKHEAD_URL": None, "BULKHEAD_ADMIN_KEY": None}
+    here["BULKHEAD_STATE_DIR"] = str(gateway.state_dir)
+    for _ in range(2):
+        reloaded = CliRunner().invoke(main, ["config", "reload"], env=here)
+        assert reloaded.exit_code == 0, reloaded.output
     with _tls(gateway, folder) as connection:
         assert connection.getpeercert(binary_form=True) != before
     # Connections that are there go on.

@@ -8,11 +8,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from gateway.api.answer import Answer, Choice
+from gateway.api.callers import caller_of
 from gateway.api.choices import submit_all
 from gateway.api.framing import LINES
 from gateway.api.ollama.bodies import AnswerBody
 from gateway.api.ollama.writer import Content, DoneReason, Figures, written
 from gateway.api.sampling import GenerationBody, generate_message, keep_alive_s, new_requests
+from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Piece
 from gateway.fleet.fleet import Fleet
 from gateway.model.compartment import Compartment
@@ -25,11 +27,19 @@ class Load:
     def __init__(
         self, request: HttpRequest, compartment: Compartment, body: AnswerBody, *, chat: bool
     ) -> None:
+        """Raises: Refusal: keep_alive can't be read, or isn't the caller's to choose."""
         self._request = request
         self._compartment = compartment
         self._body = body
         self._chat = chat
         unload = keep_alive_s(body.keep_alive) == 0
+        if unload and not caller_of(request).admin:
+            raise Refusal(
+                "permission_denied",
+                "Only the admin key unloads a model, as others may be using it: leave it, it goes "
+                "by itself after its ttl_s or when its memory is needed.",
+                param="keep_alive",
+            )
         self._reason: DoneReason = "unload" if unload else "load"
 
     async def answer(self) -> Response:

@@ -58,7 +58,8 @@ class World:
             if "tokens" in query:
                 note_usage(scope, Usage(int(query["tokens"]), 0))
             caller = caller_of(request)
-            body = {"name": caller.name, "admin": caller.admin, "key": record_of(request).key}
+            key = record_of(request).key
+            body = {"name": caller.name, "admin": caller.admin, "key": key, "owner": caller.owner}
             await JSONResponse(body)(scope, receive, send)
         finally:
             self.ended += 1
@@ -100,7 +101,7 @@ def _code(response: httpx.Response) -> tuple[int, str | None]:
 
 async def test_without_keys_everybody_may_do_everything(world: World) -> None:
     answer = await world.client.get("/admin/v1/status", headers={"authorization": "Bearer none"})
-    assert answer.json() == {"name": None, "admin": True, "key": None}
+    assert answer.json() == {"name": None, "admin": True, "key": None, "owner": ""}
 
 
 async def test_with_a_key_nothing_is_open(world: World) -> None:
@@ -146,7 +147,7 @@ async def test_what_is_open_shows_a_stranger(world: World) -> None:
     laptop = await world.add("laptop")
     for headers in ({}, {"authorization": "Bearer wrong"}):
         answer = await world.client.get("/health", headers=headers)
-        assert answer.json() == {"name": None, "admin": False, "key": None}
+        assert answer.json() == {"name": None, "admin": False, "key": None, "owner": ""}
     assert (await world.client.get("/health", headers=laptop)).json()["name"] == "laptop"
 
 
@@ -159,7 +160,11 @@ async def test_the_admin_key_alone_is_for_operators(world: World) -> None:
             "permission_denied",
         )
         answer = await world.client.post(path, headers=world.admin)
-        assert answer.json() == {"name": "admin", "admin": True, "key": "admin"}
+        said = answer.json()
+        assert (said["admin"], {said[each] for each in ("name", "key", "owner")}) == (
+            True,
+            {"admin"},
+        )
 
 
 async def test_errors_have_the_envelope_of_their_path(world: World) -> None:
@@ -205,10 +210,26 @@ async def test_tokens_a_minute(world: World) -> None:
 
 async def test_background_work_counts_too(world: World) -> None:
     laptop = await world.add("laptop", tpm=100)
-    world.keys.spend("laptop", Usage(90, 20))
+    world.keys.spend(world.keys.all[0].owner, Usage(90, 20))
     assert (await world.client.post(WORK, headers=laptop)).status_code == 429
     assert world.keys.used()["laptop"][0].prompt_tokens == 90
     world.keys.spend("gone since", Usage(1, 1))
+
+
+async def test_a_name_that_is_given_again_is_another_owner(world: World) -> None:
+    """Nothing that was kept, or is being made, under the revoked key is the new one's."""
+    owners = []
+    for _ in range(2):
+        headers = await world.add("laptop", tpm=100)
+        owners.append((await world.client.get("/v1/models", headers=headers)).json()["owner"])
+        assert world.keys.opens(owners[-1])
+        await world.keys.revoke("laptop")
+    assert owners[0] != owners[1]
+    again = await world.add("laptop", tpm=100)
+    assert not any(world.keys.opens(each) for each in owners)
+    world.keys.spend(owners[0], Usage(90, 20))
+    assert (await world.client.post(WORK, headers=again)).status_code == 200
+    assert world.keys.used()["laptop"][0].prompt_tokens == 90, "accounts go by names"
 
 
 async def test_requests_at_once(world: World) -> None:

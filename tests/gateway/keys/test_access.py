@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,6 +87,15 @@ def test_no_priority_goes_above_the_ceiling(
     if wanted is not None:
         assert effective <= wanted
     assert ANYBODY.priority_of(wanted, of_model) == wanted
+
+
+@given(st.none() | st.floats(0, allow_nan=False), st.floats(0, 1e6))
+def test_no_key_sends_a_model_away_before_its_time(wanted: float | None, ttl_s: float) -> None:
+    own = ttl_s or math.inf
+    given_ = Caller(name="a").keep_alive_of(wanted, ttl_s)
+    assert (own if given_ is None else given_) == max(own, own if wanted is None else wanted)
+    for operator in (ANYBODY, Caller(name="admin", admin=True)):
+        assert operator.keep_alive_of(wanted, ttl_s) == wanted
 
 
 def test_models_by_id_or_alias() -> None:

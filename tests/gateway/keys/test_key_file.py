@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.keys.admin_key import admin_key, ensured_admin_key
-from gateway.keys.api_key import Terms, digest_of
+from gateway.keys.api_key import Terms, digest_of, name_of_owner
 from gateway.keys.key_file import KeyFile, KeyFileError, NoSuchKeyError
 from gateway.state.secret_file import write_secret
 
@@ -52,6 +52,26 @@ def test_a_name_can_be_used_again_once_its_key_has_expired(file: KeyFile) -> Non
         file.add("guest", Terms(), 199.0)
     file.add("guest", Terms(), 200.0)
     assert len(file.read()) == 1
+
+
+def test_a_name_that_is_given_again_owns_nothing_of_before(file: KeyFile) -> None:
+    first, _ = file.add("laptop", Terms(), 100.0)
+    file.revoke("laptop", 101.0)
+    second, _ = file.add("laptop", Terms(), 102.0)
+    assert first.owner != second.owner
+    assert second.caller.owner == second.owner
+    assert {name_of_owner(each.owner) for each in (first, second)} == {"laptop"}
+    assert file.read() == (second,), "and it stays so"
+
+
+def test_files_of_older_versions_have_no_ids(file: KeyFile) -> None:
+    file.path.parent.mkdir()
+    old = '{"keys": [{"name": "laptop", "digest": "00", "created_at": 1.0}]}'
+    write_secret(file.path, old.encode())
+    (key,) = file.read()
+    assert key.owner == "laptop", "as what was kept for it says"
+    file.revoke("laptop", 101.0)
+    assert file.add("laptop", Terms(), 102.0)[0].owner != key.owner
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"keys": 1}', '{"kyes": []}', "[]"])

@@ -23,6 +23,7 @@ from gateway.api.responses.family import ResponseFamily
 from gateway.config.settings import Settings
 from gateway.dispatch.refusal import Refusal
 from gateway.events import EventLog
+from gateway.keys.caller import Caller
 from gateway.mailbox.entry import Api, Entry, Outcome
 from gateway.mailbox.mailbox import Mailbox
 from protocol.messages import Usage
@@ -36,10 +37,10 @@ PATHS = {"responses": "/v1/responses", "chat": "/v1/chat/completions"}
 
 
 class _Owners:
-    def opens(self, name: str) -> bool:
+    def opens(self, owner: str) -> bool:
         return True
 
-    def spend(self, name: str, usage: Usage) -> None:
+    def spend(self, owner: str, usage: Usage) -> None:
         raise AssertionError("nothing was made")
 
 
@@ -57,8 +58,8 @@ async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
 
     async def with_key(scope: Scope, receive: Receive, send: Send) -> None:
         """As the middleware of keys leaves a request."""
-        name = dict(scope["headers"]).get(b"key")
-        scope["state"] = {"record": Record("r", None if name is None else name.decode())}
+        owner = dict(scope["headers"]).get(b"key", b"").decode()
+        scope["state"] = {"record": Record("r"), "caller": Caller(owner=owner)}
         await app(scope, receive, send)
 
     transport = httpx.ASGITransport(with_key)

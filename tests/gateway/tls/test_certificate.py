@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import contextlib
+import socket
+import ssl
+import threading
 import time
 from pathlib import Path
 
@@ -11,7 +15,7 @@ from gateway.config.places import Places
 from gateway.config.settings import GatewaySettings, Settings
 from gateway.keys.api_key import Terms
 from gateway.keys.key_file import KeyFile
-from gateway.tls.certificate import CertificateError, check, ends_soon
+from gateway.tls.certificate import CertificateError, check, distrust, ends_soon, trusting
 from gateway.tls.certificates import Certificates
 from tests.support.certificates import write_certificate
 
@@ -96,10 +100,43 @@ def test_another_host_needs_keys_and_is_warned_of_plain_http(tmp_path: Path) -> 
 
 def test_a_bad_renewal_changes_nothing(tmp_path: Path) -> None:
     paths = write_certificate(tmp_path)
-    certificates = Certificates(*paths)
+    certificates = Certificates(*paths, tmp_path / "served.crt")
     good = [each.read_bytes() for each in paths]
     paths[1].write_bytes(write_certificate(tmp_path, "other")[1].read_bytes())
     with pytest.raises(CertificateError):
         certificates.renew()
     paths[1].write_bytes(good[1])
     certificates.renew()
+
+
+def test_what_is_served_is_known_whatever_lies_in_its_file(tmp_path: Path) -> None:
+    """From a renewal to the reload a client that trusts the copy gets through."""
+    certificate, key = write_certificate(tmp_path)
+    certificates = Certificates(certificate, key, tmp_path / "served.crt")
+
+    def reached(trusted: Path) -> bool:
+        here, there = socket.socketpair()
+        with here, there:
+            answering = threading.Thread(target=_shake_hands, args=(certificates.context, there))
+            answering.start()
+            try:
+                trusting(str(trusted)).wrap_socket(here, server_hostname="mac.example").close()
+            except ssl.SSLCertVerificationError as error:
+                return distrust(error) is None
+            finally:
+                here.close()
+                answering.join()
+        return True
+
+    write_certificate(tmp_path)
+    assert not reached(certificate)
+    assert reached(certificates.served)
+    assert b"PRIVATE" not in certificates.served.read_bytes()
+    certificates.renew()
+    assert reached(certificates.served)
+    assert reached(certificate)
+
+
+def _shake_hands(context: ssl.SSLContext, connection: socket.socket) -> None:
+    with contextlib.suppress(OSError), context.wrap_socket(connection, server_side=True):
+        pass
