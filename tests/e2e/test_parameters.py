@@ -23,6 +23,18 @@ BODIES: dict[Place, dict[str, Any]] = {
         "temperature": 0,
         "stream_options": {},
     },
+    "responses": {
+        "model": "demo",
+        "input": "What is Bulkhead?",
+        "max_output_tokens": 16,
+        "temperature": 0,
+    },
+    "generate": {
+        "model": "demo",
+        "prompt": "What is Bulkhead?",
+        "stream": False,
+        "options": {"num_predict": 4, "temperature": 0},
+    },
 }
 # Beside the neutral ones: what a client would send who means it, and what no type of theirs allows.
 ASKING: dict[str, list[Any]] = {
@@ -61,6 +73,14 @@ def _body(place: Place, name: str, value: Any) -> tuple[str, dict[str, Any], str
     """The path, a body with that parameter, and how an error names it."""
     if place in ("completions", "embeddings", "rerank"):
         return f"/v1/{place}", {**BODIES[place], name: value}, name
+    if place == "responses":
+        return "/v1/responses", {**BODIES[place], name: value}, name
+    if place == "generate":
+        return "/api/generate", {**BODIES[place], name: value}, name
+    if place == "options":
+        generate = BODIES["generate"]
+        changed = {**generate, "options": {**generate["options"], name: value}}
+        return "/api/generate", changed, f"options.{name}"
     body = {**BODIES["chat"]}
     message = {**body["messages"][0]}
     part = {**message["content"][0]}
@@ -85,6 +105,10 @@ def _text(gateway: Gateway, path: str, body: dict[str, Any]) -> str:
     answer = gateway.client.post(path, json=body)
     assert answer.status_code == 200, answer.text
     said = answer.json()
+    if "response" in said:
+        return str(said["response"])
+    if "output" in said:
+        return json.dumps([each["content"] for each in said["output"]])
     if "choices" not in said:
         # Vectors, or scores.
         return json.dumps(said.get("data") or said["results"])
@@ -96,8 +120,8 @@ def _text(gateway: Gateway, path: str, body: dict[str, Any]) -> str:
 @pytest.fixture(scope="module")
 def plain(gateway: Gateway) -> dict[str, str]:
     """The greedy text of each path, or its numbers, with nothing added."""
-    places: tuple[Place, ...] = ("chat", "completions", "embeddings", "rerank")
-    bodies = [_body(each, "user", None) for each in places]
+    places = [place for place in BODIES if place != "chat"]
+    bodies = [_body(each, "user", None) for each in ("chat", *places)]
     return {path: _text(gateway, path, body) for path, body, _ in bodies}
 
 
@@ -117,6 +141,10 @@ def test_refused_by_name(place: Place, parameter: Parameter, gateway: Gateway) -
         answer = gateway.client.post(path, json=body)
         assert answer.status_code == 400, (value, answer.text)
         error = answer.json()["error"]
+        if path == "/api/generate":
+            # Ollama's errors are a text.
+            assert name in error
+            continue
         assert (error["code"], error["param"]) == ("invalid_request_error", name)
         assert name in error["message"]
 
