@@ -289,7 +289,7 @@ def test_our_own_page_is_not_foreign(gateway: Gateway) -> None:
 def test_unknown_things(gateway: Gateway) -> None:
     assert gateway.order("load", "nobody").json()["error"]["code"] == "model_not_found"
     assert gateway.client.get("/nowhere").json()["error"]["code"] == "not_found"
-    answer = gateway.client.get("/v1/chat/completions")
+    answer = gateway.client.get("/v1/completions")
     assert (answer.status_code, answer.json()["error"]["code"]) == (405, "method_not_allowed")
     assert answer.headers["x-request-id"]
 
