@@ -380,7 +380,7 @@ def printed() -> Iterator[str]:
         for event, rule in rules.items():
             effects = ", ".join(rule.effects) or "-"
             leads_to = rule.state if rule.aim is None else f"{rule.state}, then {rule.aim}"
-            yield f"{state:<9} | {event:<31} | {effects:<60} | {leads_to}"
+            yield f"{state:<9} | {event:<32} | {effects:<60} | {leads_to}"
 
 
 if __name__ == "__main__":
