@@ -29,9 +29,9 @@ class Turn:
         self._wants = Wants(ledger, self.orders, self.reclaim, now)
         self._ledger = ledger
         self._now = now
-        # What is free, and what is coming, and nobody's by right.
-        self._unclaimed_bytes = 0
-        self._coming_bytes = 0
+        # What is free, and what is coming, and nobody's by right: `settle` finds out.
+        self._unclaimed_bytes: int
+        self._coming_bytes: int
         # What is free or coming and somebody's already.
         self._promised_bytes: dict[str, int] = {}
         self._place_kept = False
