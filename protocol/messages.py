@@ -4,6 +4,10 @@ A conversation: the worker says `Hello`, the gateway `Load`; `LoadProgress` foll
 or `LoadFailed`. Then every `Generate` is answered by `Rendered` and its share of `Output`, up to a
 delta with a finish reason, or by `RequestFailed`; every `Embed` by one `Embedded` or several, or by
 `RequestFailed`. `Heartbeat` flows all the while. `Drain` or `Stop` ends it.
+
+A gateway that is replaced hands its workers over: it says `Move`, and `Moved` is the last that the
+worker says on this channel. What follows is held back until the next gateway says `Settle` on the
+other channel, or this one `Stay`: nothing is lost in between, and nothing said twice.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from msgspec import Meta, Struct
 
 from protocol.parts import AnswerPart
 from protocol.pictures import Picture
+from protocol.ranks import RankBackend, RankSplit
 from protocol.shape import digest
 from protocol.tokens import LARGEST_TOKEN_ID
 
@@ -191,6 +196,26 @@ class Bound(Struct, frozen=True):
     reason: str
 
 
+class Ranks(Struct, frozen=True, kw_only=True):
+    """The processes that compute one model together; rank 0 is told this, and the others follow it.
+
+    `addresses` has for each rank the places, host:port, at which its neighbours reach it; of NCCL
+    and JACCL only the first one of rank 0 counts. `devices` are JACCL's: for each rank its RDMA
+    device towards each other one, None towards itself. The followers connect to `endpoint`, a
+    ZeroMQ address, and prove themselves by the first of the `keys`. One that is silent for
+    `silence_s` is lost.
+    """
+
+    size: int
+    backend: RankBackend
+    split: RankSplit
+    addresses: tuple[tuple[str, ...], ...]
+    endpoint: str
+    keys: tuple[bytes, bytes]
+    silence_s: float
+    devices: tuple[tuple[str | None, ...], ...] = ()
+
+
 class Usage(Struct, frozen=True):
     """Token counts of one request; an end-of-sequence token counts as generated. `cached_tokens` of
     the prompt were not computed anew; `reasoning_tokens` of the answer were reasoning and its tags.
@@ -240,7 +265,8 @@ class Load(Message, frozen=True, tag="load"):
 
     A chunk of prefill may hold up running streams for `stall_s` beside one step. `prompt_cache`
     None keeps prompts in memory alone; what is stored is `model_id`'s. With `kv_bits` sequences are
-    kept quantized. The adapter and the draft model are folders.
+    kept quantized. The adapter and the draft model are folders. With `ranks` other processes
+    compute it too: bytes are those of each.
     """
 
     path: str
@@ -260,6 +286,7 @@ class Load(Message, frozen=True, tag="load"):
     draft_tokens: int = 0
     bound: Bound | None = None
     pictures: bool = False
+    ranks: Ranks | None = None
 
 
 class Generate(Message, frozen=True, tag="generate"):
@@ -348,6 +375,24 @@ class Drain(Message, frozen=True, tag="drain"):
 
 class Stop(Message, frozen=True, tag="stop"):
     """Drop what runs, give the memory back, exit with status 0."""
+
+
+class Move(Message, frozen=True, tag="move"):
+    """Another gateway, the process `parent`, is about to take this worker over: it listens at
+    `address`, and `key` opens its channel. Answered by `Moved`.
+    """
+
+    address: str
+    key: bytes
+    parent: int
+
+
+class Settle(Message, frozen=True, tag="settle"):
+    """The next gateway's first word: from now on it is the worker's only one, and its parent."""
+
+
+class Stay(Message, frozen=True, tag="stay"):
+    """The next gateway didn't come up: everything is as it was before `Move`."""
 
 
 # Worker to gateway
@@ -456,6 +501,10 @@ class PromptCacheCleared(Message, frozen=True, tag="prompt-cache-cleared"):
     reclaimed_bytes: int
 
 
+class Moved(Message, frozen=True, tag="moved"):
+    """All that was to be said here has been said."""
+
+
 class Need(Message, frozen=True, tag="need"):
     """What the worker could use, as limits of its process in bytes; 0 while it has nothing to do.
 
@@ -483,7 +532,17 @@ class Need(Message, frozen=True, tag="need"):
 # What a request asks of a worker.
 Task: TypeAlias = Generate | Embed
 GatewayMessage: TypeAlias = (
-    Load | Generate | Embed | Cancel | Limit | ClearPromptCache | Drain | Stop
+    Load
+    | Generate
+    | Embed
+    | Cancel
+    | Limit
+    | ClearPromptCache
+    | Move
+    | Settle
+    | Stay
+    | Drain
+    | Stop
 )
 WorkerMessage: TypeAlias = (
     Hello
@@ -497,9 +556,10 @@ WorkerMessage: TypeAlias = (
     | Heartbeat
     | Need
     | PromptCacheCleared
+    | Moved
 )
 
 # What is said in these words: to be raised when a message means something else than before.
-_MEANING: Final = 5
+_MEANING: Final = 6
 # An installation may change under a gateway that runs: its new workers must not be misunderstood.
 PROTOCOL_VERSION: Final = f"{_MEANING}-{digest(GatewayMessage | WorkerMessage)}"

@@ -82,6 +82,13 @@ def merged(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
     """The same answer in as few parts: neighbours of one kind become one, and all log probabilities
     one part behind the others.
     """
+    parts = list(parts)
+    if len(parts) == 1:
+        return parts
+    texts = [each.text for each in parts if isinstance(each, Text)]
+    if texts and len(texts) == len(parts):
+        # What matching would find, in a third of its time: it is done for every token.
+        return [Text("".join(texts))]
     together: list[AnswerPart] = []
     logprobs: list[TokenLogprob] = []
     for part in parts:

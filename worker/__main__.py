@@ -52,18 +52,39 @@ def _pin_packages() -> None:
 
 def _serve() -> None:
     arguments = _parse_arguments()
+    key = _ready_with_key(arguments.parent)
+
+    from worker.process import run
+
+    run(arguments.endpoint, key, arguments.parent, arguments.incarnation, spare=arguments.spare)
+
+
+def _follow() -> None:
+    parser = argparse.ArgumentParser(prog="bulkhead-worker")
+    parser.add_argument("--follow", required=True, help="ZeroMQ address of rank 0")
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--silence", type=float, required=True, help="seconds until it is lost")
+    parser.add_argument("--parent", type=int, required=True, help="pid of who has started it")
+    arguments = parser.parse_args()
+    key = _ready_with_key(arguments.parent)
+
+    from worker.ranks.process import run
+
+    run(arguments.follow, key, arguments.rank, arguments.silence, arguments.parent)
+
+
+def _ready_with_key(parent_pid: int) -> bytes:
     # Before any slow import: a gateway that died meanwhile would leave an orphan.
-    if os.getppid() != arguments.parent:
-        sys.exit(f"The gateway (pid {arguments.parent}) is gone.")
+    if os.getppid() != parent_pid:
+        sys.exit(f"The gateway (pid {parent_pid}) is gone.")
     _pin_packages()
 
     from protocol.channel import KEY_BYTES
-    from worker.process import run
 
     key = sys.stdin.buffer.read(KEY_BYTES)
     if len(key) != KEY_BYTES:
         sys.exit("No key came on standard input: only a gateway can start a worker.")
-    run(arguments.endpoint, key, arguments.parent, arguments.incarnation, spare=arguments.spare)
+    return key
 
 
 def _run_errand(name: str) -> None:
@@ -80,5 +101,7 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["examine" | "measure" | "probe" as errand]:
             _run_errand(errand)
+        case _ if "--follow" in sys.argv:
+            _follow()
         case _:
             _serve()

@@ -70,6 +70,13 @@ class Ended:
 
 
 @dataclass(frozen=True)
+class Lost:
+    """Another rank of the model is gone, without which nothing can be computed."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class Remove:
     request_ids: tuple[str, ...]
 
@@ -84,7 +91,7 @@ class Finish:
     """Release the model and end the thread."""
 
 
-EngineEvent: TypeAlias = "Message | Loaded | Stepped | Prepared | Job | GivenUp | Ended"
+EngineEvent: TypeAlias = "Message | Loaded | Stepped | Prepared | Job | GivenUp | Lost | Ended"
 EngineCommand: TypeAlias = (
     "Load | Sequence | Job | Remove | Limit | ClearPromptCache | Look | Finish"
 )
@@ -146,6 +153,10 @@ class EngineThread:
         """Hand an event to the sender, waiting while it has too many already."""
         self._events.put(event)
         self._wake()
+
+    def lose(self, reason: str) -> None:
+        """From another thread than the engine's, which may be waiting for the rank that is gone."""
+        self.emit(Lost(reason))
 
     def next_command(self, *, wait: bool, at_most_s: float | None = None) -> EngineCommand | None:
         try:

@@ -86,9 +86,11 @@ def load(
     draft_path: str | None = None,
     *,
     pictures: bool = False,
+    part: Callable[[Any, dict[str, Any]], None] | None = None,
 ) -> LoadedModel:
     """Load a model from a folder, or from a repository in the Hugging Face cache; with an adapter
-    on top of it, and a draft model beside it. With `pictures` it looks at them.
+    on top of it, and a draft model beside it. With `pictures` it looks at them. `part` leaves of
+    the model and its configuration what this process computes.
 
     `on_progress` gets (bytes read, bytes in all) after each slice of weights.
 
@@ -113,6 +115,8 @@ def load(
             model, config, eyes = _load_vision(folder)
         else:
             model, config = load_weights(folder)
+        if part is not None:
+            part(model, config)
         if adapter is not None:
             add_adapter(model, adapter)
         tokenizer = read_tokenizer(folder, config.get("eos_token_id"))
@@ -288,7 +292,11 @@ def _read_weights(
     should_stop: Callable[[], bool],
 ) -> int:
     arrays: list[mx.array] = [
-        array for model in models for array in dict(tree_flatten(model.parameters())).values()
+        array
+        for model in models
+        for array in dict(tree_flatten(model.parameters())).values()
+        # Layers of another rank are None.
+        if isinstance(array, mx.array)
     ]
     total = sum(array.nbytes for array in arrays)
     done = pending_bytes = 0

@@ -1,65 +1,65 @@
 """Notices the death of the gateway, the same way on both systems: a kernel event and a poll.
 
 Linux's PDEATHSIG has no counterpart on macOS, and the way that is tested must be the way that runs
-there.
+there. It also speaks of the process that has started this one, and a gateway that was replaced
+leaves its workers to another.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-import select
-import sys
 import threading
 import time
 from collections.abc import Callable
 
+from protocol.process_exit import ProcessExit
+
 _POLL_S = 1.0
 
 
-def watch_parent(
-    parent_pid: int, on_death: Callable[[], None], grace_s: Callable[[], float]
-) -> None:
-    """Call `on_death` from a thread once the parent is gone, and end the process after `grace_s`,
-    asked for then.
+class ParentWatch:
+    """Calls `on_death` from a thread once the gateway is gone, and ends the process after
+    `grace_s`, asked for then.
 
     The end is unconditional: a worker that nobody supervises must not keep its memory because its
     orderly stop is stuck.
     """
 
-    def watch() -> None:
-        wait_for_exit = _exit_wait(parent_pid)
-        while os.getppid() == parent_pid:
-            wait_for_exit(_POLL_S)
-        on_death()
-        time.sleep(grace_s())
+    def __init__(
+        self, parent_pid: int, on_death: Callable[[], None], grace_s: Callable[[], float]
+    ) -> None:
+        self._pid = parent_pid
+        self._on_death = on_death
+        self._grace_s = grace_s
+        self._start(parent_pid, lambda: os.getppid() != parent_pid)
+
+    def follow(self, pid: int) -> None:
+        """From now on it is this process whose death matters, whoever the parent is."""
+        self._pid = pid
+        self._start(pid, lambda: not _exists(pid))
+
+    def _start(self, pid: int, gone: Callable[[], bool]) -> None:
+        threading.Thread(
+            target=self._watch, args=(pid, gone), name="parent-watch", daemon=True
+        ).start()
+
+    def _watch(self, pid: int, gone: Callable[[], bool]) -> None:
+        with contextlib.closing(ProcessExit(pid)) as exit_:
+            while self._pid == pid and not (exit_.comes_within(_POLL_S) or gone()):
+                pass
+        if self._pid != pid:
+            return
+        self._on_death()
+        time.sleep(self._grace_s())
         os._exit(1)
 
-    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
-
-if sys.platform == "darwin":
-
-    def _exit_wait(pid: int) -> Callable[[float], None]:
-        """Wait for NOTE_EXIT; a process that is gone already raises ESRCH, and getppid tells."""
-        queue = select.kqueue()
-        event = select.kevent(pid, select.KQ_FILTER_PROC, select.KQ_EV_ADD, select.KQ_NOTE_EXIT)
-        try:
-            queue.control([event], 0, 0)
-        except OSError:
-            return time.sleep
-        return lambda timeout_s: _ignore(queue.control(None, 1, timeout_s))
-
-else:
-
-    def _exit_wait(pid: int) -> Callable[[float], None]:
-        try:
-            descriptor = os.pidfd_open(pid)
-        except OSError:
-            return time.sleep
-        poller = select.poll()
-        poller.register(descriptor, select.POLLIN)
-        return lambda timeout_s: _ignore(poller.poll(timeout_s * 1000))
-
-
-def _ignore(_: object) -> None:
-    """The loop asks getppid; the event only ends the wait early."""
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

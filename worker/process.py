@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -29,8 +30,12 @@ from protocol.messages import (
     Load,
     LoadFailed,
     Message,
+    Move,
+    Moved,
     Output,
     RequestFailed,
+    Settle,
+    Stay,
     Stop,
 )
 from protocol.signals import DUMP_STACKS
@@ -41,10 +46,11 @@ from worker.engine_thread import (
     EngineThread,
     GivenUp,
     Loaded,
+    Lost,
     Remove,
     Stepped,
 )
-from worker.parent import watch_parent
+from worker.parent import ParentWatch
 from worker.vectors.job import Job
 
 if TYPE_CHECKING:
@@ -83,7 +89,9 @@ def run(address: str, key: bytes, parent_pid: int, incarnation: int, *, spare: b
         conversation.request_stop()
 
     signal.signal(signal.SIGTERM, on_sigterm)
-    watch_parent(parent_pid, conversation.request_stop, conversation.orphan_grace_s)
+    conversation.watch = ParentWatch(
+        parent_pid, conversation.request_stop, conversation.orphan_grace_s
+    )
     status = conversation.run()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -97,6 +105,12 @@ class Conversation:
     def __init__(self, address: str, key: bytes, incarnation: int, *, spare: bool) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = connect_worker_side(self._context, address, key)
+        # Where to move to: while that is open, nothing new is said anywhere.
+        self._next: tuple[zmq.Socket[bytes], int] | None = None
+        self._last_words: deque[bytes] = deque()
+        self.watch: ParentWatch | None = None
+        self._poller = zmq.Poller()
+        self._watched: object = None
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
@@ -112,6 +126,8 @@ class Conversation:
         self._stop_requested = False
         self._stopping = False
         self._draining = False
+        # Another rank, and so the model.
+        self._lost = False
         self._exit_status: int | None = None
 
     def request_stop(self) -> None:
@@ -127,22 +143,15 @@ class Conversation:
     def run(self) -> int:
         """Returns the process's exit status."""
         self._engine.start()
-        poller = zmq.Poller()
-        poller.register(self._wake_read, zmq.POLLIN)
-        poller.register(self._socket, zmq.POLLIN)
-        awaits_room = False
         heartbeat_at = time.monotonic()
         while self._exit_status is None:
-            if awaits_room != bool(self._unsent):
-                awaits_room = not awaits_room
-                poller.modify(self._socket, zmq.POLLIN | (zmq.POLLOUT if awaits_room else 0))
-            ready = dict(poller.poll(max(0, int((heartbeat_at - time.monotonic()) * 1000))))
+            self._wait(max(0.0, heartbeat_at - time.monotonic()))
             self._clear_wake()
             if self._stop_requested:
                 self._stop()
             self._send_unsent()
-            if ready.get(self._socket, 0) & zmq.POLLIN:
-                self._read_gateway()
+            self._read_gateway()
+            self._read_next()
             self._read_engine()
             if self._draining and not self._requests:
                 self._stop()
@@ -150,8 +159,23 @@ class Conversation:
                 heartbeat_at = time.monotonic() + _HEARTBEAT_S
                 self._send_heartbeat()
         self._socket.close()
+        if self._next is not None:
+            self._next[0].close(linger=0)
         self._context.term()
         return self._exit_status
+
+    def _wait(self, seconds: float) -> None:
+        """Until there may be something to do, or for so long."""
+        unsent = self._last_words if self._next is not None else self._unsent
+        watched = (self._socket, self._next and self._next[0], bool(unsent))
+        if watched != self._watched:
+            self._watched = watched
+            self._poller = zmq.Poller()
+            self._poller.register(self._wake_read, zmq.POLLIN)
+            self._poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if unsent else 0))
+            if self._next is not None:
+                self._poller.register(self._next[0], zmq.POLLIN)
+        self._poller.poll(int(seconds * 1000))
 
     # From the gateway
 
@@ -169,10 +193,50 @@ class Conversation:
                         self._engine.post(Remove((request_id,)))
                 case Load() | Limit() | ClearPromptCache() as command:
                     self._engine.post(command)
+                case Move() as move:
+                    self._move(move)
+                case Stay():
+                    self._stay()
                 case Drain():
                     self._draining = True
                 case Stop():
                     self._stop()
+
+    def _move(self, move: Move) -> None:
+        self._stay()
+        socket = connect_worker_side(self._context, move.address, move.key)
+        self._next = (socket, move.parent)
+        self._unsent.append(encode(Moved()))
+        self._last_words, self._unsent = self._unsent, deque()
+        self._send_unsent()
+
+    def _stay(self) -> None:
+        if self._next is None:
+            return
+        self._next[0].close(linger=0)
+        self._next = None
+        self._unsent.extendleft(reversed(self._last_words))
+        self._last_words.clear()
+        self._send_unsent()
+
+    def _read_next(self) -> None:
+        """The next gateway's first word."""
+        if self._next is None:
+            return
+        socket, parent_pid = self._next
+        try:
+            frame = socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return
+        if not isinstance(decode_from_gateway(frame), Settle):
+            raise RuntimeError("The next gateway gave an order before it had settled.")
+        if self.watch is not None:
+            self.watch.follow(parent_pid)
+        self._socket.close(linger=0)
+        self._socket, self._next = socket, None
+        self._last_words.clear()
+        self._send_unsent()
+        self._read_gateway()
 
     def _begin(self, task: Generate | Embed) -> None:
         if self._draining or self._stopping:
@@ -239,8 +303,10 @@ class Conversation:
                     self._loaded = loaded
                     self._send(loaded.ready)
                 case Ended(failed):
-                    self._exit_status = 1 if failed else 0
+                    self._exit_status = 1 if failed or self._lost else 0
                     return
+                case Lost(reason):
+                    self._lose(reason)
                 case Embedded() as embedded:
                     if embedded.request_id in self._requests:
                         self._send(embedded)
@@ -254,6 +320,15 @@ class Conversation:
                         self._engine.post(job)
                 case prepared:
                     self._enqueue(prepared)
+
+    def _lose(self, reason: str) -> None:
+        """The engine may come back from a step whose peers are gone, and may not."""
+        logger.error("%s: this rank ends", reason)
+        self._lost = True
+        ending = threading.Timer(self.orphan_grace_s(), os._exit, (1,))
+        ending.daemon = True
+        ending.start()
+        self._stop()
 
     def _enqueue(self, prepared: Prepared) -> None:
         self._engine.arriving -= 1
@@ -314,12 +389,13 @@ class Conversation:
         self._send_unsent()
 
     def _send_unsent(self) -> None:
-        while self._unsent:
+        unsent = self._last_words if self._next is not None else self._unsent
+        while unsent:
             try:
-                self._socket.send(self._unsent[0], zmq.NOBLOCK)
+                self._socket.send(unsent[0], zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._unsent.popleft()
+            unsent.popleft()
 
     def _send_heartbeat(self) -> None:
         if self._unsent:

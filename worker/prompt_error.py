@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.messages import RequestErrorCode, RequestField
+from protocol.messages import RequestErrorCode, RequestFailed, RequestField
 
 
 class PromptError(Exception):
@@ -22,3 +22,13 @@ class PromptError(Exception):
         self.message = message
         self.field = field
         self.picture = picture
+
+    def told(self, request_id: str) -> RequestFailed:
+        """As the gateway hears of it."""
+        return RequestFailed(
+            request_id=request_id,
+            code=self.code,
+            message=self.message,
+            field=self.field,
+            picture=self.picture,
+        )

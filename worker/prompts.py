@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from protocol.messages import (
-    Bound,
     ChatPrompt,
     Generate,
     RequestFailed,
@@ -19,7 +18,7 @@ from protocol.tokens import BYTES_PER_TOKEN
 from worker.answer.budget import ReasoningBudget, reasoning_budget
 from worker.answer.stream import AnswerStream, answer_stream
 from worker.chat.template import ChatTemplate
-from worker.engines.room import Room
+from worker.context import Context, answer_too_long, too_long
 from worker.engines.sequence import Broken, Sequence
 from worker.loading import LoadedModel
 from worker.logprobs import LogprobWriter
@@ -62,60 +61,6 @@ class Prepared:
     prompt_only: bool
 
 
-class Context(NamedTuple):
-    """How many tokens prompt and answer may have together, and a sentence that says why."""
-
-    tokens: int
-    note: str = ""
-
-
-class ContextInForce:
-    """Follows what memory there can be. The engine thread writes it, tokenizers read it."""
-
-    def __init__(self, own_tokens: int) -> None:
-        """`own_tokens` is the least of what was configured and what the model can."""
-        self._own_tokens = own_tokens
-        self._reason = ""
-        self.now = Context(own_tokens)
-
-    def take(self, bound: Bound | None) -> None:
-        self._reason = "" if bound is None else bound.reason
-        if bound is None or bound.tokens is None or bound.tokens >= self._own_tokens:
-            self.now = Context(self._own_tokens)
-        else:
-            self.now = self._cut(bound.tokens)
-
-    def hopeless(self, sequence: Sequence, room: Room) -> RequestFailed:
-        """For one that waits for more memory than can be had any more."""
-        context = self._cut(room.longest_tokens(self.now.tokens))
-        if not context.tokens:
-            return _failed(sequence.request_id, self._no_room(room))
-        tokens = len(sequence.token_ids)
-        if not sequence.open_end and tokens < context.tokens:
-            error = _answer_too_long(context, tokens, sequence.max_tokens)
-            return _failed(sequence.request_id, error)
-        why = f": it has {tokens}"
-        if not sequence.open_end:
-            why = (
-                f" for an answer of up to {sequence.max_tokens}: it has {tokens}, together "
-                f"{tokens + sequence.max_tokens}"
-            )
-        error = _too_long(context, why, "Shorten the prompt or ask for fewer tokens.", "prompt")
-        return _failed(sequence.request_id, error)
-
-    def _no_room(self, room: Room) -> PromptError:
-        least_mb = -(-room.least_bytes // 1_000_000)
-        return PromptError(
-            "insufficient_memory",
-            f"The model is loaded, but not even the shortest request can run: with one it needs "
-            f"{least_mb:,} MB. {self._reason} Raise memory.budget, unload what is pinned, or take "
-            "a smaller model.",
-        )
-
-    def _cut(self, tokens: int) -> Context:
-        return Context(tokens, f" {self._reason} The model itself could hold {self._own_tokens}.")
-
-
 def prepare(
     generate: Generate, loaded: LoadedModel, context: Context, paths: Paths
 ) -> Prepared | RequestFailed:
@@ -126,17 +71,7 @@ def prepare(
     try:
         return _prepare(generate, loaded, context, paths)
     except PromptError as error:
-        return _failed(generate.request_id, error)
-
-
-def _failed(request_id: str, error: PromptError) -> RequestFailed:
-    return RequestFailed(
-        request_id=request_id,
-        code=error.code,
-        message=error.message,
-        field=error.field,
-        picture=error.picture,
-    )
+        return error.told(generate.request_id)
 
 
 def no_further(broken: Broken) -> RequestFailed:
@@ -147,7 +82,7 @@ def no_further(broken: Broken) -> RequestFailed:
     else:
         message = f"The answer can't go on as its constraint wants it: {broken.reason}."
         error = PromptError("invalid_request_error", message, "constraint")
-    return _failed(broken.request_id, error)
+    return error.told(broken.request_id)
 
 
 def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: Paths) -> Prepared:
@@ -169,13 +104,13 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
     room = context.tokens - len(prompt_ids)
     if room < 1 and not _counts(generate):
         why = f": it has {len(prompt_ids)}, which leaves no room for an answer"
-        raise _too_long(context, why, *_blamed(generate))
+        raise too_long(context, why, *_blamed(generate))
     wanted = room if generate.max_tokens is None else generate.max_tokens
     if generate.cut_to_context and room > 0:
         wanted = min(wanted, room)
     prompt_only = wanted == 0 and not _counts(generate)
     if wanted > max(room, 0):
-        raise _answer_too_long(context, len(prompt_ids), wanted)
+        raise answer_too_long(context, len(prompt_ids), wanted)
     if wanted and len(delivered) >= wanted:
         raise PromptError(
             "invalid_request_error",
@@ -294,7 +229,7 @@ def _check_size(generate: Generate, context: Context) -> None:
         return
     least_tokens = max(least_tokens, characters // _MOST_CHARACTERS_PER_TOKEN)
     if least_tokens > context.tokens:
-        raise _too_long(context, f": it has at least {least_tokens}", *_blamed(generate))
+        raise too_long(context, f": it has at least {least_tokens}", *_blamed(generate))
 
 
 def _adjustments(
@@ -336,29 +271,6 @@ def _check_prompt_logprobs(tokens: int, alternatives: int) -> None:
             "shorten the prompt or ask for fewer alternatives.",
             "prompt_logprobs",
         )
-
-
-def _too_long(context: Context, why: str, advice: str, field: RequestField) -> PromptError:
-    # Clients tell this error from others by its words: LiteLLM by the first, which are OpenAI's,
-    # LangChain by "prompt is too long".
-    return PromptError(
-        "context_length_exceeded",
-        f"This model's maximum context length is {context.tokens} tokens. However, the prompt is "
-        f"too long{why}.{context.note} {advice}",
-        field,
-    )
-
-
-def _answer_too_long(context: Context, tokens: int, wanted: int) -> PromptError:
-    """For a prompt of so many tokens, which alone would fit."""
-    return PromptError(
-        "context_length_exceeded",
-        f"This model's maximum context length is {context.tokens} tokens. However, an answer "
-        f"of up to {wanted} (max_tokens) is too large: the prompt has {tokens}, together "
-        f"{tokens + wanted}.{context.note} Ask for at most {context.tokens - tokens}, or shorten "
-        "the prompt.",
-        "max_tokens",
-    )
 
 
 def _boundaries(generate: Generate, prompt_ids: list[int], template: ChatTemplate) -> list[int]:

@@ -5,6 +5,7 @@ folder that both are in, and what happens when it isn't fit to be used.
 """
 
 from protocol.prompt_store.entry import KEY_BYTES, Entry
+from protocol.prompt_store.index import Measured
 from protocol.prompt_store.store import PromptStore
 
-__all__ = ["KEY_BYTES", "Entry", "PromptStore"]
+__all__ = ["KEY_BYTES", "Entry", "Measured", "PromptStore"]

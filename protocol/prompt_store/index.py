@@ -19,7 +19,7 @@ from protocol.prompt_store.entry import KEY_BYTES, Entry
 
 # "BHPC".
 _APPLICATION_ID: Final = 0x42485043
-_SCHEMA_VERSION: Final = 1
+_SCHEMA_VERSION: Final = 2
 _BUSY_S: Final = 2.0
 # The log is cut back to this when it was longer.
 _LOG_BYTES: Final = 4 << 20
@@ -49,6 +49,9 @@ CREATE TABLE owner (
     name TEXT PRIMARY KEY, disk_bytes INTEGER NOT NULL, files INTEGER NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE minute (number INTEGER PRIMARY KEY, bytes INTEGER NOT NULL);
+CREATE TABLE speed (
+    model BLOB PRIMARY KEY, read_bytes_per_s REAL, prefill_tokens_per_s REAL
+) WITHOUT ROWID;
 CREATE TABLE common (
     most_bytes INTEGER NOT NULL, most_bytes_per_hour INTEGER NOT NULL, tick INTEGER NOT NULL
 );
@@ -79,6 +82,13 @@ class Bounds(NamedTuple):
 
     most_bytes: int
     most_bytes_per_hour: int
+
+
+class Measured(NamedTuple):
+    """How fast a model's blocks are read and its prompts computed; None: not known."""
+
+    read_bytes_per_s: float | None = None
+    prefill_tokens_per_s: float | None = None
 
 
 class Total(NamedTuple):
@@ -182,6 +192,11 @@ class Index:
     def owners(self) -> dict[str, int]:
         """The bytes on disk of each owner that has any."""
         return dict(self._look("SELECT name, disk_bytes FROM owner"))
+
+    def speeds(self, model: bytes) -> Measured:
+        query = "SELECT read_bytes_per_s, prefill_tokens_per_s FROM speed WHERE model = ?"
+        rows = self._look(query, model)
+        return _measured(rows[0]) if rows else Measured()
 
     def keys(self, first_byte: int) -> set[bytes]:
         """The keys that begin with this byte."""
@@ -305,6 +320,10 @@ class Transaction:
             "UPDATE block SET used = (SELECT tick FROM common) WHERE key = ?", (key,)
         )
 
+    def set_speeds(self, model: bytes, measured: Measured) -> None:
+        query = "INSERT OR REPLACE INTO speed VALUES (?, ?, ?)"
+        self._connection.execute(query, (model, *measured))
+
     def oldest_leaf(self, spared: bytes | None) -> Victim | None:
         """The block without successors that was used least recently, other than `spared`."""
         query = "SELECT key, disk_bytes FROM block WHERE children = 0 ORDER BY used LIMIT 2"
@@ -369,6 +388,13 @@ def _identity(path: str) -> tuple[int, int]:
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
         raise DamagedError("it is no file of this account")
     return found.st_dev, found.st_ino
+
+
+def _measured(row: tuple[Any, ...]) -> Measured:
+    # A damaged page may hold anything.
+    if all(each is None or (type(each) is float and each > 0) for each in row):
+        return Measured(*row)
+    raise sqlite3.OperationalError("a row is damaged")
 
 
 def _entry(row: tuple[Any, ...]) -> Entry:

@@ -14,7 +14,7 @@ from typing import Final, TypeAlias, TypeVar
 
 from protocol.prompt_store.entry import KEY_BYTES, Entry
 from protocol.prompt_store.home import Home, UntrustedError, drop, remove_what_was_set_aside
-from protocol.prompt_store.index import Bounds, Transaction, is_damage
+from protocol.prompt_store.index import Bounds, Measured, Transaction, is_damage
 from protocol.prompt_store.payloads import UnfitError, disk_bytes
 from protocol.prompt_store.sweep import sweep
 
@@ -117,6 +117,14 @@ class PromptStore:
             raise ValueError(f"the keys must be two different ones of {KEY_BYTES} bytes")
         return self._attempt(lambda home: self._write(home, entry, views, owner), False)
 
+    def speeds(self, model: bytes) -> Measured:
+        """What was noted last of this model, whoever measured it."""
+        return self._attempt(lambda home: home.index.speeds(model), Measured())
+
+    def note_speeds(self, model: bytes, measured: Measured) -> None:
+        """Keep what a worker has measured for those that come after it."""
+        self._attempt(lambda home: self._note_speeds(home, model, measured), None)
+
     def used_bytes(self, owner: str | None = None) -> int:
         """What is stored for one owner, or for all, in bytes on disk."""
         owners = self.owners()
@@ -216,6 +224,11 @@ class PromptStore:
             home.payloads.place(unfinished, entry.key)
             transaction.add(entry, owner, needed)
         return True
+
+    def _note_speeds(self, home: Home, model: bytes, measured: Measured) -> None:
+        if not self._rests():
+            with home.index.transaction() as transaction:
+                transaction.set_speeds(model, measured)
 
     def _make_room(self, home: Home, entry: Entry, needed: int) -> bool:
         """Whether the block may be written now; counts it as written then."""

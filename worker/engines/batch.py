@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mlx_lm.generate import BatchGenerator, StopSequences
 
@@ -19,6 +19,9 @@ from worker.prompt_cache.cache import Taken
 from worker.prompt_cache.keys import BLOCK_TOKENS
 from worker.sampling.scores import Score
 from worker.structure.sampler import ConstrainedSampler
+
+if TYPE_CHECKING:
+    from worker.ranks.lead import Lead
 
 PREFILL_ROWS: Final = 8
 # What a chunk is made of efficiently, whatever the number of rows.
@@ -74,22 +77,27 @@ class RowBatch:
         pace: PrefillPace,
         on_prefill: Callable[[int, float], None],
         working_bytes: int = 0,
+        lead: Lead | None = None,
     ) -> None:
         """`on_prefill` is told how many tokens a chunk had and how many seconds it took. A step may
-        take `working_bytes`, if that is known.
+        take `working_bytes`, if that is known. With a `lead` other ranks do the same.
         """
         self._tap = LogitsTap(model)
         self._working_bytes = working_bytes
-        self._generator = BatchGenerator(
-            self._tap,
-            completion_batch_size=max_rows,
-            prefill_batch_size=min(PREFILL_ROWS, max_rows),
+        prompts = min(PREFILL_ROWS, max_rows)
+        self._generator = (
+            lead.generator(self._tap, max_rows, prompts)
+            if lead is not None
+            else BatchGenerator(
+                self._tap, completion_batch_size=max_rows, prefill_batch_size=prompts
+            )
         )
         self._order = RowOrder(self._generator)
         self._sampler = ConstrainedSampler(self._order, self._tap.take)
+        self._sample = self._sampler if lead is None else lead.sampler(self._sampler)
         self._eos_token_ids = eos_token_ids
-        self._until_eos = _until(eos_token_ids)
-        self._until_length = StopSequences()
+        self._until_eos = until(eos_token_ids)
+        self._until_length = until(())
         self._pace = pace
         self._on_prefill = on_prefill
         # What the last step spent on prompts.
@@ -154,7 +162,7 @@ class RowBatch:
             max_tokens=[sequence.max_tokens],
             caches=[None if taken is None else taken.caches],
             all_tokens=[sequence.token_ids[:done]],
-            samplers=[self._sampler],
+            samplers=[self._sample],
             logits_processors=[[] if sequence.budget is None else [sequence.budget]],
             stop_sequences=[self._stops(sequence)],
         )
@@ -320,7 +328,7 @@ class RowBatch:
     def _stops(self, sequence: Sequence) -> StopSequences:
         ends = self._eos_token_ids if sequence.ends_at_eos else ()
         if sequence.stop_token_ids:
-            return _until((*ends, *sequence.stop_token_ids))
+            return until((*ends, *sequence.stop_token_ids))
         return self._until_eos if ends else self._until_length
 
     def _take_out(self, uids: list[int]) -> None:
@@ -337,8 +345,16 @@ class RowBatch:
         self._at_end.discard(uid)
 
 
-def _until(token_ids: Iterable[int]) -> StopSequences:
-    return StopSequences([(each,) for each in token_ids])
+class _Until(StopSequences):  # type: ignore[misc]  # mlx-lm is untyped
+    """Which says of itself what it stops at."""
+
+    def __init__(self, token_ids: Iterable[int]) -> None:
+        self.token_ids = tuple(token_ids)
+        super().__init__([(each,) for each in self.token_ids])
+
+
+def until(token_ids: Iterable[int]) -> StopSequences:
+    return _Until(token_ids)
 
 
 def _segments(sequence: Sequence, done: int) -> list[list[int]]:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from worker.engines.batch import AHEAD_TOKENS, Row, RowBatch
 from worker.engines.keeper import Keeper
 from worker.engines.need import Need
 from worker.engines.pace import PrefillPace
-from worker.engines.room import Batch, Room, largest_chunk
+from worker.engines.room import Batch, Room, largest_chunk, step_bytes
 from worker.engines.sequence import Broken, Sequence, Token
 from worker.prompt_cache.cache import PromptCache
+
+if TYPE_CHECKING:
+    from worker.ranks.lead import Lead
 
 # Batches that take turns: each turn reads the weights once.
 _MOST_BATCHES: Final = 4
 # Chunks of one length differ by a third, and those beside streams are to stay within their bound.
 _CAUTION: Final = 0.75
-# What a step costs beside reading, as bytes that could be read meanwhile.
-_STEP_BYTES: Final = 64_000_000
 # Memory is asked for so long before rows have grown into it.
 _HORIZON_TOKENS: Final = 512
 
@@ -55,15 +56,17 @@ class BatchedEngine:
         on_built: Callable[[], None] = lambda: None,
         prompt_cache: PromptCache | None = None,
         stall_s: float = 0.1,
+        lead: Lead | None = None,
     ) -> None:
         """`on_built` is called after mlx-lm has set limits of its own. A chunk of prefill holds up
-        rows that decode for about `stall_s`.
+        rows that decode for about `stall_s`. With a `lead` other ranks do the same.
         """
+        self._lead = lead
         self._model = model
         self._eos_token_ids = tuple(eos_token_ids)
         self._max_concurrency = max_concurrency
         self._room = room
-        self._worth_bytes = max(weight_bytes, _STEP_BYTES)
+        self._worth_bytes = max(weight_bytes, step_bytes())
         self._on_built = on_built
         self._held: deque[Sequence] = deque()
         self._batches: deque[RowBatch] = deque()
@@ -310,6 +313,7 @@ class BatchedEngine:
             self._pace,
             self._on_prefill,
             self._room.working_bytes,
+            self._lead,
         )
         self._on_built()
         self._batches.append(batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import mlx.core as mx
 from mlx_lm.models.cache import (
@@ -19,6 +19,11 @@ from mlx_lm.models.cache import (
 
 from protocol.caches import STEP_TOKENS, peak_share
 from protocol.chunks import LARGEST_TOKENS, LARGEST_TOKENS_ON_CPU
+
+_STEP_BYTES: Final = 64_000_000
+# Its attention reads 1 to 3 GB a second: 9 rows as long as one of 16,000 tokens took 60 ms a step,
+# where a batch of its own for that one takes 7.
+_STEP_BYTES_ON_CPU: Final = 8_000_000
 
 
 class CacheShape(NamedTuple):
@@ -123,6 +128,11 @@ class Room:
 def largest_chunk() -> int:
     """Tokens of a prompt that may be worked on at once on the device that MLX computes on."""
     return LARGEST_TOKENS_ON_CPU if mx.default_device() == mx.cpu else LARGEST_TOKENS
+
+
+def step_bytes() -> int:
+    """What a step costs beside reading, as bytes of caches that could be read meanwhile."""
+    return _STEP_BYTES_ON_CPU if mx.default_device() == mx.cpu else _STEP_BYTES
 
 
 def measure(model: Any, make_caches: Callable[[], list[Any]] | None = None) -> CacheShape:

@@ -34,6 +34,11 @@ class LogitsTap:
         self._last = logits if kept else None
         return logits
 
+    @property
+    def last(self) -> mx.array | None:
+        """What the last call gave, if nobody has taken it and it was kept."""
+        return self._last
+
     def take(self) -> mx.array:
         """What the last call gave; once.
 

@@ -34,7 +34,7 @@ class PromptCache:
     """Not thread-safe: the engine thread calls everything."""
 
     def __init__(self, cutter: Cutter, disk: Disk | None) -> None:
-        self.speeds = Speeds()
+        self.speeds = Speeds() if disk is None else Speeds(disk.known)
         # So much was let go for want of room since the limit last grew.
         self.refused_bytes = 0
         self._cutter = cutter
@@ -128,11 +128,12 @@ class PromptCache:
         while left_bytes > 0 and (found := self._disk.arrived()) is not None:
             key, payload, seconds = found
             left_bytes -= len(payload)
-            self.speeds.observe_read(len(payload), seconds)
+            began_at = time.monotonic()
             try:
                 block = from_bytes(payload)
             except PayloadError:
                 continue
+            self.speeds.observe_read(len(payload), seconds + time.monotonic() - began_at)
             self._shelf.put(key, block, block.nbytes)
 
     def _goes_on(self, request_id: str) -> bool:
@@ -163,6 +164,8 @@ class PromptCache:
             for at, block in enumerate(blocks, start=first):
                 self._put(path, at, path.keys[at], block, token_ids)
         self._use(path.keys)
+        if self._disk is not None and (news := self.speeds.take_news()) is not None:
+            self._disk.note(news)
         return depth
 
     def keep_snapshot(self, path: Path, caches: list[Any], row: int, depth: int) -> None:

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
+from protocol.prompt_store import Measured
+
+_NOTHING: Final = Measured()
 # How much of the last measurement a speed is: neither a page cache that happened to be warm nor a
 # disk that was busy once decides alone.
 _WEIGHT: Final = 0.3
+# So often the other way is taken before reading is tried again: a disk that was slow once would
+# be for ever, as only reading tells its speed.
+_TRIED_AGAIN: Final = 16
+# Others are told of a speed that has changed by so much.
+_NEWS: Final = 0.25
 # Less says more about the overhead than about the speed.
 _LEAST_BYTES: Final = 1_000_000
 _LEAST_TOKENS: Final = 64
@@ -15,9 +23,12 @@ _LEAST_TOKENS: Final = 64
 class Speeds:
     """Of reading in bytes and of prefill in tokens, a second; None before the first measurement."""
 
-    def __init__(self) -> None:
-        self.read_bytes_per_s: float | None = None
-        self.prefill_tokens_per_s: float | None = None
+    def __init__(self, known: Measured = _NOTHING) -> None:
+        """`known` is what an earlier worker has measured."""
+        self.read_bytes_per_s = known.read_bytes_per_s
+        self.prefill_tokens_per_s = known.prefill_tokens_per_s
+        self._told = known
+        self._computed = 0
 
     def observe_read(self, bytes_: int, seconds: float) -> None:
         if bytes_ >= _LEAST_BYTES and seconds > 0:
@@ -34,7 +45,26 @@ class Speeds:
         """Whether to read so many bytes instead of computing so many tokens; to find out, yes."""
         if self.read_bytes_per_s is None or self.prefill_tokens_per_s is None:
             return tokens > 0
-        return bytes_ / self.read_bytes_per_s < tokens / self.prefill_tokens_per_s
+        worth = bytes_ / self.read_bytes_per_s < tokens / self.prefill_tokens_per_s
+        self._computed = 0 if worth else self._computed + 1
+        if self._computed < _TRIED_AGAIN:
+            return worth
+        self._computed = 0
+        return True
+
+    def take_news(self) -> Measured | None:
+        """What is worth telling others since the last call."""
+        now = Measured(self.read_bytes_per_s, self.prefill_tokens_per_s)
+        if not any(_differs(*each) for each in zip(now, self._told, strict=True)):
+            return None
+        self._told = now
+        return now
+
+
+def _differs(now: float | None, told: float | None) -> bool:
+    if now is None or told is None:
+        return now is not told
+    return abs(now - told) > _NEWS * told
 
 
 def _blend(before: float | None, measured: float) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from protocol.prompt_store import Entry, PromptStore
+from protocol.prompt_store import Entry, Measured, PromptStore
 
 logger = logging.getLogger("worker")
 
@@ -33,14 +33,22 @@ class Fetch:
 
 
 class Disk:
-    """Of one worker. Its methods are for the engine thread and never wait, `close` apart."""
+    """Of one worker. Its methods are for the engine thread and never wait, but the first and
+    `close`.
+    """
 
-    def __init__(self, store: PromptStore, owner: str, wake: Callable[[], None]) -> None:
-        """`wake` is called from the reading thread when there is something to take over."""
+    def __init__(
+        self, store: PromptStore, owner: str, root: bytes, wake: Callable[[], None]
+    ) -> None:
+        """Asks the store what is known of the speeds of `root`, the model's. `wake` is called from
+        the reading thread when there is something to take over.
+        """
+        self.known = store.speeds(root)
         self._store = store
         self._owner = owner
+        self._root = root
         self._wake = wake
-        self._writes: queue.SimpleQueue[tuple[Entry, list[bytes | memoryview]] | None]
+        self._writes: queue.SimpleQueue[tuple[Entry, list[bytes | memoryview]] | Measured | None]
         self._writes = queue.SimpleQueue()
         self._reads: queue.SimpleQueue[Fetch | None] = queue.SimpleQueue()
         self._arrived: queue.SimpleQueue[tuple[bytes, bytes, float]] = queue.SimpleQueue()
@@ -69,6 +77,10 @@ class Disk:
             self._pending_bytes += entry.payload_bytes
         self._writes.put((entry, parts))
 
+    def note(self, measured: Measured) -> None:
+        """For workers to come."""
+        self._writes.put(measured)
+
     def fetch(self, keys: Sequence[bytes]) -> Fetch:
         fetch = Fetch(keys, time.monotonic())
         self._reads.put(fetch)
@@ -95,6 +107,9 @@ class Disk:
 
     def _write_all(self) -> None:
         while (item := self._writes.get()) is not None:
+            if isinstance(item, Measured):
+                self._store.note_speeds(self._root, item)
+                continue
             entry, parts = item
             try:
                 self._store.write(entry, parts, self._owner)

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from protocol.messages import Embed, RequestFailed, RequestField, TextPrompt
 from protocol.tokens import unpack
+from worker.context import Context
 from worker.prompt_error import PromptError
-from worker.prompts import Context
 from worker.vectors.job import Job, Kind, Text
 from worker.vectors.recipe import Recipe
 

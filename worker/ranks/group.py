@@ -1,0 +1,93 @@
+"""The group of processes that mlx.distributed computes with."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from protocol.messages import PROTOCOL_VERSION, Ranks
+from worker.model_error import ModelError, one_sentence
+
+
+def versions() -> dict[str, str]:
+    """Of what has to agree in all ranks."""
+    return {"protocol": PROTOCOL_VERSION, "mlx": version("mlx"), "mlx-lm": version("mlx-lm")}
+
+
+def join(ranks: Ranks, rank: int) -> Any:
+    """Meet the other ranks; blocks until all of them are there.
+
+    Raises:
+        ModelError: there is no such back end here, or they can't reach each other.
+    """
+    if not mx.distributed.is_available(ranks.backend):
+        raise ModelError(
+            f'backend: MLX has no "{ranks.backend}" on this machine: ring is everywhere, jaccl '
+            "where there is RDMA over Thunderbolt, nccl with CUDA."
+        )
+    with (
+        tempfile.TemporaryDirectory(prefix="bulkhead-ranks-") as folder,
+        _environment(_variables(ranks, rank, Path(folder))),
+    ):
+        try:
+            group = mx.distributed.init(strict=True, backend=ranks.backend)
+        except RuntimeError as error:
+            raise ModelError(
+                f"The ranks can't reach each other: {one_sentence(error)}", permanent=False
+            ) from error
+    if group.size() != ranks.size or group.rank() != rank:
+        raise ModelError(
+            f"mlx.distributed made a group of {group.size()} with rank {group.rank()}, and not "
+            f"rank {rank} of {ranks.size}."
+        )
+    return group
+
+
+def _variables(ranks: Ranks, rank: int, folder: Path) -> dict[str, str]:
+    """As mlx.launch sets them."""
+    first = ranks.addresses[0][0]
+    own = {"MLX_RANK": str(rank)}
+    match ranks.backend:
+        case "ring":
+            return {**own, "MLX_HOSTFILE": _file(folder / "hosts.json", ranks.addresses)}
+        case "jaccl":
+            devices = _file(folder / "devices.json", ranks.devices)
+            return {**own, "MLX_IBV_DEVICES": devices, "MLX_JACCL_COORDINATOR": first}
+        case "nccl":
+            host, _, port = first.rpartition(":")
+            return {
+                **own,
+                "MLX_WORLD_SIZE": str(ranks.size),
+                "NCCL_HOST_IP": host,
+                "NCCL_PORT": port,
+            }
+
+
+def _file(path: Path, content: Any) -> str:
+    path.write_text(json.dumps(content))
+    return str(path)
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """They are read while the group is made. Files among them are gone afterwards, so the variables
+    are too.
+    """
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

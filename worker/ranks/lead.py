@@ -1,0 +1,208 @@
+"""Rank 0's side: what it does to batches and to kept prompts is told first."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.generate import BatchGenerator
+
+from worker.engines.tap import LogitsTap
+from worker.prompt_cache.blocks import Block, Cutter
+from worker.ranks.links import LeaderLink
+from worker.ranks.orders import (
+    Close,
+    Cut,
+    Forget,
+    Insert,
+    Join,
+    Open,
+    Order,
+    Place,
+    Remove,
+    Snapshot,
+    Step,
+    Take,
+    Trim,
+)
+from worker.ranks.tokens import Sampler, leading
+
+
+class Lead:
+    """Tells the followers. Everything is called by the engine thread."""
+
+    def __init__(self, link: LeaderLink, group: Any) -> None:
+        self._link = link
+        self._group = group
+        # The next one, of batches and of what is kept.
+        self._number = 1
+        self._generators: dict[int, LeadingGenerator] = {}
+        # Of blocks and snapshots, by their identity: they are compared by nothing else.
+        self._kept: dict[int, int] = {}
+        self._forgotten: list[int] = []
+        # Caches that were joined, until a row has them.
+        self._joined: dict[int, int] = {}
+
+    def tell(self, order: Order) -> None:
+        if self._forgotten:
+            forgotten, self._forgotten = self._forgotten, []
+            self._link.tell(Forget(forgotten))
+        self._link.tell(order)
+
+    def rest(self) -> None:
+        """Nothing is to be computed for now: what is not kept any more can go."""
+        if self._forgotten:
+            self.tell(Trim())
+
+    def take(self, limit_bytes: int, beside_bytes: int) -> None:
+        self.tell(Take(limit_bytes, beside_bytes))
+
+    def sampler(self, sampler: Sampler) -> Sampler:
+        return leading(sampler, self._group)
+
+    def generator(self, tap: LogitsTap, rows: int, prompts: int) -> LeadingGenerator:
+        number = self.next_numbers(1)
+        self.tell(Open(number, rows, prompts))
+        self._generators[number] = made = LeadingGenerator(self, number, tap, rows, prompts)
+        return made
+
+    def closed(self, number: int) -> None:
+        if self._generators.pop(number, None) is not None:
+            self.tell(Close(number))
+
+    def joined(self, caches: list[Any] | None) -> int | None:
+        """The number of caches that were made of what is kept."""
+        return None if caches is None else self._joined.pop(id(caches), None)
+
+    # Of what is kept
+
+    def place(self, caches: list[Any], row: int) -> Place:
+        """Where mlx-lm has these.
+
+        Raises:
+            RuntimeError: nowhere.
+        """
+        for number, each in self._generators.items():
+            if (found := each.place(caches, row)) is not None:
+                return Place(number, *found)
+        raise RuntimeError("A row is to be kept that is in no batch.")
+
+    def next_numbers(self, count: int) -> int:
+        """The first of so many that nothing else has."""
+        first = self._number
+        self._number += count
+        return first
+
+    def keep(self, blocks: Sequence[Block], number: int) -> None:
+        """These have numbers from this one on."""
+        for at, block in enumerate(blocks, start=number):
+            self._kept[id(block)] = at
+            weakref.finalize(block, self._forget, id(block)).atexit = False
+
+    def number_of(self, block: Block) -> int:
+        return self._kept[id(block)]
+
+    def note_joined(self, caches: list[Any], number: int) -> None:
+        self._joined[id(caches)] = number
+
+    def _forget(self, identity: int) -> None:
+        self._forgotten.append(self._kept.pop(identity))
+
+
+class LeadingGenerator(BatchGenerator):  # type: ignore[misc]  # mlx-lm is untyped
+    """A batch in all ranks."""
+
+    def __init__(self, lead: Lead, number: int, tap: LogitsTap, rows: int, prompts: int) -> None:
+        super().__init__(tap, completion_batch_size=rows, prefill_batch_size=prompts)
+        self._lead = lead
+        self._number = number
+        self._tap = tap
+        # Of rows that ended with the last step.
+        self._ended: dict[int, list[Any]] = {}
+
+    def insert_segments(
+        self,
+        segments: list[list[list[int]]],
+        max_tokens: Any = None,
+        caches: Any = None,
+        all_tokens: Any = None,
+        samplers: Any = None,
+        logits_processors: Any = None,
+        stop_sequences: Any = None,
+    ) -> list[int]:
+        """One row."""
+        (each,), (most,), (stops,) = segments, max_tokens, stop_sequences
+        joined = self._lead.joined(caches[0])
+        self._lead.tell(Insert(self._number, each, most, list(stops.token_ids), joined))
+        uids: list[int] = super().insert_segments(
+            segments, max_tokens, caches, all_tokens, samplers, logits_processors, stop_sequences
+        )
+        return uids
+
+    def remove(self, uids: list[int], return_prompt_caches: bool = False) -> Any:
+        self._lead.tell(Remove(self._number, list(uids)))
+        return super().remove(uids, return_prompt_caches)
+
+    def next(self) -> Any:
+        watched = self._tap.watches_prompts
+        self._lead.tell(Step(self._number, self.prefill_step_size, watched))
+        prompt_responses, responses = super().next()
+        finish_step(self._tap, watched=watched)
+        self._ended = {
+            each.uid: each.prompt_cache for each in responses if each.finish_reason is not None
+        }
+        return prompt_responses, responses
+
+    def close(self) -> None:
+        super().close()
+        # It may not have come so far.
+        if (lead := getattr(self, "_lead", None)) is not None:
+            lead.closed(self._number)
+
+    def place(self, caches: list[Any], row: int) -> Any:
+        if caches is self._generation_batch.prompt_cache:
+            return "answer", row
+        if caches is self._prompt_batch.prompt_cache:
+            return "prompt", row
+        return next((("ended", uid) for uid, own in self._ended.items() if own is caches), None)
+
+
+def finish_step(tap: LogitsTap, *, watched: bool) -> None:
+    """Whoever looks at a prompt's logits has the last layer's collective operations done, which
+    nobody needs otherwise: then all ranks have to.
+    """
+    if watched and tap.last is not None:
+        mx.eval(tap.last)
+
+
+class LeadingCutter(Cutter):
+    """Blocks are cut in all ranks, and forgotten in all when nobody here refers to them."""
+
+    def __init__(self, lead: Lead, model: Any, make_caches: Callable[[], list[Any]]) -> None:
+        super().__init__(model, make_caches)
+        self._lead = lead
+
+    def cut(self, caches: list[Any], row: int, first: int, last: int) -> list[Block]:
+        number = self._lead.next_numbers(last - first)
+        self._lead.tell(Cut(self._lead.place(caches, row), first, last, number))
+        blocks = super().cut(caches, row, first, last)
+        self._lead.keep(blocks, number)
+        return blocks
+
+    def snapshot(self, caches: list[Any], row: int) -> Block:
+        number = self._lead.next_numbers(1)
+        self._lead.tell(Snapshot(self._lead.place(caches, row), number))
+        block = super().snapshot(caches, row)
+        self._lead.keep([block], number)
+        return block
+
+    def join(self, blocks: Sequence[Block], snapshot: Block | None) -> list[Any]:
+        number = self._lead.next_numbers(1)
+        kept = [self._lead.number_of(each) for each in blocks]
+        of_snapshot = None if snapshot is None else self._lead.number_of(snapshot)
+        self._lead.tell(Join(kept, of_snapshot, number))
+        caches = super().join(blocks, snapshot)
+        self._lead.note_joined(caches, number)
+        return caches

@@ -1,0 +1,179 @@
+"""The channels between rank 0 and its followers, and the news that one of them is broken.
+
+Orders go over ZeroMQ and not over the collective operations that carry the computation: a rank that
+waits in one of those spins, on the ring at least, and would keep a core busy all day.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import msgspec
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from protocol.channel import Keys, bind_leader_side, connect_follower_side
+from protocol.messages import Ranks
+from worker.model_error import LoadAbandonedError, ModelError
+from worker.ranks.orders import (
+    Answer,
+    Finish,
+    HasFailed,
+    Here,
+    Order,
+    decode_answer,
+    decode_order,
+    encode,
+)
+
+# Between two looks at whether a wait is to be given up.
+_LOOK_MS: Final = 50
+
+
+class LeaderLink:
+    """Rank 0's channels. Used by one thread; `on_lost` is called from another."""
+
+    def __init__(self, ranks: Ranks, on_lost: Callable[[str], None]) -> None:
+        """Raises: ModelError: the endpoint can't be bound."""
+        self._followers = [str(rank).encode() for rank in range(1, ranks.size)]
+        self._on_lost = on_lost
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            self._socket = bind_leader_side(
+                self._context, ranks.endpoint, Keys(*ranks.keys), ranks.silence_s
+            )
+        except zmq.ZMQError as error:
+            raise ModelError(f"{ranks.endpoint}: {error.strerror}", permanent=False) from error
+        self._monitor = self._socket.get_monitor_socket(zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED)
+        self._closing = False
+        self._watched = False
+
+    def gather(self, versions: dict[str, str], should_stop: Callable[[], bool]) -> None:
+        """Wait until all followers are there; from then on one that goes is lost.
+
+        Raises:
+            ModelError: one of them is of another version.
+            LoadAbandonedError: `should_stop` said so.
+        """
+        for rank, answer in self._all(should_stop).items():
+            if isinstance(answer, Here) and answer.versions != versions:
+                raise ModelError(
+                    f"Rank {rank} has other versions than rank 0: {_listed(answer.versions)}, not "
+                    f"{_listed(versions)}. Install the same on all hosts."
+                )
+        self._watched = True
+        threading.Thread(target=self._watch, name="followers", daemon=True).start()
+
+    def until_loaded(self, should_stop: Callable[[], bool]) -> None:
+        """Raises: ModelError: one of them can't load its part. LoadAbandonedError."""
+        self._all(should_stop)
+
+    def tell(self, order: Order) -> None:
+        """Raises: zmq.ZMQError: a follower is gone, or has read nothing for long."""
+        frame = encode(order)
+        for each in self._followers:
+            self._socket.send_multipart((each, frame))
+
+    def finish(self) -> None:
+        """Tell those that are there that it is over."""
+        frame = encode(Finish())
+        for each in self._followers:
+            with contextlib.suppress(zmq.ZMQError):
+                self._socket.send_multipart((each, frame), zmq.NOBLOCK)
+
+    def close(self) -> None:
+        """What was told is delivered first."""
+        self._closing = True
+        if not self._watched:
+            self._monitor.close(linger=0)
+        self._socket.close()
+        # Not for ever: a second, by the socket's linger.
+        self._context.term()
+
+    def _all(self, should_stop: Callable[[], bool]) -> dict[int, Answer]:
+        """One answer of each follower."""
+        answers: dict[int, Answer] = {}
+        while len(answers) < len(self._followers):
+            if should_stop():
+                raise LoadAbandonedError
+            if not self._socket.poll(_LOOK_MS):
+                continue
+            identity, frame = self._socket.recv_multipart()
+            rank = int(identity)
+            try:
+                answers[rank] = answer = decode_answer(frame)
+            except msgspec.DecodeError as error:
+                raise ModelError(
+                    f"Rank {rank} is of another version of Bulkhead. Install the same on all hosts."
+                ) from error
+            if isinstance(answer, HasFailed):
+                raise ModelError(f"Rank {rank}: {answer.reason}", permanent=answer.permanent)
+        return answers
+
+    def _watch(self) -> None:
+        """Which of those that are connected is a follower isn't told, so they are counted."""
+        connected: set[int] = set()
+        for event, value in _events(self._monitor):
+            if event == zmq.Event.ACCEPTED:
+                connected.add(value)
+            elif value in connected:
+                connected.discard(value)
+                if len(connected) < len(self._followers) and not self._closing:
+                    self._on_lost("A follower is gone")
+
+
+class FollowerLink:
+    """A follower's channel. Used by one thread; `on_lost` is called from another."""
+
+    def __init__(
+        self, address: str, key: bytes, rank: int, silence_s: float, on_lost: Callable[[str], None]
+    ) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = connect_follower_side(self._context, address, key, rank, silence_s)
+        self._monitor = self._socket.get_monitor_socket(zmq.Event.DISCONNECTED)
+        self._on_lost = on_lost
+        self._closing = False
+        threading.Thread(target=self._watch, name="leader", daemon=True).start()
+
+    def say(self, answer: Answer) -> None:
+        self._socket.send(encode(answer))
+
+    def next(self, should_stop: Callable[[], bool]) -> Order | None:
+        """The next order; None if `should_stop` said so meanwhile.
+
+        Raises:
+            msgspec.DecodeError: rank 0 is of another version.
+        """
+        while not should_stop():
+            if self._socket.poll(_LOOK_MS):
+                return decode_order(self._socket.recv())
+        return None
+
+    def close(self) -> None:
+        self._closing = True
+        self._socket.close()
+        # Not for ever: a second, by the socket's linger.
+        self._context.term()
+
+    def _watch(self) -> None:
+        for _ in _events(self._monitor):
+            if not self._closing:
+                self._on_lost("Rank 0 is gone")
+
+
+def _events(monitor: zmq.Socket[bytes]) -> Iterator[tuple[int, int]]:
+    """Until the context ends, which waits for this socket too."""
+    while True:
+        try:
+            told = recv_monitor_message(monitor)
+        except zmq.ContextTerminated:
+            monitor.close(linger=0)
+            return
+        yield told["event"], told["value"]
+
+
+def _listed(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))

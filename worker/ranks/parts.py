@@ -1,0 +1,76 @@
+"""A rank's part of a model, as mlx-lm's models make it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import mlx_lm.models
+
+from protocol.ranks import RankSplit
+from worker.model_error import ModelError, one_sentence
+
+# Heads that mlx-lm divides over the ranks without asking whether that can be.
+_HEADS: Final = (
+    "num_attention_heads",
+    "num_key_value_heads",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+)
+_SHARDS: Final = "    def shard("
+# Attention over a latent, which every rank keeps whole.
+_LATENT: Final = "kv_lora_rank"
+
+
+def split_model(model: Any, config: dict[str, Any], group: Any, split: RankSplit) -> None:
+    """Leave of a model, whose weights aren't read yet, what this rank computes.
+
+    Raises:
+        ModelError: mlx-lm can't split it like this.
+    """
+    kind = str(config.get("model_type"))
+    can = {"tensor": hasattr(model, "shard"), "pipeline": _stages(model) is not None}
+    if not can[split]:
+        raise ModelError(_refusal(kind, split, can))
+    try:
+        if split == "tensor":
+            _check_heads({**config, **(config.get("text_config") or {})}, group.size())
+            model.shard(group)
+        else:
+            _stages(model).pipeline(group)
+    except (ValueError, RuntimeError) as error:
+        raise ModelError(
+            f'split: a {kind} can\'t be split over {group.size()} ranks by "{split}": '
+            f"{one_sentence(error)}"
+        ) from error
+
+
+def _stages(model: Any) -> Any:
+    inner = getattr(model, "model", None)
+    return inner if hasattr(inner, "pipeline") else None
+
+
+def _refusal(kind: str, split: str, can: dict[str, bool]) -> str:
+    other = next((name for name, possible in can.items() if possible), None)
+    if other is not None:
+        return f'split: mlx-lm can\'t split a {kind} by "{split}", but it can by "{other}".'
+    return (
+        f"mlx-lm can't split a {kind} over ranks. Those that it can, by tensors: "
+        f"{', '.join(_splittable())}."
+    )
+
+
+def _splittable() -> list[str]:
+    """Looked for in the sources: to import them all would take seconds."""
+    folder = Path(mlx_lm.models.__file__).parent
+    return sorted(each.stem for each in folder.glob("*.py") if _SHARDS in each.read_text("utf-8"))
+
+
+def _check_heads(config: dict[str, Any], size: int) -> None:
+    """Raises: ValueError."""
+    for name in _HEADS:
+        count = config.get(name)
+        if _LATENT in config and name == "num_key_value_heads":
+            continue
+        if isinstance(count, int) and count % size:
+            raise ValueError(f"its {name} is {count}, which {size} doesn't divide")
