@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Literal, TypeAlias
 
@@ -45,6 +45,8 @@ Kind: TypeAlias = Literal[
     "mailbox",
     "pull",
     "removed",
+    "disk",
+    "upgrade",
 ]
 
 _KEPT: Final = 1000
@@ -114,6 +116,19 @@ class EventLog:
 
     def recent(self, count: int) -> list[Event]:
         return list(self._events)[-count:] if count > 0 else []
+
+    @property
+    def kept(self) -> tuple[Event, ...]:
+        """For another gateway."""
+        return tuple(self._events)
+
+    def restore(self, events: Iterable[Event]) -> None:
+        """Go on behind those of an earlier gateway."""
+        own = list(self._events)
+        self._events.clear()
+        self._events.extend([*events, *own])
+        if self._events:
+            self._last_id = max(self._last_id, *(each.id for each in self._events))
 
     def after(self, event_id: int) -> list[Event]:
         """The kept events that came after the one with this id."""

@@ -21,9 +21,12 @@ from gateway.api.status import ModelStatus, Status, gateway_status, model_status
 from gateway.config.settings import ConfigError
 from gateway.dispatch.refusal import Refusal
 from gateway.fleet.fleet import Fleet
+from gateway.memory.appraiser import UnreadableError
+from gateway.memory.forecast import Forecast
 from gateway.model.compartment import Compartment
 from gateway.model.lifecycle import State
 from gateway.serve.reload import Reloaded, Reloader
+from gateway.upgrade.handover import Upgraded, Upgrader
 
 _SETTLED: Final = (State.READY, State.UNLOADED, State.HELD, State.BACKOFF, State.FAILED)
 _FIRST_READING_S: Final = 2.0
@@ -91,6 +94,15 @@ async def clear_prompts(request: Request) -> Response:
     )
 
 
+async def estimate(request: Request) -> Response:
+    """What a load would bring about now; nothing is loaded."""
+    fleet: Fleet = request.app.state.fleet
+    try:
+        return _json(await fleet.steward.forecast(_compartment(request).tenancy))
+    except UnreadableError as error:
+        raise Refusal("model_unavailable", str(error)) from error
+
+
 async def reload(request: Request) -> Response:
     """400 with every mistake, a line each, if there is one; then nothing has changed."""
     reloader: Reloader = request.app.state.reloader
@@ -103,14 +115,23 @@ async def reload(request: Request) -> Response:
         ) from None
 
 
+async def upgrade(request: Request) -> Response:
+    """Answers once the next gateway serves; if it doesn't come up, with the reason, and this one
+    goes on.
+    """
+    upgrader: Upgrader = request.app.state.upgrader
+    return _json(await upgrader.upgrade())
+
+
 def _compartment(request: Request) -> Compartment:
     fleet: Fleet = request.app.state.fleet
     return fleet.roster.find(request.path_params["model_id"], caller_of(request))
 
 
 async def _target(request: Request) -> tuple[Compartment, Options]:
-    compartment = _compartment(request)
-    return compartment, await read_json(request, Options, optional=True)
+    options = await read_json(request, Options, optional=True)
+    request.app.state.fleet.check_decides()
+    return _compartment(request), options
 
 
 async def _after_load(request: Request, compartment: Compartment, options: Options) -> Response:
@@ -147,11 +168,23 @@ def _json(body: Struct) -> Response:
 
 _STATUS: Final = Operation(summary="Everything that is known", tag="operation", answer=Status)
 _RELOAD: Final = Operation(summary="Read the configuration again", tag="operation", answer=Reloaded)
+_UPGRADE: Final = Operation(
+    summary="Have another gateway take over",
+    tag="operation",
+    answer=Upgraded,
+    refusals=("model_unavailable", "shutting_down"),
+)
 _CLEAR: Final = Operation(
     summary="Let go of prompts",
     tag="operation",
     answer=Reclaimed,
     refusals=("model_unavailable",),
+)
+_ESTIMATE: Final = Operation(
+    summary="What a load would bring about",
+    tag="operation",
+    answer=Forecast,
+    refusals=("model_not_found", "model_unavailable"),
 )
 _ORDER: Final = Operation(
     summary="",
@@ -168,6 +201,7 @@ routes = [
         routes=[
             Described("/status", status, _STATUS),
             Described("/reload", reload, _RELOAD, method="POST"),
+            Described("/upgrade", upgrade, _UPGRADE, method="POST"),
             Described("/prompt-cache/clear", clear_prompts, _CLEAR, method="POST"),
             Described(
                 "/models/{model_id:path}/prompt-cache/clear",
@@ -184,6 +218,7 @@ routes = [
                 )
                 for verb in (load, unload, restart, kill)
             ),
+            Described("/models/{model_id:path}/estimate", estimate, _ESTIMATE),
             *keys.routes,
             *pulls.routes,
             *library.routes,

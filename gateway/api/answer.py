@@ -17,6 +17,7 @@ from gateway.api.framing import EVENTS, Framing
 from gateway.api.record import CLIENT_LEFT, note_outcome, note_usage
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import ClientGoneError, Piece, Request
+from gateway.edge.outlet import outlet_of
 from gateway.model.compartment import Compartment
 from protocol.messages import FinishReason, Usage
 from protocol.parts import AnswerPart, merged
@@ -136,8 +137,20 @@ class Answer(Response):
         started = False
         unopened = set(range(len(self._requests)))
         unfinished = set(unopened)
+        outlet = outlet_of(scope)
+
+        def shortcut(piece: Piece) -> bool:
+            if unopened or outlet is None or not outlet.writable:
+                return False
+            try:
+                outlet.write(self._form.piece(0, piece))
+            except Exception:
+                # The task meets it again, where it is logged and ends this stream and no other.
+                return False
+            return True
+
         try:
-            async with aclosing(pieces(self._requests)) as arriving:
+            async with aclosing(pieces(self._requests, shortcut)) as arriving:
                 async for index, piece in arriving:
                     framing = self._framing
                     events = framing.waiting if index in unopened else framing.pause

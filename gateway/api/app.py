@@ -45,6 +45,7 @@ from gateway.page.page import Page
 from gateway.pictures.reader import PictureReader
 from gateway.serve.reload import Reloader
 from gateway.telemetry.spans import Spans
+from gateway.upgrade.handover import Upgrader
 
 ROUTES: Final = (
     *front.routes,
@@ -78,7 +79,7 @@ class Parts(NamedTuple):
     spans: Spans | None
 
 
-def build_app(parts: Parts) -> ASGIApp:
+def build_app(parts: Parts, upgrader: Upgrader) -> ASGIApp:
     app = Starlette(
         routes=ROUTES,
         exception_handlers={
@@ -89,6 +90,7 @@ def build_app(parts: Parts) -> ASGIApp:
     )
     for name, part in parts._asdict().items():
         setattr(app.state, name, part)
+    app.state.upgrader = upgrader
     app.state.pictures = PictureReader()
     app.state.page = Page()
     app.state.http_meter = HttpMeter()

@@ -33,6 +33,13 @@ _decoder: Final = Lane("decoder")
 _DECODED_S: Final = 60.0
 _RETRY_AFTER_S: Final = 10
 
+# msgspec has the interpreter to itself while it decodes or skips one field, and lists and objects
+# take it longest: ten million of them seconds. A prompt as long as models take has fewer than this,
+# be it nothing but code.
+_MOST_BRACKETS: Final = 1 << 20
+# Counted in so many bytes at a time, between which others have their turn.
+_COUNTED_BYTES: Final = 1 << 20
+
 # Escapes, and surrogates written as they are; of the first, those that are no half of a pair.
 _SURROGATE: Final = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -96,7 +103,22 @@ async def beside_the_loop(
         ) from error
 
 
+def _check_brackets(body: bytearray) -> None:
+    """Raises: Refusal: there are too many of them to be decoded beside others."""
+    brackets = 0
+    for begin in range(0, len(body), _COUNTED_BYTES):
+        end = begin + _COUNTED_BYTES
+        brackets += body.count(b"[", begin, end) + body.count(b"{", begin, end)
+    if brackets > _MOST_BRACKETS:
+        raise Refusal(
+            "invalid_request_error",
+            f"The body has {brackets:,} opening brackets and braces, of {_MOST_BRACKETS:,} at "
+            "most: send fewer lists and objects.",
+        )
+
+
 def _decode(body: bytearray, kind: type[T], optional: bool) -> T:
+    _check_brackets(body)
     if optional and not body.strip():
         body = bytearray(b"{}")
     try:

@@ -7,10 +7,11 @@ from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 
 from gateway.dispatch.refusal import Refusal
-from gateway.dispatch.request import Piece, Request
+from gateway.dispatch.request import Piece, Request, Shortcut
 from gateway.fleet.fleet import Fleet
 from gateway.model.compartment import Compartment
 from protocol.messages import Usage
+from protocol.parts import Text
 
 
 def submit_all(fleet: Fleet, compartment: Compartment, requests: Sequence[Request]) -> None:
@@ -24,8 +25,11 @@ def submit_all(fleet: Fleet, compartment: Compartment, requests: Sequence[Reques
             raise
 
 
-async def pieces(requests: Sequence[Request]) -> AsyncGenerator[tuple[int, Piece]]:
+async def pieces(
+    requests: Sequence[Request], shortcut: Shortcut | None = None
+) -> AsyncGenerator[tuple[int, Piece]]:
     """Their pieces as they come, each with the number of its choice, until all are at their end.
+    If there is but one, `shortcut` gets those that it writes.
 
     Raises:
         Refusal: one of the answers ends here.
@@ -34,7 +38,7 @@ async def pieces(requests: Sequence[Request]) -> AsyncGenerator[tuple[int, Piece
     if len(requests) == 1:
         # Nearly all are alone, and need no task for each piece.
         while True:
-            piece = await requests[0].take()
+            piece = await requests[0].take(shortcut)
             yield 0, piece
             if piece.finish_reason is not None:
                 return
@@ -56,6 +60,14 @@ async def pieces(requests: Sequence[Request]) -> AsyncGenerator[tuple[int, Piece
             taker.cancel()
         # Several may have failed; one of them was told.
         await asyncio.gather(*takers, return_exceptions=True)
+
+
+def only_text(piece: Piece) -> str | None:
+    """Its text, if that is all there is to it, as with nearly every piece."""
+    if len(piece.parts) != 1 or piece.finish_reason is not None:
+        return None
+    (part,) = piece.parts
+    return part.text if isinstance(part, Text) else None
 
 
 def system_fingerprint(request: Request) -> str | None:

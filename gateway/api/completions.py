@@ -16,7 +16,7 @@ from gateway.api.answer import Answer, server_sent_event
 from gateway.api.answer import Choice as WholeChoice
 from gateway.api.bodies import beside_the_loop, read_json
 from gateway.api.callers import caller_of
-from gateway.api.choices import submit_all, system_fingerprint
+from gateway.api.choices import only_text, submit_all, system_fingerprint
 from gateway.api.inputs import Inputs, parse_inputs
 from gateway.api.logprobs import CompletionLogprobs, completion_logprobs, tokens_of
 from gateway.api.openapi.operation import EVENT_STREAM, GENERATES, Described, Operation
@@ -29,6 +29,7 @@ from gateway.api.sampling import (
 )
 from gateway.api.structure import StructuredBody, constraint_of
 from gateway.api.supported import refusing
+from gateway.api.text_event import TextEvent
 from gateway.api.usage import UsageBody
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Piece, Request
@@ -156,6 +157,7 @@ class CompletionFormat:
         self._logprobs = body.wants_logprobs
         self._answers = body.answers
         self._wanted = body.n or 1
+        self._texts: dict[tuple[int, str | None], TextEvent] = {}
         # Of each choice: characters whose tokens have been written, and tokens of its prompt.
         self._offsets: Counter[int] = Counter()
         self._prompt_tokens: Counter[int] = Counter()
@@ -164,6 +166,9 @@ class CompletionFormat:
         return b""
 
     def piece(self, index: int, piece: Piece) -> bytes:
+        text = only_text(piece)
+        if text is not None and not self._logprobs:
+            return self._text(index, text)
         return self._event([self._choice(index, piece.parts, piece.finish_reason)])
 
     def closing(self, usage: Usage) -> bytes:
@@ -213,6 +218,13 @@ class CompletionFormat:
                 end = part.begin + len(part.tokens)
                 self._prompt_tokens[index] = max(end, self._prompt_tokens[index])
         return found
+
+    def _text(self, index: int, text: str) -> bytes:
+        kind = index, self._request.progress.fingerprint
+        if (event := self._texts.get(kind)) is None:
+            event = TextEvent(lambda mark: self._event([Choice(index, mark, None, None)]))
+            self._texts[kind] = event
+        return event(text)
 
     def _event(self, choices: list[Choice], usage: UsageBody | None = None) -> bytes:
         return server_sent_event(self._json(choices, usage if self._include_usage else UNSET))

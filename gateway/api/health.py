@@ -80,7 +80,7 @@ async def health(request: HttpRequest) -> Response:
         if failed or faults or any(each.state in _DEGRADED for each in compartments)
         else "ok",
         version=VERSION,
-        uptime_s=time.time() - fleet.started_at,
+        uptime_s=fleet.uptime_s,
         models=[
             ModelHealth(
                 each.model.id,

@@ -9,7 +9,8 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.api.openapi.operation import NAMES_MODEL, Described, Operation, Query
+from gateway.api.openapi.operation import NAMES_MODEL, Described, Operation
+from gateway.dispatch.refusal import Refusal
 from gateway.library.catalogue import Entry
 from gateway.library.library import Library
 
@@ -19,11 +20,10 @@ class EntryList(Struct):
 
 
 class Removed(Struct):
-    """What it was, and the bytes that are free without it; with `dry_run` it is still there."""
+    """What it was, or is, and the bytes that are free without it."""
 
     source: str
     reclaimed_bytes: int
-    dry_run: bool
 
 
 async def list_entries(request: Request) -> Response:
@@ -34,16 +34,26 @@ async def show(request: Request) -> Response:
     return _json(await _library(request).find(request.path_params["name"]))
 
 
-async def remove(request: Request) -> Response:
-    """`dry_run=1` says what it would do, or why not."""
+async def removal(request: Request) -> Response:
+    """What `remove` would do, or why not."""
     library = _library(request)
     entry = await library.find(request.path_params["name"])
-    dry_run = request.query_params.get("dry_run", "0") not in ("0", "false")
-    if dry_run:
-        await library.check_removable(entry)
-    else:
-        await library.remove(entry)
-    return _json(Removed(entry.source, entry.size_bytes, dry_run))
+    await library.check_removable(entry)
+    return _json(Removed(entry.source, entry.size_bytes))
+
+
+async def remove(request: Request) -> Response:
+    if "dry_run" in request.query_params:
+        # What removes must not do so for who only asks.
+        raise Refusal(
+            "invalid_request_error",
+            "dry_run: nothing was removed. GET /admin/v1/removals/NAME says what would be.",
+            param="dry_run",
+        )
+    library = _library(request)
+    entry = await library.find(request.path_params["name"])
+    await library.remove(entry)
+    return _json(Removed(entry.source, entry.size_bytes))
 
 
 def _library(request: Request) -> Library:
@@ -58,10 +68,12 @@ def _json(body: Struct) -> Response:
 _LIST: Final = Operation(summary="The models on the disks", tag="operation", answer=EntryList)
 _SHOW: Final = Operation(summary="One of them", tag="operation", answer=Entry, refusals=NAMES_MODEL)
 _REMOVE: Final = Operation(
-    summary="Remove a model's files",
+    summary="Remove a model's files", tag="operation", answer=Removed, refusals=NAMES_MODEL
+)
+_REMOVAL: Final = Operation(
+    summary="What removing a model's files would do, or why they can't be removed",
     tag="operation",
     answer=Removed,
-    query=(Query("dry_run", "string", "1: say what it would do, or why not"),),
     refusals=NAMES_MODEL,
 )
 
@@ -69,4 +81,5 @@ routes = [
     Described("/library", list_entries, _LIST),
     Described("/library/{name:path}", show, _SHOW),
     Described("/library/{name:path}", remove, _REMOVE, method="DELETE"),
+    Described("/removals/{name:path}", removal, _REMOVAL),
 ]

@@ -21,13 +21,15 @@ from protocol.messages import Ability
 class ModelBody(Struct):
     """OpenAI's model object and Anthropic's in one, what prompts may have (OpenRouter's name:
     "text", and "image" of those that look at pictures), the state with its reason, vLLM's name for
-    the context in force, and what the model holds of the memory: its floor, what was lent to it,
+    the context in force, when it was last used since the gateway's start (a Unix time), and what
+    the model holds of the memory: its floor, what was lent to it,
     and what it wants in all (null until the model is loaded). `abilities` are what it makes of
     texts: text, embedding, score (null until it is loaded). `prompt_cache` is what is kept of its
     prompts.
     """
 
     id: str
+    aliases: tuple[str, ...]
     object: str
     created: int
     owned_by: str
@@ -38,6 +40,7 @@ class ModelBody(Struct):
     state: str
     reason: str | None
     max_model_len: int | None
+    last_used_at: float | None
     abilities: tuple[Ability, ...] | None
     floor_bytes: int | None
     lent_bytes: int | None
@@ -73,6 +76,7 @@ def _body(fleet: Fleet, compartment: Compartment) -> ModelBody:
     status = model_status(compartment, fleet)
     return ModelBody(
         id=status.id,
+        aliases=compartment.model.settings.aliases,
         object="model",
         created=int(fleet.started_at),
         owned_by="bulkhead",
@@ -83,6 +87,7 @@ def _body(fleet: Fleet, compartment: Compartment) -> ModelBody:
         state=status.state,
         reason=status.reason,
         max_model_len=status.context_tokens,
+        last_used_at=status.last_used_at,
         abilities=compartment.traffic.abilities,
         floor_bytes=status.floor_bytes,
         lent_bytes=status.lent_bytes,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
 from gateway.config.read import Configuration
 from gateway.fleet.fleet import Fleet
+from gateway.hosts.host import THIS_MACHINE
+from gateway.hosts.hosts import RemoteReading
+from gateway.memory.groups import Group
 from gateway.memory.reading import Footprint
 from gateway.model.compartment import Compartment
 from gateway.model.lifecycle import State
@@ -42,9 +44,21 @@ class MemoryStatus(Struct):
     card_available_bytes: int | None
 
 
+class RankStatus(Struct):
+    """One of the processes that compute a model together, and where it runs."""
+
+    rank: int
+    host: str
+    pid: int | None
+    footprint_bytes: int | None
+
+
 class WorkerStatus(Struct):
     """A process. Of its footprint, the model's weights, the caches of its sequences with what a
     step computes on, and the buffers that MLX keeps for later are told apart.
+
+    Of several `ranks` the pid is that of rank 0, and bytes are those of all of them; empty: there
+    is one.
     """
 
     pid: int
@@ -59,6 +73,7 @@ class WorkerStatus(Struct):
     last_step_age_s: float | None
     tokens_per_s: float | None
     prompt_cache_bytes: int | None
+    ranks: list[RankStatus]
 
 
 class PromptCacheStatus(Struct):
@@ -103,11 +118,43 @@ class ModelStatus(Struct):
     last_exit: LastExit | None
 
 
+class GroupStatus(Struct):
+    """A group of models, as it is configured. `loaded` have memory or are about to; `kept_bytes`
+    are kept free for the others, or lent until they are called back. `reason` says which of those
+    that are loaded together stays out, and why.
+    """
+
+    id: str
+    models: tuple[str, ...]
+    together: bool
+    swap: bool
+    reserve: bool
+    loaded: tuple[str, ...]
+    kept_bytes: int
+    reason: str | None
+
+
 class ConfigStatus(Struct):
     """The file in force, if there is one, and what tells its content from another (SHA-256)."""
 
     file: str | None
     digest: str | None
+
+
+class HostStatus(Struct):
+    """Another machine that ranks may run on. `reason` is why it can't be asked now, or why ranks
+    there would not work with those here. Bytes are by its agent's own figures.
+    """
+
+    name: str
+    url: str
+    reachable: bool
+    reason: str | None
+    version: str | None
+    budget_bytes: int | None
+    held_bytes: int | None
+    free_bytes: int | None
+    ranks: int | None
 
 
 class Status(Struct):
@@ -120,6 +167,8 @@ class Status(Struct):
     memory: MemoryStatus
     prompt_cache: PromptCacheStatus
     models: list[ModelStatus]
+    hosts: list[HostStatus]
+    groups: list[GroupStatus]
 
 
 def gateway_status(fleet: Fleet, configuration: Configuration) -> Status:
@@ -128,19 +177,61 @@ def gateway_status(fleet: Fleet, configuration: Configuration) -> Status:
     return Status(
         version=VERSION,
         pid=os.getpid(),
-        uptime_s=time.time() - fleet.started_at,
+        uptime_s=fleet.uptime_s,
         state=fleet.phase,
         reason=fleet.caution,
         config=ConfigStatus(None if file is None else str(file.absolute()), configuration.digest),
         memory=_memory_status(fleet),
         prompt_cache=_together([each.prompt_cache for each in models], fleet),
         models=models,
+        hosts=[_host_status(each) for each in fleet.hosts.readings.values()],
+        groups=[_group_status(each, fleet) for each in fleet.steward.admission.ledger.groups.all],
     )
+
+
+def _host_status(reading: RemoteReading) -> HostStatus:
+    told = reading.told
+    return HostStatus(
+        name=reading.link.name,
+        url=reading.link.url,
+        reachable=told is not None,
+        reason=reading.trouble,
+        version=None if told is None else told.version,
+        budget_bytes=None if told is None else told.memory.budget_bytes,
+        held_bytes=None if told is None else told.memory.held_bytes,
+        free_bytes=None if told is None else told.memory.free_bytes,
+        ranks=None if told is None else told.ranks,
+    )
+
+
+def _group_status(group: Group, fleet: Fleet) -> GroupStatus:
+    ledger = fleet.steward.admission.ledger
+    loaded = tuple(each for each in group.models if ledger.has_room(each))
+    return GroupStatus(
+        id=group.name,
+        models=group.models,
+        together=group.together,
+        swap=group.swap,
+        reserve=group.reserve,
+        loaded=loaded,
+        kept_bytes=ledger.kept_for(group) if group.reserve else 0,
+        reason=_incomplete(group, loaded, fleet) if group.together else None,
+    )
+
+
+def _incomplete(group: Group, loaded: tuple[str, ...], fleet: Fleet) -> str | None:
+    """Why only a part of it is loaded; None: all of it is, or nothing."""
+    missing = [each for each in group.models if each not in loaded]
+    if not loaded or not missing:
+        return None
+    compartments = fleet.roster.configured
+    found = (f"{each} {compartments[each].describe()}" for each in missing if each in compartments)
+    return "; ".join(found) or None
 
 
 def model_status(compartment: Compartment, fleet: Fleet) -> ModelStatus:
     worker = compartment.worker
-    estimated = fleet.steward.estimates.get(compartment.model.id)
+    estimated = fleet.steward.estimate_of(compartment.model.id)
     holder = fleet.steward.admission.ledger.holder(compartment.model.id)
     return ModelStatus(
         id=compartment.model.id,
@@ -166,11 +257,13 @@ def model_status(compartment: Compartment, fleet: Fleet) -> ModelStatus:
 
 
 def _remark(compartment: Compartment, fleet: Fleet) -> str | None:
-    """What is to be said of the memory of a model that is well."""
+    """What is to be said of the disk, or the memory, of a model that is well."""
     worker = compartment.worker
     if worker is None or compartment.state is not State.READY:
         return None
-    return fleet.steward.remark(compartment.model.id, worker.short_of_memory)
+    return fleet.disks.remark(compartment) or fleet.steward.remark(
+        compartment.model.id, worker.short_of_memory
+    )
 
 
 def _worker_status(worker: Worker) -> WorkerStatus:
@@ -188,7 +281,17 @@ def _worker_status(worker: Worker) -> WorkerStatus:
         last_step_age_s=worker.last_step_age_s,
         tokens_per_s=worker.tokens_per_s,
         prompt_cache_bytes=worker.memory.prompt_cache_bytes,
+        ranks=list(_ranks(worker)),
     )
+
+
+def _ranks(worker: Worker) -> Iterator[RankStatus]:
+    if worker.followers is None:
+        return
+    yield RankStatus(0, THIS_MACHINE, worker.pid, worker.own_footprint_bytes)
+    for each in worker.followers.each:
+        pid = None if each.process is None else each.process.pid
+        yield RankStatus(each.rank, each.host.name, pid, each.footprint_bytes)
 
 
 def _prompt_cache_status(compartment: Compartment, fleet: Fleet) -> PromptCacheStatus:

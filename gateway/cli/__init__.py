@@ -15,6 +15,7 @@ from gateway.version import VERSION
 
 VERBS: Final = (
     "serve",
+    "agent",
     "status",
     "top",
     "models",
@@ -30,17 +31,34 @@ VERBS: Final = (
     "chat",
     "pull",
     "estimate",
+    "bench",
     "config",
     "key",
     "usage",
+    "upgrade",
     "demo",
     "service",
     "doctor",
+    "completion",
 )
+
+# What ollama, llama-swap and shells call them.
+_ELSEWHERE: Final = {
+    "download": "pull",
+    "get": "pull",
+    "ls": "list",
+    "ps": "status",
+    "remove": "rm",
+    "run": "chat",
+    "start": "serve",
+    "stop": "unload",
+}
 
 
 class _Verbs(UncutGroup):
     """Finds each verb in the module of its name, so that `serve` doesn't carry the others."""
+
+    elsewhere = _ELSEWHERE
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         # `list` is a verb in this package.

@@ -24,6 +24,13 @@ class MemoryReading(Struct, frozen=True):
     pressure: str | None = None
 
 
+class RankReading(Struct, frozen=True):
+    rank: int
+    host: str
+    pid: int | None = None
+    footprint_bytes: int | None = None
+
+
 class WorkerReading(Struct, frozen=True):
     pid: int
     footprint_bytes: int | None = None
@@ -33,6 +40,7 @@ class WorkerReading(Struct, frozen=True):
     buffer_bytes: int | None = None
     last_step_age_s: float | None = None
     tokens_per_s: float | None = None
+    ranks: tuple[RankReading, ...] = ()
 
 
 class PromptCacheReading(Struct, frozen=True):
@@ -51,7 +59,10 @@ class LastExit(Struct, frozen=True):
 
     @property
     def how(self) -> str:
-        return f"by {self.signal}" if self.signal else f"with code {self.code}"
+        if self.signal:
+            return f"by {self.signal}"
+        # Of a worker that another gateway started nobody learns it.
+        return "with an unknown status" if self.code is None else f"with code {self.code}"
 
 
 class ModelReading(Struct, frozen=True):
@@ -72,6 +83,33 @@ class ModelReading(Struct, frozen=True):
     last_exit: LastExit | None = None
 
 
+class HostReading(Struct, frozen=True):
+    name: str
+    url: str
+    reachable: bool
+    reason: str | None = None
+    version: str | None = None
+    budget_bytes: int | None = None
+    held_bytes: int | None = None
+    free_bytes: int | None = None
+    ranks: int | None = None
+
+
+class GroupReading(Struct, frozen=True):
+    id: str
+    models: tuple[str, ...]
+    loaded: tuple[str, ...] = ()
+    together: bool = False
+    swap: bool = False
+    reserve: bool = False
+    kept_bytes: int = 0
+    reason: str | None = None
+
+
+class ForecastReading(Struct, frozen=True):
+    about: str
+
+
 class GatewayReading(Struct, frozen=True):
     version: str
     pid: int
@@ -79,8 +117,10 @@ class GatewayReading(Struct, frozen=True):
     state: str
     memory: MemoryReading
     models: tuple[ModelReading, ...]
+    groups: tuple[GroupReading, ...] = ()
     reason: str | None = None
     prompt_cache: PromptCacheReading = PromptCacheReading()
+    hosts: tuple[HostReading, ...] = ()
 
     def model(self, model_id: str) -> ModelReading | None:
         return next((each for each in self.models if each.id == model_id), None)
@@ -98,6 +138,9 @@ class EventReading(Struct, frozen=True):
 class ListedModel(Struct, frozen=True):
     id: str
     state: str
+    max_model_len: int | None = None
+    aliases: tuple[str, ...] = ()
+    last_used_at: float | None = None
 
 
 class ModelList(Struct, frozen=True):
@@ -121,24 +164,32 @@ class ChatMessage(Struct, frozen=True):
     content: str
 
 
-class ChatRequest(Struct, frozen=True, omit_defaults=True):
-    model: str
-    messages: tuple[ChatMessage, ...]
-    stream: Literal[True]
-    temperature: float | None = None
-    max_tokens: int | None = None
-
-
 class ChunkDelta(Struct, frozen=True):
     content: str | None = None
+    reasoning_content: str | None = None
 
 
 class ChunkChoice(Struct, frozen=True):
     delta: ChunkDelta
+    finish_reason: str | None = None
 
 
 class Chunk(Struct, frozen=True):
     choices: tuple[ChunkChoice, ...]
+
+
+class CompletionChoice(Struct, frozen=True):
+    text: str
+
+
+class UsageReading(Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class CompletionChunk(Struct, frozen=True):
+    choices: tuple[CompletionChoice, ...]
+    usage: UsageReading | None = None
 
 
 class ErrorBody(Struct, frozen=True):

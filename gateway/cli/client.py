@@ -16,6 +16,7 @@ from gateway.cli.bodies import (
     EntryListReading,
     EntryReading,
     ErrorEnvelope,
+    ForecastReading,
     GatewayReading,
     ListedModel,
     ModelList,
@@ -31,6 +32,7 @@ from gateway.cli.failure import (
     NoSuchModelError,
 )
 from gateway.cli.server_sent_events import ServerSentEvent, server_sent_events
+from gateway.cli.trust import trusting_system
 from gateway.tls.certificate import distrust
 
 _ANSWER_S: Final = 10.0
@@ -38,7 +40,9 @@ _CONNECT_S: Final = 5.0
 _TIMEOUT: Final = httpx.Timeout(_ANSWER_S, connect=_CONNECT_S)
 # The disks of models may sleep.
 _SLOW: Final = httpx.Timeout(30.0, connect=_CONNECT_S)
-# For what takes as long as it takes: loads, drains, answers.
+# A stream says something every few seconds, if only that it waits.
+_STREAM: Final = httpx.Timeout(60.0, connect=_CONNECT_S)
+# For what takes as long as it takes: loads, drains.
 _PATIENT: Final = httpx.Timeout(None, connect=_CONNECT_S)
 
 # Parts of a path that lead to another one.
@@ -55,6 +59,8 @@ class GatewayClient:
     ) -> None:
         """`trust` is what the gateway's certificate is checked with, if there is to be one."""
         self.url = url
+        if trust is None and url.startswith("https:"):
+            trust = trusting_system()
         self._http = httpx.Client(
             base_url=url,
             headers={} if admin_key is None else {"authorization": f"Bearer {admin_key}"},
@@ -87,6 +93,12 @@ class GatewayClient:
         """The model of an id or alias."""
         return self.read(self.get(f"/v1/models/{_quoted(model_id)}"), ListedModel)
 
+    def forecast(self, model_id: str) -> ForecastReading:
+        """What a load would bring about now."""
+        path = f"/admin/v1/models/{_quoted(model_id)}/estimate"
+        with self._answer("GET", path, _SLOW) as response:
+            return self.read(response.read(), ForecastReading)
+
     def get(self, path: str, **query: str | int) -> bytes:
         with self._answer("GET", path, _TIMEOUT, query=query) as response:
             return response.read()
@@ -99,6 +111,10 @@ class GatewayClient:
 
     def reload(self) -> bytes:
         with self._answer("POST", "/admin/v1/reload", _PATIENT) as response:
+            return response.read()
+
+    def upgrade(self) -> bytes:
+        with self._answer("POST", "/admin/v1/upgrade", _PATIENT) as response:
             return response.read()
 
     def add_key(self, new: Struct) -> bytes:
@@ -131,7 +147,12 @@ class GatewayClient:
 
     @contextlib.contextmanager
     def chat(self, request: Struct) -> Iterator[Iterator[ServerSentEvent]]:
-        with self._answer("POST", "/v1/chat/completions", _PATIENT, request) as response:
+        with self._answer("POST", "/v1/chat/completions", _STREAM, request) as response:
+            yield server_sent_events(response.iter_bytes())
+
+    @contextlib.contextmanager
+    def completion(self, request: Struct) -> Iterator[Iterator[ServerSentEvent]]:
+        with self._answer("POST", "/v1/completions", _STREAM, request) as response:
             yield server_sent_events(response.iter_bytes())
 
     def begin_pull(self, order: PullOrder) -> PullReading:
@@ -160,10 +181,12 @@ class GatewayClient:
         with self._answer("GET", _library_path(name), _SLOW) as response:
             return self.read(response.read(), EntryReading)
 
-    def remove(self, name: str, *, dry_run: bool) -> RemovedReading:
-        path = _library_path(name)
-        query: dict[str, str | int] = {"dry_run": int(dry_run)}
-        with self._answer("DELETE", path, _PATIENT, query=query) as response:
+    def removal(self, name: str) -> RemovedReading:
+        with self._answer("GET", _library_path(name, "removals"), _SLOW) as response:
+            return self.read(response.read(), RemovedReading)
+
+    def remove(self, name: str) -> RemovedReading:
+        with self._answer("DELETE", _library_path(name), _PATIENT) as response:
             return self.read(response.read(), RemovedReading)
 
     def read(self, content: bytes | str, kind: type[Body]) -> Body:
@@ -235,10 +258,10 @@ def _log_path(model_id: str | None) -> str:
     return "/admin/v1" + ("" if model_id is None else f"/models/{_quoted(model_id)}") + "/logs"
 
 
-def _library_path(name: str) -> str:
+def _library_path(name: str, what: str = "library") -> str:
     """An entry may be named by its folder, which begins with a slash."""
     root = "/" if name.startswith("/") else ""
-    return f"/admin/v1/library/{root}{_quoted(name.removeprefix('/'), name)}"
+    return f"/admin/v1/{what}/{root}{_quoted(name.removeprefix('/'), name)}"
 
 
 def _quoted(model_id: str, named: str | None = None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -18,14 +19,28 @@ from gateway.cli.flags import takes_flags
 from gateway.cli.printable import printable, printable_json
 from gateway.cli.uncut import UncutGroup
 from gateway.config.example import example
-from gateway.config.keys import DISCOVERY_KEYS, KEYS, MODEL_KEYS, MODELS, Definition, label
+from gateway.config.keys import (
+    DISCOVERY_KEYS,
+    GROUP_KEYS,
+    GROUPS,
+    HOST_KEYS,
+    HOSTS,
+    KEYS,
+    MODEL_KEYS,
+    MODELS,
+    Definition,
+    label,
+)
 from gateway.config.locations import Place
 from gateway.config.mistakes import Mistake, Source
 from gateway.config.network import network_cautions
-from gateway.config.read import Configuration, read_configuration
+from gateway.config.read import Configuration, raise_misfits, read_configuration
 from gateway.config.schema import schema
 from gateway.config.settings import ConfigError, Flags
-from gateway.state.state_dir import default_state_dir
+from gateway.memory.budget import budget_bytes
+from gateway.memory.estimate.beside import misfits
+from gateway.memory.estimate.learned import Learned
+from gateway.state.state_dir import StateDir, default_state_dir
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -67,6 +82,7 @@ def check(flags: Flags, *, as_json: bool) -> None:
     """
     try:
         configuration = read_configuration(flags, os.environ)
+        _check_groups(configuration)
     except ConfigError as error:
         _print_mistakes(error.mistakes, as_json=as_json)
         sys.exit(1)
@@ -79,6 +95,15 @@ def check(flags: Flags, *, as_json: bool) -> None:
         _say(_summary(configuration))
         for caution in cautions:
             _say(f"Careful: {caution}")
+
+
+def _check_groups(configuration: Configuration) -> None:
+    """Raises: ConfigError: some can't have their room."""
+    settings = configuration.settings
+    if settings.groups:
+        state_dir = StateDir(Path(settings.gateway.state_dir or default_state_dir()))
+        learned = Learned(state_dir.learned_path)
+        raise_misfits(configuration, misfits(settings, budget_bytes(settings.memory), learned))
 
 
 @command.command("show")
@@ -127,11 +152,17 @@ def _values(configuration: Configuration) -> Iterator[tuple[Place, Definition, A
         section = getattr(configuration.settings, table)
         for name, definition in keys.items():
             yield (table, name), definition, getattr(section, name)
+    for host, settings in configuration.settings.hosts.items():
+        for name, definition in HOST_KEYS.items():
+            yield (HOSTS, host, name), definition, getattr(settings, name)
     for name, definition in DISCOVERY_KEYS.items():
         yield (MODELS, name), definition, getattr(configuration.settings.discovery, name)
     for model_id, model in configuration.settings.models.items():
         for name, definition in MODEL_KEYS.items():
             yield (MODELS, model_id, name), definition, getattr(model, name)
+    for group_id, group in configuration.settings.groups.items():
+        for name, definition in GROUP_KEYS.items():
+            yield (GROUPS, group_id, name), definition, getattr(group, name)
 
 
 def _print_values(configuration: Configuration) -> None:

@@ -15,12 +15,13 @@ import click
 import psutil
 from msgspec import Struct
 
-from gateway.cli.bodies import ChatMessage, ChatRequest, ModelReading, Order, WorkerReading
+from gateway.cli.answer_stream import Piece, stream_answer
+from gateway.cli.bodies import ChatMessage, ModelReading, Order, WorkerReading
 from gateway.cli.child_gateway import ChildGateway, child_gateway
 from gateway.cli.client import GatewayClient
-from gateway.cli.conversation import stream_answer
 from gateway.cli.failure import CommandError, interruptible
 from gateway.cli.paragraph import Paragraph
+from gateway.cli.parameters import Parameters
 from gateway.cli.pulse import Pulse
 from gateway.config.sizes import format_size
 from gateway.memory.footprint import FootprintError, footprint
@@ -182,8 +183,10 @@ def _unload(gateway: GatewayClient, pid: int) -> None:
 
 
 def _answer(gateway: GatewayClient, question: str) -> Generator[str, None, None]:
-    request = ChatRequest(_MODEL, (ChatMessage("user", question),), True, temperature=0.0)
-    return stream_answer(gateway, request, lambda: None)
+    messages = (ChatMessage("user", question),)
+    for piece in stream_answer(gateway, _MODEL, messages, Parameters(temperature=0.0)):
+        if isinstance(piece, Piece):
+            yield piece.text
 
 
 def _model(gateway: GatewayClient) -> ModelReading:

@@ -10,7 +10,10 @@ import click
 import msgspec
 from msgspec import Struct
 
+from gateway.cli.client import GatewayClient
 from gateway.cli.failure import CommandError, NoSuchModelError
+from gateway.cli.local import access
+from gateway.cli.model_names import complete_model
 from gateway.config.models import find_folder, locate
 from gateway.config.read import read_settings
 from gateway.config.settings import ConfigError, Flags, ModelSettings, Settings
@@ -23,6 +26,8 @@ from gateway.memory.estimate.learned import Learned
 from gateway.memory.estimate.options import options_in
 from gateway.memory.estimate.weights import EstimateError
 from gateway.memory.stranded.record import read_stranded
+from gateway.nearest import nearest_model, suggestion
+from gateway.state.address import running_address
 from gateway.state.state_dir import StateDir, default_state_dir
 
 _WIDTH: Final = 14
@@ -34,6 +39,8 @@ Verdict: TypeAlias = Literal["fits", "fits with a shorter context", "doesn't fit
 class Printed(Struct):
     """The JSON form; sizes in bytes. `floor_bytes`, the sum of the parts, must be had for a load;
     `possible_bytes` can be had beside what is pinned. `rows` are sequences by their tokens.
+    `company` are the floors of models that are loaded with it; `forecast` is what a running gateway
+    says that its load would bring about.
     """
 
     model: str
@@ -48,12 +55,17 @@ class Printed(Struct):
     needed_bytes: int
     possible_bytes: int
     granted_context_tokens: int
+    company: dict[str, int]
+    forecast: str | None
 
 
 class _Answer(NamedTuple):
     estimate: Estimate
     fit: Fit
-    pinned_bytes: int
+    kept_bytes: int
+    company: dict[str, int]
+    grouped: bool
+    forecast: str | None
 
     @property
     def verdict(self) -> Verdict:
@@ -70,7 +82,7 @@ class _Answer(NamedTuple):
 
 
 @click.command("estimate")
-@click.argument("model")
+@click.argument("model", shell_complete=complete_model)
 @click.option("--context", "context_tokens", type=click.IntRange(1), help="Tokens of context.")
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file [BULKHEAD_CONFIG].")
 @click.option("--state-dir", type=click.Path(path_type=Path), help="[BULKHEAD_STATE_DIR]")
@@ -88,7 +100,8 @@ def command(
     MODEL is an id or alias of the configuration, a folder, or a repository in the Hugging Face
     cache. If it has run before on this state folder, what it really took is shown beside the sum.
     Then come whether it fits into the budget, beside what is pinned, and how many sequences have
-    room at once.
+    room at once. Of a model in groups, what is loaded with it; and of one that is configured, what
+    a load would evict now, if a gateway runs on this state folder.
     """
     try:
         settings = read_settings(Flags(config=config, state_dir=state_dir), os.environ)
@@ -99,7 +112,9 @@ def command(
     try:
         folder = find_folder(locate(configured.path))
     except (ValueError, OSError) as error:
-        raise NoSuchModelError(f"Nothing can be said of {model}: {error}") from error
+        names = (name for key, each in settings.models.items() for name in (key, *each.aliases))
+        meant = suggestion(nearest_model(model, names))
+        raise NoSuchModelError(f"Nothing can be said of {model}: {error}{meant}") from error
     try:
         answer = _answer(folder, tokens, configured, settings)
     except (OSError, ValueError, EstimateError) as error:
@@ -131,7 +146,27 @@ def _answer(folder: Path, tokens: int, configured: ModelSettings, settings: Sett
     )
     usable_bytes = budget_bytes(settings.memory) - read_stranded(state_dir.stranded_path).bytes
     possible = possible_beside(configured, settings, usable_bytes, learned)
-    return _Answer(found, fit(found, possible.bytes), possible.pinned_bytes)
+    model_id = next((name for name, each in settings.models.items() if each is configured), None)
+    return _Answer(
+        found,
+        fit(found, possible.bytes),
+        possible.kept_bytes,
+        possible.company,
+        bool(settings.groups),
+        None if model_id is None else _forecast(model_id, state_dir),
+    )
+
+
+def _forecast(model_id: str, state_dir: StateDir) -> str | None:
+    """What the gateway of this state folder says, if one runs and knows the model."""
+    if running_address(state_dir) is None:
+        return None
+    found = access(None, os.environ.get("BULKHEAD_ADMIN_KEY"), state_dir)
+    with GatewayClient(found.url, found.key, found.trust) as gateway:
+        try:
+            return gateway.forecast(model_id).about
+        except CommandError:
+            return None
 
 
 def _printed(model: str, answer: _Answer) -> Printed:
@@ -149,6 +184,8 @@ def _printed(model: str, answer: _Answer) -> Printed:
         needed_bytes=answer.fit.needed_bytes,
         possible_bytes=answer.fit.possible_bytes,
         granted_context_tokens=answer.fit.context_tokens,
+        company=answer.company,
+        forecast=answer.forecast,
     )
 
 
@@ -169,6 +206,14 @@ def _print(model: str, answer: _Answer) -> None:
             f"{format_size(calculated)}, is off by {calculated / measured - 1:+.0%}."
         )
     click.echo(_sentence(answer))
+    if answer.company:
+        together_bytes = answer.fit.needed_bytes + sum(answer.company.values())
+        click.echo(
+            f"Loading it also loads {', '.join(answer.company)}: together "
+            f"{format_size(together_bytes)}."
+        )
+    if answer.forecast is not None:
+        click.echo(f"Now: {answer.forecast}")
     if answer.fit.fits and answer.rows:
         rows = ", ".join(f"{rows:,} of {tokens:,}" for tokens, rows in answer.rows.items())
         click.echo(f"Sequences that have room at once, by their tokens: {rows}.")
@@ -178,8 +223,9 @@ def _sentence(answer: _Answer) -> str:
     found = answer.fit
     needed, possible = format_size(found.needed_bytes), format_size(found.possible_bytes)
     beside = ""
-    if answer.pinned_bytes:
-        beside = f" beside the {format_size(answer.pinned_bytes)} of what is pinned"
+    if answer.kept_bytes:
+        whose = "what is pinned or kept for groups" if answer.grouped else "what is pinned"
+        beside = f" beside the {format_size(answer.kept_bytes)} of {whose}"
     asks = f"its floor is {needed}, and {possible} can be had{beside}."
     match answer.verdict:
         case "fits":

@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from gateway.cli.client import GatewayClient
+from gateway.cli.model_names import complete_model
 from gateway.cli.options import reaches_gateway
 from gateway.cli.printable import printable
 from gateway.cli.server_sent_events import ServerSentEvent
@@ -28,7 +29,7 @@ _PLACED: Final = ("id", "at", "event", "model")
     help="How many of the last events to begin with.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
-@click.option("--model", help="Only events of this model.")
+@click.option("--model", shell_complete=complete_model, help="Only events of this model.")
 @reaches_gateway
 def command(
     gateway: GatewayClient, *, follow: bool, recent: int, as_json: bool, model: str | None

@@ -197,9 +197,13 @@ def _configured() -> set[str]:
 
 
 def _table(keys: list[KeyBody]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in ("key", "state", "models", "priority", "rpm", "tpm", "at once", "made"):
-        table.add_column(heading, overflow="fold")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("key", overflow="fold")
+    # A date stays whole.
+    table.add_column("state", overflow="fold", min_width=10)
+    table.add_column("models", overflow="fold")
+    for heading in ("priority", "rpm", "tpm", "at once", "made"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for each in keys:
         table.add_row(
             each.name,

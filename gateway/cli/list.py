@@ -11,6 +11,7 @@ from rich.table import Table
 from gateway.cli.bodies import EntryReading
 from gateway.cli.client import GatewayClient
 from gateway.cli.console import stdout_console
+from gateway.cli.moments import ago
 from gateway.cli.options import json_option, reaches_gateway
 from gateway.cli.printable import printable
 from gateway.cli.shelf import Shelf
@@ -29,7 +30,7 @@ def command(gateway: GatewayClient, *, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(entries), indent=2))
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("model", overflow="fold")
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("quantization", no_wrap=True)
@@ -37,6 +38,7 @@ def command(gateway: GatewayClient, *, as_json: bool) -> None:
     table.add_column("can", overflow="fold")
     table.add_column("last used", no_wrap=True)
     table.add_column("state", no_wrap=True)
+    now = time.time()
     for each in entries:
         table.add_row(
             printable(each.name),
@@ -44,7 +46,7 @@ def command(gateway: GatewayClient, *, as_json: bool) -> None:
             printable(each.quantization or "-"),
             "-" if each.context_tokens is None else f"{each.context_tokens:,}",
             ", ".join(each.abilities) or "-",
-            used(each),
+            ago(each.last_used_at, now),
             state(each),
         )
     stdout_console().print(table)

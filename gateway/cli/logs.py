@@ -13,10 +13,12 @@ from gateway.cli.client import GatewayClient
 from gateway.cli.failure import CommandError, NoGatewayError, NoSuchModelError
 from gateway.cli.local import local_settings
 from gateway.cli.log_lines import LogPrinter
+from gateway.cli.model_names import complete_model
 from gateway.cli.options import names_gateway, reaches_gateway
 from gateway.config.settings import Settings
 from gateway.logs.reader import LogReader
 from gateway.logs.since import since_stamp
+from gateway.nearest import nearest_model, suggestion
 
 _DEFAULT_LINES: Final = 200
 _ALL_LINES: Final = 999_999_999
@@ -33,7 +35,7 @@ def _check_since(
 
 
 @click.command("logs")
-@click.argument("model", metavar="[MODEL]", required=False)
+@click.argument("model", metavar="[MODEL]", required=False, shell_complete=complete_model)
 @click.option("-f", "--follow", is_flag=True, help="Go on with new lines until Ctrl-C.")
 @click.option(
     "--since", callback=_check_since, help="Begin so long ago (10m, 2h), or at an ISO 8601 time."
@@ -101,7 +103,7 @@ def _log_path(model: str | None, state_dir: Path | None, gateway: GatewayClient)
         raise NoGatewayError(f"There is no gateway's log in {folder.logs}.{unanswered}")
     raise NoSuchModelError(
         f"There is no log of a model {model!r} in {folder.logs}, and the configuration doesn't "
-        "know it."
+        f"know it.{suggestion(nearest_model(model, settings.models))}"
     )
 
 

@@ -13,10 +13,11 @@ from click.core import ParameterSource
 from gateway.cli.client import GatewayClient
 from gateway.cli.failure import interruptible
 from gateway.cli.local import DEFAULT_URL, access, local_settings
+from gateway.cli.model_names import complete_model
 
 Arguments = ParamSpec("Arguments")
 
-model_argument = click.argument("model", metavar="MODEL")
+model_argument = click.argument("model", metavar="MODEL", shell_complete=complete_model)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the gateway's JSON.")
 
 

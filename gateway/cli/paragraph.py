@@ -2,49 +2,88 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Final
+
 import click
+from rich.cells import cell_len
 
 from gateway.cli.printable import printable
 
+_FENCE: Final = "```"
+_WIDE: Final = 2
+
 
 class Paragraph:
-    """Breaks lines between words, each behind the same indent."""
+    """Breaks lines between words, each behind the same indent; between wide characters, too, which
+    are words of their own. Blocks of code stand as they are, so that they can be copied.
+    """
 
-    def __init__(self, indent: str, width: int) -> None:
+    def __init__(self, indent: str, width: int | Callable[[], int], *, dim: bool = False) -> None:
+        """`width` is a number of cells, or tells it, as terminals change theirs."""
         self.words = 0
         self._indent = indent
         self._width = width
+        self._dim = dim
+        self._in_block = False
         self._word = ""
+        self._gap = ""
         self._column = 0
+        # The beginning of the line as it came.
+        self._begun = ""
 
     def write(self, text: str) -> None:
         """Print the words that are complete."""
         for character in printable(text):
-            if not character.isspace():
-                self._word += character
-                continue
-            self._end_word()
             if character == "\n":
-                self.end_line()
+                self._end_line_of_text()
+                continue
+            if len(self._begun) < len(_FENCE) and not (character.isspace() and not self._begun):
+                self._begun += character
+            if self._in_block:
+                self._print(character)
+            elif character.isspace():
+                self._end_word()
+                self._gap += character
+            elif cell_len(character) == _WIDE:
+                self._end_word()
+                self._word = character
+            else:
+                self._word += character
 
     def end_line(self) -> None:
         """Let something else be printed in between; a word that is incomplete waits."""
         if self._column:
             click.echo()
         self._column = 0
+        self._gap = ""
 
     def close(self) -> None:
         """Print what is left."""
         self._end_word()
         self.end_line()
 
+    def _end_line_of_text(self) -> None:
+        self._end_word()
+        # Those before the first word are nobody's.
+        if self.words:
+            click.echo()
+        self._column, self._gap = 0, ""
+        if self._begun == _FENCE:
+            self._in_block = not self._in_block
+        self._begun = ""
+
     def _end_word(self) -> None:
         if not self._word:
             return
-        if self._column + 1 + len(self._word) > self._width:
+        width = self._width if isinstance(self._width, int) else self._width()
+        if self._column and self._column + cell_len(self._gap + self._word) > width:
             self.end_line()
-        words = f"{' ' if self._column else self._indent}{self._word}"
-        click.echo(words, nl=False)
-        self._column += len(words)
+        self._print(f"{self._gap}{self._word}")
         self.words += 1
-        self._word = ""
+        self._word = self._gap = ""
+
+    def _print(self, text: str) -> None:
+        text = text if self._column else f"{self._indent}{text}"
+        click.echo(click.style(text, dim=True) if self._dim else text, nl=False)
+        self._column += cell_len(text)

@@ -24,14 +24,14 @@ def command(gateway: GatewayClient, *, model: str, yes: bool, as_json: bool) -> 
     model stays.
     """
     shelf = Shelf(gateway)
-    planned = shelf.remove(model, dry_run=True)
+    planned = shelf.removal(model)
     if not yes:
         what = (
             f"Remove {printable(planned.source)} and free {format_size(planned.reclaimed_bytes)}?"
         )
         if not click.confirm(what, err=True):
             raise click.exceptions.Exit(1)
-    removed = shelf.remove(planned.source, dry_run=False)
+    removed = shelf.remove(planned.source)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(removed), indent=2))
         return

@@ -29,6 +29,7 @@ from gateway.system.file_limit import raise_file_limit
 from gateway.system.malloc import give_large_buffers_back
 from gateway.tls.certificate import CertificateError
 from gateway.tls.certificates import Certificates
+from gateway.upgrade.inheritance import Inheritance
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,10 @@ def command(flags: Flags, log_level: str, log_to: str, mistake_status: int) -> N
     Prints one line with the address once requests are taken. Logs go to stderr, and to the state
     folder: bulkhead logs.
     """
+    try:
+        inheritance = Inheritance.of(os.environ)
+    except OSError as error:
+        _fail([str(error)], status=1)
     # As they are now: the gateway takes some of its environment's variables out.
     finder, places, environment = Finder(), Places(), dict(os.environ)
 
@@ -72,6 +77,8 @@ def command(flags: Flags, log_level: str, log_to: str, mistake_status: int) -> N
     try:
         configuration = read()
     except ConfigError as error:
+        if inheritance is not None:
+            inheritance.fail("; ".join(map(str, error.mistakes)))
         _fail_for_good(error.mistakes, status=mistake_status)
     settings = configuration.settings
     if not settings.models and not settings.discovery.discover:
@@ -80,13 +87,20 @@ def command(flags: Flags, log_level: str, log_to: str, mistake_status: int) -> N
             status=mistake_status,
         )
     state_dir = StateDir(Path(settings.gateway.state_dir or default_state_dir()))
-    _leave_to_another_service(state_dir)
+    if inheritance is None:
+        _leave_to_another_service(state_dir)
     try:
-        state_dir.acquire()
+        if inheritance is None:
+            state_dir.acquire()
+        else:
+            state_dir.inherit(inheritance.lock)
         keys = Keys(state_dir, exposed=exposed(settings.gateway))
         files = tls_files(settings.gateway)
         certificates = None if files is None else Certificates(*files, state_dir.served_path)
-        listener = bind(settings.gateway.host, settings.gateway.port)
+        if inheritance is None:
+            listener = bind(settings.gateway.host, settings.gateway.port)
+        else:
+            listener = inheritance.listener
     except (StateDirError, KeyFileError, CertificateError, PortTakenError) as error:
         _fail([str(error)], status=1)
     except OSError as error:
@@ -96,10 +110,14 @@ def command(flags: Flags, log_level: str, log_to: str, mistake_status: int) -> N
         give_large_buffers_back()
         if not settings.models:
             logger.warning(
-                "There is no model yet: get one with `bulkhead pull OWNER/NAME`, or try the one "
-                "that comes along with --model demo"
+                "No model is configured: what lies on the disks is served (`bulkhead models`). "
+                "`bulkhead pull OWNER/NAME` gets more; --model demo serves the one that comes along"
             )
-        server.run(read, configuration, state_dir, listener, keys, certificates, finder)
+        departure = server.run(
+            read, configuration, state_dir, listener, keys, certificates, finder, inheritance
+        )
+    if departure is not None:
+        departure.become()
 
 
 def _leave_to_another_service(state_dir: StateDir) -> None:

@@ -21,6 +21,7 @@ from gateway.config.read import config_in_force, read_settings
 from gateway.config.settings import ConfigError, Flags
 from gateway.service.definition import Definition, define
 from gateway.service.failure import ServiceError, ServiceMisuseError
+from gateway.service.guarded import guarded_remark
 from gateway.service.manager import Manager, manager
 from gateway.service.owner import Owner, owner
 from gateway.service.service import Service
@@ -62,7 +63,7 @@ def install(*, config: Path | None, state_dir: Path | None, dry_run: bool, syste
         except ConfigError as error:
             raise WrongUseError(str(error)) from error
         path = config_in_force(flags, os.environ)
-        if not settings.models:
+        if not settings.models and not settings.discovery.discover:
             raise WrongUseError(
                 f"The service would have no model to serve: name one in {path}, as in\n"
                 '  [models."demo"]\n  path = "demo"'
@@ -74,6 +75,9 @@ def install(*, config: Path | None, state_dir: Path | None, dry_run: bool, syste
             _rehearse(manager(account, _say, system=system), definition)
         else:
             _service(account, system=system).install(definition, settings)
+            remark = guarded_remark(settings, account.home, definition.arguments[0])
+            if sys.platform == "darwin" and remark is not None:
+                _say(remark)
 
 
 def _verb(name: str, act: Callable[[Service], None], text: str) -> None:
@@ -158,6 +162,7 @@ def _failures() -> Iterator[None]:
 def _print(reading: ServiceStatus) -> None:
     if not reading.installed:
         _say(f"No service is installed ({reading.path} doesn't exist).")
+        _print_jobs(reading)
         return
     _say(f"Installed: version {reading.installed_version or 'unknown'}, {reading.path}")
     if reading.pid is None:
@@ -167,5 +172,13 @@ def _print(reading: ServiceStatus) -> None:
         version = reading.running_version or "unknown"
         _say(f"Running:   version {version}, pid {reading.pid}, {reading.url}")
     _say(f"Its end gets {reading.stop_s} s.")
+    _print_jobs(reading)
+
+
+def _print_jobs(reading: ServiceStatus) -> None:
+    """Where the service is known, if that isn't once, here."""
+    if len(reading.jobs) > 1 or (reading.jobs and not reading.installed):
+        for job in reading.jobs:
+            _say(f"Job:       {job.domain}, {job.path or 'its definition is gone'}")
     for warning in reading.warnings:
         _say(f"Warning: {warning}")

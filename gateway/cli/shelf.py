@@ -13,7 +13,7 @@ from gateway.cli.failure import CommandError, NobodyListensError, NoSuchModelErr
 from gateway.cli.options import names_gateway
 from gateway.config.read import read_configuration
 from gateway.config.settings import ConfigError, Flags
-from gateway.library.catalogue import catalogue, look_up, objection, with_configured
+from gateway.library.catalogue import Entry, catalogue, look_up, objection, unknown, with_configured
 from gateway.library.finder import Finder
 from gateway.library.last_used import Used
 from gateway.library.removal import put_aside, remove
@@ -45,14 +45,22 @@ class Shelf:
                 raise
         return msgspec.convert(_Here().find(name), EntryReading, from_attributes=True)
 
-    def remove(self, name: str, *, dry_run: bool) -> RemovedReading:
-        """Raises: CommandError, also with `dry_run` if it can't be."""
+    def removal(self, name: str) -> RemovedReading:
+        """What `remove` would do. Raises: CommandError: it can't."""
         try:
-            return self._gateway.remove(name, dry_run=dry_run)
+            return self._gateway.removal(name)
         except NobodyListensError:
             if not self._may_look:
                 raise
-        return _Here().remove(name, dry_run=dry_run)
+        return _Here().removal(name)
+
+    def remove(self, name: str) -> RemovedReading:
+        try:
+            return self._gateway.remove(name)
+        except NobodyListensError:
+            if not self._may_look:
+                raise
+        return _Here().remove(name)
 
 
 class _Here:
@@ -69,26 +77,29 @@ class _Here:
         found = with_configured(finder.find(settings), self._configuration)
         self.all = catalogue(found, self._configuration, {}, used.at)
 
-    def find(self, name: str) -> object:
+    def find(self, name: str) -> Entry:
         if (entry := look_up(self.all, name)) is None:
-            known = ", ".join(each.name for each in self.all) or "none"
-            raise NoSuchModelError(f"There is no model {name!r} on the disks; there are: {known}.")
+            raise NoSuchModelError(unknown(self.all, name))
         return entry
 
-    def remove(self, name: str, *, dry_run: bool) -> RemovedReading:
-        entry = look_up(self.all, name)
-        if entry is None:
-            self.find(name)
-            raise AssertionError
+    def removal(self, name: str) -> RemovedReading:
+        entry = self._removable(name)
+        return RemovedReading(entry.source, entry.size_bytes)
+
+    def remove(self, name: str) -> RemovedReading:
+        entry = self._removable(name)
+        try:
+            remove(put_aside(entry), entry)
+        except (OSError, ValueError) as error:
+            raise CommandError(f"{entry.source} can't be removed: {error}") from error
+        return RemovedReading(entry.source, entry.size_bytes)
+
+    def _removable(self, name: str) -> Entry:
+        entry = self.find(name)
         if (pid := lock_holder(self._state_dir.path)) is not None:
             raise CommandError(
                 f"A gateway runs (pid {pid}), which may have it loaded: name it with --url."
             )
         if (reason := objection(entry, self._configuration, {}, None)) is not None:
             raise CommandError(reason)
-        if not dry_run:
-            try:
-                remove(put_aside(entry), entry)
-            except (OSError, ValueError) as error:
-                raise CommandError(f"{entry.source} can't be removed: {error}") from error
-        return RemovedReading(entry.source, entry.size_bytes)
+        return entry

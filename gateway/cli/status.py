@@ -14,20 +14,23 @@ from rich.table import Table
 
 from gateway.cli.bodies import (
     GatewayReading,
+    GroupReading,
+    HostReading,
     LastExit,
     MemoryReading,
     ModelReading,
     PromptCacheReading,
+    RankReading,
 )
 from gateway.cli.client import GatewayClient
 from gateway.cli.console import stdout_console
 from gateway.cli.memory_table import UNKNOWN, memory_table, share, size
+from gateway.cli.moments import duration
 from gateway.cli.options import json_option, reaches_gateway
 from gateway.cli.printable import printable
 
 _LOG_LINES: Final = 3
 _WATCH_S: Final = 1.0
-_UNITS: Final = ((2 * 86400.0, 86400.0, "d"), (2 * 3600.0, 3600.0, "h"), (120.0, 60.0, "min"))
 
 
 @click.command("status")
@@ -60,7 +63,7 @@ def _show(gateway: GatewayClient, *, as_json: bool) -> None:
 def _print(console: Console, reading: GatewayReading, url: str) -> None:
     console.print(
         f"Bulkhead {reading.version} at {url}: {reading.state}, pid {reading.pid}, "
-        f"up {_duration(reading.uptime_s)}"
+        f"up {duration(reading.uptime_s)}"
     )
     if reading.reason is not None:
         console.print(printable(f"Careful: {reading.reason}"))
@@ -68,15 +71,38 @@ def _print(console: Console, reading: GatewayReading, url: str) -> None:
     console.print(_prompts_line(reading.prompt_cache))
     console.print()
     console.print(_table(reading.models))
-    if any(next(_remarks(each), None) for each in reading.models):
+    if reading.groups or any(next(_remarks(each), None) for each in reading.models):
         console.print()
+    for group in reading.groups:
+        console.print(printable(_group_line(group)))
     for model in reading.models:
         for remark in _remarks(model):
             console.print(remark)
         for line in _last_words(model):
-            console.print(line, no_wrap=True, overflow="ellipsis")
+            console.print(line, overflow="fold")
     console.print()
     console.print(memory_table(reading))
+    if reading.hosts:
+        console.print()
+        console.print(_hosts_table(reading.hosts))
+        for host in reading.hosts:
+            if host.reason is not None:
+                console.print(printable(f"{host.name}: {host.reason}"))
+
+
+def _hosts_table(hosts: tuple[HostReading, ...]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("host", overflow="fold")
+    for heading in ("version", "ranks", "holds", "free", "budget"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for host in hosts:
+        table.add_row(
+            printable(host.name),
+            printable(host.version or "out of reach"),
+            UNKNOWN if host.ranks is None else str(host.ranks),
+            *map(size, (host.held_bytes, host.free_bytes, host.budget_bytes)),
+        )
+    return table
 
 
 def _budget_line(memory: MemoryReading) -> str:
@@ -92,6 +118,15 @@ def _prompts_line(prompts: PromptCacheReading) -> str:
         f"Prompts: {size(prompts.memory_bytes)} kept in memory, {size(prompts.disk_bytes)} on "
         f"disk; {share(prompts.hit_rate)} of {prompts.prompt_tokens:,} tokens were cached"
     )
+
+
+def _group_line(group: GroupReading) -> str:
+    kinds = [kind for kind in ("together", "swap", "reserve") if getattr(group, kind)]
+    loaded = ", ".join(group.loaded) or "none"
+    text = f"Group {group.id} ({', '.join(kinds)}) of {', '.join(group.models)}: {loaded} loaded"
+    if group.kept_bytes:
+        text += f", {size(group.kept_bytes)} kept for the others"
+    return text if group.reason is None else f"{text}; {group.reason}"
 
 
 def _table(models: tuple[ModelReading, ...]) -> Table:
@@ -111,17 +146,24 @@ def _table(models: tuple[ModelReading, ...]) -> Table:
             str(model.active_requests),
             str(model.queue_depth),
             str(model.restarts),
-            UNKNOWN if step_age_s is None else _duration(step_age_s),
+            UNKNOWN if step_age_s is None else duration(step_age_s),
             share(model.prompt_cache.hit_rate),
         )
     return table
 
 
 def _remarks(model: ModelReading) -> Iterator[str]:
+    if model.worker is not None and model.worker.ranks:
+        yield printable(f"{model.id}: {'; '.join(map(_rank, model.worker.ranks))}")
     if model.reason is not None:
         yield printable(f"{model.id}: {model.reason}")
     if _died(model.last_exit):
         yield printable(f"{model.id}: {_exit(model.last_exit)}")
+
+
+def _rank(rank: RankReading) -> str:
+    pid = UNKNOWN if rank.pid is None else str(rank.pid)
+    return f"rank {rank.rank} on {rank.host}, pid {pid}, holds {size(rank.footprint_bytes)}"
 
 
 def _last_words(model: ModelReading) -> Iterator[str]:
@@ -138,10 +180,3 @@ def _died(last_exit: LastExit | None) -> TypeGuard[LastExit]:
 def _exit(last_exit: LastExit) -> str:
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last_exit.at))
     return f"the last worker ended {last_exit.how} at {at}: {last_exit.reason}"
-
-
-def _duration(seconds: float) -> str:
-    for least_s, unit_s, unit in _UNITS:
-        if seconds >= least_s:
-            return f"{seconds / unit_s:.0f} {unit}"
-    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"

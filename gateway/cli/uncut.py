@@ -1,16 +1,23 @@
-"""A group of commands whose summaries stand whole in its help."""
+"""A group of commands that helps whoever looks for one."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import click
+
+from gateway.nearest import nearest, suggestion
 
 _NO_LIMIT: Final = 1000
 
 
 class UncutGroup(click.Group):
-    """click itself cuts them to a line."""
+    """Summaries stand whole in its help, which click cuts to a line, and a verb that isn't there is
+    answered with the one that was meant. `elsewhere` are other programs' names for its verbs.
+    """
+
+    elsewhere: Mapping[str, str] = {}
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
@@ -22,3 +29,12 @@ class UncutGroup(click.Group):
                     if command is not None
                 ]
             )
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        name = args[0]
+        # click looks at options that stand in a verb's place, and has no help for verbs that are
+        # imported when they are used.
+        if name.startswith("-") or ctx.resilient_parsing or self.get_command(ctx, name):
+            return super().resolve_command(ctx, args)
+        found = self.elsewhere.get(name) or nearest(name, self.list_commands(ctx))
+        return ctx.fail(f"There is no command {name!r}.{suggestion(found)}")

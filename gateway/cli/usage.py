@@ -52,7 +52,7 @@ def _table(keys: list[KeyUsage]) -> Table:
     table.add_column("key", overflow="fold")
     table.add_column("", no_wrap=True)
     for heading in ("requests", "in", "cached", "out"):
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right", overflow="fold")
     for each in keys:
         table.add_row(each.name, "today", *_counts(each.today))
         table.add_row("", "this month", *_counts(each.month))

@@ -6,15 +6,16 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from gateway.config.keys import DISCOVERY_KEYS, KEYS, MODEL_KEYS, MODELS
+from gateway.config.keys import DISCOVERY_KEYS, GROUPS, KEYS, MODEL_KEYS, MODELS, label
 from gateway.config.settings import Section, Settings
 
 
 class Changes(Struct, frozen=True, kw_only=True):
     """Keys are named as in the file: `queue.depth`; those of a model without its table.
 
-    `live` keys can be taken while requests are served, `restart` ones only by the next start.
-    Models come in the order of the new settings, `removed` ones in that of the old.
+    `live` keys can be taken while requests are served, `restart` ones only by the next start. A
+    group that has changed, in whatever way, is one of the live keys. Models come in the order of
+    the new settings, `removed` ones in that of the old.
     """
 
     added: tuple[str, ...] = ()
@@ -42,6 +43,15 @@ def changes(old: Settings, new: Settings) -> Changes:
             taken.append(f"{table}.{name}")
     live += [
         f"{MODELS}.{name}" for name in _differing(DISCOVERY_KEYS, old.discovery, new.discovery)
+    ]
+    restart += [
+        f"hosts.{name}"
+        for name in {**old.hosts, **new.hosts}
+        if old.hosts.get(name) != new.hosts.get(name)
+    ]
+    names = dict.fromkeys((*new.groups, *old.groups))
+    live += [
+        label((GROUPS, name)) for name in names if old.groups.get(name) != new.groups.get(name)
     ]
     return Changes(
         added=tuple(each for each in new.models if each not in old.models),

@@ -6,10 +6,25 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from gateway.config.keys import DISCOVERY_KEYS, KEYS, MODEL_KEYS, MODELS, SECTIONS, Definition
+from gateway.config.keys import (
+    DISCOVERY_KEYS,
+    GROUP_KEYS,
+    GROUPS,
+    HOST_KEYS,
+    KEYS,
+    MODEL_KEYS,
+    MODELS,
+    SECTIONS,
+    Definition,
+)
 from gateway.config.kinds import toml_text
 from gateway.config.models import DEMO_ID
-from gateway.config.settings import DiscoverySettings, ModelSettings
+from gateway.config.settings import (
+    DiscoverySettings,
+    GroupSettings,
+    HostSettings,
+    ModelSettings,
+)
 
 _COLUMNS: Final = 78
 
@@ -25,10 +40,19 @@ def _lines() -> Iterator[str]:
     for table, keys in KEYS.items():
         yield from ("", *_comment(SECTIONS[table].about), f"[{table}]")
         yield from _keys(keys)
+    # None is in force: there may be no other machine.
+    yield from ("", *_comment(HostSettings.about), "# [hosts.studio2]")
+    for definition in HOST_KEYS.values():
+        yield from ("", *_comment(definition.key.about), *_comment(definition.expectation))
+        yield f"# {_assignment(definition)}"
     yield from ("", *_comment(DiscoverySettings.about), f"[{MODELS}]")
     yield from _keys(DISCOVERY_KEYS)
     yield from ("", *_comment(ModelSettings.about), f"[models.{toml_text(DEMO_ID)}]")
     yield from _keys(MODEL_KEYS)
+    # One in force would need models that are there.
+    yield from ("", *_comment(GroupSettings.about), f"# [{GROUPS}.coding]")
+    for line in _keys(GROUP_KEYS):
+        yield line if line.startswith("#") or not line else f"# {line}"
 
 
 def _keys(keys: Mapping[str, Definition]) -> Iterator[str]:

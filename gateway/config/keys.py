@@ -1,8 +1,7 @@
-"""The definitions of settings.py as tables to look keys up in."""
+"""The definitions of the settings as tables to look keys up in."""
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
@@ -14,6 +13,8 @@ from gateway.config.kinds import Kind, toml_text
 from gateway.config.settings import (
     DiscoverySettings,
     GatewaySettings,
+    GroupSettings,
+    HostSettings,
     HubSettings,
     Key,
     MailboxSettings,
@@ -55,7 +56,7 @@ def _definitions(section: type[Section]) -> dict[str, Definition]:
     return found
 
 
-# The tables of one name, in the order of the file; models are tables of tables.
+# The tables of one name, in the order of the file; models and hosts are tables of tables.
 SECTIONS: Final[dict[str, type[Section]]] = {
     "gateway": GatewaySettings,
     "memory": MemorySettings,
@@ -66,17 +67,27 @@ SECTIONS: Final[dict[str, type[Section]]] = {
     "hub": HubSettings,
 }
 MODELS: Final = "models"
+HOSTS: Final = "hosts"
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
-TABLES: Final = (*SECTIONS, MODELS)
+GROUPS: Final = "groups"
+TABLES: Final = (*SECTIONS, HOSTS, MODELS, GROUPS)
 KEYS: Final = {name: _definitions(section) for name, section in SECTIONS.items()}
+HOST_KEYS: Final = _definitions(HostSettings)
 MODEL_KEYS: Final = _definitions(ModelSettings)
+GROUP_KEYS: Final = _definitions(GroupSettings)
 # They stand in the table of the models. A table of the same name is a model all the same.
 DISCOVERY_KEYS: Final = _definitions(DiscoverySettings)
 
 
 def definitions() -> Iterator[tuple[str, Definition]]:
     """Every key with its table, in the order of the file."""
-    for table, keys in (*KEYS.items(), (MODELS, DISCOVERY_KEYS), (MODELS, MODEL_KEYS)):
+    tables_of_tables = (
+        (HOSTS, HOST_KEYS),
+        (MODELS, DISCOVERY_KEYS),
+        (MODELS, MODEL_KEYS),
+        (GROUPS, GROUP_KEYS),
+    )
+    for table, keys in (*KEYS.items(), *tables_of_tables):
         for definition in keys.values():
             yield table, definition
 
@@ -91,8 +102,3 @@ def label(path: Iterable[str | int]) -> str:
         else toml_text(part)
         for index, part in enumerate(parts)
     )
-
-
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that was most likely meant, if any is alike."""
-    return next(iter(difflib.get_close_matches(name.lower(), list(known), 1)), None)

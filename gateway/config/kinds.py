@@ -139,25 +139,26 @@ class Whole(Struct, frozen=True):
 
 
 class Choice(Struct, frozen=True):
-    """One of some whole numbers."""
+    """One of some whole numbers, or of some words."""
 
-    numbers: tuple[int, ...]
+    values: tuple[int, ...] | tuple[str, ...]
 
     @property
     def expected(self) -> str:
-        return " or ".join(map(str, self.numbers))
+        return " or ".join(map(self.write, self.values))
 
-    def read(self, value: object) -> int:
-        # 4.0 is equal to 4.
-        if type(value) is not int or value not in self.numbers:
-            raise UnexpectedError(value)
-        return value
+    def read(self, value: object) -> int | str:
+        # 4.0 is equal to 4, and true to 1.
+        for each in self.values:
+            if type(value) is type(each) and value == each:
+                return each
+        raise UnexpectedError(value)
 
     def schema(self) -> dict[str, Any]:
-        return {"enum": list(self.numbers)}
+        return {"enum": list(self.values)}
 
-    def write(self, value: int) -> str:
-        return str(value)
+    def write(self, value: int | str) -> str:
+        return toml_text(value) if isinstance(value, str) else str(value)
 
 
 class Time(Struct, frozen=True):

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Final
 
 import gateway
+from gateway.disks.denied import denied, is_denied
+from gateway.disks.volume import away
 
 DEMO_ID: Final = "demo"
 DEMO_FOLDER: Final = Path(gateway.__file__).resolve().parent / "demo_model"
@@ -51,7 +53,9 @@ def _is_folder(text: str) -> bool:
 
 
 def locate(source: str) -> str:
-    """What a worker is to load: an absolute folder, or a repository in the Hugging Face cache.
+    """What a worker is to load: an absolute folder, or a repository in the Hugging Face cache. What
+    is on a disk that isn't mounted, or is kept from this program, is taken as it is: it may be had
+    later, and its load says what is wrong.
 
     Raises:
         ValueError: with a sentence that says what was looked for, and what to do.
@@ -67,6 +71,8 @@ def locate(source: str) -> str:
     folder = expand_home(source)
     if _is_folder(str(folder)):
         return str(folder.resolve())
+    if folder.is_absolute() and not_yet(folder):
+        return str(folder)
     if os.path.exists(folder):  # noqa: PTH110 - unlike Path's this one never raises.
         raise ValueError(
             f"{source} is a file: name the folder that holds config.json and the weights."
@@ -74,12 +80,17 @@ def locate(source: str) -> str:
     if not _REPOSITORY.fullmatch(source) or source.startswith("."):
         raise ValueError(f"There is no model folder {source}.")
     snapshots = hugging_face_cache() / f"models--{source.replace('/', '--')}" / "snapshots"
-    if not snapshots.is_dir():
+    if not _is_folder(str(snapshots)) and not not_yet(snapshots):
         raise ValueError(
             f"{source} is neither a folder nor in the Hugging Face cache "
             f"({hugging_face_cache()}): get it with `bulkhead pull {source}`."
         )
     return source
+
+
+def not_yet(path: Path) -> bool:
+    """Whether what is there may be had later: its disk isn't mounted, or it is kept from us."""
+    return away(path) is not None or is_denied(path)
 
 
 def check_holds_model(located: str) -> None:
@@ -90,12 +101,15 @@ def check_holds_model(located: str) -> None:
     """
     try:
         folder = find_folder(located)
-    except OSError:
+    except OSError as error:
+        if denied(error) is not None or away(hugging_face_cache()) is not None:
+            return
         raise ValueError(
             f"{located} is in the Hugging Face cache without its revision main: get it with "
             f"`bulkhead pull {located}`."
         ) from None
-    if not os.path.isfile(folder / "config.json"):  # noqa: PTH113 - this one never raises.
+    config = folder / "config.json"
+    if not os.path.isfile(config) and not not_yet(config):  # noqa: PTH113 - this one never raises.
         raise ValueError(f"{folder} holds no model: there is no config.json.")
 
 
@@ -148,6 +162,8 @@ def find_adapter(path: str, allowed: Iterable[str]) -> str:
         ValueError: with a sentence for the operator.
     """
     folder = expand_home(path)
+    if path.strip() and folder.is_absolute() and not_yet(folder):
+        return str(folder)
     if not path.strip() or not _is_folder(str(folder)):
         raise ValueError(f"There is no adapter's folder {path}.")
     for name in _ADAPTER_FILES:

@@ -4,15 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gateway.config.keys import DISCOVERY_KEYS, KEYS, MODEL_KEYS, MODELS, SECTIONS, Definition
-from gateway.config.settings import DiscoverySettings, ModelSettings
+from gateway.config.keys import (
+    DISCOVERY_KEYS,
+    GROUP_KEYS,
+    HOST_KEYS,
+    KEYS,
+    MODEL_KEYS,
+    MODELS,
+    SECTIONS,
+    Definition,
+)
+from gateway.config.settings import (
+    DiscoverySettings,
+    GroupSettings,
+    HostSettings,
+    ModelSettings,
+)
 
 
 def printed() -> Iterator[str]:
     """The lines, in Markdown."""
     tables = [(f"[{name}]", SECTIONS[name].about, keys) for name, keys in KEYS.items()]
+    tables.append(("[hosts.NAME]", HostSettings.about, HOST_KEYS))
     tables.append((f"[{MODELS}]", DiscoverySettings.about, DISCOVERY_KEYS))
     tables.append(("[models.ID]", ModelSettings.about, MODEL_KEYS))
+    tables.append(("[groups.NAME]", GroupSettings.about, GROUP_KEYS))
     for heading, about, keys in tables:
         yield from (f"### `{heading}`", "", about, "")
         yield "| key | default | meaning | expected | a reload |"

@@ -11,8 +11,13 @@ from typing import Any, Final
 import msgspec
 import platformdirs
 
+from gateway.config.group_rules import group_complaints
 from gateway.config.keys import (
     DISCOVERY_KEYS,
+    GROUP_KEYS,
+    GROUPS,
+    HOST_KEYS,
+    HOSTS,
     KEYS,
     MODEL_KEYS,
     MODELS,
@@ -21,7 +26,6 @@ from gateway.config.keys import (
     Definition,
     definitions,
     label,
-    nearest,
 )
 from gateway.config.kinds import UnexpectedError, toml_text
 from gateway.config.locations import Locations, Place
@@ -34,15 +38,24 @@ from gateway.config.settings import (
     ConfigError,
     DiscoverySettings,
     Flags,
+    GroupSettings,
+    HostSettings,
     ModelSettings,
     Settings,
 )
 from gateway.config.toml_file import Document, UnreadableError, read_document
+from gateway.nearest import nearest
 
 _SHOWN_CHARACTERS: Final = 40
 # The table of each key; no two have one of the same name.
 _HOMES: Final = {
-    definition.name: "[models.ID]" if definition.name in MODEL_KEYS else f"[{table}]"
+    definition.name: "[groups.NAME]"
+    if table == GROUPS
+    else "[models.ID]"
+    if definition.name in MODEL_KEYS
+    else "[hosts.NAME]"
+    if table == HOSTS
+    else f"[{table}]"
     for table, definition in definitions()
 }
 # What finds the folders that models' keys name.
@@ -158,6 +171,16 @@ def read_configuration(
     )
 
 
+def raise_misfits(configuration: Configuration, found: Iterable[tuple[str, str]]) -> None:
+    """Raises: ConfigError, if there are any: groups by their names, and why they can't be had."""
+    mistakes = []
+    for name, why in found:
+        place = (GROUPS, name, "models")
+        mistakes.append(Mistake(configuration.source(place), label(place), _sentence(why)))
+    if mistakes:
+        raise ConfigError(mistakes)
+
+
 class _Draft:
     """Tables on their way to settings, where each value came from, and what is wrong."""
 
@@ -185,13 +208,17 @@ class _Draft:
     def settings(self) -> Settings:
         """The settings, with defaults in place of what is wrong."""
         sections: dict[str, Any] = {}
+        hosts: dict[str, HostSettings] = {}
         models: dict[str, ModelSettings] = {}
+        groups: dict[str, GroupSettings] = {}
         discovery = DiscoverySettings()
         for name, table in self._tables.items():
             if name not in TABLES:
                 self._complain((name,), _unknown("table", name, TABLES))
             elif not isinstance(table, dict):
                 self._complain((name,), f"expected a table, as in [{name}]")
+            elif name == HOSTS:
+                hosts = {host: self._host(host, each) for host, each in table.items()}
             elif name == MODELS:
                 given = {key: table[key] for key in DISCOVERY_KEYS if _is_value(table.get(key))}
                 discovery = DiscoverySettings(**self._values((MODELS,), DISCOVERY_KEYS, given))
@@ -200,19 +227,27 @@ class _Draft:
                     for model_id, each in table.items()
                     if model_id not in given
                 }
+            elif name == GROUPS:
+                groups = {each: self._group(each, given) for each, given in table.items()}
             else:
                 sections[name] = SECTIONS[name](**self._values((name,), KEYS[name], table))
-        settings = Settings(**sections, discovery=discovery, models=models)
+        settings = Settings(
+            **sections, hosts=hosts, discovery=discovery, models=models, groups=groups
+        )
         for place, message in complaints(settings):
             self._complain(place, message)
+        for place, message in group_complaints(settings):
+            if (*place[:2], "models") not in self._wrong:
+                self._complain(place, message)
         return settings
 
     def check_network(self, settings: Settings, places: Places) -> None:
         """Whether what an open port needs is there."""
         # A key that isn't known, or stands in a line that can't be read, is missing for another.
         unsure = any(not each.key or each.key.startswith("gateway") for each in self._mistakes)
+        judged = {each.key for each in self._mistakes}
         for place, message in network_complaints(settings, places):
-            if not (unsure and place in TLS_PLACES):
+            if label(place) not in judged and not (unsure and place in TLS_PLACES):
                 self._complain(place, message)
 
     def locate_models(self, settings: Settings, places: Places) -> dict[str, Located]:
@@ -310,6 +345,14 @@ class _Draft:
         models[model_id] = {"path": path}
         self._origins[MODELS, model_id] = flag
 
+    def _host(self, name: str, table: object) -> HostSettings:
+        place = (HOSTS, name)
+        nothing = dict.fromkeys(HOST_KEYS, "")
+        if not isinstance(table, dict):
+            self._complain(place, f"expected a table, as in [{label(place)}]")
+            return HostSettings(**nothing)
+        return HostSettings(**{**nothing, **self._values(place, HOST_KEYS, table)})
+
     def _model(self, model_id: str, table: object) -> ModelSettings:
         place = (MODELS, model_id)
         if not isinstance(table, dict):
@@ -317,6 +360,14 @@ class _Draft:
             self._wrong.add((*place, "path"))
             return ModelSettings(path="")
         return ModelSettings(**{"path": "", **self._values(place, MODEL_KEYS, table)})
+
+    def _group(self, name: str, table: object) -> GroupSettings:
+        place = (GROUPS, name)
+        if not isinstance(table, dict):
+            self._complain(place, f"expected a table, as in [{label(place)}]")
+            self._wrong.add((*place, "models"))
+            return GroupSettings(models=())
+        return GroupSettings(**{"models": (), **self._values(place, GROUP_KEYS, table)})
 
     def _values(
         self, table: Place, known: Mapping[str, Definition], given: dict[str, Any]

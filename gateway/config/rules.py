@@ -15,7 +15,9 @@ from urllib.parse import quote
 from gateway.config.kinds import toml_text
 from gateway.config.locations import Place
 from gateway.config.models import expand_home
+from gateway.config.rank_places import LOCAL
 from gateway.config.settings import HUGGING_FACE, Settings
+from gateway.tls.self_signed import parse_fingerprint
 
 Complaint: TypeAlias = tuple[Place, str]
 
@@ -23,6 +25,8 @@ _HOST_NAME: Final = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")
 _PAGE_ORIGIN: Final = re.compile(
     r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?"
 )
+_AGENT: Final = re.compile(r"https://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?/?")
+_AGENT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ENDPOINT: Final = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
 # File names have 255 bytes on either system, and a suffix follows.
 _LONGEST_ID: Final = 200
@@ -38,7 +42,30 @@ def complaints(settings: Settings) -> Iterator[Complaint]:
     yield from _ids(settings)
     yield from _aliases(settings)
     yield from _pictures(settings)
+    yield from _ranks(settings)
     yield from _hub(settings)
+    yield from _hosts(settings)
+
+
+def _hosts(settings: Settings) -> Iterator[Complaint]:
+    for name, host in settings.hosts.items():
+        if name == LOCAL or not _AGENT_NAME.fullmatch(name):
+            yield (
+                ("hosts", name),
+                f"{toml_text(name)} is no name of another host: 1 to 64 letters, digits or ._- "
+                f"that begin with a letter or digit, and not {toml_text(LOCAL)}, which is this one",
+            )
+        # What is missing was told already.
+        if host.url and not _AGENT.fullmatch(host.url):
+            yield (
+                ("hosts", name, "url"),
+                f"{toml_text(host.url)} is not an agent's address, as https://studio2.local:8643",
+            )
+        if host.fingerprint:
+            try:
+                parse_fingerprint(host.fingerprint)
+            except ValueError as error:
+                yield ("hosts", name, "fingerprint"), str(error)
 
 
 def _hub(settings: Settings) -> Iterator[Complaint]:
@@ -145,6 +172,38 @@ def _pictures(settings: Settings) -> Iterator[Complaint]:
                     ("models", model_id, key),
                     "a model with pictures = true can't have one",
                 )
+
+
+def _ranks(settings: Settings) -> Iterator[Complaint]:
+    for model_id, model in settings.models.items():
+        for key in ("adapter", "draft_model", "pictures"):
+            if len(model.places) > 1 and getattr(model, key):
+                yield (
+                    ("models", model_id, key),
+                    "a model that several processes compute (local, ranks) can't have this",
+                )
+        for index, place in enumerate(model.ranks):
+            at = ("models", model_id, "ranks", index)
+            if index == 0 and place.host != LOCAL:
+                yield at, f"rank 0 runs beside the gateway: its host is {toml_text(LOCAL)}"
+            elif place.host != LOCAL and place.host not in settings.hosts:
+                known = ", ".join(map(toml_text, (LOCAL, *settings.hosts)))
+                yield at, f"there is no host {toml_text(place.host)}; known are {known}"
+        if model.backend == "jaccl" and any(
+            len(each.interfaces) != len(model.places) - 1 for each in model.places
+        ):
+            yield (
+                ("models", model_id, "backend"),
+                '"jaccl" joins machines by RDMA: every one of the ranks names its devices towards '
+                "each of the others, in their order, as interfaces",
+            )
+        if model.ranks and model.local > 1:
+            yield ("models", model_id, "local"), "ranks say already how many processes there are"
+        if model.python is not None and model.ranks_here < len(model.places):
+            yield (
+                ("models", model_id, "python"),
+                "a model with ranks on other hosts runs in the environments of their agents",
+            )
 
 
 def _is_one_line(text: str) -> bool:

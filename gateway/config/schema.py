@@ -8,14 +8,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.config.keys import DISCOVERY_KEYS, KEYS, MODEL_KEYS, MODELS, SECTIONS, Definition
-from gateway.config.settings import ModelSettings
+from gateway.config.keys import (
+    DISCOVERY_KEYS,
+    GROUP_KEYS,
+    GROUPS,
+    HOST_KEYS,
+    HOSTS,
+    KEYS,
+    MODEL_KEYS,
+    MODELS,
+    SECTIONS,
+    Definition,
+)
+from gateway.config.settings import GroupSettings, HostSettings, ModelSettings
 
 
 def schema() -> dict[str, Any]:
     """Draft 2020-12. What holds between keys can't be said in it."""
     tables = {name: _table(SECTIONS[name].about, keys) for name, keys in KEYS.items()}
     model = _table(ModelSettings.about, MODEL_KEYS)
+    tables[HOSTS] = {
+        "description": "Other machines by their names.",
+        "type": "object",
+        "propertyNames": {"minLength": 1},
+        "additionalProperties": _table(HostSettings.about, HOST_KEYS),
+    }
     tables[MODELS] = {
         "description": "The models by their ids.",
         "type": "object",
@@ -25,6 +42,12 @@ def schema() -> dict[str, Any]:
             name: {"anyOf": [_key(each), model]} for name, each in DISCOVERY_KEYS.items()
         },
         "additionalProperties": model,
+    }
+    tables[GROUPS] = {
+        "description": "Groups of models by their names.",
+        "type": "object",
+        "propertyNames": {"minLength": 1},
+        "additionalProperties": _table(GroupSettings.about, GROUP_KEYS),
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -52,6 +75,6 @@ def _key(definition: Definition) -> dict[str, Any]:
     if definition.default is not None:
         default = definition.default
         said["default"] = list(default) if isinstance(default, tuple) else default
-    if definition.key.example is not None:
-        said["examples"] = [definition.key.example]
+    if (example := definition.key.example) is not None:
+        said["examples"] = [list(example) if isinstance(example, tuple) else example]
     return said

@@ -6,9 +6,10 @@ from array import array
 from typing import Final
 
 import msgspec
+from msgspec import Struct
 
 from protocol.messages import ChatPrompt, Embed, Generate, Prompt, Task, TokenPrompt
-from protocol.tokens import BYTES_PER_TOKEN, pack
+from protocol.tokens import BYTES_PER_TOKEN, pack, unpack
 
 # A worker that dies again within so many tokens has died of this request.
 SUSPECT_TOKENS: Final = 32
@@ -16,6 +17,17 @@ SUSPECT_TOKENS: Final = 32
 
 class ModelChangedError(Exception):
     """What was delivered comes from other weights, another tokenizer or another template."""
+
+
+class ProgressState(Struct, frozen=True):
+    """What another gateway goes on from; token ids are packed."""
+
+    delivered: bytes
+    rendered: bytes | None
+    parts: bytes
+    fingerprint: str | None
+    attempts: int
+    death_at: int | None
 
 
 class Progress:
@@ -34,6 +46,26 @@ class Progress:
         self.fingerprint: str | None = None
         self._attempts = 0
         self._death_at: int | None = None
+
+    @property
+    def state(self) -> ProgressState:
+        return ProgressState(
+            delivered=pack(self.delivered),
+            rendered=None if self._rendered is None else self._rendered.token_ids,
+            parts=bytes(self._parts),
+            fingerprint=self.fingerprint,
+            attempts=self._attempts,
+            death_at=self._death_at,
+        )
+
+    def restore(self, state: ProgressState) -> None:
+        """Go on from what an earlier gateway knew."""
+        self.delivered.extend(unpack(state.delivered))
+        self._rendered = None if state.rendered is None else TokenPrompt(state.rendered)
+        self._parts[:] = state.parts
+        self.fingerprint = state.fingerprint
+        self._attempts = state.attempts
+        self._death_at = state.death_at
 
     @property
     def wire_id(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from gateway.dispatch.request import Request
 
@@ -152,6 +152,18 @@ class RequestQueue:
     def priority_of(self, request: Request) -> int:
         """Its own, or that of requests without one."""
         return self.priority if request.priority is None else request.priority
+
+    def restore(self, running: Iterable[Request], waiting: Iterable[Request]) -> None:
+        """Take over what an earlier gateway had, however much that is."""
+        for request in running:
+            self.run(request)
+        for request in waiting:
+            if request.progress.suspect:
+                self._suspects.append(request)
+            elif request.progress.begun:
+                self._parked.append(request)
+            else:
+                self._waiting.append(request)
 
     def put_off(self, seconds: float) -> None:
         """Whoever waits has so much more time. The deadline of what runs stands still."""

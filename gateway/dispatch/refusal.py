@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
+from msgspec import Struct
+
 Code: TypeAlias = Literal[
     "invalid_request_error",
     "context_length_exceeded",
@@ -58,6 +60,16 @@ def status_of(code: Code) -> int:
     return _STATUS[code]
 
 
+class RefusalState(Struct, frozen=True):
+    """A refusal as data."""
+
+    code: Code
+    message: str
+    param: str | None
+    retry_after_s: int | None
+    lasting: bool
+
+
 class Refusal(Exception):
     """An error for the client: a code of the surface and a sentence.
 
@@ -81,17 +93,25 @@ class Refusal(Exception):
         self.retry_after_s = retry_after_s
         self.lasting = lasting
 
+    @classmethod
+    def of(cls, state: RefusalState) -> Refusal:
+        return cls(
+            state.code,
+            state.message,
+            param=state.param,
+            retry_after_s=state.retry_after_s,
+            lasting=state.lasting,
+        )
+
+    @property
+    def state(self) -> RefusalState:
+        return RefusalState(self.code, self.message, self.param, self.retry_after_s, self.lasting)
+
     def anew(self) -> Refusal:
         """The same, to be raised. What is raised is given the frames on its way, and all that they
         hold: what is kept must not have them.
         """
-        return Refusal(
-            self.code,
-            self.message,
-            param=self.param,
-            retry_after_s=self.retry_after_s,
-            lasting=self.lasting,
-        )
+        return Refusal.of(self.state)
 
     @property
     def status(self) -> int:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from functools import cached_property
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import msgspec
 from msgspec import Struct
 
-from gateway.dispatch.progress import Progress
+from gateway.dispatch.progress import Progress, ProgressState
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.vectors import Vectors
 from gateway.metrics.timing import Timing
@@ -28,10 +27,6 @@ from protocol.messages import (
 )
 from protocol.parts import AnswerPart, merged
 
-# At most sixty writes a second for each stream: no screen shows more, and every write costs a
-# system call here and a wake-up at the client. Slower engines than that don't notice.
-_BETWEEN_PIECES_S: Final = 1 / 60
-
 
 class Piece(Struct, frozen=True):
     """What has arrived since the last one; nothing but the reminder that time passes, if idle."""
@@ -45,6 +40,35 @@ class Piece(Struct, frozen=True):
         return not self.parts and self.finish_reason is None
 
 
+# Writes a piece in place of its reader's task, which costs more to wake than the piece to write.
+# False: it can't just now, and the task gets the piece.
+Shortcut: TypeAlias = Callable[[Piece], bool]
+
+
+class RequestState(Struct, frozen=True, kw_only=True):
+    """What another gateway goes on from. Times are the event loop's, which is the machine's."""
+
+    task: Task
+    id: str
+    key: str | None
+    probe: bool
+    prompt_counts: bool
+    priority: int | None
+    keep_alive_s: float | None
+    params: dict[RequestField, str]
+    deadline_s: float
+    arrived_at: float
+    deadline_at: float
+    started_at: float | None
+    begun_at: float | None
+    answered_at: float | None
+    timing: Timing
+    progress: ProgressState
+    vectors: bytes
+    dimensions: int
+    vector_tokens: int
+
+
 class ClientGoneError(Exception):
     """Nobody reads the answer any more."""
 
@@ -53,8 +77,7 @@ class Request:
     """A request, its answer, and what another worker needs to go on with it.
 
     The answer has one slot: deltas that arrive before the reader takes them are merged, so a slow
-    reader costs memory for its parts and nothing else. So are those that follow each other within
-    milliseconds. Times are the event loop's, in seconds.
+    reader costs memory for its parts and nothing else. Times are the event loop's, in seconds.
     """
 
     def __init__(
@@ -95,8 +118,6 @@ class Request:
         self.vectors = Vectors(len(task.inputs) if isinstance(task, Embed) else 0)
         self._abandoned = False
         self._touched_at = now
-        self._taken_at = now - _BETWEEN_PIECES_S
-        self._pause: asyncio.TimerHandle | None = None
         self._parts: list[AnswerPart] = []
         self._finish_reason: FinishReason | None = None
         # Which of its stop sequences ended the answer, if one did.
@@ -105,10 +126,50 @@ class Request:
         self._refusal: Refusal | None = None
         self._idle = False
         self._arrived = asyncio.Event()
+        # There while its reader waits.
+        self._shortcut: Shortcut | None = None
         self._started_at: float | None = None
         # When a worker got it first, and when the first of the answer was there.
         self.begun_at: float | None = None
         self.answered_at: float | None = None
+
+    @property
+    def state(self) -> RequestState:
+        """Without what has arrived for its reader."""
+        return RequestState(
+            task=self.task,
+            id=self.id,
+            key=self.key,
+            probe=self.probe,
+            prompt_counts=self.prompt_counts,
+            priority=self.priority,
+            keep_alive_s=self.keep_alive_s,
+            params=dict(self.params),
+            deadline_s=self.deadline_s,
+            arrived_at=self.arrived_at,
+            deadline_at=self.deadline_at,
+            started_at=self._started_at,
+            begun_at=self.begun_at,
+            answered_at=self.answered_at,
+            timing=self.timing,
+            progress=self.progress.state,
+            vectors=bytes(self.vectors.data),
+            dimensions=self.vectors.dimensions,
+            vector_tokens=self.vectors.tokens,
+        )
+
+    def restore(self, state: RequestState) -> None:
+        """Go on from what an earlier gateway knew."""
+        self.prompt_counts = state.prompt_counts
+        self.deadline_at = state.deadline_at
+        self._started_at = state.started_at
+        self.begun_at = state.begun_at
+        self.answered_at = state.answered_at
+        self.timing = state.timing
+        self.progress.restore(state.progress)
+        self.vectors.data += state.vectors
+        self.vectors.dimensions = state.dimensions
+        self.vectors.tokens = state.vector_tokens
 
     @property
     def usage(self) -> Usage | None:
@@ -152,26 +213,32 @@ class Request:
             self.deadline_at += now - self._started_at
             self._started_at = None
 
-    def deliver(self, delta: Delta) -> None:
+    def deliver(self, delta: Delta, now: float) -> bool:
+        """Whether its reader should hear of it, by `tell`."""
         self.progress.delivered.extend(delta.token_ids)
         if delta.parts:
             self._parts += delta.parts
         elif delta.finish_reason is None:
-            return
+            return False
         if self.answered_at is None:
-            self.answered_at = asyncio.get_running_loop().time()
-        self._finish_reason = delta.finish_reason
-        self.stop_sequence = delta.stop_sequence
-        self._usage = None if delta.usage is None else _plausible(delta.usage)
+            self.answered_at = now
         if delta.finish_reason is not None:
+            self._finish_reason = delta.finish_reason
+            self.stop_sequence = delta.stop_sequence
+            self._usage = None if delta.usage is None else _plausible(delta.usage)
+        return True
+
+    def tell(self, now: float) -> None:
+        """Its reader gets what has arrived, if anything has."""
+        if self._arrived.is_set() or not (self._parts or self.over):
+            return
+        if self._shortcut is None or self.over:
             self._arrived.set()
-        elif self._pause is None:
-            loop = self._running_loop
-            left_s = self._taken_at + _BETWEEN_PIECES_S - loop.time()
-            if left_s <= 0:
-                self._arrived.set()
-            else:
-                self._pause = loop.call_later(left_s, self._end_pause)
+        elif self._shortcut(Piece(tuple(merged(self._parts)), None, None)):
+            self._parts = []
+            self._touched_at = now
+        else:
+            self._arrived.set()
 
     def deliver_vectors(self, part: Embedded) -> None:
         """Raises: ImplausibleError."""
@@ -199,14 +266,19 @@ class Request:
             self._idle = True
             self._arrived.set()
 
-    async def take(self) -> Piece:
-        """The next piece of the answer; the last one carries the finish reason.
+    async def take(self, shortcut: Shortcut | None = None) -> Piece:
+        """The next piece of the answer; the last one carries the finish reason. All but the last go
+        to `shortcut` meanwhile, as long as it writes them.
 
         Raises:
             Refusal: the answer ends here.
             ClientGoneError: the request was abandoned.
         """
-        await self._arrived.wait()
+        self._shortcut = shortcut
+        try:
+            await self._arrived.wait()
+        finally:
+            self._shortcut = None
         self._arrived.clear()
         if self._abandoned:
             raise ClientGoneError
@@ -214,23 +286,13 @@ class Request:
             self._idle = False
             return Piece((), None, None)
         self._idle = False
-        self._touched_at = self._taken_at = self._running_loop.time()
+        self._touched_at = asyncio.get_running_loop().time()
         parts, self._parts = tuple(merged(self._parts)), []
         if self._refusal is not None:
             if not parts:
                 raise self._refusal.anew()
             self._arrived.set()
         return Piece(parts, self._finish_reason, self._usage)
-
-    @cached_property
-    def _running_loop(self) -> asyncio.AbstractEventLoop:
-        # Python asks the system for the process's id each time that it is asked for the loop.
-        return asyncio.get_running_loop()
-
-    def _end_pause(self) -> None:
-        self._pause = None
-        if self._parts:
-            self._arrived.set()
 
 
 def _plausible(usage: Usage) -> Usage:

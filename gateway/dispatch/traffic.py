@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from msgspec import Struct
 
 from gateway.clock.countdown import Presence
+from gateway.clock.present import present_clock
+from gateway.dispatch.beat import Beat
 from gateway.dispatch.progress import SUSPECT_TOKENS, ModelChangedError
 from gateway.dispatch.quarantine import Quarantine
 from gateway.dispatch.queue import QueueFullError, RequestQueue
@@ -69,10 +71,29 @@ class Host(Protocol):
         """What the model is, for a sentence about it."""
 
 
+class Successor(Protocol):
+    """Another gateway, which has the worker now or is about to. What it is told meanwhile it hears
+    later, in order.
+    """
+
+    def submit(self, model_id: str, request: Request) -> None: ...
+
+    def cancel(self, request: Request) -> None: ...
+
+
+class TrafficState(Struct, frozen=True):
+    """What is known of a model's use."""
+
+    last_used_at: float | None
+    last_used: float
+    keep_alive_s: float | None
+
+
 class Traffic:
     """Sends requests while there is a connection and keeps them while there is none.
 
-    `last_used_at` is a Unix time, `last_used` the same on the event loop's clock, both in seconds.
+    `last_used_at` is a Unix time, `last_used` the same on the clock of `gateway.clock.present`,
+    both in seconds.
     `keep_alive_s` is what the last request asked for. Of all prompts that were answered,
     `prompt_tokens`, `cached_tokens` were not computed anew. Everything runs on the event loop.
     """
@@ -91,7 +112,10 @@ class Traffic:
         self._events = events
         self._connection: Connection | None = None
         self._draining = False
+        self._successor: Successor | None = None
         self._loop = asyncio.get_running_loop()
+        self._beat = Beat(self._loop)
+        self._clock = present_clock()
         self._presence = Presence(self._loop.time())
 
     @property
@@ -152,6 +176,9 @@ class Traffic:
         """
         if (refusal := self._inability(request)) is not None:
             raise self._turned_away(request, refusal)
+        if self._successor is not None:
+            self._successor.submit(self._model_id, request)
+            return
         left_s = self._quarantine.remaining_s(request.task, self._loop.time())
         if left_s is not None:
             what = f"is kept out for another {left_s:.0f} s"
@@ -170,6 +197,9 @@ class Traffic:
 
     def cancel(self, request: Request) -> None:
         """Its client is gone, or it was refused."""
+        if self._successor is not None:
+            self._successor.cancel(request)
+            return
         if self._queue.remove(request):
             self._send(Cancel(request_id=request.progress.wire_id))
             self.dispatch()
@@ -204,7 +234,13 @@ class Traffic:
             progress = request.progress
             if not progress.rendered:
                 raise ProtocolBreachError("it sent output before the prompt's tokens")
-            request.deliver(delta)
+            first = request.answered_at is None
+            if request.deliver(delta, now):
+                if first or request.over:
+                    # Whoever waits for the first of it, or is at its end, waits for no beat.
+                    request.tell(now)
+                else:
+                    self._beat.note(request)
             if delta.token_ids and not request.probe:
                 if request.prompt_counts and request.timing.last_token_at is None:
                     self.meter.prompt_tokens += progress.prompt_tokens
@@ -218,6 +254,7 @@ class Traffic:
                 request.park(now)
                 self._note_park(request)
                 self.dispatch()
+        self._beat.end_message()
         return useful
 
     def embedded(self, message: Embedded) -> bool:
@@ -252,13 +289,19 @@ class Traffic:
         if self._connection is None:
             # What was said to an earlier worker ended with it.
             self.keep_alive_s = None
+        self.reconnect(connection)
+
+    def reconnect(self, connection: Connection) -> None:
+        """The same for the worker that requests went to already."""
         self._connection = connection
         self._draining = False
         self.dispatch()
 
     def dispatch(self) -> None:
         """Send what may run."""
-        connection = None if self._draining else self._connection
+        if self._draining or self._successor is not None:
+            return
+        connection = self._connection
         while connection is not None and (request := self._queue.next()) is not None:
             if (refusal := self._inability(request)) is not None:
                 self._refuse(request, refusal)
@@ -294,6 +337,48 @@ class Traffic:
         self._queue.max_running = bounds.concurrency
         self._queue.priority = bounds.priority
         self.dispatch()
+
+    def hand_over(self, successor: Successor) -> None:
+        """Send nothing more: what comes in is the successor's."""
+        self._successor = successor
+
+    @property
+    def handed_over(self) -> bool:
+        return self._successor is not None
+
+    def take_back(self) -> None:
+        """There is no successor after all; it may have finished some, of what it was given."""
+        self._successor = None
+        for request in [each for each in self._queue if each.over]:
+            self._queue.remove(request)
+        self.dispatch()
+
+    @property
+    def queued(self) -> tuple[list[Request], list[Request]]:
+        """Those that run, and those that wait, in their order."""
+        places = list(self._queue.places())
+        return (
+            [request for place, request in places if place is None],
+            [request for place, request in places if place is not None],
+        )
+
+    @property
+    def state(self) -> TrafficState:
+        return TrafficState(self.last_used_at, self.last_used, self.keep_alive_s)
+
+    def restore(
+        self, state: TrafficState, running: Iterable[Request], waiting: Iterable[Request]
+    ) -> None:
+        """Go on from what an earlier gateway knew."""
+        self.last_used_at = state.last_used_at
+        self.last_used = state.last_used
+        self.keep_alive_s = state.keep_alive_s
+        self._queue.restore(running, waiting)
+
+    def forget(self) -> None:
+        """The successor has all requests."""
+        self._queue.take_running()
+        self._queue.take_waiting()
 
     def drain(self) -> None:
         """Send nothing new; what runs may finish."""
@@ -378,7 +463,7 @@ class Traffic:
         if not request.probe:
             self.keep_alive_s = request.keep_alive_s
             self.last_used_at = time.time()
-            self.last_used = self._loop.time()
+            self.last_used = self._clock.now()
 
     def _refuse(self, request: Request, refusal: Refusal) -> None:
         request.refuse(refusal)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.doctor import models, throughput
+from gateway.doctor.clock import look_at_clock
 from gateway.doctor.configuration import look_at_configuration
+from gateway.doctor.discovery import look_at_discovery
 from gateway.doctor.examination import Check
 from gateway.doctor.gateway import (
     look_at_configuration_in_force,
@@ -13,17 +15,22 @@ from gateway.doctor.gateway import (
     look_at_port,
     look_at_version,
 )
+from gateway.doctor.hosts import look_at_hosts
 from gateway.doctor.leftovers import look_at_leftovers
 from gateway.doctor.machine import (
     look_at_device,
     look_at_memory,
     look_at_open_files,
+    look_at_swap,
     look_at_wired_limit,
 )
 from gateway.doctor.memory_check.check import NAME, MemoryCheck
+from gateway.doctor.model_cache import look_at_model_cache
 from gateway.doctor.network import look_at_network
+from gateway.doctor.secrets import look_at_secrets
 from gateway.doctor.service import look_at_service
 from gateway.doctor.software import look_at_packages, look_at_python
+from gateway.doctor.starts import look_at_starts
 from gateway.doctor.state_folder import look_at_disk, look_at_folder, look_at_socket_path
 from gateway.doctor.workers import look_at_workers
 
@@ -34,18 +41,26 @@ CHECKS: Final = (
     Check("device", look_at_device, deadline_s=40.0),
     Check("wired limit", look_at_wired_limit),
     Check("memory", look_at_memory, deadline_s=40.0),
+    Check("swap", look_at_swap),
+    Check("clock", look_at_clock),
     Check("state folder", look_at_folder),
+    Check("secrets", look_at_secrets),
     Check("disk", look_at_disk),
     Check("socket path", look_at_socket_path),
     Check("open files", look_at_open_files),
     Check("network", look_at_network),
+    # For each of them; one that is out of reach takes its deadline.
+    Check("hosts", look_at_hosts, deadline_s=30.0),
     Check("gateway", look_at_gateway),
+    Check("starts", look_at_starts),
     Check("port", look_at_port),
     Check("version", look_at_version),
     Check("in force", look_at_configuration_in_force),
     Check("workers", look_at_workers),
     Check("leftovers", look_at_leftovers),
     Check("service", look_at_service, deadline_s=60.0),
+    Check("model cache", look_at_model_cache),
+    Check("discovery", look_at_discovery),
     Check("model", models.look_at_models, models.DEADLINE_S),
 )
 # Only if they are asked for: the first uses the gateway, the other memory and time.

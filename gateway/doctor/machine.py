@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any, Final
+
+import psutil
 
 from gateway.config.settings import Settings
 from gateway.config.sizes import format_size
@@ -20,6 +23,10 @@ from gateway.system.file_limit import LEAST_FILES, attainable_files
 _MIB: Final = 1 << 20
 # What macOS and everything else need to go on; with less, machines have panicked (mlx#3186).
 _LEFT_TO_SYSTEM_BYTES: Final = 4_000_000_000
+# Of the memory, that macOS may have swapped; of a swap of a fixed size; of what is available.
+_SWAP_SHARE: Final = 0.25
+_FULL_SHARE: Final = 0.9
+_LITTLE_SHARE: Final = 0.1
 # Logs, the listener, the event loop, Python itself.
 _FILES: Final = 100
 _RAISE_LIMIT: Final = "Raise the hard limit"
@@ -37,8 +44,8 @@ def look_at_device(installation: Installation) -> Iterator[Finding]:
         yield error(
             "device",
             f"MLX can't be asked: {_last_words(failure)}.",
-            "Install Bulkhead anew in this environment (`make install`), on Linux with one of "
-            "MLX's back ends.",
+            "Install Bulkhead anew in this environment, as docs/install.md has it: on Linux with "
+            "one of MLX's back ends, mlx-bulkhead[cpu] or [cuda13].",
         )
         return
     yield judge_device(info)
@@ -150,6 +157,28 @@ def judge_memory(
         )
     if sound:
         yield ok("memory", evidence)
+
+
+def look_at_swap(_installation: Installation) -> Iterator[Finding]:
+    swap = psutil.swap_memory()
+    yield judge_swap(swap.used, swap.total, host_memory(), grows=sys.platform == "darwin")
+
+
+def judge_swap(used_bytes: int, total_bytes: int, host: HostMemory, *, grows: bool) -> Finding:
+    """`grows`: macOS adds to it until the disk is full. What lies there and isn't missed is no
+    fault, so there must be little memory as well.
+    """
+    evidence = f"{format_size(used_bytes)} of {format_size(total_bytes)} are used"
+    most_bytes = host.total_bytes * _SWAP_SHARE if grows else total_bytes * _FULL_SHARE
+    full = used_bytes >= most_bytes and used_bytes > 0
+    if full and host.available_bytes < host.total_bytes * _LITTLE_SHARE:
+        return warning(
+            "swap",
+            f"{evidence}, and {format_size(host.available_bytes)} of memory are available: the "
+            "machine is about to run out of both.",
+            "End what isn't needed, or lower memory.budget; models that are swapped answer slowly.",
+        )
+    return ok("swap", f"{evidence}.")
 
 
 def look_at_open_files(installation: Installation) -> Iterator[Finding]:

@@ -7,11 +7,14 @@ from typing import Final
 
 import msgspec
 
-from gateway.config.models import find_adapter, find_draft, find_folder, find_model
+from gateway.config.models import expand_home, find_adapter, find_draft, find_folder, find_model
 from gateway.config.settings import ModelSettings, Settings
 from gateway.config.sizes import format_size
+from gateway.disks.denied import DeniedError
+from gateway.disks.reach import check_reach
+from gateway.disks.volume import AwayError, away
 from gateway.doctor.errands import Outcome, run_errand
-from gateway.doctor.finding import Finding, error, ok, warning
+from gateway.doctor.finding import Finding, Severity, error, ok, warning, worst
 from gateway.doctor.installation import Installation
 from gateway.doctor.machine import budget_bytes
 from gateway.memory.estimate.beside import possible_beside
@@ -41,6 +44,10 @@ _LIMIT: Final = ("not allowed to raise maximum limit", "Too many open files")
 _REMEDY_OF_LIMIT: Final = (
     "The limit of open files is too low (`ulimit -Hn`): see what the check of open files says."
 )
+_REMEDY_OF_DENIAL: Final = (
+    "Allow it at the screen, as docs/install.md has it, for this program and for the one that the "
+    "service runs."
+)
 DEADLINE_S: Final = 600.0
 
 
@@ -51,7 +58,19 @@ def look_at_models(installation: Installation) -> Iterator[Finding]:
     located: dict[str, str] = {}
     for model_id, model in models.items():
         try:
-            located[model_id] = _located(model, installation.settings.gateway.allow)
+            found = _located(model, installation.settings.gateway.allow)
+            check_reach(found)
+            located[model_id] = found
+        except AwayError as failure:
+            yield error(
+                _CHECK,
+                str(failure),
+                "Connect the disk: a gateway that runs loads the model by itself then, if it is to "
+                "be loaded.",
+                subject=model_id,
+            )
+        except DeniedError as failure:
+            yield error(_CHECK, str(failure), _REMEDY_OF_DENIAL, subject=model_id)
         except ValueError as failure:
             yield error(
                 _CHECK,
@@ -69,11 +88,19 @@ def look_at_models(installation: Installation) -> Iterator[Finding]:
         examined = _examined(sources, python)
         for model_id, source in sources.items():
             size = _size(source, models[model_id], installation.settings, usable_bytes, learned)
-            yield from judge_model(model_id, examined[model_id], size)
+            judged = list(judge_model(model_id, examined[model_id], size))
+            trouble = installation.running().troubles.get(model_id)
+            if trouble is not None and worst(judged) is Severity.OK:
+                # Here all is well with it, and the gateway may be kept from what this shell reads.
+                judged = [judge_trouble(model_id, trouble)]
+            yield from judged
 
 
 def _located(model: ModelSettings, allowed: tuple[str, ...]) -> str:
     """Raises: ValueError."""
+    for beside in (model.adapter, model.draft_model):
+        if beside is not None and (absent := away(expand_home(beside))) is not None:
+            raise absent
     if model.adapter is not None:
         find_adapter(model.adapter, allowed)
     if model.draft_model is not None:
@@ -131,6 +158,16 @@ def _size(
         return fit(found, possible_beside(model, settings, usable_bytes, learned).bytes)
     except (EstimateError, OSError, ValueError):
         return None
+
+
+def judge_trouble(model_id: str, trouble: str) -> Finding:
+    """A model that is well for this shell, and not for the gateway."""
+    return error(
+        _CHECK,
+        f"The gateway that runs can't load it: {trouble}",
+        f"What the reason says; then `bulkhead load {model_id}`.",
+        subject=model_id,
+    )
 
 
 def judge_model(model_id: str, examined: Examined | str, size: Fit | None) -> Iterator[Finding]:

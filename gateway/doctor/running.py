@@ -45,7 +45,7 @@ class InForce(Struct, frozen=True):
 class Running(Struct, frozen=True):
     """`holder` has the lock of the state folder, and `health` is what it answers at `address`.
     `in_force` is None for one of an older version. `models` are loaded, by their worker's
-    pid. `key` is the operator's, for the holder.
+    pid; `troubles` says by their ids why others can't be. `key` is the operator's, for the holder.
 
     `address` and `tls` are what the holder has written down, whatever is configured here; the
     configured ones if there is none, or it hasn't yet. `port_free` and `port_holder` are of the
@@ -61,6 +61,7 @@ class Running(Struct, frozen=True):
     stranger: Health | None
     in_force: InForce | None = None
     models: dict[int, str] = {}
+    troubles: dict[str, str] = {}
     tls: bool = False
     key: str | None = None
 
@@ -86,7 +87,15 @@ class _Worker(Struct, frozen=True):
 
 class _Model(Struct, frozen=True):
     id: str
+    state: str = ""
+    reason: str | None = None
     worker: _Worker | None = None
+
+    @property
+    def trouble(self) -> str | None:
+        """Why it can't be loaded; an end that somebody ordered is none."""
+        refused = self.reason is not None and "can't be loaded" in self.reason
+        return self.reason if refused or self.state in ("failed", "backoff") else None
 
 
 class _Status(Struct, frozen=True):
@@ -125,6 +134,7 @@ def look_for_gateway(settings: GatewaySettings, state_dir: StateDir) -> Running:
         running,
         in_force=status.config,
         models={each.worker.pid: each.id for each in status.models if each.worker is not None},
+        troubles={each.id: each.trouble for each in status.models if each.trouble is not None},
     )
 
 

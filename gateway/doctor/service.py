@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 
 from msgspec import Struct
@@ -14,9 +13,11 @@ from gateway.doctor.finding import Finding, error, ok, warning
 from gateway.doctor.installation import Installation
 from gateway.service.definition import Installed, stop_s
 from gateway.service.failure import ServiceError
+from gateway.service.interpreter import lasting
 from gateway.service.manager import Manager, manager
 from gateway.service.mark import service_pid
 from gateway.service.owner import owner
+from gateway.service.twin import jobs, known, twice
 from gateway.state.state_dir import StateDir
 
 _CHECK = "service"
@@ -38,29 +39,37 @@ class ServiceFacts(Struct, frozen=True):
 
 def look_at_service(_installation: Installation) -> Iterator[Finding]:
     """The user's and the system's."""
-    found = False
-    for system in (False, True):
-        # Looking needs no rights, and an environment of its own: sudo would change ours.
-        environment = dict(os.environ)
-        if system or os.geteuid() == 0:
-            environment.pop("SUDO_USER", None)
-        keeper = manager(owner(environment, system=False), lambda _text: None, system=system)
-        try:
-            installed = keeper.read()
-            if installed is None:
-                continue
-            found = True
-            yield from judge_service(_facts(keeper, installed), sys.executable)
-        except ServiceError as failure:
-            found = True
-            yield error(
-                _CHECK,
-                str(failure),
-                "`bulkhead service uninstall` removes it, and `install` writes a new one.",
-                subject="system" if system else None,
-            )
-    if not found:
+    # Looking needs no rights, and an environment of its own: sudo would change ours.
+    environment = dict(os.environ)
+    if os.geteuid() == 0:
+        environment.pop("SUDO_USER", None)
+    account = owner(environment, system=False)
+    yield from look_at_both(manager(account, lambda _text: None, system=False))
+
+
+def look_at_both(users: Manager) -> Iterator[Finding]:
+    """`users` keeps the account's service; the system's stands beside it."""
+    found = jobs(users)
+    for keeper in (users, users.other):
+        yield from _look_at(keeper)
+    one = users if known(users) else users.other
+    for evidence, remedy in twice(one, found):
+        yield warning(_CHECK, evidence, remedy)
+    if not known(one):
         yield ok(_CHECK, "None is installed.")
+
+
+def _look_at(keeper: Manager) -> Iterator[Finding]:
+    try:
+        if (installed := keeper.read()) is not None:
+            yield from judge_service(_facts(keeper, installed), lasting())
+    except ServiceError as failure:
+        yield error(
+            _CHECK,
+            str(failure),
+            "`bulkhead service uninstall` removes it, and `install` writes a new one.",
+            subject="system" if keeper.system else None,
+        )
 
 
 def _facts(keeper: Manager, installed: Installed) -> ServiceFacts:

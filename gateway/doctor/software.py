@@ -16,7 +16,7 @@ from gateway.doctor.finding import Finding, error, ok
 from gateway.doctor.installation import Installation
 
 _DISTRIBUTION: Final = "mlx-bulkhead"
-_INSTALL: Final = "Install Bulkhead anew in this environment (`make install`)."
+_INSTALL: Final = "Install Bulkhead anew in this environment, as docs/install.md has it."
 _TOLD: Final = ("mlx", "mlx-lm", "transformers", "pyzmq")
 # They install the same files, so the last one wins, or breaks the others.
 _BACK_ENDS: Final = ("mlx-cpu", "mlx-cuda", "mlx-cuda-12", "mlx-cuda-13")
@@ -45,7 +45,7 @@ def judge_python(version: str, wanted: str | None, system: str, machine: str) ->
         return error(
             "python",
             f"Python {version} runs this, and Bulkhead needs {wanted}.",
-            "Make the environment anew with another Python: `make clean install PYTHON=...`.",
+            "Install Bulkhead anew with another Python, as docs/install.md has it.",
         )
     return ok("python", f"{version} on {machine}, {sys.executable}")
 
@@ -79,7 +79,7 @@ def judge_packages(
         yield error(
             "packages",
             f"{' and '.join(back_ends)} are both installed, and overwrite each other's files.",
-            "Make the environment anew with one of them: `make clean install`.",
+            "Make the environment anew with one of them, as docs/install.md has it.",
         )
     elif not wrong:
         versions = (f"{name} {installed[name]}" for name in _TOLD if name in installed)

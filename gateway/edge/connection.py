@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import struct
 import urllib.parse
@@ -44,6 +45,8 @@ _HEARD_S: Final = 0.05
 # each client that doesn't read, before anybody noticed that it doesn't.
 _UNSENT: Final[int | None] = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 _UNSENT_BYTES: Final = 128 << 10
+# Until an answer has left for the system.
+_WRITTEN_S: Final = 0.01
 # For SO_LINGER: on, for no time.
 _AT_ONCE: Final = struct.pack("ii", 1, 0)
 
@@ -173,6 +176,28 @@ class Connection(HttpToolsProtocol):
         else:
             self._reset()
 
+    def offer(self) -> None:
+        """Let the next gateway have it, if nothing of a request is here and no answer on its way.
+        One that is encrypted can't be given away.
+        """
+        heir = self._door.heir
+        if heir is None or self._deaf or self.transport.is_closing() or self._encrypted:
+            return
+        if self._exchanges or self._in_request or self._ahead or self._place is not Place.FULL:
+            return
+        if self.transport.get_write_buffer_size():
+            self.loop.call_later(_WRITTEN_S, self.offer)
+            return
+        self.transport.pause_reading()
+        self._deaf = True
+        heir(os.dup(self.transport.get_extra_info("socket").fileno()))
+        # Closes this process's descriptor, not the connection.
+        self.transport.abort()
+
+    @property
+    def _encrypted(self) -> bool:
+        return self.transport.get_extra_info("sslcontext") is not None
+
     # From the parser
 
     def on_message_begin(self) -> None:
@@ -212,7 +237,10 @@ class Connection(HttpToolsProtocol):
             message_event=asyncio.Event(),
             expect_100_continue=self.expect_100_continue and version != "1.0",
             keep_alive=(
-                version != "1.0" and self._place is Place.FULL and self.parser.should_keep_alive()
+                version != "1.0"
+                and self._place is Place.FULL
+                and self.parser.should_keep_alive()
+                and not (self._door.heir is not None and self._encrypted)
             ),
             on_response=self.on_response_complete,
         )
@@ -259,6 +287,8 @@ class Connection(HttpToolsProtocol):
             self._ahead.clear()
             self._feed(ahead)
         self._turn()
+        if self._door.heir is not None:
+            self.offer()
 
     # Inside
 

@@ -90,7 +90,7 @@ class Crowd(Generic[Key]):
                 del self._from[home]
 
     def _who_makes_place(self, home: str | None = None) -> Key | None:
-        for doing in (Doing.LEAVING, Doing.IDLE, Doing.HEAD, Doing.BODY):
+        for doing in (Doing.LEAVING, Doing.HANDSHAKE, Doing.IDLE, Doing.HEAD, Doing.BODY):
             for key in self._among[doing]:
                 if home is None or self._home.get(key) == home:
                     return key

@@ -40,6 +40,8 @@ class Door:
         """How many connections there may be at present, in all and from one address."""
         self.refused: Counter[Code] = Counter()
         self.bodies = ByteBudget(ALL_BODIES_BYTES)
+        # Gets the descriptors of connections that nobody is being served on; None: they stay.
+        self.heir: Callable[[int], None] | None = None
         self._capacity = capacity
         self._from_one_place = from_one_place
         self._crowd: Crowd[Guest] = Crowd()

@@ -9,6 +9,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from gateway.dispatch.refusal import Refusal
 from gateway.edge.byte_budget import ByteBudget
+from gateway.edge.outlet import OUTLET
 
 # What the flow control of a connection lets in before anybody reads; the bound on connections
 # bounds this, so that small requests are served whatever large ones take.
@@ -74,10 +75,27 @@ class Exchange(RequestResponseCycle):
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     async def run_asgi(self, app: ASGI3Application) -> None:
+        self.scope["state"][OUTLET] = self
         try:
             await super().run_asgi(app)
         finally:
+            # Nobody looks for cycles for a long time.
+            del self.scope["state"][OUTLET]
             self.release()
+
+    @property
+    def writable(self) -> bool:
+        """As `gateway.edge.outlet` has it. Without chunks the long way counts the bytes."""
+        return (
+            self.response_started
+            and self.chunked_encoding is True
+            and not (self.response_complete or self.disconnected or self.flow.write_paused)
+        )
+
+    def write(self, body: bytes) -> None:
+        # An empty chunk would be the last one.
+        if body:
+            self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
 
     async def receive(self) -> ASGIReceiveEvent:
         """Raises: Refusal if the body doesn't come as it should."""

@@ -10,6 +10,8 @@ from typing import Final
 # and Node 5 s): who closes first must be the one that would use it again.
 IDLE_S: Final = 75.0
 HEAD_S: Final = 20.0
+# For TLS's handshake: a few packets to and fro.
+HANDSHAKE_S: Final = 10.0
 BODY_S: Final = 30.0
 # A slower body than this must be done within BODY_S.
 BODY_BYTES_PER_S: Final = 512 << 10
@@ -21,6 +23,7 @@ LEAVING_S: Final = 30.0
 class Doing(Enum):
     """What a connection is busy with. LEAVING: it is closed once its client has read the rest."""
 
+    HANDSHAKE = "shaking hands"
     IDLE = "idle"
     HEAD = "sending its head"
     BODY = "sending its body"
@@ -29,6 +32,7 @@ class Doing(Enum):
 
 
 _ALLOWED_S: Final = {
+    Doing.HANDSHAKE: HANDSHAKE_S,
     Doing.IDLE: IDLE_S,
     Doing.HEAD: HEAD_S,
     Doing.BODY: BODY_S,

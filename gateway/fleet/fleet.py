@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
 import time
@@ -11,17 +10,22 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final
 
+from gateway.clock.waiting import until_set
 from gateway.config.in_force import InForce
 from gateway.config.settings import Settings
+from gateway.disks.disks import Disks
 from gateway.dispatch.request import Request
+from gateway.dispatch.traffic import Successor
 from gateway.events import EventLog
 from gateway.fleet.prompts import Prompts
 from gateway.fleet.readings import Readings
 from gateway.fleet.roster import Roster
-from gateway.fleet.starter import Starter
+from gateway.fleet.starter import Channel, Starter
+from gateway.hosts.hosts import Hosts
 from gateway.hub.fit import Outlook, outlook
 from gateway.hub.messages import Planned
 from gateway.memory.admission import Admission
+from gateway.memory.estimate.beside import misfits
 from gateway.memory.estimate.learned import Learned
 from gateway.memory.steward import Steward
 from gateway.memory.stranded.policy import Stranded
@@ -30,7 +34,7 @@ from gateway.metrics.loop_lag import LoopLag
 from gateway.model import refusals
 from gateway.model.compartment import Compartment
 from gateway.model.lifecycle import State
-from gateway.model.model import Model
+from gateway.model.model import Model, groups_of
 from gateway.process.records import WorkerRecords
 from gateway.process.sweep import Swept
 from gateway.process.worker import Worker
@@ -38,6 +42,7 @@ from gateway.process.worker_log import WorkerLog
 from gateway.serve.faults import Faults
 from gateway.state.state_dir import StateDir
 from gateway.system.tasks import Tasks
+from protocol.endpoint import endpoint
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +55,8 @@ class Phase(StrEnum):
     STARTING = "starting"
     SERVING = "serving"
     DRAINING = "draining"
+    # Another gateway has the models; clients that are connected here are served to their end.
+    LEAVING = "leaving"
     STOPPED = "stopped"
 
 
@@ -69,15 +76,18 @@ class Fleet:
         swept: Iterable[Swept],
         stranded: Stranded | None,
         caution: str | None,
+        first_incarnation: int = 1,
     ) -> None:
         """`budget_bytes` is what all workers together may hold. `swept` are the leftovers of an
         earlier gateway that were found; `stranded` judges what belongs to nobody any more, where
         that can happen.
-        `caution` is why no model is to be loaded that nobody asks for.
+        `caution` is why no model is to be loaded that nobody asks for. Incarnations are counted
+        from `first_incarnation` on.
         """
         self.phase = Phase.STARTING
         self._in_force = InForce(settings)
         self.started_at = time.time()
+        self._began_at = asyncio.get_running_loop().time()
         self.caution = caution
         self.log_path = state_dir.gateway_log_path
         self.events = EventLog()
@@ -91,7 +101,16 @@ class Fleet:
             self.events.emit("stranded", None, stranded_bytes=stranded.bytes)
         if caution is not None:
             self.events.emit("caution", None, reason=caution)
-        self._starter = Starter(self._in_force, state_dir, records, self.events)
+        self.hosts = Hosts(settings.hosts)
+        self._starter = Starter(
+            self._in_force,
+            state_dir,
+            records,
+            self.events,
+            lambda: self.steward.room_bytes,
+            self.hosts,
+            first_incarnation,
+        )
         learned = self._learned = Learned(state_dir.learned_path)
         self.steward = Steward(
             Admission(
@@ -105,22 +124,27 @@ class Fleet:
             self.events,
             settings.workers.spare,
             settings.memory.ordinary_tokens,
+            self.hosts,
         )
         self._state_dir = state_dir
         self.prompts = Prompts(state_dir.prompts, settings.prompt_cache)
         self.roster = Roster(models, self._new_compartment, self.steward)
+        self.steward.arrange(groups_of(settings))
         self.readings = Readings(self.roster, lambda: self.workers, self.steward)
+        self.disks = Disks(self.roster, self.events)
         self.lag = LoopLag()
         self._tasks = Tasks("fleet")
+        self._handing_over = False
 
-    def start(self) -> None:
+    def start(self, *, preload: bool = True) -> None:
         self.readings.start()
         self.prompts.start()
+        self.hosts.start()
         self.lag.watch(self._tasks)
         self._tasks.keep(self._tick, "deadlines", _TICK_S)
         self.phase = Phase.SERVING
         for compartment in self.roster.configured.values():
-            if compartment.model.settings.preload and self.caution is None:
+            if compartment.model.settings.preload and self.caution is None and preload:
                 compartment.preload()
 
     @property
@@ -153,6 +177,7 @@ class Fleet:
             settings.workers.spare,
             settings.memory.ordinary_tokens,
         )
+        self.steward.arrange(groups_of(settings))
 
     def _new_compartment(self, model: Model) -> Compartment:
         return Compartment(
@@ -174,14 +199,28 @@ class Fleet:
             self.settings.memory.ordinary_tokens,
         )
 
+    def misfits(self, settings: Settings, budget_bytes: int) -> list[tuple[str, str]]:
+        """Groups that could not have the room they need, and why; blocks."""
+        return list(misfits(settings, budget_bytes, self._learned))
+
+    @property
+    def uptime_s(self) -> float:
+        """Whatever is done to the clock on the wall."""
+        return asyncio.get_running_loop().time() - self._began_at
+
     def now(self) -> float:
         """The clock of deadlines, in seconds."""
         return asyncio.get_running_loop().time()
 
     def check_serves(self) -> None:
         """Raises: Refusal if nothing new is taken any more."""
-        if self.phase is not Phase.SERVING:
+        if self.phase not in (Phase.SERVING, Phase.LEAVING):
             raise refusals.shutting_down()
+
+    def check_decides(self) -> None:
+        """Raises: Refusal if another gateway is about to decide on models, or does already."""
+        if self._handing_over or self.phase is Phase.LEAVING:
+            raise refusals.being_replaced()
 
     def submit(self, compartment: Compartment, request: Request) -> None:
         """Take a request in.
@@ -192,13 +231,83 @@ class Fleet:
         self.check_serves()
         compartment.submit(request)
 
+    # From one gateway to the next
+
+    async def until_settled(self, seconds: float) -> None:
+        """Wait until no worker is on its way up or out, and let none begin that.
+
+        Raises:
+            TimeoutError: that takes longer.
+        """
+        self.steward.freeze()
+        try:
+            async with asyncio.timeout(seconds):
+                while unsettled := [each for each in self.roster.everyone if each.unsettled]:
+                    await unsettled[0].condition.until(lambda: not unsettled[0].unsettled)
+        except BaseException:
+            self.steward.thaw()
+            raise
+
+    def hand_over(self, successor: Successor) -> dict[str, Channel]:
+        """Decide nothing more, and send nothing more to workers: what comes in is the successor's.
+        Where that can listen for the worker of each model that has one.
+        """
+        self._handing_over = True
+        for compartment in self.roster.everyone:
+            compartment.traffic.hand_over(successor)
+        return {
+            each.model.id: self._starter.new_channel()
+            for each in self.roster.everyone
+            if each.worker is not None
+        }
+
+    def take_back(self) -> None:
+        """There is no successor after all."""
+        self._handing_over = False
+        for compartment in self.roster.everyone:
+            if compartment.worker is not None:
+                compartment.worker.stay()
+            compartment.traffic.take_back()
+        self.steward.thaw()
+
+    @property
+    def next_incarnation(self) -> int:
+        return self._starter.next_incarnation
+
+    def channel_address(self, channel: Channel) -> str:
+        """Raises: OSError: there can't be such a socket."""
+        return endpoint(self._state_dir.socket_path(channel.number))
+
+    async def leave(self) -> list[tuple[int, bytes]]:
+        """Another gateway has everything. Of each worker its incarnation, and what was read of a
+        line that it has not ended.
+        """
+        self.phase = Phase.LEAVING
+        self.events.close()
+        await self._tasks.cancel_all()
+        await self.readings.close()
+        await self.disks.close()
+        await self.hosts.close()
+        await self.prompts.close()
+        await self.steward.close()
+        return await self.roster.leave()
+
+    async def end_spares(self) -> None:
+        """Each gateway has its own."""
+        await self._starter.end_spares()
+
     async def drain(self, seconds: float) -> None:
         """Take nothing new, and wait until nothing runs, or for so many seconds."""
         self.phase = Phase.DRAINING
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                for compartment in self.roster.everyone:
-                    await compartment.until_idle()
+        idle = asyncio.Event()
+        watch = self._tasks.start(self._watch_idle(idle), "drain")
+        await until_set(idle, seconds)
+        watch.cancel()
+
+    async def _watch_idle(self, idle: asyncio.Event) -> None:
+        for compartment in self.roster.everyone:
+            await compartment.until_idle()
+        idle.set()
 
     def refuse_all(self) -> None:
         """End what still waits or runs."""
@@ -215,14 +324,18 @@ class Fleet:
         self.phase = Phase.STOPPED
         await self._tasks.cancel_all()
         await self.readings.close()
+        await self.disks.close()
         await self.prompts.close()
         await self.roster.close()
         await self.steward.close()
         self._starter.close()
+        await self.hosts.close()
         self.events.close()
 
     async def _tick(self) -> None:
         """A defect in one check must not keep the others from being made."""
+        if self._handing_over:
+            return
         now = self.now()
         for each in self.roster.everyone:
             self._tasks.attempt(functools.partial(each.tick, now, REMINDER_S), each.model.id)

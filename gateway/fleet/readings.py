@@ -11,7 +11,7 @@ from typing import Final
 
 from gateway.fleet.roster import Roster
 from gateway.memory.card import card_memory
-from gateway.memory.footprint import FootprintError, footprint
+from gateway.memory.footprint import FootprintError, FootprintGauge
 from gateway.memory.host import host_memory
 from gateway.memory.reading import CardMemory, Footprint
 from gateway.memory.steward import Steward
@@ -42,6 +42,7 @@ class Readings:
         self.host = host_memory()
         self.card: CardMemory | None = None
         self.footprint: Footprint | None = None
+        self._own = FootprintGauge(os.getpid())
         self._roster = roster
         self._workers = workers
         self._steward = steward
@@ -59,11 +60,18 @@ class Readings:
 
     async def _read_machine(self) -> None:
         self.host = await self._machine.run(host_memory, _ANSWER_S, "the machine's memory")
-        self.footprint = await self._machine.run(_own_footprint, _ANSWER_S, "the own footprint")
-        pids = {each.pid for each in self._workers()}
+        self.footprint = await self._machine.run(self._read_own, _ANSWER_S, "the own footprint")
+        pids = {pid for each in self._workers() for pid in each.pids}
         self.card = await self._machine.run(
             functools.partial(_card_memory, pids), _ANSWER_S, "the card's memory"
         )
+
+    def _read_own(self) -> Footprint | None:
+        try:
+            return self._own.read()
+        except FootprintError as error:
+            logger.debug("No footprint of the gateway: %s", error)
+            return None
 
     async def _read_workers(self) -> None:
         workers = self._workers()
@@ -113,12 +121,4 @@ def _card_memory(pids: set[int]) -> CardMemory | None:
         return card_memory(pids)
     except FootprintError as error:
         logger.debug("No memory of the card: %s", error)
-        return None
-
-
-def _own_footprint() -> Footprint | None:
-    try:
-        return footprint(os.getpid())
-    except FootprintError as error:
-        logger.debug("No footprint of the gateway: %s", error)
         return None

@@ -10,6 +10,7 @@ from gateway.keys.caller import Caller
 from gateway.memory.steward import Steward
 from gateway.model.compartment import Compartment
 from gateway.model.model import Model
+from gateway.nearest import nearest_model, suggestion
 from gateway.system.tasks import Tasks
 
 
@@ -40,11 +41,19 @@ class Roster:
         """
         compartment = self._by_name.get(name)
         if compartment is None or not _may_use(caller, compartment):
-            known = ", ".join(sorted(each.model.id for each in self.visible(caller))) or "none"
-            raise Refusal(
-                "model_not_found", f"There is no model {name!r}; there are: {known}.", param="model"
-            )
+            raise self._unknown(name, caller)
         return compartment
+
+    def _unknown(self, name: str, caller: Caller) -> Refusal:
+        visible = self.visible(caller)
+        known = ", ".join(sorted(each.model.id for each in visible)) or "none"
+        names = [name for each in visible for name in (each.model.id, *each.model.settings.aliases)]
+        meant = suggestion(nearest_model(name, names))
+        return Refusal(
+            "model_not_found",
+            f"There is no model {name!r}; there are: {known}.{meant}",
+            param="model",
+        )
 
     def visible(self, caller: Caller) -> list[Compartment]:
         """Those that are configured and that the caller may use."""
@@ -72,6 +81,12 @@ class Roster:
         for compartment in present.values():
             compartment.remove()
             self._tasks.start(self._see_off(compartment), f"end of {compartment.model.id}")
+
+    async def leave(self) -> list[tuple[int, bytes]]:
+        """Another gateway has the models: see `Compartment.leave`."""
+        await self._tasks.cancel_all()
+        left = [each.leave() for each in self.everyone]
+        return [each for each in left if each is not None]
 
     async def close(self) -> None:
         """To be called when no worker is left."""

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from gateway.clock.countdown import Presence
 from gateway.config.in_force import InForce
 from gateway.events import EventLog
 from gateway.logs.line import about
@@ -55,6 +56,7 @@ class Spares:
         self._closing = False
         self._useless = False
         self._loop = asyncio.get_running_loop()
+        self._presence = Presence(self._loop.time())
         self._tasks = Tasks("spares")
 
     @property
@@ -79,6 +81,9 @@ class Spares:
         that is too many. Memory has room for `at_most`.
         """
         settings = self._in_force.settings.workers
+        absent_s = self._presence.absent_s(now)
+        for spare in self._spares.values():
+            spare.started_at += absent_s
         wanted = 0 if self._useless else min(settings.spare, at_most)
         self._policy.limits = limits(settings)
         for worker, spare in list(self._spares.items()):

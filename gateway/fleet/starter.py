@@ -5,36 +5,71 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+from collections.abc import Callable
 from typing import Final
 
 import zmq
+from msgspec import Struct
 
 from gateway.config.in_force import InForce
+from gateway.config.rank_places import LOCAL
 from gateway.events import EventLog, Kind
 from gateway.fleet.spares import Spares
+from gateway.hosts.cards import cards, default_backend, sharing
+from gateway.hosts.followers import Followers, Plan
+from gateway.hosts.host import Host
+from gateway.hosts.hosts import Hosts
+from gateway.hosts.local import LocalHost
+from gateway.hosts.remote import RemoteHost
+from gateway.memory.estimate.estimate import Estimate
 from gateway.model.model import Model
+from gateway.process.adopted import AdoptedProcess
+from gateway.process.link import Link
+from gateway.process.process import ExitStatus, WorkerProcess
 from gateway.process.records import WorkerRecords
-from gateway.process.worker import Listener, Worker
+from gateway.process.worker import Listener, Worker, WorkerState
 from gateway.process.worker_log import WorkerLog
 from gateway.state.state_dir import StateDir
+from protocol.channel import Keys, new_keys
 
 # Libzmq aborts the process if it finds no descriptor for a worker that connects (ipc_listener.cpp),
 # so none is started into a shortage.
 _ROOM: Final = 16
+# ZeroMQ asks a silent peer every second.
+_LEAST_SILENCE_S: Final = 3.0
+
+
+class Channel(Struct, frozen=True):
+    """An endpoint that isn't open yet."""
+
+    number: int
+    workers_key: bytes
+    gateways_key: bytes
 
 
 class Starter:
     """Starts all workers of a gateway and numbers them: no two incarnations share a number."""
 
     def __init__(
-        self, in_force: InForce, state_dir: StateDir, records: WorkerRecords, events: EventLog
+        self,
+        in_force: InForce,
+        state_dir: StateDir,
+        records: WorkerRecords,
+        events: EventLog,
+        room_bytes: Callable[[], tuple[int, int]],
+        hosts: Hosts,
+        first_incarnation: int,
     ) -> None:
+        """`room_bytes` tells the budget of this machine, and what is free of it."""
+        self._room_bytes = room_bytes
+        self._hosts = hosts
+        self._in_force = in_force
         self._state_dir = state_dir
         self._events = events
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         # ZeroMQ starts its threads with the first socket, and aborts the process if it can't.
         self._context.socket(zmq.PAIR).close()
-        self._incarnations = itertools.count(1)
+        self._incarnations = itertools.count(first_incarnation)
         self._records = records
         self._spare_log = WorkerLog(state_dir.spare_log_path)
         self._spares = Spares(
@@ -49,8 +84,11 @@ class Starter:
     def spares(self) -> list[Worker]:
         return self._spares.workers
 
-    def start(self, model: Model, log: WorkerLog, supervisor: Listener) -> Worker:
+    def start(
+        self, model: Model, log: WorkerLog, supervisor: Listener, estimated: Estimate | None
+    ) -> Worker:
         """A worker for this model; what it says from now on, its hello first, goes to `supervisor`.
+        Other hosts keep for its ranks there what is `estimated`.
 
         Raises:
             OSError: its interpreter can't be started.
@@ -66,7 +104,74 @@ class Starter:
             asyncio.get_running_loop().call_soon(supervisor.worker_said, worker, hello)
             kind = "adopt"
         self._events.emit(kind, model.id, pid=worker.pid, incarnation=worker.incarnation)
+        if len(model.settings.places) > 1:
+            self._add_followers(worker, model, log, estimated)
         return worker
+
+    def new_channel(self) -> Channel:
+        """Where the next gateway can listen for a worker of this one."""
+        number = next(self._incarnations)
+        return Channel(number, *new_keys())
+
+    @property
+    def next_incarnation(self) -> int:
+        """What the next gateway begins to count with."""
+        return next(self._incarnations)
+
+    def adopt(
+        self, state: WorkerState, channel: Channel, output: int, log: WorkerLog, listener: Listener
+    ) -> Worker:
+        """A worker that an earlier gateway has started. `output` is what it prints to.
+
+        Raises:
+            ProcessGoneError: it has ended.
+            OSError: there is no descriptor, or no thread, for it.
+        """
+        worker = Worker(
+            self._context,
+            self._state_dir.socket_path(channel.number),
+            listener,
+            lambda _, on_exit: AdoptedProcess(state.process, output, log, self._records, on_exit),
+            incarnation=state.incarnation,
+            keys=Keys(channel.workers_key, channel.gateways_key),
+        )
+        worker.restore(state)
+        return worker
+
+    def _add_followers(
+        self, worker: Worker, model: Model, log: WorkerLog, estimated: Estimate | None
+    ) -> None:
+        settings = model.settings
+        here: Host = LocalHost(log, self._records, self._room_bytes)
+        there = {
+            each.host: RemoteHost(self._hosts.link(each.host), log)
+            for each in settings.places
+            if each.host != LOCAL
+        }
+        floor_bytes, whole_bytes = (
+            (0, 0) if estimated is None else (estimated.floor_bytes, estimated.whole_bytes)
+        )
+        plan = Plan(
+            model_id=model.id,
+            incarnation=worker.incarnation,
+            backend=settings.backend or default_backend(),
+            split=settings.split,
+            hosts=[there.get(each.host, here) for each in settings.places],
+            interfaces=[each.interfaces for each in settings.places],
+            silence_s=max(self._in_force.settings.workers.heartbeat_timeout_s, _LEAST_SILENCE_S),
+            cards=cards(settings.ranks_here),
+            needed_bytes=floor_bytes // sharing(settings.ranks_here),
+            wanted_bytes=whole_bytes // sharing(settings.ranks_here),
+            python=settings.interpreter,
+        )
+        worker.lead(
+            Followers(
+                plan,
+                self._state_dir.rank_socket_path(worker.incarnation),
+                worker.follower_ended,
+                worker.followers_started,
+            )
+        )
 
     def tick(self, now: float, *, spares: int, loading: bool) -> None:
         """To be called a few times a second. Memory has room for so many spares; `loading` says
@@ -92,17 +197,26 @@ class Starter:
         spare: bool,
     ) -> Worker:
         _check_room()
-        return Worker(
-            self._context,
-            self._state_dir,
-            log,
-            self._records,
-            supervisor,
-            incarnation=next(self._incarnations),
-            name=name,
-            python=python,
-            spare=spare,
-        )
+        incarnation = next(self._incarnations)
+
+        def start(link: Link, on_exit: Callable[[ExitStatus], None]) -> WorkerProcess:
+            return WorkerProcess(
+                python,
+                (
+                    *("--endpoint", link.address),
+                    *("--incarnation", str(incarnation)),
+                    *(("--spare",) if spare else ()),
+                ),
+                link.key,
+                incarnation,
+                log,
+                self._records,
+                on_exit,
+                name=name,
+            )
+
+        path = self._state_dir.socket_path(incarnation)
+        return Worker(self._context, path, supervisor, start, incarnation=incarnation)
 
 
 def _check_room() -> None:

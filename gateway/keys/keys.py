@@ -9,6 +9,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from gateway.keys.accounts import Accounts, Book, Counts
 from gateway.keys.admin_key import ensured_admin_key
@@ -16,6 +17,7 @@ from gateway.keys.api_key import ApiKey, Terms, name_of_owner
 from gateway.keys.caller import ADMIN
 from gateway.keys.desk import Desk
 from gateway.keys.key_file import KeyFile, KeyFileError, Signature
+from gateway.keys.limits import LimitsState
 from gateway.keys.ring import Held, KeyRing
 from gateway.state.secret_file import write_secret
 from gateway.state.state_dir import StateDir
@@ -33,6 +35,13 @@ _LOOK_S: Final = 1.0
 # What a crash may cost of the accounts.
 KEPT_EVERY_S: Final = 5.0
 _FILE_S: Final = 20.0
+
+
+class KeysState(Struct, frozen=True):
+    """What was used under each key: in days, and within the last minute."""
+
+    book: Book
+    limits: dict[str, LimitsState]
 
 
 class Keys:
@@ -56,6 +65,7 @@ class Keys:
         self._accounts = Accounts(read_state(self._usage_path, Book) or Book())
         self._lane = Lane("keys")
         self._complained: str | None = None
+        self._forward: Callable[[str, Usage], None] | None = None
         self.exposed = exposed
         self.required = exposed or bool(self._keys)
         self._take(self._keys)
@@ -113,7 +123,35 @@ class Keys:
 
     def account(self, name: str, usage: Usage) -> None:
         """Count a request under a key, or the operator's."""
+        if self._forward is not None:
+            self._forward(name, usage)
+            return
         self._accounts.add(_today(), name, Counts.of(usage))
+
+    @property
+    def state(self) -> KeysState:
+        """For another gateway."""
+        limits = {name: each.limits.state for name, each in self._desks.items()}
+        return KeysState(self._accounts.book, limits)
+
+    def restore(self, state: KeysState) -> None:
+        """Go on from what an earlier gateway has counted."""
+        self._accounts = Accounts(state.book)
+        self._accounts.note_lost()
+        for name, each in state.limits.items():
+            if name in self._desks:
+                self._desks[name].limits.restore(each)
+
+    def spend_elsewhere(self, name: str, usage: Usage) -> None:
+        """Count what an earlier gateway has finished."""
+        self.account(name, usage)
+        if name in self._desks:
+            tokens = usage.prompt_tokens + usage.completion_tokens
+            self._desks[name].limits.spend(time.monotonic(), tokens)
+
+    def forward(self, account: Callable[[str, Usage], None] | None) -> None:
+        """Have somebody else count from now on; None: nobody else does after all."""
+        self._forward = account
 
     def spend(self, owner: str, usage: Usage) -> None:
         """The same for what is no HTTP request any more, as a background answer; its tokens count

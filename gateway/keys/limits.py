@@ -22,6 +22,13 @@ class Denial(Struct, frozen=True):
     retry_after_s: int
 
 
+class LimitsState(Struct, frozen=True):
+    """What was taken within the last minute, as `Window` has it."""
+
+    requests: tuple[tuple[int, int], ...]
+    tokens: tuple[tuple[int, int], ...]
+
+
 class Limits:
     """Requests are counted when they come in, tokens when their request is over: the one that goes
     beyond the limit is finished, and the next ones wait.
@@ -32,6 +39,16 @@ class Limits:
         self.running = 0
         self._requests = Window()
         self._tokens = Window()
+
+    @property
+    def state(self) -> LimitsState:
+        """For another gateway."""
+        return LimitsState(self._requests.steps, self._tokens.steps)
+
+    def restore(self, state: LimitsState) -> None:
+        """Go on from what an earlier gateway has counted."""
+        self._requests.restore(state.requests)
+        self._tokens.restore(state.tokens)
 
     def admit(self, now: float) -> Denial | None:
         """Take a request in, which has to be ended by `release`; or say why not."""

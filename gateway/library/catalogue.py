@@ -11,6 +11,7 @@ from gateway.config.models import DEMO_FOLDER, find_folder
 from gateway.config.read import Configuration
 from gateway.library.description import describe
 from gateway.library.search import Found, sizes
+from gateway.nearest import nearest_model, suggestion
 
 
 class Entry(Struct, frozen=True, kw_only=True):
@@ -103,6 +104,14 @@ def look_up(entries: list[Entry], name: str) -> Entry | None:
             return each
     alike = [each for each in entries if each.source.rpartition("/")[2] == name]
     return alike[0] if len(alike) == 1 else None
+
+
+def unknown(entries: list[Entry], name: str) -> str:
+    """What is told whoever asks for a name that none has."""
+    names = [each.name for each in entries]
+    known = ", ".join(names) or "none"
+    meant = suggestion(nearest_model(name, names))
+    return f"There is no model {name!r} on the disks; there are: {known}.{meant}"
 
 
 def objection(

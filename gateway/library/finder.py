@@ -13,6 +13,7 @@ import msgspec
 from gateway.config.models import check_allowed
 from gateway.config.read import Configuration, Located
 from gateway.config.settings import ModelSettings, Settings
+from gateway.disks.denied import denied
 from gateway.library.search import Found, search
 from gateway.system.threads import start_thread
 
@@ -74,7 +75,7 @@ class Finder:
             self._complain(place, f"it did not answer within {_ANSWER_S:g} s")
             return self._known.get(place, [])
         except OSError as error:
-            self._complain(place, error.strerror or str(error))
+            self._complain(place, denied(error) or error.strerror or str(error))
             return self._known.get(place, [])
         self._said.discard(place)
         self._known[place] = found

@@ -14,6 +14,7 @@ from gateway.library.catalogue import (
     catalogue,
     look_up,
     objection,
+    unknown,
     with_configured,
 )
 from gateway.library.finder import Finder
@@ -58,10 +59,7 @@ class Library:
         """Raises: Refusal."""
         entries = await self.entries()
         if (entry := look_up(entries, name)) is None:
-            known = ", ".join(each.name for each in entries) or "none"
-            raise Refusal(
-                "model_not_found", f"There is no model {name!r} on the disks; there are: {known}."
-            )
+            raise Refusal("model_not_found", unknown(entries, name))
         return entry
 
     async def check_removable(self, entry: Entry) -> None:

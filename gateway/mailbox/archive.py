@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final, TypeVar, TypeVarTuple, Unpack
 
 from gateway.dispatch.refusal import Refusal
 from gateway.events import EventLog
 from gateway.mailbox.database import DamagedError, StoreError, TakenError
-from gateway.mailbox.entry import Entry
+from gateway.mailbox.entry import Entry, Name
 from gateway.mailbox.store import Store
 from gateway.system.lane import Lane
 
@@ -40,10 +40,14 @@ class Archive:
         self._lane = Lane("mailbox")
         self._tried = asyncio.Event()
 
-    async def open(self) -> list[Entry]:
-        """Those that are still to be made; none if it can't be opened, which is told once."""
+    async def open(self, elsewhere: Collection[Name] = ()) -> list[Entry]:
+        """Those that are still to be made, and aren't being made `elsewhere`; none if it can't be
+        opened, which is told once.
+        """
         try:
-            pending = await self._lane.run(self.store.open, ANSWER_S, "the mailbox")
+            pending = await self._lane.run(
+                functools.partial(self.store.open, elsewhere), ANSWER_S, "the mailbox"
+            )
         except DamagedError as error:
             self._tell(str(error))
             return await self._renew()

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -66,6 +66,9 @@ class Mailbox:
         # Ends that couldn't be written down yet. Nothing new begins as long as there are some.
         self._unwritten: dict[Name, tuple[Job, Outcome]] = {}
         self._accepting = 0
+        # What the gateway before this one is making yet, and whether one after this makes the rest.
+        self._elsewhere: frozenset[Name] = frozenset()
+        self._leaving = False
         # Models whose own queues were full when this was looked at last.
         self._full: set[str] = set()
         self._wake = asyncio.Event()
@@ -79,6 +82,47 @@ class Mailbox:
         """Go on with what was accepted before, and look after it from now on."""
         self._tasks.keep(self._look_after, "file", _EXPIRE_S)
         self._tasks.keep(self._turn, "queue", 0.0)
+
+    # From one gateway to the next
+
+    def hand_over(self) -> list[Name]:
+        """Begin with nothing more; which answers go on to be made here, or before this gateway."""
+        self._leaving = True
+        here = [name for name in self._jobs if not self._queue.waits(name)]
+        return [*here, *self._elsewhere]
+
+    def take_back(self) -> None:
+        """There is no other gateway after all."""
+        self._leaving = False
+        self._wake.set()
+
+    def leave(self) -> None:
+        """Another gateway makes those that wait."""
+        for job in list(self._jobs.values()):
+            if self._queue.waits(job.entry.name):
+                self._forget(job)
+                job.end(None, _made_elsewhere())
+
+    @property
+    def making(self) -> int:
+        """Answers that aren't over here."""
+        return len(self._jobs) + len(self._unwritten)
+
+    def leave_out(self, names: Collection[Name]) -> None:
+        """An earlier gateway is making these. To be called before `start`."""
+        self._elsewhere = frozenset(names)
+
+    async def restore(self) -> None:
+        """That gateway is gone: what it has not made is made here."""
+        names, self._elsewhere = self._elsewhere, frozenset()
+        if not names or self._leaving:
+            # Or the next gateway makes them, once this one is gone.
+            return
+        with contextlib.suppress(Refusal):
+            archive = self._archive
+            for entry in await archive.read(archive.store.pending, names):
+                self._restore(entry)
+        self._wake.set()
 
     # Taking in
 
@@ -110,7 +154,7 @@ class Mailbox:
         job = Job(entry, streams=entry.streams or streams, renewals=self._archive.renewals)
         self._jobs[entry.name] = job
         job.record(self._families[entry.api].first_events(body, job.next_number))
-        if entry.background:
+        if entry.background and not self._leaving:
             self._queue.restore(_turn_of(entry))
             self._wake.set()
         else:
@@ -182,15 +226,18 @@ class Mailbox:
         """Open the file if it isn't open, and let go of what is too old."""
         archive = self._archive
         if archive.trouble is not None:
-            for entry in await archive.open():
-                if entry.name not in self._jobs:
-                    job = Job(entry, streams=entry.streams, renewals=archive.renewals)
-                    self._jobs[entry.name] = job
-                    self._queue.restore(_turn_of(entry))
+            for entry in await archive.open(self._elsewhere):
+                self._restore(entry)
             self._wake.set()
         if archive.trouble is None:
             with contextlib.suppress(Refusal):
                 await archive.read(archive.store.expire, self._retention, time.time())
+
+    def _restore(self, entry: Entry) -> None:
+        if entry.name not in self._jobs:
+            job = Job(entry, streams=entry.streams, renewals=self._archive.renewals)
+            self._jobs[entry.name] = job
+            self._queue.restore(_turn_of(entry))
 
     async def _turn(self) -> None:
         """Wait until there may be something to do, and do it."""
@@ -215,7 +262,7 @@ class Mailbox:
         return bool(owner) and not job.cancelled and not self._owners.opens(owner)
 
     def _next(self) -> Turn | None:
-        if self._unwritten or self._archive.trouble is not None:
+        if self._unwritten or self._archive.trouble is not None or self._leaving:
             return None
         concurrency = self._fleet.settings.mailbox.concurrency
         return self._queue.next(concurrency, self._full)
@@ -386,6 +433,15 @@ class Mailbox:
 
 def _turn_of(entry: Entry) -> Turn:
     return Turn(entry.name, entry.model, entry.priority, entry.deadline_at)
+
+
+def _made_elsewhere() -> Refusal:
+    return Refusal(
+        "shutting_down",
+        "This gateway was replaced by another one, which makes this answer: fetch it there by its "
+        "id.",
+        retry_after_s=1,
+    )
 
 
 def _made_later() -> Refusal:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import zlib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -32,9 +33,9 @@ class Store:
         """Where a damaged file goes."""
         return self._database.aside
 
-    def open(self) -> list[Entry]:
+    def open(self, elsewhere: Collection[Name] = ()) -> list[Entry]:
         """Those that are still to be made, in the order in which they came. Under those that ran
-        the gateway has died.
+        the gateway has died, but for those that are being made `elsewhere`.
 
         Raises:
             DamagedError: it is put aside; another try opens a new one.
@@ -45,15 +46,27 @@ class Store:
             with self._explained():
                 total = "SELECT coalesce(sum(bytes), 0) FROM answers"
                 (self.held_bytes,) = self._sql.execute(total).fetchone()
-                self._sql.execute(
+                running = self._sql.execute(
+                    "SELECT owner, id FROM answers WHERE status = 'in_progress'"
+                ).fetchall()
+                self._sql.executemany(
                     "UPDATE answers SET status = 'queued', deaths = deaths + 1 "
-                    "WHERE status = 'in_progress'"
+                    "WHERE owner = ? AND id = ?",
+                    [each for each in running if each not in elsewhere],
                 )
-                columns = f"SELECT {_ENTRY} FROM answers WHERE {_IS_PENDING} ORDER BY number"
-                return [_entry(row) for row in self._sql.execute(columns)]
+                return [each for each in self._pending() if each.name not in elsewhere]
         except StoreError:
             self.close()
             raise
+
+    def pending(self, names: Collection[Name]) -> list[Entry]:
+        """Of these, those that are still to be made, in the order in which they came."""
+        with self._explained():
+            return [each for each in self._pending() if each.name in names]
+
+    def _pending(self) -> list[Entry]:
+        columns = f"SELECT {_ENTRY} FROM answers WHERE {_IS_PENDING} ORDER BY number"
+        return [_entry(row) for row in self._sql.execute(columns)]
 
     def close(self) -> None:
         self._database.close()

@@ -6,10 +6,14 @@ seconds on the caller's clock, sizes are bytes.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 
+from gateway.memory.claim import Claim
 from gateway.memory.decisions import Decision, Refuse
-from gateway.memory.ledger import Claim, Ledger, Need
+from gateway.memory.groups import Group, Groups
+from gateway.memory.holder import Need
+from gateway.memory.ledger import Ledger
 from gateway.memory.orders import NOISE_BYTES, Orders
 from gateway.memory.reclaim import worth
 from gateway.memory.turn import Turn
@@ -33,6 +37,10 @@ class Admission:
     models, others that fit may pass. What nobody waits for is lent (`gateway.memory.lending`). For
     requests that merely want more the spare and idle models go after a while
     (`gateway.memory.wants`).
+
+    Models of a group that loads `together` get their memory in one turn or not at all. Of one that
+    has them `swap` one holds memory at a time: another waits until it has gone, as it would where
+    memory is short. Room that a group keeps (`reserve`) is lent, and given to no load but theirs.
     """
 
     def __init__(self, budget_bytes: int, patience_s: float, spare_bytes: int = 0) -> None:
@@ -43,6 +51,8 @@ class Admission:
         self._claims: dict[str, Claim] = {}
         # Since when those wait that had to go before anything could run.
         self._unserved: dict[str, float] = {}
+        # Who is about to ask.
+        self._expected: set[str] = set()
 
     @property
     def claims(self) -> Iterable[Claim]:
@@ -50,6 +60,19 @@ class Admission:
         return self._claims.values()
 
     # What happens
+
+    def arrange(self, groups: Iterable[Group]) -> None:
+        """Other groups from now on."""
+        self.ledger.arrange(Groups(groups))
+
+    def know(self, model_id: str, floor_bytes: int) -> None:
+        """What a model will ask for, so that room can be kept for it."""
+        self.ledger.floors[model_id] = floor_bytes
+
+    def expect(self, model_id: str) -> None:
+        """It will ask soon, or withdraw: those that it is loaded with wait for it."""
+        if self.ledger.holder(model_id) is None and model_id not in self._claims:
+            self._expected.add(model_id)
 
     def ask(
         self,
@@ -63,6 +86,8 @@ class Admission:
         """A model wants to be loaded. Asking again changes its priority and not its turn."""
         if self.ledger.holder(model_id) is not None:
             raise ValueError(f"{model_id} holds memory already")
+        self._expected.discard(model_id)
+        self.know(model_id, needed_bytes)
         since = self._unserved.pop(model_id, now)
         claim = self._claims.setdefault(model_id, Claim(model_id, needed_bytes, priority, since))
         claim.needed_bytes = needed_bytes
@@ -71,6 +96,7 @@ class Admission:
 
     def withdraw(self, model_id: str) -> None:
         """It doesn't want to be loaded any more."""
+        self._expected.discard(model_id)
         self._claims.pop(model_id, None)
         self._unserved.pop(model_id, None)
 
@@ -149,7 +175,7 @@ class Admission:
         holder = self.ledger.holder(model_id)
         if holder is None:
             return None
-        return self.ledger.possible_for(holder) + self.ledger.undecided_bytes
+        return self.ledger.possible_for(model_id) + self.ledger.undecided_bytes
 
     def decide(self, now: float) -> list[Decision]:
         """What follows from all that; to be called after each change, and as time passes.
@@ -157,6 +183,7 @@ class Admission:
         What it decides is entered into the account at once, so no two decisions use the same
         bytes.
         """
+        self.ledger.share_company(self._claims)
         turn = Turn(self.ledger, now, self._patience_s)
         self._decide_on_spare()
         turn.settle()
@@ -164,13 +191,33 @@ class Admission:
         for claim in self._in_turn(turn):
             if claim.loan:
                 turn.serve(claim)
-            elif claim.needed_bytes > (possible := self.ledger.possible_bytes):
-                del self._claims[claim.model_id]
-                refused.append(Refuse(claim.model_id, claim.needed_bytes, possible))
+            elif self._waits_for(claim):
+                continue
+            elif claim.needed_bytes > (possible := self.ledger.possible_among(claim.model_ids)):
+                names = sorted(claim.model_ids)
+                for each in claim.each:
+                    others = tuple(name for name in names if name != each.model_id)
+                    refused.append(Refuse(each.model_id, claim.needed_bytes, possible, others))
+                self._forget(claim)
             elif turn.serve(claim):
-                del self._claims[claim.model_id]
+                self._forget(claim)
         turn.lend()
         return refused + turn.orders.decisions
+
+    def foresee(
+        self, floors: dict[str, int], priority: int, now: float
+    ) -> tuple[list[Decision], list[Decision]]:
+        """What the load of these would bring about, if nothing else happened: at once, and once it
+        had waited for its patience. Nothing is decided.
+        """
+        found = []
+        for later_s in (0.0, self._patience_s):
+            trial = copy.deepcopy(self)
+            for model_id, floor_bytes in floors.items():
+                if trial.ledger.holder(model_id) is None:
+                    trial.ask(model_id, floor_bytes, priority, now)
+            found.append(trial.decide(now + later_s))
+        return found[0], found[1]
 
     def relieve(self, now: float, *, all_idle: bool) -> list[Decision]:
         """The whole machine is short of memory: loans that stand idle go back; if there are none,
@@ -181,8 +228,9 @@ class Admission:
         for each in lent:
             orders.recall(each, each.limit_bytes - each.loose_bytes)
         if not lent or all_idle:
-            idle = [each for each in self.ledger.holders if each.yields and not each.busy]
-            idle.sort(key=worth)
+            self.ledger.share_company(self._claims)
+            idle = [each for each in self.ledger.holders if each.leaves and each.idle]
+            idle.sort(key=lambda each: (each.reserved, *worth(each, now)))
             for each in idle if all_idle else idle[:1]:
                 orders.evict(each, None)
         return orders.decisions
@@ -205,4 +253,40 @@ class Admission:
             urgent = holder is not None and turn.reclaim.keeps_place(holder)
             return (not urgent, not overdue, 0 if overdue else -claim.priority, claim.since)
 
-        return sorted([*self._claims.values(), *turn.thirsts()], key=key)
+        return sorted([*self._whole_claims(), *turn.thirsts()], key=key)
+
+    def _whole_claims(self) -> list[Claim]:
+        """One for all that are loaded together."""
+        found = []
+        taken: set[str] = set()
+        for model_id, claim in self._claims.items():
+            if model_id in taken:
+                continue
+            company = self.ledger.groups.companions(model_id)
+            parts = [claim, *(self._claims[each] for each in company if each in self._claims)]
+            taken.update(each.model_id for each in parts)
+            found.append(claim if len(parts) == 1 else _joined(parts))
+        return found
+
+    def _waits_for(self, claim: Claim) -> bool:
+        """One that is loaded with these will ask soon, or hasn't ended yet, and may ask then."""
+        if not self.ledger.groups.all:
+            return False
+        company = self.ledger.groups.company(claim.model_ids)
+        holders = map(self.ledger.holder, company)
+        ending = any(each is not None and each.ending for each in holders)
+        return ending or not self._expected.isdisjoint(company)
+
+    def _forget(self, claim: Claim) -> None:
+        for each in claim.each:
+            del self._claims[each.model_id]
+
+
+def _joined(parts: list[Claim]) -> Claim:
+    return Claim(
+        parts[0].model_id,
+        sum(each.needed_bytes for each in parts),
+        max(each.priority for each in parts),
+        min(each.since for each in parts),
+        parts=tuple(parts),
+    )

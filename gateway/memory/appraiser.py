@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import errno
 import functools
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
-from gateway.config.models import find_folder
+from gateway.config.models import find_folder, hugging_face_cache
+from gateway.disks.denied import denied
+from gateway.disks.volume import away
 from gateway.memory.estimate.estimate import Estimate
 from gateway.memory.estimate.fitting import guess, whole
 from gateway.memory.estimate.learned import Learned
@@ -24,6 +28,10 @@ _SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 
 class UnreadableError(Exception):
     """The files can't be read now, and may be later; the text says why."""
+
+
+class AbsentError(UnreadableError):
+    """Their disk isn't mounted. Somebody looks out for it."""
 
 
 class Appraised(Struct, frozen=True):
@@ -55,7 +63,8 @@ class Appraiser:
         """With its whole context.
 
         Raises:
-            UnreadableError: no answer comes in time, or there are no threads or descriptors left.
+            UnreadableError: no answer comes in time, its disk isn't mounted, the system keeps it
+                from us, or there are no threads or descriptors left.
         """
         lane = self._lanes.setdefault(model.source, Lane(f"estimate {model.id}"))
         appraise = functools.partial(_appraise, model, self.ordinary_tokens, self._learned)
@@ -68,8 +77,11 @@ class Appraiser:
 
 
 def _appraise(model: Model, ordinary_tokens: int, learned: Learned) -> Appraised | Guessed:
-    """Raises: OSError if something is short just now that reading takes."""
+    """Raises: OSError if something is short just now that reading takes; UnreadableError."""
     settings = model.settings
+    for place in _places(model):
+        if (absent := away(place)) is not None:
+            raise AbsentError(str(absent))
     try:
         folder = find_folder(model.source)
         key, found = whole(
@@ -82,18 +94,26 @@ def _appraise(model: Model, ordinary_tokens: int, learned: Learned) -> Appraised
         )
         return Appraised(key, found)
     except Exception as error:
-        _raise_shortage(error)
+        _raise_what_may_pass(error)
         why = str(error) or repr(error)
     try:
         guessed_bytes = guess(find_folder(model.source), learned.process_bytes, options_of(model))
         return Guessed(guessed_bytes, why)
     except Exception as error:
-        _raise_shortage(error)
+        _raise_what_may_pass(error)
         # The worker will find out more, and say it better.
         return Guessed(learned.process_bytes, why)
 
 
-def _raise_shortage(error: BaseException) -> None:
+def _places(model: Model) -> Iterator[Path]:
+    source = Path(model.source)
+    yield source if source.is_absolute() else hugging_face_cache()
+    yield from (Path(each) for each in (model.adapter, model.draft) if each is not None)
+
+
+def _raise_what_may_pass(error: BaseException) -> None:
+    if (sentence := denied(error)) is not None:
+        raise UnreadableError(sentence) from error
     cause = error if isinstance(error, OSError) else error.__cause__
     if isinstance(cause, OSError) and cause.errno in _SHORTAGES:
         raise cause

@@ -51,11 +51,14 @@ class Unanswered(Struct, frozen=True):
 
 
 class Refuse(Struct, frozen=True):
-    """It can't be admitted whatever is evicted."""
+    """It can't be admitted whatever is evicted. `needed_bytes` are its own and those of the models
+    that it is loaded `together` with.
+    """
 
     model_id: str
     needed_bytes: int
     possible_bytes: int
+    together: tuple[str, ...] = ()
 
 
 Decision: TypeAlias = Admit | Limit | Evict | Replace | Unanswered | Refuse

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from typing import Final
 
+from gateway.clock.present import present_clock
 from gateway.config.sizes import format_size
 from gateway.events import EventLog
 from gateway.memory import explain
+from gateway.memory.claim import Claim
 from gateway.memory.decisions import (
     Admit,
     Decision,
@@ -18,7 +19,8 @@ from gateway.memory.decisions import (
     Replace,
     Unanswered,
 )
-from gateway.memory.ledger import Claim, Ledger
+from gateway.memory.groups import label_of
+from gateway.memory.ledger import Ledger
 from gateway.memory.tenant import Tenant
 
 # A limit that moves by less than both is no event.
@@ -35,7 +37,7 @@ class Execution:
         self._tenants: dict[str, Tenant] = {}
         # What events told of limits.
         self._told_limits: dict[str, int] = {}
-        self._loop = asyncio.get_running_loop()
+        self._clock = present_clock()
 
     def register(self, tenants: Iterable[Tenant]) -> None:
         self._tenants = {each.model.id: each for each in tenants}
@@ -55,13 +57,15 @@ class Execution:
                     model_id,
                     floor_bytes=floor_bytes,
                     free_bytes=ledger.free_bytes,
-                    waited_s=self._loop.time() - claims[model_id].since,
+                    waited_s=self._clock.now() - claims[model_id].since,
+                    together=sorted(ledger.groups.companions(model_id)) or None,
                 )
                 tenant.admitted(floor_bytes)
             case Limit(limit_bytes=limit_bytes, recall=recall):
                 self._tell_of_limit(model_id, limit_bytes, recall=recall)
                 tenant.take_limit(limit_bytes)
             case Evict(for_model_id=other, busy=busy):
+                group = None if other is None else ledger.groups.between(model_id, other)
                 self._events.emit(
                     "evict",
                     model_id,
@@ -69,8 +73,11 @@ class Execution:
                     needed_bytes=claims[other].needed_bytes if other in claims else None,
                     free_bytes=ledger.free_bytes,
                     busy=busy,
+                    group=None if group is None else group.name,
                 )
-                if other in claims:
+                if group is not None:
+                    reason = f"evicted: {other!r} takes its place, as {label_of(group)} has it"
+                elif other in claims:
                     needed = format_size(claims[other].needed_bytes)
                     reason = f"evicted: {other!r} needs {needed}"
                 elif other is not None:

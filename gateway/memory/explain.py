@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 from gateway.config.sizes import format_size
 from gateway.dispatch.refusal import Refusal
+from gateway.memory.claim import Claim
 from gateway.memory.decisions import Refuse
-from gateway.memory.ledger import Claim, Ledger
+from gateway.memory.groups import label_of
+from gateway.memory.ledger import Ledger
 
 
 def waiting(ledger: Ledger, claim: Claim) -> str:
@@ -17,7 +19,46 @@ def waiting(ledger: Ledger, claim: Claim) -> str:
         f"{format_size(max(0, ledger.free_bytes))} of {format_size(ledger.usable_bytes)} "
         f"are free; {_who_holds(ledger)}"
     )
-    return f"{text}; {', '.join(ending)} is ending" if ending else text
+    remarks = [*_group_remarks(ledger, claim.model_id)]
+    if ending:
+        remarks.append(f"{', '.join(ending)} is ending")
+    return "; ".join([text, *remarks])
+
+
+def _group_remarks(ledger: Ledger, model_id: str) -> Iterator[str]:
+    """What groups have to do with its waiting."""
+    groups = ledger.groups
+    company = [each for each in sorted(groups.companions(model_id)) if ledger.holder(each) is None]
+    if company:
+        floors_bytes = sum(ledger.floors.get(each, 0) for each in (model_id, *company))
+        yield f"{_and(company)} comes with it: together {format_size(floors_bytes)}"
+    for rival in ledger.rivals([model_id]):
+        if (group := groups.between(model_id, rival.model_id)) is not None:
+            yield f"{rival.model_id} has its place ({label_of(group)})"
+    kept_bytes = ledger.kept_beside([model_id, *company])
+    if kept_bytes:
+        yield f"{format_size(kept_bytes)} are kept for {_reserving(ledger)}"
+
+
+def _kept_from(ledger: Ledger, model_ids: set[str]) -> int:
+    """The room that members of groups have or will have, and these never."""
+    rivals = ledger.groups.rivals(model_ids)
+    there = (
+        each.floor_bytes
+        for each in ledger.holders
+        if each.reserved
+        and not (each.ending or each.pinned)
+        and each.model_id not in model_ids | rivals
+    )
+    return ledger.kept_beside(model_ids) + sum(there)
+
+
+def _reserving(ledger: Ledger) -> str:
+    return _and([label_of(each) for each in ledger.groups.reserving])
+
+
+def _and(names: list[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def short(ledger: Ledger, model_id: str, requests: int) -> str | None:
@@ -68,13 +109,18 @@ def no_room(ledger: Ledger, refused: Refuse) -> Refusal:
     ]
     if ledger.stranded_bytes:
         reasons.append(f"{format_size(ledger.stranded_bytes)} are stranded")
+    if kept_bytes := _kept_from(ledger, {refused.model_id, *refused.together}):
+        reasons.append(f"{format_size(kept_bytes)} are kept for {_reserving(ledger)}")
     because = f", as {', '.join(reasons)}" if reasons else ""
     remedy = "Unload what is pinned, or raise memory.budget" if pinned else "Raise memory.budget"
+    company = ""
+    if refused.together:
+        company = f" together with {_and([repr(each) for each in refused.together])}"
     return Refusal(
         "insufficient_memory",
-        f"{refused.model_id!r} needs {format_size(refused.needed_bytes)}, even with a short "
-        f"context, and at most {format_size(max(0, refused.possible_bytes))} of the budget of "
-        f"{format_size(ledger.budget_bytes)} can be had{because}. {remedy}, or take a smaller "
+        f"{refused.model_id!r}{company} needs {format_size(refused.needed_bytes)}, even with a "
+        f"short context, and at most {format_size(max(0, refused.possible_bytes))} of the budget "
+        f"of {format_size(ledger.budget_bytes)} can be had{because}. {remedy}, or take a smaller "
         f"model: `bulkhead estimate {refused.model_id}` has the parts.",
         lasting=True,
     )

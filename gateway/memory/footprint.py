@@ -11,8 +11,8 @@ import sys
 from gateway.memory.reading import Footprint, FootprintError
 
 if sys.platform == "darwin":
-    from gateway.memory.footprint_darwin import footprint
+    from gateway.memory.footprint_darwin import FootprintGauge, footprint
 else:
-    from gateway.memory.footprint_linux import footprint
+    from gateway.memory.footprint_linux import FootprintGauge, footprint
 
-__all__ = ["Footprint", "FootprintError", "footprint"]
+__all__ = ["Footprint", "FootprintError", "FootprintGauge", "footprint"]

@@ -112,6 +112,17 @@ def footprint(pid: int) -> Footprint:
     return _libproc().footprint(pid)
 
 
+class FootprintGauge:
+    """The footprint of one process that is asked for every second: here that costs microseconds."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+
+    def read(self) -> Footprint:
+        """Raises: FootprintError."""
+        return footprint(self._pid)
+
+
 def started(pid: int) -> int:
     """As `LibProc.started`."""
     return _libproc().started(pid)

@@ -1,151 +1,15 @@
-"""The account of memory: what each model has reserved, what it was lent, and what it really holds.
+"""The account of memory: all who hold some, and what is left of the budget beside them.
 
 No I/O and no clock here; times are seconds on the caller's clock, sizes are bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
 
-
-@dataclass
-class Claim:
-    """Memory that is waited for, since when, and how much the requests behind it matter.
-
-    That of a model without a process is for its floor. That of a model that is loaded (`loan`) is
-    for what its next sequence needs before anything can go on.
-    """
-
-    model_id: str
-    needed_bytes: int
-    priority: int
-    since: float
-    loan: bool = False
-    pinned: bool = False
-
-
-@dataclass
-class Need:
-    """What a worker says of itself, as limits of its process.
-
-    `used_bytes` holds what runs now. With `wanted_bytes` everything that waits could run too. With
-    less than `least_bytes` not even its first sequence can. So many are `held` for want of memory.
-    `prompt` numbers the prompt that its first sequence is computing; 0 if it computes none. Its
-    prompt cache has `cache_bytes` beside that, and could use `cache_wanted_bytes`.
-    """
-
-    used_bytes: int = 0
-    wanted_bytes: int = 0
-    least_bytes: int = 0
-    held: int = 0
-    prompt: int = 0
-    cache_bytes: int = 0
-    cache_wanted_bytes: int = 0
-
-
-@dataclass
-class Prompt:
-    """One that the first sequence of a model computes, or has computed last. `in_turn`: it is what
-    the model waited for.
-    """
-
-    number: int
-    began_at: float
-    in_turn: bool
-    ended_at: float | None = None
-
-
-@dataclass
-class Holder:
-    """A model whose process has memory, or is about to take it.
-
-    Its limit is its floor and what it was lent. `kept_bytes` is the limit that the worker last said
-    it keeps to: until it has answered a recall it may still use that.
-    """
-
-    model_id: str
-    priority: int
-    claimed_at: float
-    floor_bytes: int
-    limit_bytes: int
-    kept_bytes: int
-    need: Need = field(default_factory=Need)
-    pinned: bool = False
-    reload_s: float = 0.0
-    footprint_bytes: int = 0
-    ready_at: float | None = None
-    ending: bool = False
-    busy: bool = True
-    last_used: float = 0.0
-    recalled_at: float | None = None
-    thirsty_since: float | None = None
-    short_since: float | None = None
-    placed_at: float = float("-inf")
-    prompt: Prompt | None = None
-    # It got what it waited for, and has begun nothing with it yet.
-    turn_begins: bool = True
-    overgrown_since: float | None = None
-    # It was larger than its limit, and there was no room.
-    outgrew_at: float = float("-inf")
-    rebalanced_at: float = float("-inf")
-
-    @property
-    def lent_bytes(self) -> int:
-        return self.limit_bytes - self.floor_bytes
-
-    @property
-    def committed_bytes(self) -> int:
-        """What can't be given to anybody else: a fresh worker reads its weights later, and what was
-        recalled is free only when the footprint shows it.
-        """
-        return max(self.limit_bytes, self.kept_bytes, self.footprint_bytes)
-
-    @property
-    def coming_bytes(self) -> int:
-        """Of that, what is on its way back."""
-        return self.committed_bytes if self.ending else self.returning_bytes
-
-    @property
-    def returning_bytes(self) -> int:
-        """What was called back and isn't seen to be free yet."""
-        return 0 if self.recalled_at is None else self.committed_bytes - self.limit_bytes
-
-    @property
-    def going_bytes(self) -> int:
-        """What its end would bring beside that."""
-        return self.committed_bytes - self.coming_bytes
-
-    @property
-    def loose_bytes(self) -> int:
-        """What it was lent and neither what runs nor its next sequence needs."""
-        needed_bytes = max(self.need.used_bytes, self.need.least_bytes)
-        return max(0, self.limit_bytes - max(self.floor_bytes, needed_bytes))
-
-    @property
-    def idle_loan_bytes(self) -> int:
-        """Of that, what its prompt cache doesn't need either."""
-        return max(0, self.loose_bytes - self.need.cache_bytes)
-
-    @property
-    def rows_bytes(self) -> int:
-        """What it was lent and could give back without coming to a stop."""
-        return max(0, self.limit_bytes - max(self.floor_bytes, self.need.least_bytes))
-
-    @property
-    def short(self) -> bool:
-        """Requests wait in it for memory."""
-        return self.need.held > 0 and self.need.wanted_bytes > self.limit_bytes
-
-    @property
-    def steady(self) -> bool:
-        """It is loaded and stays: it can borrow, and give back."""
-        return self.ready_at is not None and not self.ending
-
-    @property
-    def yields(self) -> bool:
-        """It may be asked to go."""
-        return self.steady and not self.pinned
+from gateway.memory.claim import Claim
+from gateway.memory.groups import Group, Groups, kept_bytes
+from gateway.memory.holder import NEVER, Holder
 
 
 class Ledger:
@@ -158,7 +22,11 @@ class Ledger:
         self.undecided_bytes = 0
         # For workers without a model.
         self.spare_bytes = 0
+        self.groups = Groups()
+        # What members of groups ask for at their load, as far as it is known.
+        self.floors: dict[str, int] = {}
         self._holders: dict[str, Holder] = {}
+        self._asking: Collection[str] = ()
 
     @property
     def holders(self) -> Iterable[Holder]:
@@ -189,12 +57,80 @@ class Ledger:
 
     @property
     def possible_bytes(self) -> int:
-        """What a model could get at best: pinned ones stay, and keep their floors."""
-        return self.usable_bytes - sum(map(_staying_bytes, self._holders.values()))
+        """What a model of no group could get at best."""
+        return self.possible_among(())
 
-    def possible_for(self, holder: Holder) -> int:
-        """The same for one of the holders, whose own floor is no obstacle."""
-        return self.possible_bytes + _staying_bytes(holder)
+    def possible_among(self, model_ids: Collection[str]) -> int:
+        """What these could get at best, together: pinned ones stay and keep their floors, as do
+        those that room is kept for, and those that these are loaded with.
+        """
+        going = self.groups.rivals(model_ids)
+        company = self.groups.company(model_ids)
+        staying = {
+            each.model_id: each.floor_bytes
+            for each in self._holders.values()
+            if not each.ending
+            and each.model_id not in model_ids
+            and (
+                each.pinned
+                or each.model_id in company
+                or (each.reserved and each.model_id not in going)
+            )
+        }
+        kept = self._kept_bytes({*staying, *model_ids})
+        return self.usable_bytes - sum(staying.values()) - kept
+
+    def possible_for(self, model_id: str) -> int:
+        """What one of them could get at best; whom it is loaded with has room beside it, loaded or
+        not.
+        """
+        company = self.groups.companions(model_id)
+        absent = [each for each in company if not self.has_room(each)]
+        reserved = [each for each in absent if self.groups.reserved(each)]
+        absent_bytes = sum(self.floors.get(each, 0) for each in absent)
+        counted_bytes = sum(self.floors.get(each, 0) for each in reserved)
+        return self.possible_among({model_id}) - absent_bytes + counted_bytes
+
+    def kept_beside(self, model_ids: Iterable[str]) -> int:
+        """The room that has to be left free when these are loaded: what it is kept for isn't."""
+        there = filter(self.has_room, self._holders)
+        return self._kept_bytes({*there, *model_ids})
+
+    def kept_for(self, group: Group) -> int:
+        """Of that, what one group keeps."""
+        there = {each for each in group.models if self.has_room(each)}
+        return kept_bytes(group, self.floors, there)
+
+    def _kept_bytes(self, present: Collection[str]) -> int:
+        return sum(kept_bytes(each, self.floors, present) for each in self.groups.reserving)
+
+    def has_room(self, model_id: str) -> bool:
+        """It is loaded, or about to be, and not on its way out."""
+        holder = self._holders.get(model_id)
+        return holder is not None and not holder.ending
+
+    def arrange(self, groups: Groups) -> None:
+        """Other groups from now on."""
+        self.groups = groups
+        for each in self._holders.values():
+            each.reserved = groups.reserved(each.model_id)
+            each.company_busy, each.company_used, each.company_placed = False, NEVER, NEVER
+
+    def share_company(self, asking: Collection[str]) -> None:
+        """Those that are loaded together are missed together; who asks for memory is busy."""
+        self._asking = asking
+        for each in self._holders.values() if self.groups.all else ():
+            names = self.groups.companions(each.model_id)
+            company = [self._holders[name] for name in names if name in self._holders]
+            asks = any(name in asking for name in names)
+            each.company_busy = asks or any(other.busy for other in company)
+            each.company_used = max((other.last_used for other in company), default=NEVER)
+            each.company_placed = max((other.own_place for other in company), default=NEVER)
+
+    def rivals(self, model_ids: Iterable[str]) -> list[Holder]:
+        """Who holds memory, and may not beside these."""
+        names = self.groups.rivals(model_ids)
+        return [self._holders[name] for name in names if name in self._holders]
 
     def floor_bytes(self, model_ids: Iterable[str]) -> int:
         """What these keep as long as they are loaded; of those that aren't, nothing."""
@@ -215,13 +151,14 @@ class Ledger:
             limit_bytes=floor_bytes,
             kept_bytes=floor_bytes,
             pinned=claim.pinned,
+            reserved=self.groups.reserved(claim.model_id),
         )
+        self.share_company(self._asking)
+
+    def adopt(self, holder: Holder) -> None:
+        """One that had its memory from an earlier gateway."""
+        self._holders[holder.model_id] = holder
 
     def remove(self, model_id: str) -> Holder | None:
         """Its process has ended: what it held is free."""
         return self._holders.pop(model_id, None)
-
-
-def _staying_bytes(holder: Holder) -> int:
-    """What of it can't be had for others, whatever is called back."""
-    return holder.floor_bytes if holder.pinned and not holder.ending else 0

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from gateway.memory.ledger import Holder, Ledger
+from gateway.memory.holder import Holder
+from gateway.memory.ledger import Ledger
 from gateway.memory.lending import Borrower, shares
 from gateway.memory.orders import NOISE_BYTES, Orders
 
@@ -32,13 +33,16 @@ class Loans:
 
     def lend(self, free_bytes: int, coming_bytes: int, promised_bytes: Mapping[str, int]) -> None:
         """Share what is free and nobody's by right, and what was lent already. `coming_bytes` are
-        on their way back for nobody, and what was promised for those models by name.
+        on their way back for nobody, and what was promised for those models by name; less than none
+        is what comes next and is somebody's already.
         """
         steady = self._ledger.steady
         free_bytes = max(0, free_bytes)
-        targets = self._targets(free_bytes + sum(each.lent_bytes for each in steady))
+        lent_bytes = sum(each.lent_bytes for each in steady)
+        # Without what is coming a share would shrink with each recall, and be called back again.
+        targets = self._targets(free_bytes + max(0, coming_bytes) + lent_bytes)
         # What others could use of what stands idle; and what of that is worth putting rows aside.
-        short_bytes = unfair_bytes = -max(0, coming_bytes)
+        short_bytes = unfair_bytes = -coming_bytes
         for each in sorted(steady, key=lambda e: (-e.priority, e.lent_bytes)):
             if self._now - each.outgrew_at < REBALANCE_S:
                 # It would outgrow that too, and give it back at once.
@@ -52,6 +56,9 @@ class Loans:
             short_bytes += max(0, target_bytes - soon_bytes)
             if soon_bytes < target_bytes * _UNFAIR:
                 unfair_bytes += target_bytes - soon_bytes
+        if coming_bytes < 0:
+            # What is called back now would be theirs that wait, and would leave the others short.
+            return
         for each in sorted(steady, key=self._is_quiet, reverse=True):
             wanted_bytes = short_bytes if self._is_quiet(each) else unfair_bytes
             if wanted_bytes > NOISE_BYTES:
@@ -103,4 +110,7 @@ class Loans:
                 above_bytes = holder.loose_bytes
             else:
                 holder.rebalanced_at = self._now
+        if min(short_bytes, above_bytes) <= NOISE_BYTES and above_bytes < holder.lent_bytes:
+            # Shares move with each recall: steps would become smaller without end.
+            return 0
         return self._orders.recall_some(holder, short_bytes, above_bytes)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from gateway.memory.claim import Claim
 from gateway.memory.decisions import Admit, Decision, Evict, Limit, Replace, Unanswered
-from gateway.memory.ledger import Claim, Holder, Ledger
+from gateway.memory.holder import Holder
+from gateway.memory.ledger import Ledger
 
 # Differences below this are noise of readings.
 NOISE_BYTES: Final = 32_000_000
@@ -30,9 +32,10 @@ class Orders:
         self._set_limit(holder, limit_bytes, recall=False)
 
     def recall(self, holder: Holder, limit_bytes: int) -> None:
-        self._set_limit(holder, limit_bytes, recall=True)
-        if holder.recalled_at is None:
+        if holder.recalled_at is None or holder.answered:
             holder.recalled_at = self._now
+            holder.recalled_from_bytes = holder.kept_bytes
+        self._set_limit(holder, limit_bytes, recall=True)
 
     def recall_some(self, holder: Holder, wanted_bytes: int, most_bytes: int) -> int:
         """Call back what is wanted, up to a bound; returns how much."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
@@ -30,6 +31,19 @@ class Footprint(Struct, frozen=True):
     def peak_bytes(self) -> int | None:
         """The highest of that. Drivers keep none for a card."""
         return None if self.card_bytes else self.host_peak_bytes
+
+
+def together(footprints: Sequence[Footprint]) -> Footprint:
+    """Of several ranks; their peaks may be of different moments. Each has a card of its own, if
+    any, and the budget is of one: the fullest counts.
+    """
+    peaks = [each.host_peak_bytes for each in footprints]
+    known = [each for each in peaks if each is not None]
+    return Footprint(
+        host_bytes=sum(each.host_bytes for each in footprints),
+        host_peak_bytes=sum(known) if len(known) == len(peaks) else None,
+        card_bytes=max(each.card_bytes for each in footprints),
+    )
 
 
 class CardMemory(Struct, frozen=True):

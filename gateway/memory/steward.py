@@ -4,42 +4,51 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
-import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from msgspec import Struct
+
+from gateway.clock.present import present_clock
 from gateway.config.sizes import format_size
+from gateway.dispatch.refusal import Refusal
 from gateway.events import EventLog
-from gateway.logs.line import about
+from gateway.hosts.cards import sharing
+from gateway.hosts.host import NoRoomError
+from gateway.hosts.hosts import Hosts
 from gateway.memory import explain
 from gateway.memory.admission import Admission
-from gateway.memory.appraiser import Appraiser, Guessed, UnreadableError
+from gateway.memory.appraiser import AbsentError, Appraiser, UnreadableError
+from gateway.memory.company import Company
 from gateway.memory.estimate.estimate import Estimate
-from gateway.memory.estimate.fitting import shortened
 from gateway.memory.estimate.learned import Learned
+from gateway.memory.estimates import Estimates, Known
 from gateway.memory.execution import Execution
-from gateway.memory.ledger import Need
+from gateway.memory.forecast import Forecast, forecast
+from gateway.memory.groups import Group
+from gateway.memory.holder import Holder, Need
 from gateway.memory.reading import Pressure
+from gateway.memory.returns import Returns
 from gateway.memory.stranded.policy import Reading, Stranded
 from gateway.memory.stranded.record import StrandedRecord
-from gateway.memory.stranded.renewal import Renewal
 from gateway.memory.tenant import Tenant
-from gateway.model.model import Model
 from gateway.system.lane import Lane
 from gateway.system.tasks import Tasks
 from protocol.messages import Bound
 
-logger = logging.getLogger(__name__)
-
-# A worker that holds less than this part of its weights and process hasn't read them all.
-_PLAUSIBLE: Final = 0.9
 # What is learned again and again differs by less.
 _SAME: Final = 0.05
 # Until what was given back can show in the machine's figures.
 _BETWEEN_RELIEFS_S: Final = 10.0
 # For a small file of the state folder.
 _WRITE_S: Final = 30.0
+
+
+class HeldState(Struct, frozen=True, kw_only=True):
+    """What another gateway goes on from, of a model that has memory."""
+
+    holder: Holder
+    known: Known
 
 
 class Steward:
@@ -54,37 +63,47 @@ class Steward:
         events: EventLog,
         spares: int,
         ordinary_tokens: int,
+        hosts: Hosts,
     ) -> None:
         """`on_stranded` keeps the figures for the next gateway; it is called off the loop. So many
         `spares` are wanted. `ordinary_tokens` of a sequence are to be had at a load.
         """
         self.admission = admission
-        self._stranded = stranded
+        self._hosts = hosts
         self._on_stranded = on_stranded
-        self._renewal = Renewal()
-        if stranded is not None:
-            self.admission.ledger.stranded_bytes = stranded.bytes
-        # With the context that is possible, and with the whole one.
-        self.estimates: dict[str, Estimate] = {}
-        self._whole: dict[str, Estimate] = {}
         self._learned = learned
         self._wanted_spares = spares
         self._appraiser = Appraiser(learned, ordinary_tokens)
+        self._estimates = Estimates(admission, self._appraiser, events)
         self._state_files = Lane("state files")
         self._events = events
         self._execution = Execution(admission.ledger, events)
         self._tenants: dict[str, Tenant] = {}
-        self._keys: dict[str, str] = {}
-        # What each could get at best in the last round.
-        self._attainable: dict[str, int] = {}
         self._tasks = Tasks("memory")
+        self._returns = Returns(
+            stranded, admission.ledger, events, self._lost_memory, self._keep_stranded
+        )
+        self._company = Company(admission, self._estimates.floor_bytes, self._tasks)
         self._loop = asyncio.get_running_loop()
+        # A worker that slept along with everybody owes no answer, and nobody has waited.
+        self._clock = present_clock()
         self._decision: asyncio.Handle | None = None
         self._relieved_at = float("-inf")
+        self._frozen = False
 
     def register(self, tenants: Iterable[Tenant]) -> None:
         self._tenants = {each.model.id: each for each in tenants}
         self._execution.register(self._tenants.values())
+        self._company.register(self._tenants.values())
+
+    def arrange(self, groups: Iterable[Group]) -> None:
+        """Which models belong together."""
+        self._company.arrange(groups)
+        self.decide_soon()
+
+    def wanted_along(self, model_id: str) -> bool:
+        """Whether a model is on its way up that this one is loaded with."""
+        return self._company.wants(model_id)
 
     def configure(
         self, budget_bytes: int, patience_s: float, spares: int, ordinary_tokens: int
@@ -99,9 +118,35 @@ class Steward:
         self.decide_soon()
 
     @property
+    def room_bytes(self) -> tuple[int, int]:
+        """The budget, and what is free of it."""
+        ledger = self.admission.ledger
+        return ledger.budget_bytes, ledger.free_bytes
+
+    @property
     def spares(self) -> int:
         """For how many workers without a model there is room: for all that are wanted, or none."""
         return self._wanted_spares if self.admission.ledger.spare_bytes else 0
+
+    def freeze(self) -> None:
+        """Nobody gets memory, or has to give it, until `thaw`."""
+        self._frozen = True
+
+    def thaw(self) -> None:
+        self._frozen = False
+        self.decide_soon()
+
+    def held(self, model_id: str) -> HeldState | None:
+        """For another gateway; None if it has no memory."""
+        holder = self.admission.ledger.holder(model_id)
+        if holder is None:
+            return None
+        return HeldState(holder=holder, known=self._estimates.known(model_id))
+
+    def adopt(self, state: HeldState) -> None:
+        """Go on from what an earlier gateway knew."""
+        self.admission.ledger.adopt(state.holder)
+        self._estimates.adopt(state.holder.model_id, state.known)
 
     async def close(self) -> None:
         if self._decision is not None:
@@ -123,7 +168,7 @@ class Steward:
     def ready(self, tenant: Tenant) -> None:
         self.admission.ready(
             tenant.model.id,
-            self._loop.time(),
+            self._clock.now(),
             reload_s=tenant.reload_s,
         )
 
@@ -140,39 +185,15 @@ class Steward:
         """Its process has ended, by itself if `clean`; None: there was none."""
         self.admission.gone(model_id)
         self._execution.gone(model_id)
-        self._attainable.pop(model_id, None)
-        if self._stranded is not None and pid is not None:
-            self._stranded.ended(pid, self._loop.time(), clean=clean)
+        self._estimates.gone(model_id)
+        if pid is not None:
+            self._returns.ended(pid, self._loop.time(), clean=clean)
         self.decide_soon()
 
     def observe(self, reading: Reading) -> None:
         """Judge by the machine's wired pages what ended workers have given back."""
-        stranded = self._stranded
-        if stranded is None:
-            return
-        before_bytes = stranded.bytes
-        for finding in stranded.observe(reading):
-            self._events.emit(
-                "return",
-                finding.model_id,
-                held_bytes=finding.held_bytes,
-                missing_bytes=finding.missing_bytes,
-                wired_bytes=reading.wired_bytes,
-            )
-            tenant = self._tenants.get(finding.model_id)
-            if tenant is not None:
-                tenant.lost_memory(finding.missing_bytes)
-        if stranded.bytes != before_bytes:
-            self._events.emit("stranded", None, stranded_bytes=stranded.bytes)
-        # What may still be on its way back is lent to nobody.
-        withheld_bytes = stranded.bytes + stranded.undecided_bytes
-        self.admission.ledger.undecided_bytes = stranded.undecided_bytes
-        if withheld_bytes != self.admission.ledger.stranded_bytes:
-            self.admission.ledger.stranded_bytes = withheld_bytes
+        if self._returns.observe(reading):
             self.decide_soon()
-        record = self._renewal.due(stranded, time.time())
-        if record is not None:
-            self._write(functools.partial(self._on_stranded, record), "keep stranded")
 
     def note_footprint(self, model_id: str, footprint_bytes: int) -> None:
         self.admission.note_footprint(model_id, footprint_bytes)
@@ -191,13 +212,8 @@ class Steward:
 
     def learn(self, model_id: str, fixed_bytes: int) -> None:
         """Remember what it took with its weights and without a sequence, for the next load."""
-        key, estimated = self._keys.get(model_id), self.estimates.get(model_id)
-        if key is None or estimated is None:
-            return
-        if fixed_bytes < estimated.calculated_fixed_bytes * _PLAUSIBLE:
-            # Not all of the weights are in memory yet: a floor for less would be broken at once.
-            return
-        if not _same(fixed_bytes, self._learned.fixed_bytes(key)):
+        key = self._estimates.key_of(model_id, fixed_bytes)
+        if key is not None and not _same(fixed_bytes, self._learned.fixed_bytes(key)):
             self._write(functools.partial(self._learned.put, key, fixed_bytes), "learn")
 
     def learn_process(self, process_bytes: int) -> None:
@@ -207,6 +223,22 @@ class Steward:
             self.admission.reserve_spare(self._wanted_spares * process_bytes)
             self.decide_soon()
 
+    async def forecast(self, tenant: Tenant) -> Forecast:
+        """What its load would bring about now.
+
+        Raises:
+            UnreadableError: what it takes can't be told now.
+        """
+        ledger, model_id = self.admission.ledger, tenant.model.id
+        await self._company.learn(model_id)
+        floors = {model_id: await self._estimates.floor_bytes(tenant.model)}
+        for name in sorted(ledger.groups.companions(model_id)):
+            # One that can't be read stays out.
+            if name in ledger.floors:
+                floors[name] = ledger.floors[name]
+        self._note_all()
+        return forecast(self.admission, model_id, floors, tenant.priority, self._clock.now())
+
     def remark(self, model_id: str, requests: int) -> str | None:
         """What there is to say of the memory of a model that is loaded, in which so many requests
         wait for it: why, or what is being called back. None: nothing.
@@ -214,12 +246,16 @@ class Steward:
         ledger = self.admission.ledger
         return explain.short(ledger, model_id, requests) or explain.returning(ledger, model_id)
 
+    def estimate_of(self, model_id: str) -> Estimate | None:
+        """With the context that is possible; None as long as nothing was read."""
+        return self._estimates.all.get(model_id)
+
     def bound(self, model_id: str) -> Bound | None:
         """The most that a model which has memory can get; None if it has none."""
         bytes_ = self.admission.attainable_bytes(model_id)
         if bytes_ is None:
             return None
-        estimated = self.estimates.get(model_id)
+        estimated = self.estimate_of(model_id)
         tokens = None if estimated is None else estimated.context_tokens
         reason = explain.at_best(self.admission.ledger, model_id, bytes_)
         return Bound(max(0, bytes_), tokens, reason)
@@ -233,8 +269,10 @@ class Steward:
         """To be called a few times a second: time alone gives rights to those that wait, and the
         machine may be short of memory, whoever takes it.
         """
+        if self._frozen:
+            return
         self._decide_now()
-        now = self._loop.time()
+        now = self._clock.now()
         if pressure in ("warn", "critical") and now - self._relieved_at >= _BETWEEN_RELIEFS_S:
             self._relieved_at = now
             self._note_all()
@@ -245,52 +283,79 @@ class Steward:
 
     # Inside
 
+    def _lost_memory(self, model_id: str, missing_bytes: int) -> None:
+        tenant = self._tenants.get(model_id)
+        if tenant is not None:
+            tenant.lost_memory(missing_bytes)
+
+    def _keep_stranded(self, record: StrandedRecord) -> None:
+        self._write(functools.partial(self._on_stranded, record), "keep stranded")
+
     def _write(self, write: Callable[[], None], name: str) -> None:
         self._tasks.start(self._state_files.run(write, _WRITE_S, "the state folder"), name)
 
     async def _ask(self, tenant: Tenant) -> None:
         model_id = tenant.model.id
         try:
-            needed_bytes = await self._needed_bytes(tenant.model)
+            await self._company.learn(model_id)
+            needed_bytes = await self._estimates.needed_bytes(tenant.model)
         except UnreadableError as error:
+            # Nobody waits for it.
+            self.withdraw(model_id)
             if tenant.waits_for_memory:
-                tenant.cannot_be_read(str(error))
+                tenant.cannot_be_read(str(error), watched=isinstance(error, AbsentError))
+            return
+        if not await self._has_room_elsewhere(tenant, needed_bytes):
+            self.withdraw(model_id)
             return
         if tenant.waits_for_memory:
             self.admission.ask(
                 model_id,
                 needed_bytes,
                 tenant.priority,
-                self._loop.time(),
+                self._clock.now(),
                 pinned=tenant.model.settings.pinned,
             )
             self._decide_now()
 
-    async def _needed_bytes(self, model: Model) -> int:
-        found = await self._appraiser.appraise(model)
-        if isinstance(found, Guessed):
-            logger.warning("%s: no estimate: %s", model.id, found.why, extra=about(model=model.id))
-            self.estimates.pop(model.id, None)
-            return found.bytes
-        self._keys[model.id] = found.key
-        self._whole[model.id] = found.estimate
-        possible_bytes = self.admission.ledger.possible_bytes
-        self.estimates[model.id] = shortened(found.estimate, possible_bytes)
-        return self.estimates[model.id].floor_bytes
+    async def _has_room_elsewhere(self, tenant: Tenant, needed_bytes: int) -> bool:
+        """Other hosts admit by their own figures what ranks of the model take there. They are asked
+        first: what is given up here for nothing would have to be loaded again.
+        """
+        settings = tenant.model.settings
+        try:
+            each_bytes = needed_bytes // sharing(settings.ranks_here)
+            await self._hosts.check_room(settings.places, each_bytes)
+        except NoRoomError as error:
+            if tenant.waits_for_memory:
+                tenant.has_no_room(
+                    Refusal("insufficient_memory", f"{tenant.model.id!r} can't be loaded: {error}.")
+                )
+        except OSError as error:
+            if tenant.waits_for_memory:
+                tenant.cannot_be_read(str(error), watched=False)
+        else:
+            return True
+        return False
 
     def _decide_now(self) -> None:
         if self._decision is not None:
             self._decision.cancel()
             self._decision = None
+        if self._frozen:
+            return
+        self._company.bring_along()
         self._note_all()
         claims = {each.model_id: each for each in self.admission.claims}
         budget = format_size(self.admission.ledger.budget_bytes)
-        for decision in self.admission.decide(self._loop.time()):
+        for decision in self.admission.decide(self._clock.now()):
             self._execution.perform(decision, claims, f"the budget of {budget} has no room for it")
         for claim in self.admission.claims:
             waits = explain.waiting(self.admission.ledger, claim)
             self._tenants[claim.model_id].note_wait(waits)
-        self._tell_bounds()
+        for model_id, tenant in self._tenants.items():
+            if self._estimates.follow(model_id):
+                tenant.take_bound()
 
     def _note_all(self) -> None:
         for model_id, tenant in self._tenants.items():
@@ -300,27 +365,6 @@ class Steward:
                 busy=tenant.busy,
                 last_used=tenant.last_used,
             )
-
-    def _tell_bounds(self) -> None:
-        """Contexts follow what is possible: pins, other budgets and lost memory change it."""
-        for model_id, tenant in self._tenants.items():
-            bytes_ = self.admission.attainable_bytes(model_id)
-            before_bytes = self._attainable.get(model_id)
-            if bytes_ is None or bytes_ == before_bytes:
-                continue
-            self._attainable[model_id] = bytes_
-            before = self.estimates.get(model_id)
-            if before is not None:
-                self.estimates[model_id] = after = shortened(self._whole[model_id], bytes_)
-                if before_bytes is not None and after.context_tokens != before.context_tokens:
-                    self._events.emit(
-                        "context",
-                        model_id,
-                        context_tokens=after.context_tokens,
-                        before_tokens=before.context_tokens,
-                        attainable_bytes=bytes_,
-                    )
-            tenant.take_bound()
 
 
 def _same(bytes_: int, known_bytes: int | None) -> bool:

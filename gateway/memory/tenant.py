@@ -22,7 +22,7 @@ class Tenant(Protocol):
 
     @property
     def last_used(self) -> float:
-        """On the event loop's clock."""
+        """On the clock of `gateway.clock.present`."""
 
     @property
     def reload_s(self) -> float:
@@ -30,6 +30,17 @@ class Tenant(Protocol):
 
     @property
     def waits_for_memory(self) -> bool: ...
+
+    @property
+    def asleep(self) -> bool:
+        """Nothing keeps it from being loaded but that nobody has asked."""
+
+    @property
+    def brings_along(self) -> bool:
+        """It is on its way up for its own sake, so those that it is loaded with come too."""
+
+    def load_along(self) -> None:
+        """One that it is loaded with waits for memory."""
 
     def note_wait(self, reason: str) -> None:
         """Why there is no room for it yet."""
@@ -50,8 +61,8 @@ class Tenant(Protocol):
 
     def has_no_room(self, refusal: Refusal) -> None: ...
 
-    def cannot_be_read(self, reason: str) -> None:
-        """What it needs can't be told now; it may be later."""
+    def cannot_be_read(self, reason: str, *, watched: bool) -> None:
+        """What it needs can't be told now; it may be later. `watched`: somebody will say when."""
 
     def evict(self, reason: str) -> None: ...
 

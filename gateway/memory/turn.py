@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.memory.ledger import Claim, Ledger, Prompt
+from gateway.memory.claim import Claim
+from gateway.memory.holder import Holder, Prompt
+from gateway.memory.ledger import Ledger
 from gateway.memory.loans import Loans
 from gateway.memory.orders import NOISE_BYTES, Orders
 from gateway.memory.reclaim import Reclaim, smallest_set, worth
@@ -35,12 +37,15 @@ class Turn:
         # What is free or coming and somebody's already.
         self._promised_bytes: dict[str, int] = {}
         self._place_kept = False
+        # What loads that wait leave to those that room is kept for: to be free when they come.
+        self._kept_bytes = 0
 
     def settle(self) -> None:
         """Account for what workers really hold, and take back what is too much."""
         self._settle_recalls()
         self._settle_footprints()
         self._settle_prompts()
+        self._part_rivals()
         missing_bytes = -self._ledger.free_bytes - self._ledger.coming_bytes
         if missing_bytes > 0:
             self._cover(missing_bytes)
@@ -54,9 +59,12 @@ class Turn:
                 continue
             if each.committed_bytes <= each.limit_bytes + NOISE_BYTES:
                 each.recalled_at = None
+            elif each.kept_bytes != each.recalled_from_bytes:
+                # It answers, if only what it was told before the last: what it freed is seen later.
+                each.recalled_at, each.recalled_from_bytes = self._now, each.kept_bytes
             elif self._now - each.recalled_at >= RECALL_S:
                 seconds, each.recalled_at = self._now - each.recalled_at, None
-                if each.kept_bytes > each.limit_bytes:
+                if not each.answered:
                     self.orders.give_up(each, seconds)
                 elif self._ledger.free_bytes >= 0:
                     # It did what it could: what it still holds can't be lent out again, and its
@@ -87,10 +95,21 @@ class Turn:
             elif not number and prompt is not None and prompt.ended_at is None:
                 prompt.ended_at = self._now
 
+    def _part_rivals(self) -> None:
+        """Two that exclude each other may be loaded since before they did."""
+        for each in sorted(self._ledger.steady, key=self._worth):
+            rivals = self._ledger.rivals([each.model_id])
+            present = [other for other in rivals if not other.ending]
+            if present and each.leaves:
+                self.orders.evict(each, present[0].model_id)
+
+    def _worth(self, holder: Holder) -> tuple[int, float, float]:
+        return worth(holder, self._now)
+
     def _cover(self, missing_bytes: int) -> None:
         """More is held than may be, since workers outgrew their limits or the budget shrank."""
         steady = sorted(
-            self._ledger.steady, key=lambda each: (each.overgrown_since is None, *worth(each))
+            self._ledger.steady, key=lambda each: (each.overgrown_since is None, *self._worth(each))
         )
         missing_bytes = self.reclaim.take(missing_bytes, None, steady, steady)
         if missing_bytes <= 0:
@@ -103,9 +122,16 @@ class Turn:
                 return
         if not overgrown:
             # What is left is floors: the budget is smaller than they are.
-            going = [each for each in steady if each.yields]
-            for each in smallest_set(going, missing_bytes, lambda each: each.going_bytes):
-                self.orders.evict(each, None)
+            missing_bytes -= self._end([each for each in steady if each.yields], missing_bytes)
+            self._end([each for each in steady if each.leaves], missing_bytes)
+
+    def _end(self, candidates: list[Holder], missing_bytes: int) -> int:
+        """Returns what their ends bring."""
+        chosen = smallest_set(candidates, missing_bytes, self._now, lambda each: each.going_bytes)
+        brought_bytes = sum(each.going_bytes for each in chosen)
+        for each in chosen:
+            self.orders.evict(each, None)
+        return brought_bytes
 
     def thirsts(self) -> list[Claim]:
         """Of models that are loaded and can't go on: their next sequence needs more than they have.
@@ -117,7 +143,7 @@ class Turn:
             if each.recalled_at is not None:
                 continue  # First it gives back what it was told to.
             # For more than is possible it would wait in vain; its worker refuses that.
-            least_bytes = min(each.need.least_bytes, self._ledger.possible_for(each))
+            least_bytes = min(each.need.least_bytes, self._ledger.possible_for(each.model_id))
             if least_bytes <= each.limit_bytes:
                 each.thirsty_since = None
                 continue
@@ -138,19 +164,25 @@ class Turn:
 
     def serve(self, claim: Claim) -> bool:
         """Grant a claim, or begin to make room for it; True if it is granted."""
-        if claim.needed_bytes > self._unclaimed_bytes and self._ledger.spare_bytes:
+        kept_bytes = self._kept_from(claim)
+        rivals = [] if claim.loan else self._ledger.rivals(claim.model_ids)
+        wanted_bytes = claim.needed_bytes + kept_bytes
+        if wanted_bytes > self._unclaimed_bytes and self._ledger.spare_bytes:
             # A load adopts the spare, or needs its room more.
             self._unclaimed_bytes += self._ledger.spare_bytes
             self._ledger.spare_bytes = 0
-        if claim.needed_bytes <= self._unclaimed_bytes:
+        if wanted_bytes <= self._unclaimed_bytes and not rivals:
             self._unclaimed_bytes -= claim.needed_bytes
             self._grant(claim)
             return True
-        missing_bytes = (
-            claim.needed_bytes - max(self._unclaimed_bytes, 0) - max(self._coming_bytes, 0)
-        )
         before_bytes = self._ledger.coming_bytes
-        comes = missing_bytes <= 0 or self.reclaim.make_room(claim, missing_bytes)
+        comes = self.reclaim.part(claim, rivals)
+        if comes:
+            parted_bytes = self._ledger.coming_bytes - before_bytes
+            missing_bytes = (
+                wanted_bytes - max(self._unclaimed_bytes, 0) - max(self._coming_bytes, 0)
+            ) - parted_bytes
+            comes = missing_bytes <= 0 or self.reclaim.make_room(claim, missing_bytes)
         if not comes and not self.reclaim.overdue(claim):
             return False  # Busy models are in its way. Others may pass until its turn.
         holder = self._ledger.holder(claim.model_id)
@@ -161,6 +193,7 @@ class Turn:
             self._place_kept = True
         if comes:
             self._promised_bytes[claim.model_id] = claim.needed_bytes
+        self._kept_bytes = max(self._kept_bytes, kept_bytes)
         self._coming_bytes += self._ledger.coming_bytes - before_bytes
         # It waits, and what is free or coming is its own.
         taken_bytes = min(max(self._unclaimed_bytes, 0), claim.needed_bytes)
@@ -168,15 +201,31 @@ class Turn:
         self._unclaimed_bytes -= claim.needed_bytes
         return False
 
+    def _kept_from(self, claim: Claim) -> int:
+        """What has to be free beside its own, for those that room is kept for. Loans may have that
+        room, as they can be called back; so nothing has to be while they come up to it.
+        """
+        groups = self._ledger.groups
+        if claim.loan or all(map(groups.reserved, claim.model_ids)):
+            return 0
+        kept_bytes = self._ledger.kept_beside(claim.model_ids)
+        lent_bytes = sum(each.lent_bytes for each in self._ledger.steady)
+        soon_bytes = max(self._unclaimed_bytes, 0) + max(self._coming_bytes, 0) + lent_bytes
+        return kept_bytes if claim.needed_bytes + kept_bytes > soon_bytes else 0
+
     def lend(self) -> None:
         """What nobody waits for."""
-        self._loans.lend(self._unclaimed_bytes, self._coming_bytes, self._promised_bytes)
+        kept_bytes = min(self._kept_bytes, max(0, self._unclaimed_bytes))
+        free_bytes = self._unclaimed_bytes - kept_bytes
+        coming_bytes = self._coming_bytes - (self._kept_bytes - kept_bytes)
+        self._loans.lend(free_bytes, coming_bytes, self._promised_bytes)
         self._loans.take_idle_back()
-        self._wants.serve(self._coming_bytes)
+        self._wants.serve(coming_bytes)
 
     def _grant(self, claim: Claim) -> None:
         if not claim.loan:
-            self.orders.admit(claim)
+            for each in claim.each:
+                self.orders.admit(each)
         elif (holder := self._ledger.holder(claim.model_id)) is not None:
             self.orders.lend(holder, holder.limit_bytes + claim.needed_bytes)
             holder.thirsty_since = None

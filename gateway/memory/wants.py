@@ -5,7 +5,8 @@ No I/O and no clock here; times are seconds on the caller's clock, sizes are byt
 
 from __future__ import annotations
 
-from gateway.memory.ledger import Holder, Ledger
+from gateway.memory.holder import Holder
+from gateway.memory.ledger import Ledger
 from gateway.memory.orders import Orders
 from gateway.memory.reclaim import Reclaim, smallest_set
 
@@ -26,9 +27,13 @@ class Wants:
         self._now = now
 
     def serve(self, coming_bytes: int) -> None:
-        """`coming_bytes` are on their way back for nobody."""
+        """`coming_bytes` are on their way back for nobody; less than none is what comes next and is
+        somebody's already.
+        """
         short = [each for each in self._ledger.steady if self._is_short(each)]
-        coming_bytes = max(0, coming_bytes)
+        if coming_bytes < 0:
+            # Those that wait would get the room, and these would ask for more.
+            return
         for each in sorted(short, key=lambda e: (-e.priority, e.short_since)):
             missing_bytes = each.need.wanted_bytes - each.limit_bytes - coming_bytes
             coming_bytes = max(0, -missing_bytes)
@@ -48,16 +53,16 @@ class Wants:
             missing_bytes -= self._ledger.spare_bytes
             self._ledger.spare_bytes = 0
         idle = [each for each in self._ledger.steady if self._may_go(holder, each)]
-        for each in smallest_set(idle, missing_bytes, lambda each: each.going_bytes):
+        for each in smallest_set(idle, missing_bytes, self._now, lambda each: each.going_bytes):
             missing_bytes -= each.going_bytes
             self._orders.evict(each, holder.model_id)
         return max(0, -missing_bytes)
 
     def _may_go(self, holder: Holder, idle: Holder) -> bool:
-        if not idle.yields or idle.busy or idle.priority > holder.priority:
+        if not idle.yields or not idle.idle or idle.priority > holder.priority:
             return False
         kept_s = self._reclaim.kept_s(idle)
-        unused_since = max(idle.last_used, idle.ready_at or 0.0)
+        unused_since = max(idle.used_at, idle.ready_at or 0.0)
         return self._waited(holder, kept_s) and self._now - unused_since >= kept_s
 
     def _waited(self, holder: Holder, seconds: float) -> bool:

@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import Struct
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 
-from gateway.api.status import ModelStatus, Status
+from gateway.api.status import GroupStatus, ModelStatus, Status
 from gateway.fleet.fleet import Phase
 from gateway.model.lifecycle import State
 
@@ -88,6 +88,23 @@ def gauges(status: Status) -> Iterator[Metric]:
         "last_step_age_s",
     )
     yield _prompt_cache(models)
+    yield from _groups(status.groups)
+
+
+def _groups(groups: Iterable[GroupStatus]) -> Iterator[Metric]:
+    loaded = GaugeMetricFamily(
+        "bulkhead_group_models_loaded", "Models of the group that have memory.", labels=("group",)
+    )
+    kept = GaugeMetricFamily(
+        "bulkhead_group_kept_bytes",
+        "What is kept for those of the group that aren't loaded.",
+        labels=("group",),
+    )
+    for each in groups:
+        loaded.add_metric((each.id,), len(each.loaded))
+        kept.add_metric((each.id,), each.kept_bytes)
+    yield loaded
+    yield kept
 
 
 def _one(

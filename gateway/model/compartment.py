@@ -8,15 +8,18 @@ come back to `perform`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Final
+
+from msgspec import Struct
 
 from gateway.clock.waiting import until_set
 from gateway.config.in_force import InForce
-from gateway.dispatch.refusal import Refusal
-from gateway.dispatch.request import Request
-from gateway.dispatch.traffic import Bounds, Traffic
+from gateway.dispatch.refusal import Refusal, RefusalState
+from gateway.dispatch.request import Request, RequestState
+from gateway.dispatch.traffic import Bounds, Traffic, TrafficState
 from gateway.events import EventLog
-from gateway.fleet.starter import Starter
+from gateway.fleet.starter import Channel, Starter
 from gateway.memory.steward import Steward
 from gateway.model import refusals
 from gateway.model.condition import Condition
@@ -25,10 +28,10 @@ from gateway.model.lifecycle import Circumstances, Effect, Event, State, Verdict
 from gateway.model.model import Model
 from gateway.model.recovery import Recovery
 from gateway.model.supervisor import WorkerSupervisor
-from gateway.model.tenancy import Tenancy
+from gateway.model.tenancy import Tenancy, TenancyState
 from gateway.process import ladder
 from gateway.process.process import ExitStatus
-from gateway.process.worker import Worker
+from gateway.process.worker import Listener, Worker, WorkerState
 from gateway.process.worker_log import WorkerLog
 from gateway.system.tasks import Tasks
 from protocol.messages import PromptCacheDisk
@@ -37,6 +40,23 @@ from protocol.messages import PromptCacheDisk
 _BESIDE_PICTURES: Final = 2
 # Deaths by these are the worker's own; orders and shutdowns are not.
 _BLAMED: Final = (Event.MISBEHAVED, Event.HUNG, Event.EXIT)
+
+
+class ModelState(Struct, frozen=True, kw_only=True):
+    """What another gateway goes on from. `told` is what its worker was told at its load, `wanted`
+    says that it is to be loaded whether or not a request waits; requests have numbers.
+    """
+
+    id: str
+    told: dict[str, str]
+    held: RefusalState | None
+    wanted: bool
+    traffic: TrafficState
+    tenancy: TenancyState
+    running: tuple[tuple[int, RequestState], ...]
+    waiting: tuple[tuple[int, RequestState], ...]
+    worker: WorkerState | None
+    channel: Channel | None
 
 
 class Compartment:
@@ -61,7 +81,7 @@ class Compartment:
         self.log = log
         self.condition = Condition(model.id, events, self)
         self.traffic = Traffic(model.id, _bounds(model, in_force), self, events)
-        self.tenancy = Tenancy(model, self.condition, self.traffic, steward)
+        self.tenancy = Tenancy(model, self.condition, self.traffic, steward, lambda: self._kept)
         self.recovery = Recovery(
             model.id, in_force, self.condition, self.traffic, self.tenancy, log, events
         )
@@ -148,6 +168,79 @@ class Compartment:
             case _:
                 return 0
 
+    # From one gateway to the next
+
+    @property
+    def unsettled(self) -> bool:
+        """Its worker is on its way up or out: it can't be handed over."""
+        return self.condition.alive and self.state is not State.READY
+
+    def state_for(self, numbers: Callable[[Request], int], channel: Channel | None) -> ModelState:
+        """What another gateway goes on from, which listens for the worker at `channel`. Raises:
+        ProcessGoneError, OSError: the worker has ended.
+        """
+        running, waiting = self.traffic.queued
+        hold = self.condition.hold
+        return ModelState(
+            id=self.model.id,
+            told=self.model.told,
+            held=None if hold is None else hold.state,
+            wanted=self.state is State.WAITING and self._kept,
+            traffic=self.traffic.state,
+            tenancy=self.tenancy.state,
+            running=tuple((numbers(each), each.state) for each in running),
+            waiting=tuple((numbers(each), each.state) for each in waiting),
+            worker=None if self.worker is None else self.worker.state,
+            channel=channel,
+        )
+
+    def restore(
+        self,
+        state: ModelState,
+        output: int | None,
+        running: Iterable[Request],
+        waiting: Iterable[Request],
+    ) -> None:
+        """Go on where an earlier gateway was. Its worker prints to `output`. Raises:
+        ProcessGoneError, OSError: the worker can't be taken over.
+        """
+        self.tenancy.restore(state.tenancy)
+        self.traffic.restore(state.traffic, running, waiting)
+        worker, channel = state.worker, state.channel
+        if worker is not None and channel is not None and output is not None:
+            self.condition.restore(State.READY, None)
+            self._supervise(
+                lambda supervisor: self._starter.adopt(
+                    worker, channel, output, self.log, supervisor
+                )
+            ).entered()
+            self.recovery.entered()
+        elif state.held is not None:
+            self.condition.restore(State.HELD, Refusal.of(state.held))
+
+    def settle(self, *, wanted: bool) -> None:
+        """From now on it is this gateway's."""
+        if self._supervisor is not None:
+            self.tenancy.keeps_to_limits(self._supervisor.worker)
+            self._supervisor.settle()
+        elif wanted:
+            self.preload()
+        elif self.traffic.busy:
+            self.condition.handle(Event.DEMAND)
+
+    def leave(self) -> tuple[int, bytes] | None:
+        """Another gateway has it. Of its worker, if there is one, the incarnation and what was
+        read of a line that has not ended.
+        """
+        self.traffic.forget()
+        self._deadlines.disarm()
+        self.recovery.disarm()
+        self.condition.leave(refusals.being_replaced())
+        supervisor, self._supervisor = self._supervisor, None
+        if supervisor is None:
+            return None
+        return supervisor.worker.incarnation, supervisor.worker.leave()
+
     # Requests and time
 
     def submit(self, request: Request) -> None:
@@ -156,22 +249,26 @@ class Compartment:
         Raises:
             Refusal: the queue is full, or this request has killed workers.
         """
-        if not self.model.settings.on_request and not self._coming:
+        orders_only = not self.model.settings.on_request and not self.traffic.handed_over
+        if orders_only and not self._coming:
             raise refusals.operators_only(self.model.id, self.state)
         self.traffic.submit(request)
+        if self.traffic.handed_over:
+            return
         self.condition.handle(Event.DEMAND)
 
     def tick(self, now: float, remind_after_s: float) -> None:
         """To be called a few times a second."""
         self.traffic.tick(now, remind_after_s)
-        if self.state is State.WAITING and not self.traffic.busy and not self._kept:
+        unwanted = not (self.traffic.busy or self._kept or self.tenancy.wanted_along)
+        if self.state is State.WAITING and unwanted:
             self.condition.handle(Event.UNWANTED)
         if self.state is State.DRAINING and self.traffic.running == 0:
             # From here on the worker has nothing to do but to release its memory.
             self.condition.handle(Event.DRAINED)
-        if self.state is State.UNLOADED and self._kept and self.tenancy.to_read_again(now):
+        if self.state is State.UNLOADED and self._kept and self.tenancy.to_read_again:
             self.preload()
-        self.tenancy.tick(now)
+        self.tenancy.tick()
         if self._supervisor is not None:
             self._supervisor.tick(now)
 
@@ -241,6 +338,12 @@ class Compartment:
         elif self.state is State.UNLOADED:
             self.condition.handle(Event.CHANGED)
 
+    def look_again(self) -> None:
+        """Its disk is there again: whoever waits for it, or wants it kept, may have it now."""
+        if self.state in (State.UNLOADED, State.FAILED):
+            self._forget_deaths()
+            self.condition.handle(Event.CHANGED)
+
     def remove(self) -> None:
         """It isn't configured any more: nothing new, what runs may finish within the drain time."""
         self._removed = True
@@ -268,7 +371,7 @@ class Compartment:
         guilty = self.traffic.guilty if event in _BLAMED and self.condition.judged else 0
         return Circumstances(
             requests_wait=self.traffic.waiting + self.traffic.running > guilty,
-            kept=self._kept,
+            kept=self._kept or self.tenancy.wanted_along,
             verdict=verdict,
         )
 
@@ -333,21 +436,29 @@ class Compartment:
     def _spawn(self) -> None:
         self.recovery.starting()
         try:
-            self._supervisor = WorkerSupervisor(
-                self.model,
-                lambda supervisor: self._starter.start(self.model, self.log, supervisor),
-                self._worker_ended,
-                self.condition,
-                self.traffic,
-                self.tenancy,
-                self._in_force,
-                self._events,
-                self._tasks,
-                self._prompt_cache,
+            self._supervise(
+                lambda supervisor: self._starter.start(
+                    self.model, self.log, supervisor, self.tenancy.estimate
+                )
             )
         except Exception as error:
             # Whatever it is: without a worker nothing else would end this state.
             self.recovery.not_started(error)
+
+    def _supervise(self, start: Callable[[Listener], Worker]) -> WorkerSupervisor:
+        self._supervisor = WorkerSupervisor(
+            self.model,
+            start,
+            self._worker_ended,
+            self.condition,
+            self.traffic,
+            self.tenancy,
+            self._in_force,
+            self._events,
+            self._tasks,
+            self._prompt_cache,
+        )
+        return self._supervisor
 
     def _worker_ended(self, worker: Worker, status: ExitStatus) -> None:
         self._supervisor = None

@@ -53,6 +53,7 @@ class Condition:
         self._end_cause: Event | None = None
         # What those are told who want a model that is held.
         self._hold: Refusal | None = None
+        self._left: Refusal | None = None
         self._model_id = model_id
         self._events = events
         self._performer = performer
@@ -95,14 +96,37 @@ class Condition:
         """The end of the process, should it come now, is for the restart policy to judge."""
         return self._lifecycle.judged
 
+    @property
+    def hold(self) -> Refusal | None:
+        """What those are told who want a model that is held; None: it isn't."""
+        return self._hold if self.state is State.HELD else None
+
+    def restore(self, state: State, hold: Refusal | None) -> None:
+        """Go on where an earlier gateway was: with a model that is ready, or held."""
+        self._lifecycle.state = state
+        if state is State.HELD and hold is not None:
+            self._hold = self._failure = hold
+            self._reason = hold.message
+
     def describe(self) -> str:
         """What the model is, for a sentence about it."""
         return f"is {self.state}: {self._reason}" if self._reason else f"is {self.state}"
 
     async def until(self, reached: Callable[[], bool]) -> None:
-        """Wait for a state of affairs. Whoever waits brings the deadline."""
+        """Wait for a state of affairs. Whoever waits brings the deadline.
+
+        Raises:
+            Refusal: another gateway has the model now.
+        """
         while not reached():
+            if self._left is not None:
+                raise self._left.anew()
             await self._changed.wait()
+
+    def leave(self, refusal: Refusal) -> None:
+        """Another gateway has the model: whoever waits here is told so."""
+        self._left = refusal
+        self.notify()
 
     def notify(self) -> None:
         """Something has changed that somebody may wait for."""

@@ -33,6 +33,7 @@ class Event(StrEnum):
     KILL = "operator: kill"
     DESTROY = "operator: kill by force"
     PRELOAD = "configuration: preload"
+    ALONG = "one of its group is loaded"
     CHANGED = "configuration: changed"
     REMOVED = "configuration: removed"
     RETURNED = "configuration: there again"
@@ -146,6 +147,7 @@ TABLE: Final[dict[State, dict[Event, Rule]]] = {
     State.UNLOADED: {
         **_ASLEEP,
         Event.PRELOAD: Rule(_W, (Effect.ASK,)),
+        Event.ALONG: Rule(_W, (Effect.ASK,)),
         # What could not be had may be there now.
         Event.CHANGED: Rule(_U, aim=Aim.REVIVE),
         Event.DEMAND: Rule(_W, (Effect.ASK,)),

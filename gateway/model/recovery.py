@@ -105,8 +105,14 @@ class Recovery:
         ordered = not self._condition.judged
         self._end = self._condition.end_cause or (None if ordered else Event.EXIT)
         expected = ordered and (self._condition.state is State.STOPPING or status.code == 0)
-        reason = self._condition.end_reason or (
-            "stopped as asked" if expected else f"ended unexpectedly while {self._condition.state}"
+        reason = (
+            self._condition.end_reason
+            or worker.loss
+            or (
+                "stopped as asked"
+                if expected
+                else f"ended unexpectedly while {self._condition.state}"
+            )
         )
         self.last_exit = last_exit(status, reason, self._log)
         self._events.emit(

@@ -100,3 +100,11 @@ def lost(
         f"{text}; it died {deaths} times; the next attempt comes at {at:%Y-%m-%d %H:%M:%S} UTC, "
         f"or with `bulkhead load {model_id}`"
     )
+
+
+def being_replaced() -> Refusal:
+    return Refusal(
+        "shutting_down",
+        "This gateway is being replaced by another one, which decides from now on: try again.",
+        retry_after_s=1,
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from collections.abc import Callable, Iterable
 
 from gateway.config.in_force import InForce
@@ -134,14 +133,20 @@ class WorkerSupervisor:
     def connect(self) -> None:
         """Let it have the requests that wait."""
         if self.worker.fingerprint is not None:
-            self._traffic.connect(
-                Connection(
-                    self.worker.send,
-                    self.worker.fingerprint,
-                    self._model.settings.context_tokens,
-                    self.worker.abilities,
-                )
-            )
+            self._traffic.connect(self._connection(self.worker.fingerprint))
+
+    def _connection(self, fingerprint: str) -> Connection:
+        return Connection(
+            self.worker.send,
+            fingerprint,
+            self._model.settings.context_tokens,
+            self.worker.abilities,
+        )
+
+    def settle(self) -> None:
+        """An earlier gateway had it: from now on it is this one's, with the requests that run."""
+        if self.worker.fingerprint is not None:
+            self._traffic.reconnect(self._connection(self.worker.fingerprint))
 
     def drain(self) -> None:
         self._traffic.drain()
@@ -156,7 +161,9 @@ class WorkerSupervisor:
 
     async def _load(self) -> None:
         await self._measure()
-        if not self._still(State.LOADING):
+        followers = self.worker.followers
+        ranks = None if followers is None else await followers.told()
+        if not self._still(State.LOADING) or (followers is not None and ranks is None):
             return
         worker, estimated = self.worker, self._tenancy.estimate
         worker.memory.baseline_bytes = worker.memory.held_bytes or 0
@@ -180,6 +187,7 @@ class WorkerSupervisor:
                 draft_tokens=self._model.draft_tokens,
                 bound=self._tenancy.tell_bound(),
                 pictures=self._model.settings.pictures,
+                ranks=ranks,
             )
         )
 
@@ -283,8 +291,8 @@ class WorkerSupervisor:
             case Ready() as ready:
                 worker.fingerprint = ready.fingerprint
                 worker.abilities = ready.abilities
-                self._tenancy.reload_s = time.time() - worker.started_at
-                self._traffic.meter.load_s.observe(self._loop.time() - self._began_at)
+                self._tenancy.reload_s = self._loop.time() - self._began_at
+                self._traffic.meter.load_s.observe(self._tenancy.reload_s)
                 self._tasks.start(self._measure(), "first reading")
                 self._condition.handle(Event.LOADED)
                 self._events.emit(

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
+from collections.abc import Callable
 from typing import Final
 
+from msgspec import Struct
+
+from gateway.clock.present import present_clock
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.traffic import Traffic
 from gateway.logs.line import about
 from gateway.memory.estimate.estimate import Estimate
-from gateway.memory.ledger import Need
-from gateway.memory.steward import Steward
+from gateway.memory.holder import Need
+from gateway.memory.steward import HeldState, Steward
 from gateway.model import refusals
 from gateway.model.condition import Condition
 from gateway.model.lifecycle import Event, State
@@ -26,13 +29,28 @@ logger = logging.getLogger(__name__)
 _SHORTEST_LOAD_S: Final = 5
 # Until files are tried again that could not be read.
 _READ_AGAIN_S: Final = 30
+# The same for those on a disk that is awaited, should its return be missed.
+_WATCHED_S: Final = 600
+
+
+class TenancyState(Struct, frozen=True, kw_only=True):
+    """What another gateway goes on from."""
+
+    granted_bytes: int | None
+    lost_bytes: int
+    reload_s: float
+    ready_at: float
+    told_bound: messages.Bound | None
+    held: HeldState | None
 
 
 class Tenancy:
-    """The model as the steward knows it. Times are the event loop's, in seconds.
+    """The model as the steward knows it. Times are those of `gateway.clock.present`, in
+    seconds: a sleep of the machine is no idleness.
 
     `lost_bytes` is what an earlier worker held and didn't come back. `reload_s` is how long it took
-    from the start of the process until the model answered, the last time.
+    from the start of its worker, or the adoption of a spare, until the model answered, the last
+    time.
     """
 
     def __init__(
@@ -41,7 +59,9 @@ class Tenancy:
         condition: Condition,
         traffic: Traffic,
         steward: Steward,
+        kept: Callable[[], bool],
     ) -> None:
+        """`kept`: it is to be loaded, whether requests want it or not."""
         self.model = model
         self.granted_bytes: int | None = None
         self.lost_bytes = 0
@@ -49,7 +69,8 @@ class Tenancy:
         self._condition = condition
         self._traffic = traffic
         self._steward = steward
-        self._loop = asyncio.get_running_loop()
+        self._kept = kept
+        self._clock = present_clock()
         self._ready_at = 0.0
         self._read_again_at: float | None = None
         self._told_bound: messages.Bound | None = None
@@ -64,18 +85,45 @@ class Tenancy:
     @property
     def expires_in_s(self) -> float:
         """When it is unloaded for being idle, if it is idle from now on; infinity: never."""
-        idle_s = 0.0 if self.busy else self._idle_s(self._loop.time())
+        idle_s = 0.0 if self.busy else self._idle_s(self._clock.now())
         return max(0.0, self._ttl_s - idle_s)
 
     @property
     def estimate(self) -> Estimate | None:
         """What it was admitted by; None: it couldn't be estimated."""
-        return self._steward.estimates.get(self.model.id)
+        return self._steward.estimate_of(self.model.id)
 
     def tell_bound(self) -> messages.Bound | None:
         """The most that it can get at present, for its worker."""
         self._told_bound = self._steward.bound(self.model.id)
         return self._told_bound
+
+    # From one gateway to the next
+
+    @property
+    def state(self) -> TenancyState:
+        return TenancyState(
+            granted_bytes=self.granted_bytes,
+            lost_bytes=self.lost_bytes,
+            reload_s=self.reload_s,
+            ready_at=self._ready_at,
+            told_bound=self._told_bound,
+            held=self._steward.held(self.model.id),
+        )
+
+    def restore(self, state: TenancyState) -> None:
+        """Go on from what an earlier gateway knew."""
+        self.lost_bytes = state.lost_bytes
+        self.reload_s = state.reload_s
+        self._ready_at = state.ready_at
+        if state.held is not None:
+            self.granted_bytes = state.granted_bytes
+            self._told_bound = state.told_bound
+            self._steward.adopt(state.held)
+
+    def keeps_to_limits(self, worker: Worker) -> None:
+        """It was told of them by an earlier gateway."""
+        self._worker = worker
 
     # From the model
 
@@ -92,7 +140,7 @@ class Tenancy:
         """Another state."""
         match self._condition.state:
             case State.READY:
-                self._ready_at = self._loop.time()
+                self._ready_at = self._clock.now()
                 self._steward.ready(self)
             case State.DRAINING | State.STOPPING:
                 self._steward.ending(self.model.id)
@@ -104,12 +152,18 @@ class Tenancy:
         self._worker = None
         self._steward.gone(self.model.id, pid, clean=clean)
 
+    @property
+    def wanted_along(self) -> bool:
+        """One that it is loaded with is on its way up."""
+        return self._steward.wanted_along(self.model.id)
+
     def configure(self, model: Model) -> None:
         self.model = model
         self._steward.pin(self)
 
-    def tick(self, now: float) -> None:
+    def tick(self) -> None:
         """To be called a few times a second: who is idle for too long has to go."""
+        now = self._clock.now()
         if self._condition.state is State.READY and not self.busy and self._expired(now):
             self._condition.handle(Event.EXPIRED, f"idle for {self._idle_s(now):.0f} s")
 
@@ -117,13 +171,15 @@ class Tenancy:
         """An operator wants it unloaded."""
         self._read_again_at = None
 
-    def to_read_again(self, now: float) -> bool:
+    @property
+    def to_read_again(self) -> bool:
         """Its files could not be read, and may be tried once more."""
-        return self._read_again_at is not None and now >= self._read_again_at
+        return self._read_again_at is not None and self._clock.now() >= self._read_again_at
 
     def started(self, worker: Worker) -> None:
         """It has said hello, and was measured: it holds nothing but itself."""
-        if worker.memory.held_bytes is not None and self.model.settings.interpreter is None:
+        alone = worker.followers is None and self.model.settings.interpreter is None
+        if worker.memory.held_bytes is not None and alone:
             self._steward.learn_process(worker.memory.held_bytes)
 
     def measured(self, worker: Worker) -> None:
@@ -184,6 +240,19 @@ class Tenancy:
     def waits_for_memory(self) -> bool:
         return self._condition.state is State.WAITING
 
+    @property
+    def asleep(self) -> bool:
+        return self._condition.state is State.UNLOADED and self._read_again_at is None
+
+    @property
+    def brings_along(self) -> bool:
+        if self._condition.state in (State.STARTING, State.LOADING):
+            return True
+        return self.waits_for_memory and (self.busy or self._kept())
+
+    def load_along(self) -> None:
+        self._condition.handle(Event.ALONG)
+
     def note_wait(self, reason: str) -> None:
         """Why there is no room for it yet."""
         self._condition.progress(reason)
@@ -219,12 +288,12 @@ class Tenancy:
         )
         self._condition.handle(Event.NO_ROOM, refusal=refusal)
 
-    def cannot_be_read(self, reason: str) -> None:
-        """What it needs can't be told now; it may be later."""
+    def cannot_be_read(self, reason: str, *, watched: bool) -> None:
+        """What it needs can't be told now; it may be later. `watched`: somebody will say when."""
         refusal = refusals.load_failed(self.model.id, reason, retry_after_s=_READ_AGAIN_S)
         logger.warning("%s", refusal.message, extra=about(model=self.model.id))
         self._condition.handle(Event.UNREADABLE, refusal=refusal)
-        self._read_again_at = self._loop.time() + _READ_AGAIN_S
+        self._read_again_at = self._clock.now() + (_WATCHED_S if watched else _READ_AGAIN_S)
 
     def evict(self, reason: str) -> None:
         """Another model needs its memory; who is cut off goes on later."""

@@ -32,6 +32,9 @@ _DUMP_S: Final = 0.5
 # From here on SIGKILL costs more than the seconds before it: memory was stranded by the hundreds
 # of GB, and the largest machines have 512.
 _LARGE_BYTES: Final = 64_000_000_000
+_BEREAVED_S: Final = 2.0
+_BEREAVED_S_PER_GB: Final = 0.05
+_LONGEST_BEREAVED_S: Final = 20.0
 # Waited for after SIGKILL before the operator is told that the process doesn't go.
 _AFTER_KILL_S: Final = 10.0
 
@@ -59,6 +62,17 @@ def hung(footprint_bytes: int | None) -> tuple[Rung, ...]:
 def orphaned(footprint_bytes: int | None) -> tuple[Rung, ...]:
     """For a worker that an earlier gateway has left: nobody can ask it any more."""
     return _rungs(_patience_s(footprint_bytes))[1:]
+
+
+def bereaved(footprint_bytes: int | None) -> tuple[Rung, ...]:
+    """For ranks that have lost one of them. They know it themselves, and most end at once; one that
+    waits for it in a step would do so for ever, however much it holds.
+    """
+    patience_s = _BEREAVED_S + _BEREAVED_S_PER_GB * (footprint_bytes or 0) / 1e9
+    return (
+        Rung(Step.TERMINATE, min(patience_s, _LONGEST_BEREAVED_S)),
+        Rung(Step.KILL, _AFTER_KILL_S),
+    )
 
 
 def immediate() -> tuple[Rung, ...]:

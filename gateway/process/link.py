@@ -12,7 +12,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from gateway.process.flood import FloodGauge
-from protocol.channel import bind_gateway_side, new_keys
+from protocol.channel import Keys, gateway_side, new_keys
 from protocol.codec import ProtocolError, decode_from_worker, encode
 from protocol.endpoint import endpoint
 from protocol.messages import Message, WorkerMessage
@@ -36,8 +36,11 @@ class Link:
         on_message: Callable[[WorkerMessage], None],
         on_garbage: Callable[[ProtocolError], None],
         on_disconnect: Callable[[], None],
+        keys: Keys | None = None,
+        on_connect: Callable[[], None] | None = None,
     ) -> None:
-        """Bind the endpoint; `key` is for the worker alone. Raises OSError if that can't be.
+        """Bind the endpoint; `key` is for the worker alone. Raises OSError if that can't be. A
+        worker that another gateway has had knows its `keys` already.
 
         `on_garbage` gets what is wrong with a frame that is no message, or is one of a flood;
         nothing is read after it. A disconnection is also how ZeroMQ answers a frame over the size
@@ -46,14 +49,21 @@ class Link:
         """
         self._path = path
         self.address = endpoint(path)
-        keys = new_keys()
+        keys = keys or new_keys()
         self.key = keys.workers
         try:
-            self._socket = bind_gateway_side(context, self.address, keys)
+            self._socket = gateway_side(context, keys)
             try:
+                # Before somebody can come: a worker that is handed over tries all the time.
                 self._monitor = self._socket.get_monitor_socket(
                     zmq.Event.ACCEPTED | zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
                 )
+                try:
+                    self._socket.bind(self.address)
+                except zmq.ZMQError:
+                    self._socket.disable_monitor()
+                    self._monitor.close(linger=0)
+                    raise
             except zmq.ZMQError:
                 self._socket.close()
                 raise
@@ -64,6 +74,7 @@ class Link:
         self._on_message = on_message
         self._on_garbage = on_garbage
         self._on_disconnect = on_disconnect
+        self._on_connect = on_connect
         self._flood = FloodGauge()
         self._loop = asyncio.get_running_loop()
         # Descriptors of all that are connected; which of them is the worker isn't told.
@@ -170,6 +181,8 @@ class Link:
                         # It connects anew: its first connection is broken.
                         self._disconnected()
                     self._connected = True
+                    if self._on_connect is not None:
+                        self._on_connect()
                 case zmq.Event.DISCONNECTED:
                     self._peers.discard(told["value"])
                     if self._connected and not self._peers:

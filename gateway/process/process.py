@@ -8,28 +8,33 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
 from msgspec import Struct
 
-from gateway.process.identity import ProcessGoneError, identify
+from gateway.process.identity import ProcessGoneError, ProcessIdentity, identify
+from gateway.process.output import Output
 from gateway.process.program import WORKER, worker_environment
 from gateway.process.records import WorkerRecord, WorkerRecords
-from gateway.process.worker_log import WorkerLog, lines
+from gateway.process.worker_log import ProcessLog
 from gateway.system.threads import start_thread
 
 logger = logging.getLogger(__name__)
 
 
 class ExitStatus(Struct, frozen=True):
-    """How a process ended: by itself with a code, or by a signal."""
+    """How a process ended: by itself with a code, or by a signal. Neither: nobody here knows, as
+    an earlier gateway has started it.
+    """
 
     code: int | None
     signal: str | None
 
     def __str__(self) -> str:
-        return f"exit code {self.code}" if self.signal is None else f"signal {self.signal}"
+        if self.signal is not None:
+            return f"signal {self.signal}"
+        return "an unknown status" if self.code is None else f"exit code {self.code}"
 
 
 class WorkerProcess:
@@ -42,18 +47,20 @@ class WorkerProcess:
     def __init__(
         self,
         python: str | None,
-        address: str,
-        key: bytes,
+        arguments: Sequence[str],
+        secret: bytes,
         incarnation: int,
-        log: WorkerLog,
+        log: ProcessLog,
         records: WorkerRecords,
         on_exit: Callable[[ExitStatus], None],
         *,
         name: str,
-        spare: bool,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start the process; `on_exit` is called from a thread. `log` may be replaced later. `key`
-        opens the channel; it goes through a pipe, since other processes can read environments.
+        """Start the worker's program with these arguments, and `--parent`; `on_exit` is called from
+        a thread. `log` may be replaced later. The process reads `secret` on its standard input,
+        since other processes can read arguments and environments. `environment` is set beside what
+        every worker has.
 
         Raises:
             OSError: the interpreter, or a thread for it, can't be started. Then there is neither a
@@ -62,13 +69,14 @@ class WorkerProcess:
         self.log = log
         self._records = records
         self._on_exit = on_exit
+        self._output: Output | None = None
         # Before the process, so that there never is one that nobody reads or reaps; None: there
         # is none.
         begun: Future[subprocess.Popen[bytes] | None] = Future()
         try:
             self._log_thread = start_thread(lambda: self._read(begun), f"log-{incarnation}")
             start_thread(lambda: self._reap(begun), f"reap-{incarnation}")
-            self._popen = _start(python, address, key, incarnation, spare=spare)
+            self._popen = _start(python, arguments, secret, environment or {})
         except BaseException:
             begun.set_result(None)
             raise
@@ -86,19 +94,35 @@ class WorkerProcess:
         """Signal the process; after its end this does nothing, as Popen remembers the reaping."""
         self._popen.send_signal(number)
 
+    @property
+    def identity(self) -> ProcessIdentity:
+        """Raises: ProcessGoneError, OSError."""
+        return identify(self.pid)
+
+    @property
+    def output(self) -> int:
+        """The descriptor that it prints to."""
+        assert self._output is not None
+        return self._output.descriptor
+
+    def leave(self) -> bytes:
+        """Another gateway has it: what was read of a line that has not ended. It is still reaped
+        here.
+        """
+        self._on_exit = _nobody_asks
+        if self._output is None:
+            return b""
+        self._output.stop()
+        self._log_thread.join(timeout=1.0)
+        return self._output.rest
+
     def _read(self, begun: Future[subprocess.Popen[bytes] | None]) -> None:
         popen = begun.result()
         if popen is None or popen.stdout is None:
             return
-        failed = False
-        for line in lines(popen.stdout):
-            try:
-                self.log.add(line)
-            except Exception:
-                # Whoever stops reading stops the worker as soon as the pipe is full.
-                if not failed:
-                    logger.exception("Lines of worker %d are lost", popen.pid)
-                failed = True
+        with popen.stdout:
+            self._output = Output(os.dup(popen.stdout.fileno()))
+        copy_lines(self._output, lambda: self.log, popen.pid)
 
     def _reap(self, begun: Future[subprocess.Popen[bytes] | None]) -> None:
         popen = begun.result()
@@ -115,8 +139,28 @@ class WorkerProcess:
         )
 
 
+def copy_lines(output: Output, log: Callable[[], ProcessLog], pid: int) -> None:
+    """Blocks until the process has ended, or its output is somebody else's."""
+    failed = False
+    for line in output.lines():
+        try:
+            log().add(line)
+        except Exception:
+            # Whoever stops reading stops the worker as soon as the pipe is full.
+            if not failed:
+                logger.exception("Lines of worker %d are lost", pid)
+            failed = True
+
+
+def _nobody_asks(_: ExitStatus) -> None:
+    return
+
+
 def _start(
-    python: str | None, address: str, key: bytes, incarnation: int, *, spare: bool
+    python: str | None,
+    arguments: Sequence[str],
+    secret: bytes,
+    environment: Mapping[str, str],
 ) -> subprocess.Popen[bytes]:
     # Absolute path, no cwd, close_fds off: CPython then uses posix_spawn on macOS, where a
     # forked child of a process with threads may deadlock. Python's descriptors aren't
@@ -126,21 +170,19 @@ def _start(
         [
             python or sys.executable,
             *("-P", "-u", str(WORKER)),
-            *("--endpoint", address),
             *("--parent", str(os.getpid())),
-            *("--incarnation", str(incarnation)),
-            *(("--spare",) if spare else ()),
+            *arguments,
         ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env=worker_environment(),
+        env={**worker_environment(), **environment},
         close_fds=False,
     )
     if popen.stdin is not None:
-        # It may have ended already; an empty pipe takes a key without waiting.
+        # It may have ended already; an empty pipe takes a secret without waiting.
         with contextlib.suppress(BrokenPipeError), popen.stdin as stdin:
-            stdin.write(key)
+            stdin.write(secret)
     return popen
 
 

@@ -8,24 +8,30 @@ import logging
 import signal
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Final, Protocol
 
 import zmq
+from msgspec import Struct
 
 from gateway.clock.waiting import until_set
+from gateway.hosts.cards import sharing
+from gateway.hosts.followers import Follower, Followers
+from gateway.hosts.scale import of_all, of_each, within
 from gateway.logs.line import about
-from gateway.memory.footprint import footprint
-from gateway.memory.reading import Footprint
+from gateway.memory.footprint import FootprintGauge
+from gateway.memory.reading import Footprint, together
+from gateway.process.adopted import AdoptedProcess
 from gateway.process.identity import ProcessIdentity, descendants, send
-from gateway.process.ladder import Rung, Step
+from gateway.process.ladder import Rung, Step, bereaved
 from gateway.process.link import Link
 from gateway.process.process import ExitStatus, WorkerProcess
-from gateway.process.records import WorkerRecords
 from gateway.process.worker_log import WorkerLog
-from gateway.process.worker_memory import WorkerMemory
-from gateway.state.state_dir import StateDir
+from gateway.process.worker_memory import MemoryState, WorkerMemory
 from gateway.system.lane import Lane
+from gateway.system.tasks import Tasks
+from protocol.channel import Keys
 from protocol.codec import ProtocolError, VersionError
 from protocol.messages import (
     Ability,
@@ -33,10 +39,14 @@ from protocol.messages import (
     Embedded,
     Heartbeat,
     Message,
+    Move,
+    Moved,
     Need,
     Output,
     PromptCacheCleared,
     Ready,
+    Settle,
+    Stay,
     Stop,
     WorkerMessage,
 )
@@ -58,6 +68,21 @@ _LAST_FRAMES_S: Final = 0.5
 _MOST_CLEARS: Final = 16
 
 
+class WorkerState(Struct, frozen=True, kw_only=True):
+    """What another gateway goes on from."""
+
+    process: ProcessIdentity
+    incarnation: int
+    started_at: float
+    memory: MemoryState
+    context_tokens: int | None
+    short_of_memory: int
+    fingerprint: str | None
+    abilities: tuple[Ability, ...]
+    # Orders to let go of prompts that it hasn't answered yet.
+    clears: int
+
+
 class Listener(Protocol):
     """Who is told what a worker does. Every call comes on the event loop."""
 
@@ -76,22 +101,24 @@ class Listener(Protocol):
 
 
 class Worker:
-    """A process and what it has told about itself. Times without a unit are the event loop's."""
+    """A process and what it has told about itself. Times without a unit are the event loop's.
+
+    It may be rank 0 of several: then it has followers, ends with them, and its bytes are those of
+    all. `loss` says which of them has taken the others along.
+    """
 
     def __init__(
         self,
         context: zmq.Context[zmq.Socket[bytes]],
-        state_dir: StateDir,
-        log: WorkerLog,
-        records: WorkerRecords,
+        path: Path,
         supervisor: Listener,
+        start: Callable[[Link, Callable[[ExitStatus], None]], WorkerProcess | AdoptedProcess],
         *,
         incarnation: int,
-        name: str,
-        python: str | None,
-        spare: bool,
+        keys: Keys | None = None,
     ) -> None:
-        """Start a worker.
+        """Listen at `path`, and `start` its process. A worker that an earlier gateway hands over
+        has its `keys` already.
 
         Raises:
             OSError: its process can't be started.
@@ -99,6 +126,8 @@ class Worker:
         self.incarnation = incarnation
         self.started_at = time.time()
         self.memory = WorkerMemory()
+        # Without its followers'.
+        self.own_footprint_bytes: int | None = None
         # In force, once it is loaded.
         self.context_tokens: int | None = None
         # What waits in it for memory alone, by its last word.
@@ -110,6 +139,17 @@ class Worker:
         self.tokens_per_s: float | None = None
         self.ended = asyncio.Event()
         self.given_up = False
+        # It has said its last word here, and speaks to another gateway from now on.
+        self.moved = asyncio.Event()
+        self._left = False
+        # What it is to hear once it has come from an earlier gateway; None: it is here.
+        self._early: list[Message] | None = None if keys is None else [Settle()]
+        self.settled = asyncio.Event()
+        self.followers: Followers | None = None
+        self.loss: str | None = None
+        self._loss_status: ExitStatus | None = None
+        self._is_ending = False
+        self._tasks = Tasks(f"worker {incarnation}")
         self._descendants: set[ProcessIdentity] = set()
         self._lane = Lane(f"worker-{incarnation}")
         self._loop = asyncio.get_running_loop()
@@ -121,30 +161,34 @@ class Worker:
         self._disconnected = False
         self._link = Link(
             context,
-            state_dir.socket_path(incarnation),
+            path,
             self._on_message,
             self._on_garbage,
             self._on_disconnect,
+            keys,
+            self._on_connect,
         )
         try:
-            self._process = WorkerProcess(
-                python,
-                self._link.address,
-                self._link.key,
-                incarnation,
-                log,
-                records,
-                self._on_exit_in_thread,
-                name=name,
-                spare=spare,
-            )
+            self._process = start(self._link, self._on_exit_in_thread)
         except BaseException:
             self._link.close()
             raise
+        self._footprint = FootprintGauge(self.pid)
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def pids(self) -> list[int]:
+        """Of all its ranks that are on this machine."""
+        others = () if self.followers is None else self.followers.each
+        here = (each.process for each in others if each.is_here)
+        return [self.pid, *(each.pid for each in here if each is not None)]
+
+    @property
+    def _ranks(self) -> int:
+        return 1 if self.followers is None else sharing(self.followers.size_here)
 
     @property
     def last_step_age_s(self) -> float | None:
@@ -156,16 +200,114 @@ class Worker:
         log.begin(self.pid, self.incarnation)
         self._process.log = log
 
+    @property
+    def state(self) -> WorkerState:
+        """For another gateway. Raises: ProcessGoneError, OSError."""
+        return WorkerState(
+            process=self._process.identity,
+            incarnation=self.incarnation,
+            started_at=self.started_at,
+            memory=self.memory.state,
+            context_tokens=self.context_tokens,
+            short_of_memory=self.short_of_memory,
+            fingerprint=self.fingerprint,
+            abilities=self.abilities,
+            clears=len(self._clears),
+        )
+
+    @property
+    def output(self) -> int:
+        """The descriptor that its process prints to."""
+        return self._process.output
+
+    def restore(self, state: WorkerState) -> None:
+        """Go on from what an earlier gateway knew."""
+        self.started_at = state.started_at
+        self.memory.restore(state.memory)
+        self.context_tokens = state.context_tokens
+        self.short_of_memory = state.short_of_memory
+        self.fingerprint = state.fingerprint
+        self.abilities = state.abilities
+        self._clears.extend(self._loop.create_future() for _ in range(state.clears))
+
+    def read_output(self, begun: bytes) -> None:
+        """Nobody else reads what it prints any more; so much of a line was read already."""
+        if isinstance(self._process, AdoptedProcess):
+            self._process.read_output(begun)
+
+    def leave(self) -> bytes:
+        """Another gateway has it: nothing is heard of it here any more, and nothing done to it.
+        What was read of a line that has not ended.
+        """
+        self._left = True
+        self._link.close()
+        return self._process.leave()
+
+    def lead(self, followers: Followers) -> None:
+        """It is rank 0."""
+        self.followers = followers
+
+    def followers_started(self, failure: str | None) -> None:
+        if self._exit_status is not None:
+            self._finish()
+        elif failure is not None:
+            self._misbehaved(failure)
+
+    def follower_ended(self, follower: Follower) -> None:
+        """One that nobody has asked to end takes all others along. One that ends by itself without
+        a fault has been told by rank 0, which knows better.
+        """
+        end = follower.end
+        by_itself = end is not None and end.status is not None and end.status.code == 0
+        if end is not None and not by_itself and not self._is_ending and self.loss is None:
+            self.loss = f"rank {follower.rank} on {follower.host.name} was lost ({end.reason})"
+            self._loss_status = end.status
+            logger.error("Worker %d: %s", self.pid, self.loss, extra=about(pid=self.pid))
+            self._end_ranks()
+        if self._exit_status is not None:
+            self._finish()
+
+    def _end_ranks(self) -> None:
+        rungs = bereaved(self.memory.held_bytes)
+        self._tasks.start(self.climb(rungs), "end ranks")
+
     def send(self, message: Message) -> None:
-        if not self._link.send(message):
+        if self._left:
+            return
+        if self._early is not None:
+            self._early.append(message)
+            return
+        most_bytes = None if self.followers is None else self.followers.most_bytes
+        if not self._link.send(within(of_each(message, self._ranks), most_bytes)):
             # Either it doesn't read, or it is gone and the news of that are on their way.
             self._loop.call_later(_LAST_FRAMES_S, self._check_reads)
 
     async def read_footprint(self) -> Footprint:
-        """Raises: FootprintError; OSError if no answer comes, or there is no thread for it."""
-        return await self._lane.run(
-            functools.partial(footprint, self.pid), _READING_S, f"the footprint of {self.pid}"
-        )
+        """Of all its ranks that are on this machine.
+
+        Raises:
+            FootprintError; OSError if no answer comes, or there is no thread for it.
+        """
+        own = await self._lane.run(self._footprint.read, _READING_S, f"the footprint of {self.pid}")
+        self.own_footprint_bytes = own.current_bytes
+        if self.followers is None:
+            return own
+        return together([own, *await self.followers.read_footprints()])
+
+    async def move(self, order: Move, deadline_s: float) -> bool:
+        """Whether it has said its last word here in time."""
+        self.moved.clear()
+        self.send(order)
+        return await until_set(self.moved, deadline_s) and not self.ended.is_set()
+
+    def stay(self) -> None:
+        """No other gateway has it after all."""
+        self.moved.clear()
+        if self._link.connected:
+            self.send(Stay())
+        elif not self.ended.is_set():
+            # It has settled with one that is gone, and ends for that.
+            self._on_disconnect()
 
     def count_tokens(self) -> None:
         """Close one window of the tokens-per-second figure."""
@@ -211,15 +353,18 @@ class Worker:
         """End the process, a step after the other until it is gone. A step that fails is followed
         by the next one at once.
         """
+        self._is_ending = True
         await self.look_for_descendants()
         for rung in rungs:
-            if self.ended.is_set():
+            if self.ended.is_set() or self._left:
                 return
             if rung.step is Step.ASK and not self._link.connected:
                 continue  # It can't hear yet, and holds nothing yet: SIGTERM is as gentle.
             began = self._loop.time()
             try:
                 self._take(rung.step)
+                if self.followers is not None:
+                    await self.followers.take(rung.step)
             except Exception:
                 logger.exception("Worker %d: %s", self.pid, rung.step, extra=about(pid=self.pid))
                 continue
@@ -257,6 +402,7 @@ class Worker:
                 self._process.send_signal(signal.SIGKILL)
 
     def _on_message(self, message: WorkerMessage) -> None:
+        message = of_all(message, self._ranks)
         match message:
             case Output(deltas=deltas):
                 self._last_step_at = self._loop.time()
@@ -269,6 +415,9 @@ class Worker:
                     self._misbehaved("it broke the protocol: it cleared prompts unasked")
                     return
                 self._clears.popleft().set_result(max(0, reclaimed_bytes))
+            case Moved():
+                self.moved.set()
+                return
             case Heartbeat(step_age_s=age_s, memory=memory, prompt_cache_bytes=prompt_bytes):
                 self.memory.heard(memory, prompt_bytes)
                 if age_s is not None:
@@ -292,10 +441,19 @@ class Worker:
         self._supervisor.worker_misbehaved(self, reason)
 
     def _check_reads(self) -> None:
-        if not self._disconnected and not self.ended.is_set():
+        if not self._disconnected and not self.ended.is_set() and not self._left:
             self._supervisor.worker_misbehaved(self, "it doesn't read its messages")
 
+    def _on_connect(self) -> None:
+        early, self._early = self._early, None
+        for each in early or ():
+            self.send(each)
+        self.settled.set()
+
     def _on_disconnect(self) -> None:
+        if self.moved.is_set():
+            # To where the next gateway listens, if that is there.
+            return
         self._disconnected = True
         if self._exit_status is not None:
             self._finish()
@@ -312,7 +470,11 @@ class Worker:
         self._loop.call_soon_threadsafe(self._on_exit, status)
 
     def _on_exit(self, status: ExitStatus) -> None:
+        if self._left:
+            return
         self._exit_status = status
+        if self.followers is not None and not self.followers.gone and not self._is_ending:
+            self._end_ranks()
         if self._link.connected:
             self._loop.call_later(_LAST_FRAMES_S, self._finish)
         else:
@@ -321,12 +483,18 @@ class Worker:
     def _finish(self) -> None:
         if self.ended.is_set() or self._exit_status is None:
             return
+        if self.followers is not None:
+            if not self.followers.gone:
+                return
+            self.followers.close()
         self.ended.set()
+        self.moved.set()
+        self.settled.set()
         self._link.close()
         while self._clears:
             self._clears.popleft().set_result(0)
         self._end_descendants(_TRIES)
-        self._supervisor.worker_ended(self, self._exit_status)
+        self._supervisor.worker_ended(self, self._loss_status or self._exit_status)
 
     def _end_descendants(self, tries: int) -> None:
         left = set()

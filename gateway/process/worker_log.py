@@ -7,9 +7,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Final
+from typing import Final, Protocol
 
 from gateway.logs.line import stamp
 from gateway.logs.rotated import RotatedFile
@@ -18,18 +17,14 @@ from gateway.system.threads import start_thread
 logger = logging.getLogger(__name__)
 
 _LINES_KEPT: Final = 1000
-_LONGEST_LINE_BYTES: Final = 8192
 
 
-def lines(pipe: IO[bytes]) -> Iterator[str]:
-    """A process's output to its end.
+class ProcessLog(Protocol):
+    """Where the lines of one process go. Called from threads."""
 
-    Lines are cut at a bound, since a worker may print without ever ending a line.
-    """
-    with pipe:
-        while line := pipe.readline(_LONGEST_LINE_BYTES):
-            # A progress bar draws itself anew after every carriage return.
-            yield from line.decode("utf-8", "replace").rstrip("\r\n").split("\r")
+    def begin(self, pid: int, incarnation: int) -> None: ...
+
+    def add(self, line: str) -> None: ...
 
 
 class WorkerLog:

@@ -6,12 +6,29 @@ from collections import deque
 from statistics import median
 from typing import Final
 
+from msgspec import Struct
+
 from gateway.memory.reading import Footprint
 from protocol.messages import MlxMemory
 
 _READINGS: Final = 5
 _NOISE_BYTES: Final = 64_000_000
 _NOISE_SHARE: Final = 0.05
+
+
+class MemoryState(Struct, frozen=True):
+    """What another gateway goes on from."""
+
+    footprint: Footprint | None
+    peak_footprint_bytes: int
+    granted_bytes: int | None
+    weight_bytes: int | None
+    mlx: MlxMemory | None
+    prompt_cache_bytes: int | None
+    idle_bytes: int | None
+    baseline_bytes: int
+    beside: tuple[int, ...]
+    told_beside_bytes: int
 
 
 class WorkerMemory:
@@ -32,6 +49,34 @@ class WorkerMemory:
         self.baseline_bytes = 0
         self._beside: deque[int] = deque(maxlen=_READINGS)
         self._told_beside_bytes = 0
+
+    @property
+    def state(self) -> MemoryState:
+        return MemoryState(
+            footprint=self.footprint,
+            peak_footprint_bytes=self.peak_footprint_bytes,
+            granted_bytes=self.granted_bytes,
+            weight_bytes=self.weight_bytes,
+            mlx=self._mlx,
+            prompt_cache_bytes=self.prompt_cache_bytes,
+            idle_bytes=self.idle_bytes,
+            baseline_bytes=self.baseline_bytes,
+            beside=tuple(self._beside),
+            told_beside_bytes=self._told_beside_bytes,
+        )
+
+    def restore(self, state: MemoryState) -> None:
+        """Go on from what an earlier gateway knew."""
+        self.footprint = state.footprint
+        self.peak_footprint_bytes = state.peak_footprint_bytes
+        self.granted_bytes = state.granted_bytes
+        self.weight_bytes = state.weight_bytes
+        self._mlx = state.mlx
+        self.prompt_cache_bytes = state.prompt_cache_bytes
+        self.idle_bytes = state.idle_bytes
+        self.baseline_bytes = state.baseline_bytes
+        self._beside.extend(state.beside)
+        self._told_beside_bytes = state.told_beside_bytes
 
     def loaded(self, weight_bytes: int, mlx: MlxMemory) -> None:
         """A reading from before the load says nothing any more."""

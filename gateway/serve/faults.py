@@ -42,7 +42,7 @@ class Faults:
         reason = f"{type(error).__name__}: {error}"[:_LONGEST_REASON]
         # The newest goes to the end.
         before = self._faults.pop(kind, None)
-        times = 0 if before is None or now - before.at >= _REMEMBERED_S else before.times
+        times = before.times if before is not None and _is_recent(before.at, now) else 0
         self._faults[kind] = Fault(what, reason, now, times + 1)
         while len(self._faults) > _KINDS:
             oldest = next(iter(self._faults))
@@ -55,7 +55,7 @@ class Faults:
 
     def recent(self, now: float) -> list[Fault]:
         """Those of the last ten minutes, the newest last."""
-        return [each for each in self._faults.values() if now - each.at < _REMEMBERED_S]
+        return [each for each in self._faults.values() if _is_recent(each.at, now)]
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Take note of everything that fails on the loop and has nobody else who would."""
@@ -71,3 +71,8 @@ class Faults:
         what = "a callback of the event loop" if "handle" in context else context["message"]
         if self.note(what, error, time.time()):
             logger.error("%s", context["message"], exc_info=error)
+
+
+def _is_recent(at: float, now: float) -> bool:
+    """What comes later than now was noted by a clock that was set back since."""
+    return 0.0 <= now - at < _REMEMBERED_S

@@ -27,6 +27,7 @@ class Notifier:
         `watchdog_s` without a sign of life systemd ends the process: it wants one every `period_s`.
         """
         self._address = address.replace("@", "\0", 1) if address else None
+        self._given = (address, watchdog_s)
         self.period_s = None if watchdog_s is None or address is None else watchdog_s * _SHARE
         # Kept open: a sign of life must not depend on whether a descriptor is left.
         self._socket: socket.socket | None = None
@@ -40,6 +41,21 @@ class Notifier:
         ours = meant_for in (None, str(os.getpid()))
         watched = ours and watchdog_us.isdigit() and int(watchdog_us) > 0
         return cls(address, int(watchdog_us) / _US_PER_S if watched else None)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """As systemd has set it, for the next gateway."""
+        address, watchdog_s = self._given
+        if address is None:
+            return {}
+        given = {"NOTIFY_SOCKET": address}
+        if watchdog_s is not None:
+            given["WATCHDOG_USEC"] = str(round(watchdog_s * _US_PER_S))
+        return given
+
+    def silence(self) -> None:
+        """Another gateway speaks for the service."""
+        self._address = None
 
     def ready(self, status: str) -> None:
         self._send("READY=1", f"STATUS={status}")

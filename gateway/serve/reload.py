@@ -12,8 +12,9 @@ import msgspec
 from msgspec import Struct
 
 from gateway.config.changes import changes
+from gateway.config.keys import HOSTS
 from gateway.config.mistakes import Mistake, Source
-from gateway.config.read import Configuration, Located
+from gateway.config.read import Configuration, Located, raise_misfits
 from gateway.config.settings import ConfigError, Settings
 from gateway.config.sizes import format_size
 from gateway.dispatch.refusal import Refusal
@@ -85,6 +86,7 @@ class Reloader:
         """
         async with self._lock:
             self._fleet.check_serves()
+            self._fleet.check_decides()
             self._notifier.reloading()
             try:
                 reloaded = await self._apply()
@@ -107,6 +109,7 @@ class Reloader:
                 functools.partial(self._finder.with_found, self._present), _READ_S, "the models"
             )
             found = changes(self._present.settings, new.settings)
+            self._fleet.check_decides()
             self._present = new
             if not found:
                 return
@@ -144,6 +147,8 @@ class Reloader:
                 "MLX, which was asked for the memory that it may use,",
             )
         self._check_pinned(new, budget)
+        if new.settings.groups != self._present.settings.groups:
+            await self._check_groups(new, budget)
         await self._renew_certificate()
         found = changes(self._present.settings, new.settings)
         # The same words may mean another place, or another revision in the cache.
@@ -177,6 +182,11 @@ class Reloader:
         except CertificateError as error:
             source = self._present.source(place)
             raise ConfigError([Mistake(source, ".".join(place), f"{error}.")]) from error
+
+    async def _check_groups(self, new: Configuration, budget_bytes: int) -> None:
+        """Raises: ConfigError: one can't have its room."""
+        find = functools.partial(self._fleet.misfits, new.settings, budget_bytes)
+        raise_misfits(new, await self._beside(find, _READ_S, "the models of groups"))
 
     def _check_pinned(self, new: Configuration, budget_bytes: int) -> None:
         """Nobody may ask a pinned model to go, so a budget below what they keep would never hold.
@@ -213,7 +223,10 @@ def _differing(old: Located, new: Located) -> tuple[str, ...]:
 def _without_restart(old: Settings, new: Settings, keys: tuple[str, ...]) -> Settings:
     """What can't be taken now stays as it is, so that the next reload tells of it again."""
     for each in keys:
-        table, key = each.split(".")
+        table, key = each.split(".", 1)
+        if table == HOSTS:
+            new = msgspec.structs.replace(new, hosts=old.hosts)
+            continue
         section = msgspec.structs.replace(
             getattr(new, table), **{key: getattr(getattr(old, table), key)}
         )

@@ -26,6 +26,7 @@ from gateway.config.read import Configuration
 from gateway.edge.capacity import capacity
 from gateway.edge.connection import Connection
 from gateway.edge.door import Door
+from gateway.edge.handshake import Handshake
 from gateway.fleet.fleet import Fleet
 from gateway.hub.pulls import Pulls
 from gateway.keys.keys import Keys
@@ -38,6 +39,7 @@ from gateway.mailbox.mailbox import Mailbox
 from gateway.memory.budget import budget_bytes
 from gateway.memory.stranded.at_start import stranded_at_start
 from gateway.model.model import models_of
+from gateway.process.identity import ProcessGoneError
 from gateway.process.records import WorkerRecords
 from gateway.process.sweep import sweep
 from gateway.serve.notify import Notifier
@@ -49,6 +51,11 @@ from gateway.state.state_dir import StateDir
 from gateway.system.tasks import Tasks
 from gateway.telemetry.spans import spans
 from gateway.tls.certificates import Certificates
+from gateway.upgrade.departure import Departure
+from gateway.upgrade.handover import Upgrader
+from gateway.upgrade.inheritance import Inheritance
+from gateway.upgrade.keeper import Keeper
+from gateway.upgrade.takeover import CannotTakeOverError, Takeover
 from gateway.url import url
 
 logger = logging.getLogger(__name__)
@@ -66,20 +73,38 @@ def run(
     keys: Keys,
     certificates: Certificates | None,
     finder: Finder,
-) -> None:
-    """Serve until SIGTERM or SIGINT, drain, stop the workers; a second signal cuts the drain.
+    inheritance: Inheritance | None,
+) -> Departure | None:
+    """Serve until SIGTERM or SIGINT, drain, stop the workers; a second signal cuts the drain. What
+    comes back says that another gateway serves, and what this process is to become.
 
-    On SIGHUP the configuration is read again, by `read`.
+    On SIGHUP the configuration is read again, by `read`. On SIGUSR2 another gateway takes over, as
+    this one does by an `inheritance`.
     """
     settings = configuration.settings
     budget = budget_bytes(settings.memory)
     records = WorkerRecords(state_dir.workers)
     notifier = Notifier.from_environment(os.environ)
-    start = StartRecord(state_dir.starts_path, time.time())
-    swept = sweep(records)
+    takes_over = inheritance is not None
+    start = StartRecord(state_dir.starts_path, time.time(), takes_over=takes_over)
+    # The workers of the gateway that is replaced are no leftovers.
+    swept = [] if takes_over else sweep(records)
     stranded = stranded_at_start(state_dir.stranded_path, follows_crash=start.follows_crash)
+    host, port = listener.getsockname()[:2]
+    near = near_url(host, port, tls=certificates is not None)
+    shown = None if certificates is None else str(certificates.served)
+    keeper = None if inheritance is None else Keeper(inheritance.keeper)
 
-    async def serve() -> None:
+    def announce() -> None:
+        state_dir.sign()
+        write_address(state_dir, Address(near, os.getpid(), shown))
+
+    async def serve() -> Upgrader | None:
+        takeover = None
+        if inheritance is not None:
+            takeover = await Takeover.begin(inheritance)
+            if takeover is None:
+                return None
         fleet = Fleet(
             models_of(configuration),
             settings,
@@ -89,6 +114,7 @@ def run(
             swept,
             stranded,
             start.caution,
+            1 if takeover is None else takeover.estate.incarnation,
         )
         reloader = Reloader(read, configuration, fleet, notifier, certificates, finder)
         pulls = Pulls(
@@ -109,18 +135,26 @@ def run(
         parts = Parts(
             fleet, reloader, mailbox, keys, door, pulls, library, last_used, spans(os.environ)
         )
-        await _serve(parts, listener, notifier, certificates)
+        upgrader = Upgrader(parts, listener.dup(), state_dir, notifier, keeper, takeover, announce)
+        await _serve(parts, listener, notifier, certificates, takeover, upgrader)
+        return upgrader
 
     for caution in network_cautions(settings.gateway):
         logger.warning("%s", caution)
-    host, port = listener.getsockname()[:2]
-    near = near_url(host, port, tls=certificates is not None)
-    shown = None if certificates is None else str(certificates.served)
-    write_address(state_dir, Address(near, os.getpid(), shown))
-    uvloop.run(serve())
+    if not takes_over:
+        announce()
+    upgrader = uvloop.run(serve())
+    if upgrader is None:
+        # The gateway before this one goes on.
+        os._exit(1)
+    if upgrader.departure is not None:
+        return upgrader.departure
     state_dir.address_path.unlink(missing_ok=True)
     start.ended_in_order()
     state_dir.release()
+    if keeper is not None:
+        keeper.end(0)
+    return None
 
 
 async def _offer(reloader: Reloader, repository: str) -> str | None:
@@ -137,34 +171,55 @@ async def _serve(
     listener: socket.socket,
     notifier: Notifier,
     certificates: Certificates | None,
+    takeover: Takeover | None,
+    upgrader: Upgrader,
 ) -> None:
     fleet, reloader, mailbox, keys = parts.fleet, parts.reloader, parts.mailbox, parts.keys
     address = url(*listener.getsockname()[:2], tls=certificates is not None)
     signals: asyncio.Queue[int] = asyncio.Queue()
+    handshakes = Tasks("connections")
+    protocol = functools.partial(Connection, door=parts.door)
+    secure = certificates and functools.partial(
+        Handshake, door=parts.door, context=certificates.context, tasks=handshakes
+    )
     server = Server(
         uvicorn.Config(
-            build_app(parts),
-            http=functools.partial(Connection, door=parts.door),  # type: ignore[arg-type]
+            build_app(parts, upgrader),
+            http=secure or protocol,  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             access_log=False,
             log_config=None,
             timeout_graceful_shutdown=_CLOSE_CONNECTIONS_S,
-            ssl_context_factory=None if certificates is None else lambda *_: certificates.context,
         ),
         signals,
     )
+    if takeover is not None:
+        try:
+            takeover.restore(fleet, keys, mailbox)
+            await takeover.settle(fleet)
+        except (CannotTakeOverError, ProcessGoneError, OSError) as error:
+            await takeover.fail(str(error))
+            os._exit(1)
+        fleet.start(preload=False)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await server.until_started(serving)
-    fleet.start()
-    mailbox.start()
-    parts.last_used.start(lambda: fleet.roster.everyone)
-    await parts.pulls.resume()
-    _collect_rarely()
-    # The line that scripts wait for; it alone goes to stdout.
-    print(f"Bulkhead serves on {address}", flush=True)
-    notifier.ready(fleet.caution or f"Serves on {address}")
     background = Tasks("server")
+    if takeover is None:
+        fleet.start()
+        mailbox.start()
+        await parts.pulls.resume()
+        # The line that scripts wait for; it alone goes to stdout.
+        print(f"Bulkhead serves on {address}", flush=True)
+    else:
+        mailbox.start()
+        upgrader.announce()
+        takeover.serve(fleet, server, keys, mailbox)
+        background.start(_resume_pulls(takeover, parts.pulls), "pulls")
+    fleet.disks.start(lambda: fleet.settings.discovery.discover, reloader.rediscover)
+    parts.last_used.start(lambda: fleet.roster.everyone)
+    _collect_rarely()
+    notifier.ready(fleet.caution or f"Serves on {address}")
     parts.door.watch(background)
     keys.watch(background)
     if notifier.period_s is not None:
@@ -175,7 +230,17 @@ async def _serve(
     )
     # The loop's own way would end with the default action, which is to die of it.
     signal.signal(signal.SIGHUP, lambda _number, _frame: hung_up())
-    await _first_of(serving, signals)
+    upgrader.begin(server, signals)
+    received = await _first_of(asyncio.create_task(_either(serving, upgrader.left)), signals)
+    await upgrader.abandon()
+    if (departure := upgrader.departure) is not None:
+        if received is not None:
+            departure.hand_on(received, None)
+        await _see_out(parts, server, serving, departure, background)
+        await upgrader.close()
+        if takeover is not None:
+            await takeover.close()
+        return
     drain_s = fleet.settings.gateway.drain_s
     logger.info("Draining for up to %g s; another signal cuts it short", drain_s)
     notifier.stopping(f"Drains for up to {drain_s:g} s, then ends the workers")
@@ -190,12 +255,51 @@ async def _serve(
     await parts.last_used.close(lambda: fleet.roster.everyone)
     await fleet.stop()
     server.should_exit = True
+    await handshakes.cancel_all()
     await serving
     await background.cancel_all()
+    await upgrader.close()
+    if takeover is not None:
+        await takeover.close()
     await keys.keep_accounts()
     if parts.spans is not None:
         await parts.spans.close()
     logger.info("Stopped")
+
+
+async def _resume_pulls(takeover: Takeover, pulls: Pulls) -> None:
+    """Once the gateway before this one has ended its own."""
+    await takeover.released.wait()
+    await pulls.resume()
+
+
+async def _either(serving: asyncio.Task[None], left: asyncio.Event) -> None:
+    """Wait for the end of serving, or for another gateway to serve."""
+    waiting = asyncio.create_task(left.wait())
+    await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if serving.done():
+        await serving
+
+
+async def _see_out(
+    parts: Parts,
+    server: Server,
+    serving: asyncio.Task[None],
+    departure: Departure,
+    background: Tasks,
+) -> None:
+    """Another gateway serves: serve those who are connected here, and go."""
+    await departure.see_out()
+    await parts.reloader.close()
+    await parts.mailbox.close()
+    server.should_exit = True
+    await serving
+    await background.cancel_all()
+    if parts.spans is not None:
+        await parts.spans.close()
+    await departure.say_farewell()
+    logger.info("Everybody here is served: the next gateway goes on alone")
 
 
 def _collect_rarely() -> None:
@@ -235,12 +339,14 @@ def _on_hangup(reloader: Reloader, signals: asyncio.Queue[int], terminal: int | 
     reloader.reload_soon()
 
 
-async def _first_of(task: asyncio.Task[None], signals: asyncio.Queue[int]) -> None:
-    """Wait for the end of the task or for a signal; raises what the task raised."""
+async def _first_of(task: asyncio.Task[None], signals: asyncio.Queue[int]) -> int | None:
+    """Wait for the end of the task or for a signal, and say which; raises what the task raised."""
     signalled = asyncio.create_task(signals.get())
     await asyncio.wait({task, signalled}, return_when=asyncio.FIRST_COMPLETED)
-    if signalled.done():
-        logger.info("Received %s", signal.Signals(signalled.result()).name)
+    received = signalled.result() if signalled.done() else None
+    if received is not None:
+        logger.info("Received %s", signal.Signals(received).name)
     signalled.cancel()
     if task.done():
         await task
+    return received

@@ -47,9 +47,13 @@ class UncleanStarts(Struct, frozen=True):
 class StartRecord:
     """Notes this start at once, since a crash gives no second chance to."""
 
-    def __init__(self, path: Path, now: float) -> None:
-        record = read_state(path, UncleanStarts) or UncleanStarts()
+    def __init__(self, path: Path, now: float, *, takes_over: bool = False) -> None:
+        """A gateway that `takes_over` from another one goes on with that one's start."""
         self._path = path
+        if takes_over:
+            self.follows_crash, self.caution = False, None
+            return
+        record = read_state(path, UncleanStarts) or UncleanStarts()
         # Whether the gateway before this one crashed, was killed, or lost its machine.
         self.follows_crash = bool(record.at)
         self.caution = caution(record.at, now)

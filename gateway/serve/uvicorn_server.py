@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Final
 
 import uvicorn
+
+from gateway.edge.connection import Connection
 
 _START_S: Final = 10.0
 # What uvicorn takes on every system that we run on.
@@ -27,6 +29,10 @@ class Server(uvicorn.Server):
         self._signals = signals
         self._loop = asyncio.get_running_loop()
         self._started_up = asyncio.Event()
+        # What signals do once it is over.
+        self.afterwards: Callable[[int, FrameType | None], None] | signal.Handlers = signal.SIG_IGN
+        # Whether a signal isn't one that came another way already.
+        self.admits: Callable[[int], bool] = lambda _: True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -45,6 +51,32 @@ class Server(uvicorn.Server):
         if serving.done():
             await serving
 
+    def stop_listening(self) -> None:
+        """Take no new connection; another process has the socket as well."""
+        for each in self.servers:
+            each.close()
+        self.servers = []
+
+    def offer_connections(self) -> None:
+        """Let the next gateway have those that nobody is being served on."""
+        for each in list(self.server_state.connections):
+            if isinstance(each, Connection):
+                each.offer()
+
+    async def take_connection(self, connected: socket.socket) -> None:
+        """One that another gateway had accepted."""
+        connected.setblocking(False)
+        await self._loop.connect_accepted_socket(self._new_protocol, connected)
+
+    def _new_protocol(self) -> asyncio.Protocol:
+        # As uvicorn makes them for its own.
+        return self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+            _loop=self._loop,
+        )
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         for number in _SIGNALS:
@@ -53,7 +85,11 @@ class Server(uvicorn.Server):
             yield
         finally:
             for number in _SIGNALS:
-                signal.signal(number, signal.SIG_IGN)
+                signal.signal(number, self.afterwards)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._loop.call_soon_threadsafe(self._signals.put_nowait, sig)
+        self._loop.call_soon_threadsafe(self._take_signal, sig)
+
+    def _take_signal(self, number: int) -> None:
+        if self.admits(number):
+            self._signals.put_nowait(number)

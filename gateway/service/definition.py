@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -15,6 +14,7 @@ from gateway.config.read import read_settings
 from gateway.config.settings import ConfigError, Flags, GatewaySettings, Settings
 from gateway.process import ladder
 from gateway.service.failure import ServiceError
+from gateway.service.interpreter import lasting
 from gateway.service.mark import LABEL, MARK
 from gateway.service.owner import Owner
 from gateway.state.state_dir import StateDir, default_state_dir
@@ -53,7 +53,7 @@ class Installed(Struct, frozen=True):
 
 def assumed() -> Installed:
     """What a definition says that can't be read, if it was written without options."""
-    return Installed(sys.executable, None, default_state_dir(), stop_s(GatewaySettings().drain_s))
+    return Installed(lasting(), None, default_state_dir(), stop_s(GatewaySettings().drain_s))
 
 
 def stop_s(drain_s: float) -> int:
@@ -74,12 +74,13 @@ def define(
     serve = ["serve", "--state-dir", str(state_dir.path)]
     if config is not None:
         serve += ["--config", str(config.absolute())]
-    folders = (str(Path(sys.executable).parent), *_PATH)
+    python = lasting()
+    folders = (str(Path(python).parent), *_PATH)
     return Definition(
         owner,
         system,
         # -P: a folder called gateway in the working directory is none of ours.
-        (sys.executable, "-P", "-m", "gateway", *serve),
+        (python, "-P", "-m", "gateway", *serve),
         {
             "HOME": str(owner.home),
             "PATH": os.pathsep.join(folders),

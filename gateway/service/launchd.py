@@ -44,7 +44,8 @@ class Launchd:
         """`root` is where the system's own folders are."""
         self._owner = owner
         self._say = say
-        self._system = system
+        self._root = root
+        self.system = system
         if system:
             self._domains = ["system"]
             folder = root / "Library" / "LaunchDaemons"
@@ -53,6 +54,10 @@ class Launchd:
             self._domains = [f"gui/{owner.uid}", f"user/{owner.uid}"]
             folder = owner.home / "Library" / "LaunchAgents"
         self._path = folder / f"{LABEL}.plist"
+
+    @property
+    def other(self) -> Launchd:
+        return Launchd(self._owner, self._say, system=not self.system, root=self._root)
 
     @property
     def path(self) -> Path:
@@ -70,7 +75,7 @@ class Launchd:
         keys["WorkingDirectory"] = str(definition.owner.home)
         keys["ExitTimeOut"] = definition.stop_s
         keys["StandardErrorPath"] = str(StateDir(definition.state_dir).crash_log_path)
-        if self._system:
+        if self.system:
             keys["UserName"] = definition.owner.name
             del keys["LimitLoadToSessionType"]
         return plistlib.dumps(keys, sort_keys=False)
@@ -97,6 +102,9 @@ class Launchd:
         if not any(run("launchctl", "print", each).status == 0 for each in self._domains):
             raise self._no_domain()
 
+    def domains(self) -> list[str]:
+        return [each for each in self._domains if _knows(each)]
+
     def loaded(self) -> bool:
         return self._domain() is not None
 
@@ -115,11 +123,12 @@ class Launchd:
         return self._bootstrap()
 
     def end(self, installed: Installed) -> None:
-        if (domain := self._domain()) is None:
+        if not (domains := self.domains()):
             return
         process = _gateway(installed.state_dir)
-        # If there is no process this fails, and nothing is to be done.
-        run("launchctl", "kill", "SIGTERM", f"{domain}/{LABEL}")
+        for domain in domains:
+            # If there is no process this fails, and nothing is to be done.
+            run("launchctl", "kill", "SIGTERM", f"{domain}/{LABEL}")
         deadline = time.monotonic() + installed.stop_s + _SETTLES_S
         while process is not None and alive(process):
             if time.monotonic() >= deadline:
@@ -128,7 +137,8 @@ class Launchd:
                     "`bulkhead service logs` says what it waits for."
                 )
             time.sleep(_LOOK_S)
-        self._boot_out(domain)
+        for domain in domains:
+            self._boot_out(domain)
 
     def forget(self) -> None:
         """launchd keeps nothing of a job that was booted out."""
@@ -140,11 +150,8 @@ class Launchd:
         return ["tail", "-n", str(lines), path]
 
     def _domain(self) -> str | None:
-        """Where launchd knows it."""
-        for domain in self._domains:
-            if run("launchctl", "print", f"{domain}/{LABEL}").status == 0:
-                return domain
-        return None
+        """Where launchd knows it, the screen's session before the background's."""
+        return next((each for each in self._domains if _knows(each)), None)
 
     def _bootstrap(self) -> str | None:
         if (installed := self.read()) is not None:
@@ -163,7 +170,7 @@ class Launchd:
         raise self._no_domain()
 
     def _no_domain(self) -> ServiceError:
-        if self._system:
+        if self.system:
             return ServiceError("launchd can't be asked: its domain system doesn't answer.")
         return ServiceError(
             f"launchd has neither of the domains {' and '.join(self._domains)} for you: install "
@@ -186,10 +193,14 @@ class Launchd:
     def _boot_out(self, domain: str) -> None:
         done = run("launchctl", "bootout", f"{domain}/{LABEL}")
         deadline = time.monotonic() + _SETTLES_S
-        while self._domain() == domain:
+        while _knows(domain):
             if time.monotonic() >= deadline:
                 raise done.failed()
             time.sleep(_LOOK_S)
+
+
+def _knows(domain: str) -> bool:
+    return run("launchctl", "print", f"{domain}/{LABEL}").status == 0
 
 
 def _gateway(state_dir: Path) -> ProcessIdentity | None:

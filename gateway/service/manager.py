@@ -17,6 +17,14 @@ class Manager(Protocol):
     """Every method that talks to it raises `ServiceError` if it refuses."""
 
     @property
+    def system(self) -> bool:
+        """It keeps the whole machine's service, not a user's."""
+
+    @property
+    def other(self) -> Manager:
+        """The system's beside a user's, and the other way round."""
+
+    @property
     def path(self) -> Path:
         """The definition's file."""
 
@@ -31,6 +39,11 @@ class Manager(Protocol):
 
     def probe(self) -> None:
         """Raises: ServiceError if it can't be asked for anything."""
+
+    def domains(self) -> list[str]:
+        """Where it knows the service, running or not, and whether or not its file is there. It may
+        be several: launchd loads an agent of an SSH session once more at a login at the screen.
+        """
 
     def loaded(self) -> bool:
         """Whether it knows the service, running or not."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import time
 from collections.abc import Callable
@@ -16,10 +17,12 @@ from gateway.service.failure import ServiceError
 from gateway.service.files import Draft, make_private_folder
 from gateway.service.manager import Manager
 from gateway.service.mark import service_pid
-from gateway.service.port import ask_health_of, listens, port_is_free
+from gateway.service.port import ask_health_of
+from gateway.service.room import check_alone, check_free
 from gateway.service.status import ServiceStatus, look
+from gateway.service.twin import known, removal
 from gateway.service.words import Words
-from gateway.state.state_dir import StateDir, lock_holder
+from gateway.state.state_dir import StateDir
 from gateway.url import url
 from gateway.version import VERSION
 
@@ -44,12 +47,13 @@ class Service:
         rendered = self._manager.render(definition)
         before = self._manager.read()
         pid = None if before is None else service_pid(before.state_dir)
-        self._check_free(definition.state_dir, settings, pid)
+        check_free(definition.state_dir, settings, pid)
         if before is not None and self._is_this(rendered, settings, pid):
             self._say(f"It is installed and runs (pid {pid}): there is nothing to do.")
             return
         # What may fail comes before the end of what runs.
         self._manager.probe()
+        check_alone(self._manager)
         make_private_folder(definition.state_dir, definition.owner)
         draft = Draft(self._manager.path, rendered)
         if before is None:
@@ -60,27 +64,18 @@ class Service:
             self._replace(draft, definition, settings, before)
 
     def uninstall(self) -> None:
-        """End it and remove its definition, whatever state it is in. The state folder stays."""
-        if not self._manager.files:
+        """End it and remove its definition, whatever state it is in, and with root's rights the
+        other kind's too. The state folder stays.
+        """
+        other = self._manager.other
+        if known(self._manager):
+            self._uninstall(self._manager)
+        elif not known(other):
             self._say(f"There is no service: {self._manager.path} doesn't exist.")
-            return
-        try:
-            installed = self._manager.read() or assumed()
-        except ServiceError as error:
-            self._say(str(error))
-            installed = assumed()
-        try:
-            self._manager.probe()
-        except ServiceError as error:
-            self._say(f"Its end can't be ordered. {error}")
-            self._remove()
-            if (pid := service_pid(installed.state_dir)) is not None:
-                self._say(f"Its gateway still runs: `kill {pid}` ends it in order.")
-        else:
-            self._end(installed)
-            self._remove()
-            self._manager.forget()
-        self._say(f"Removed {self._manager.path}. Models and {installed.state_dir} stay.")
+        if known(other) and os.geteuid() == 0:
+            self._uninstall(other)
+        elif known(other):
+            self._say(f"There is another one, {other.path}: `{removal(other)}` removes it.")
 
     def start(self) -> None:
         installed = self._installed()
@@ -89,18 +84,18 @@ class Service:
         if pid is not None:
             self._say(f"It runs already (pid {pid}).")
             return
-        self._check_free(installed.state_dir, settings, pid)
+        check_free(installed.state_dir, settings, pid)
         self._begin_installed(installed.state_dir, settings)
 
     def stop(self) -> None:
-        self._end(self._installed())
+        self._end(self._manager, self._installed())
         self._say("It starts again with `bulkhead service start`, or at the next boot or login.")
 
     def restart(self) -> None:
         installed = self._installed()
         # Looked at first: a service that can't start again had better go on.
         settings = settings_of(installed)
-        self._end(installed)
+        self._end(self._manager, installed)
         self._begin_installed(installed.state_dir, settings)
 
     def status(self) -> ServiceStatus:
@@ -128,6 +123,25 @@ class Service:
 
     # Inside
 
+    def _uninstall(self, keeper: Manager) -> None:
+        try:
+            installed = keeper.read() or assumed()
+        except ServiceError as error:
+            self._say(str(error))
+            installed = assumed()
+        try:
+            keeper.probe()
+        except ServiceError as error:
+            self._say(f"Its end can't be ordered. {error}")
+            self._remove(keeper)
+            if (pid := service_pid(installed.state_dir)) is not None:
+                self._say(f"Its gateway still runs: `kill {pid}` ends it in order.")
+        else:
+            self._end(keeper, installed)
+            self._remove(keeper)
+            keeper.forget()
+        self._say(f"Removed {keeper.path}. Models and {installed.state_dir} stay.")
+
     def _install_first(self, draft: Draft, definition: Definition, settings: Settings) -> None:
         try:
             draft.put()
@@ -136,7 +150,7 @@ class Service:
             more = self._where_more_is()
             with contextlib.suppress(ServiceError):
                 self._manager.end(_installed_by(definition))
-            self._remove()
+            self._remove(self._manager)
             with contextlib.suppress(ServiceError):
                 self._manager.forget()
             raise ServiceError(f"{error}\nNo service is installed.{more}") from error
@@ -146,7 +160,7 @@ class Service:
     ) -> None:
         earlier = self._manager.path.read_bytes()
         try:
-            self._end(before)
+            self._end(self._manager, before)
             draft.put()
             self._begin(definition.state_dir, settings)
         except ServiceError as error:
@@ -173,8 +187,8 @@ class Service:
         except ServiceError:
             return ""
 
-    def _remove(self) -> None:
-        for path in self._manager.files:
+    def _remove(self, keeper: Manager) -> None:
+        for path in keeper.files:
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
@@ -196,35 +210,12 @@ class Service:
         health = ask_health_of(settings.gateway)
         return health is not None and health.version == VERSION
 
-    def _check_free(self, state_dir: Path, settings: Settings, pid: int | None) -> None:
-        """Whether the service can have its folder and its port, or has them: `pid` is its own."""
-        holder = lock_holder(state_dir)
-        if holder not in (None, pid):
-            raise ServiceError(
-                f"A gateway that is not this service (pid {holder}) uses the state folder "
-                f"{state_dir}: end it, or choose another folder with --state-dir."
-            )
-        host, port = settings.gateway.host, settings.gateway.port
-        if port == 0:
-            raise ServiceError("A service needs a port that stays: set gateway.port.")
-        if port_is_free(host, port) or (pid is not None and listens(pid, port)):
-            return
-        health = ask_health_of(settings.gateway)
-        if health is None:
-            raise ServiceError(
-                f"Another program has port {port} on {host}: end it, or set gateway.port."
-            )
-        raise ServiceError(
-            f"A Bulkhead gateway (version {health.version}) that is not this service has port "
-            f"{port} on {host}: end it, or set another gateway.port."
-        )
-
-    def _end(self, installed: Installed) -> None:
+    def _end(self, keeper: Manager, installed: Installed) -> None:
         pid = service_pid(installed.state_dir)
         if pid is not None:
             self._say(f"Ending the gateway (pid {pid}) in order: up to {installed.stop_s} s.")
         began = time.monotonic()
-        self._manager.end(installed)
+        keeper.end(installed)
         if pid is not None:
             self._say(f"It ended after {time.monotonic() - began:.1f} s.")
 

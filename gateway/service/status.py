@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Final
 
 from msgspec import Struct
@@ -11,9 +10,11 @@ from gateway.config.settings import Settings
 from gateway.service.command import run
 from gateway.service.definition import Installed, settings_of, stop_s
 from gateway.service.failure import ServiceError
+from gateway.service.interpreter import lasting
 from gateway.service.manager import Manager
 from gateway.service.mark import service_pid
 from gateway.service.port import ask_health_of
+from gateway.service.twin import Job, jobs, twice
 from gateway.url import url
 from gateway.version import VERSION
 
@@ -22,7 +23,9 @@ _VERSION_S: Final = 20.0
 
 
 class ServiceStatus(Struct, frozen=True):
-    """None is not known, or none. `warnings` are sentences that say what to do."""
+    """None is not known, or none. `jobs` are all of the label, of the account and of the system.
+    `warnings` are sentences that say what to do.
+    """
 
     installed: bool
     path: str
@@ -33,16 +36,20 @@ class ServiceStatus(Struct, frozen=True):
     uptime_s: float | None
     url: str | None
     stop_s: int | None
+    jobs: list[Job]
     warnings: list[str]
 
 
 def look(manager: Manager) -> ServiceStatus:
     """Raises: ServiceError if its definition can't be read."""
     installed = manager.read()
+    found = jobs(manager)
+    warnings = [" ".join(each) for each in twice(manager, found)]
     if installed is None:
         path = str(manager.path)
-        return ServiceStatus(False, path, False, None, None, None, None, None, None, [])
-    warnings = []
+        return ServiceStatus(
+            False, path, False, None, None, None, None, None, None, found, warnings
+        )
     settings = None
     try:
         settings = settings_of(installed)
@@ -73,13 +80,14 @@ def look(manager: Manager) -> ServiceStatus:
         None if health is None else health.uptime_s,
         address,
         installed.stop_s,
+        found,
         warnings,
     )
 
 
 def _installed_version(installed: Installed, warnings: list[str]) -> str | None:
     """Of the environment that the service runs, which may be another one than this."""
-    if installed.python == sys.executable:
+    if installed.python == lasting():
         return VERSION
     warnings.append(
         f"It runs another environment's Bulkhead ({installed.python}): "

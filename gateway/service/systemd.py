@@ -34,13 +34,18 @@ class Systemd:
     def __init__(self, owner: Owner, *, system: bool, root: Path = Path("/")) -> None:
         """`root` is where the system's own folders are."""
         self._owner = owner
-        self._system = system
+        self._root = root
+        self.system = system
         if system:
             self._path = root / "etc" / "systemd" / "system" / UNIT
         else:
             configured = os.environ.get("XDG_CONFIG_HOME")
             folder = Path(configured) if configured else owner.home / ".config"
             self._path = folder / "systemd" / "user" / UNIT
+
+    @property
+    def other(self) -> Systemd:
+        return Systemd(self._owner, system=not self.system, root=self._root)
 
     @property
     def path(self) -> Path:
@@ -52,7 +57,7 @@ class Systemd:
         return [each for each in (self._path, *links) if os.path.lexists(each)]
 
     def render(self, definition: Definition) -> bytes:
-        name = "bulkhead-system.service" if self._system else UNIT
+        name = "bulkhead-system.service" if self.system else UNIT
         environment = [f"{name}={value}" for name, value in definition.environment.items()]
         return _filled(
             template(name).decode(),
@@ -86,6 +91,10 @@ class Systemd:
         except (ValueError, KeyError, IndexError) as error:
             raise self._unreadable(repr(error)) from error
 
+    def domains(self) -> list[str]:
+        # systemd forgets a unit whose file is gone.
+        return [("system" if self.system else "user")] if self.files else []
+
     def loaded(self) -> bool:
         return self._path.exists() and self._systemctl("is-enabled", UNIT).status == 0
 
@@ -94,7 +103,7 @@ class Systemd:
         if done.status != 0:
             advice = (
                 "was this system started by it?"
-                if self._system
+                if self.system
                 else "log in as this user itself, not by su or sudo, or install the service with "
                 "`sudo bulkhead service install --system`."
             )
@@ -121,12 +130,16 @@ class Systemd:
         self._systemctl("reset-failed", UNIT)
 
     def log_command(self, lines: int) -> list[str]:
-        scope = "--unit" if self._system else "--user-unit"
+        scope = "--unit" if self.system else "--user-unit"
         return ["journalctl", f"{scope}={UNIT}", f"--lines={lines}", "--no-pager"]
 
     @property
     def _scope(self) -> tuple[str, ...]:
-        return () if self._system else ("--user",)
+        if self.system:
+            return ()
+        # Root has a manager of its own, and reaches another account's by that account's name.
+        elsewhere = os.geteuid() == 0 != self._owner.uid
+        return ("--user", f"--machine={self._owner.name}@.host") if elsewhere else ("--user",)
 
     def _systemctl(self, *arguments: str, within_s: float = _ANSWER_S) -> Done:
         return run("systemctl", *self._scope, *arguments, within_s=within_s)
@@ -137,7 +150,7 @@ class Systemd:
             raise done.failed()
 
     def _lingers(self) -> str | None:
-        if self._system or Path("/var/lib/systemd/linger", self._owner.name).exists():
+        if self.system or Path("/var/lib/systemd/linger", self._owner.name).exists():
             return None
         return (
             "It ends when you log out. To have it run from boot on: "

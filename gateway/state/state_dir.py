@@ -98,6 +98,21 @@ class StateDir:
         except OSError as error:
             raise self._unusable(error.strerror or str(error)) from error
 
+    def inherit(self, lock: int) -> None:
+        """Own it by the lock of a gateway that is being replaced."""
+        self._lock = lock
+
+    @property
+    def lock(self) -> int:
+        """The descriptor of the lock, while it is held."""
+        assert self._lock is not None
+        return self._lock
+
+    def sign(self) -> None:
+        """Say in the lock that it is this process's."""
+        os.ftruncate(self.lock, 0)
+        os.pwrite(self.lock, str(os.getpid()).encode(), 0)
+
     def obstacles(self) -> Iterator[str]:
         """What keeps it from being used, other than rights, in sentences without an end."""
         for folder in self.folders:
@@ -110,6 +125,7 @@ class StateDir:
             self.address_path,
             self.pulls_path,
             self.used_path,
+            self.successor_path,
         )
         secret = [self.keys_path, self.keys_path.with_suffix(".lock")]
         secret += [self.admin_key_path, self.usage_path, self.served_path]
@@ -136,8 +152,8 @@ class StateDir:
             holder = os.read(lock, 100).decode("ascii", "replace").strip() or "unknown"
             os.close(lock)
             raise StateDirError(
-                f"Another gateway (pid {holder}) uses the state folder {self.path}: stop it, or "
-                "choose another folder with --state-dir."
+                f"Another gateway or agent (pid {holder}) uses the state folder {self.path}: stop "
+                "it, or choose another folder with --state-dir."
             ) from None
         self.release()
         self._lock = lock
@@ -164,6 +180,10 @@ class StateDir:
             except StateDirError as error:
                 raise OSError(errno.EBUSY, str(error)) from error
         return self.sockets / f"{incarnation}.sock"
+
+    def rank_socket_path(self, incarnation: int) -> Path:
+        """Where the other ranks of such a worker connect to it. Its own endpoint comes first."""
+        return self.sockets / f"{incarnation}.rank"
 
     def _holds_lock(self, lock: int) -> bool:
         """Whether the lock is still where other gateways look for it."""
@@ -200,12 +220,22 @@ class StateDir:
     @property
     def own_logs(self) -> tuple[Path, ...]:
         """The logs that are no model's."""
-        return self.gateway_log_path, self.crash_log_path, self.spare_log_path
+        return (
+            self.gateway_log_path,
+            self.crash_log_path,
+            self.spare_log_path,
+            self.ranks_log_path,
+        )
 
     @property
     def starts_path(self) -> Path:
         """The starts since the last orderly end."""
         return self.path / "starts.json"
+
+    @property
+    def successor_path(self) -> Path:
+        """By which interpreter the next gateway is to be started."""
+        return self.path / "successor.json"
 
     @property
     def stranded_path(self) -> Path:
@@ -226,6 +256,11 @@ class StateDir:
     def used_path(self) -> Path:
         """When models were last used."""
         return self.path / "used.json"
+
+    @property
+    def chat_history_path(self) -> Path:
+        """What was typed in `bulkhead chat`."""
+        return self.path / "chat-history"
 
     @property
     def keys_path(self) -> Path:
@@ -261,3 +296,8 @@ class StateDir:
     def spare_log_path(self) -> Path:
         """No model's: quoted ids have no parentheses."""
         return self.logs / "(spare).log"
+
+    @property
+    def ranks_log_path(self) -> Path:
+        """Of ranks that an agent has started."""
+        return self.logs / "(ranks).log"

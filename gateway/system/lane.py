@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
+from gateway.clock.countdown import Countdown
 from gateway.system.threads import start_thread
 
 logger = logging.getLogger(__name__)
@@ -62,7 +63,9 @@ class Lane:
                 self._calls.pop()
             raise
         try:
-            await asyncio.wait({answer}, timeout=deadline_s)
+            countdown = Countdown(deadline_s, loop.time())
+            while not answer.done() and countdown.left_s(loop.time()) > 0.0:
+                await asyncio.wait({answer}, timeout=countdown.pause_s(loop.time()))
             if answer.done():
                 return answer.result()
         finally:

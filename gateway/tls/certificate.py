@@ -85,7 +85,19 @@ def trusting(certificate: str) -> ssl.SSLContext:
 
     Raises: OSError: it can't be read.
     """
-    context = ssl.create_default_context(cafile=certificate)
+    return _trusting_only(ssl.create_default_context(cafile=certificate))
+
+
+def trusting_this(certificate: bytes) -> ssl.SSLContext:
+    """The same, of one in DER."""
+    pem = ssl.DER_cert_to_PEM_cert(certificate)
+    context = _trusting_only(ssl.create_default_context(cadata=pem))
+    # What a certificate authority's should have, this one needn't.
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context
+
+
+def _trusting_only(context: ssl.SSLContext) -> ssl.SSLContext:
     context.check_hostname = False
     # The one that is shown need not be a certificate authority's.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -94,7 +106,8 @@ def trusting(certificate: str) -> ssl.SSLContext:
 
 def trusting_anybody() -> ssl.SSLContext:
     """For a client that tells nothing and only asks who is there."""
-    context = ssl.create_default_context()
+    # Without the certificates of authorities, which take time to read.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context

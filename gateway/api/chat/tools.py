@@ -15,7 +15,10 @@ from protocol.messages import ToolChoice, Tools
 
 # OpenAI's rule, with room for names that MCP servers give.
 _NAME: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
-
+# Of one request. OpenAI has 128; clients of many MCP servers send hundreds.
+_MOST_FUNCTIONS: Final = 1024
+# Of all schemas together: what a prompt could still hold, and is decoded within milliseconds.
+_MOST_SCHEMA_BYTES: Final = 1 << 20
 
 Schema = Annotated[Raw, Meta(extra_json_schema={"type": ["object", "null"]})]
 
@@ -80,6 +83,7 @@ def tools_of(
         if choice in (None, "none", "auto"):
             return None
         raise _refusal("tool_choice: there are no tools to choose from: send tools.", "tool_choice")
+    _check_amount(bodies)
     names = [_name(index, each) for index, each in enumerate(bodies)]
     for index, each in enumerate(bodies):
         _check_schema(f"tools[{index}].function.parameters", each.function.parameters)
@@ -98,6 +102,20 @@ def tools_of(
         name=name,
         parallel=parallel,
     )
+
+
+def _check_amount(bodies: Sequence[ToolBody]) -> None:
+    if len(bodies) > _MOST_FUNCTIONS:
+        raise _refusal(
+            f"tools has {len(bodies):,} functions, of {_MOST_FUNCTIONS:,} at most.", "tools"
+        )
+    schema_bytes = sum(len(bytes(each.function.parameters)) for each in bodies)
+    if schema_bytes > _MOST_SCHEMA_BYTES:
+        raise _refusal(
+            f"tools: the parameters of all functions take {schema_bytes:,} bytes, of "
+            f"{_MOST_SCHEMA_BYTES:,} at most.",
+            "tools",
+        )
 
 
 def _written(body: FunctionBody) -> _Written:

@@ -11,8 +11,9 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from gateway.api.answer import Choice, server_sent_event
-from gateway.api.choices import system_fingerprint
+from gateway.api.choices import only_text, system_fingerprint
 from gateway.api.logprobs import ChatLogprobs, chat_logprobs, tokens_of
+from gateway.api.text_event import TextEvent
 from gateway.api.usage import UsageBody
 from gateway.dispatch.request import Piece, Request
 from protocol.messages import FinishReason, Usage
@@ -111,11 +112,14 @@ class ChatFormat:
         self._include_reasoning = include_reasoning
         # A request's id may be its client's, and the calls of a conversation must not meet.
         self._call_id = f"call_{secrets.token_hex(10)}"
+        self._texts: dict[tuple[int, str | None], TextEvent] = {}
 
     def opening(self, index: int) -> bytes:
         return self._event([ChunkChoice(index, ChunkDelta(role="assistant", content=""))])
 
     def piece(self, index: int, piece: Piece) -> bytes:
+        if (text := only_text(piece)) is not None:
+            return self._text(index, text)
         deltas = [delta for part in piece.parts if (delta := self._delta(index, part)) is not None]
         choices = [ChunkChoice(index, each) for each in deltas]
         if tokens := tokens_of(piece.parts):
@@ -185,6 +189,15 @@ class ChatFormat:
 
     def _id_of(self, index: int, number: int) -> str:
         return f"{self._call_id}{index:02x}{number:02x}"
+
+    def _text(self, index: int, text: str) -> bytes:
+        kind = index, self._request.progress.fingerprint
+        if (event := self._texts.get(kind)) is None:
+            event = TextEvent(
+                lambda mark: self._event([ChunkChoice(index, ChunkDelta(content=mark))])
+            )
+            self._texts[kind] = event
+        return event(text)
 
     def _event(self, choices: list[ChunkChoice], usage: UsageBody | None = None) -> bytes:
         return server_sent_event(

@@ -22,6 +22,7 @@ from gateway.api.chat.tools import (
     tools_of,
 )
 from gateway.api.choices import submit_all
+from gateway.api.count_format import CountFormat
 from gateway.api.framing import MESSAGE_EVENTS
 from gateway.api.messages.bodies import (
     Conversation,
@@ -29,7 +30,7 @@ from gateway.api.messages.bodies import (
     check_number,
     picture_sources,
 )
-from gateway.api.messages.writer import Count, CountFormat, Message, MessageFormat
+from gateway.api.messages.writer import Count, Message, MessageFormat
 from gateway.api.openapi.operation import EVENT_STREAM, GENERATES, Described, Operation
 from gateway.api.sampling import (
     GenerationBody,
@@ -140,7 +141,7 @@ async def _answer(
     requests = new_requests(request, fleet, generation, [generate], "messages")
     reader.hold(pictures, requests)
     submit_all(fleet, compartment, requests)
-    form = CountFormat() if count else MessageFormat(compartment.model.id, requests[0])
+    form = CountFormat(Count) if count else MessageFormat(compartment.model.id, requests[0])
     return Answer(compartment, requests, form, stream=stream, framing=MESSAGE_EVENTS)
 
 

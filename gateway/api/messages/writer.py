@@ -180,22 +180,6 @@ class Count(Struct):
     input_tokens: int
 
 
-class CountFormat:
-    """How many tokens a prompt has."""
-
-    def opening(self, index: int) -> bytes:
-        return b""
-
-    def piece(self, index: int, piece: Piece) -> bytes:
-        return b""
-
-    def closing(self, usage: Usage) -> bytes:
-        return b""
-
-    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
-        return msgspec.json.encode(Count(usage.prompt_tokens))
-
-
 def _stop_reason(reason: FinishReason, stop_sequence: str | None) -> StopReason:
     return "stop_sequence" if stop_sequence is not None else _STOP_REASONS[reason]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -10,38 +9,23 @@ from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from gateway.api.answer import Answer, Choice
+from gateway.api.answer import Answer
 from gateway.api.bodies import beside_the_loop, read_json
 from gateway.api.callers import caller_of
 from gateway.api.choices import submit_all
+from gateway.api.count_format import CountFormat
 from gateway.api.openapi.operation import GENERATES, Described, Operation
 from gateway.api.responses.asked import gather, generate_of
 from gateway.api.responses.bodies import ResponseBody
 from gateway.api.responses.shape import new_id
 from gateway.api.sampling import new_requests
 from gateway.api.supported import check_supported
-from gateway.dispatch.request import Piece
 from gateway.fleet.fleet import Fleet
-from protocol.messages import Usage
 
 
 class InputTokens(Struct):
     input_tokens: int
     object: Literal["response.input_tokens"] = "response.input_tokens"
-
-
-class _CountFormat:
-    def opening(self, index: int) -> bytes:
-        return b""
-
-    def piece(self, index: int, piece: Piece) -> bytes:
-        return b""
-
-    def closing(self, usage: Usage) -> bytes:
-        return b""
-
-    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
-        return msgspec.json.encode(InputTokens(usage.prompt_tokens))
 
 
 async def count(request: HttpRequest) -> Response:
@@ -56,7 +40,7 @@ async def count(request: HttpRequest) -> Response:
     counting = msgspec.structs.replace(generate, max_tokens=0, constraint=None)
     requests = new_requests(request, fleet, body.generation(), [counting], "input")
     submit_all(fleet, compartment, requests)
-    return Answer(compartment, requests, _CountFormat(), stream=False)
+    return Answer(compartment, requests, CountFormat(InputTokens), stream=False)
 
 
 _COUNT: Final = Operation(

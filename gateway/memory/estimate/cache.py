@@ -11,6 +11,7 @@ from enum import StrEnum
 from math import ceil
 from typing import Any, Final
 
+import msgspec
 from msgspec import Struct
 
 from gateway.memory.estimate.language import language_of
@@ -53,6 +54,16 @@ class CacheShape(Struct, frozen=True):
     state_bytes: int
     layers: int = 1
     in_chunks: bool = False
+
+    def times(self, factor: float, layers: int) -> CacheShape:
+        """With so many times the bytes, of so many layers."""
+        return msgspec.structs.replace(
+            self,
+            full_token_bytes=ceil(self.full_token_bytes * factor),
+            window_token_bytes=ceil(self.window_token_bytes * factor),
+            state_bytes=ceil(self.state_bytes * factor),
+            layers=max(1, min(layers, self.layers)),
+        )
 
     def peak_bytes(self, rows: int, tokens: int) -> int:
         """Bytes of a batch of sequences of so many tokens, at most, while it grows."""

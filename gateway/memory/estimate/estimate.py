@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Iterator
+from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from gateway.memory.estimate.encoder import NO_CACHES, encoder_bytes
 from gateway.memory.estimate.language import language_of
 from gateway.memory.estimate.options import Options
 from gateway.memory.estimate.pictures import picture_bytes
+from gateway.memory.estimate.ranks import part_of
 from gateway.memory.estimate.weights import EstimateError, Weights, adapter_bytes, read_weights
 from gateway.memory.estimate.working import working_bytes
 from protocol.caches import STEP_TOKENS
@@ -43,7 +45,8 @@ class Estimate(Struct, frozen=True):
     `fixed_bytes` is the process with its weights, the adapter's and the draft model's among them:
     calculated, or as it was measured after an earlier load. A step takes `working_bytes`, and
     `working_token_bytes` more for each token of its longest sequence. `context_tokens` is the
-    lesser of the configured limit and the model's own.
+    lesser of the configured limit and the model's own. Of several `ranks` here it is what all of
+    them take together, and each the same.
     """
 
     weight_bytes: int
@@ -58,6 +61,7 @@ class Estimate(Struct, frozen=True):
     adapter_bytes: int = 0
     draft_bytes: int = 0
     draft_shape: CacheShape | None = None
+    ranks: int = 1
 
     @property
     def fixed_bytes(self) -> int:
@@ -89,12 +93,14 @@ class Estimate(Struct, frozen=True):
         cache_bytes = self._cache_bytes(1, tokens)
         working_bytes = self.working_bytes + self.working_token_bytes * tokens
         known_bytes = self.fixed_bytes + cache_bytes + working_bytes
+        each = "" if self.ranks == 1 else f", {self.ranks} times"
+        parts = "" if self.ranks == 1 else f", in {self.ranks} parts"
         return (
-            Line("process", process_bytes, measured or "interpreter, MLX, mlx-lm"),
-            Line("weights", self.weight_bytes, "all model*.safetensors"),
+            Line("process", process_bytes, measured or f"interpreter, MLX, mlx-lm{each}"),
+            Line("weights", self.weight_bytes, f"all model*.safetensors{parts}"),
             *self._added_lines(),
             Line("cache", cache_bytes, f"one sequence of {tokens:,} tokens, while it grows"),
-            Line("working space", working_bytes, "a chunk of a prompt, freed buffers"),
+            Line("working space", working_bytes, f"a chunk of a prompt, freed buffers{each}"),
             Line("margin", self.floor_bytes - known_bytes, "of what is calculated"),
         )
 
@@ -164,6 +170,8 @@ def estimate(
         str(folder / "config.json"),
         options.kv_bits,
     )
+    if options.ranks > 1:
+        return of_ranks(found, config, weights, options)
     if options.pictures:
         added_bytes = picture_bytes(config, weights.element_bytes)
         found = msgspec.structs.replace(found, working_bytes=found.working_bytes + added_bytes)
@@ -174,6 +182,29 @@ def estimate(
         draft = estimate(options.draft, context_tokens, ordinary_tokens, 0, None, system)
         found = _with_draft(found, draft)
     return found
+
+
+def of_ranks(
+    model: Estimate, config: dict[str, Any], weights: Weights, options: Options
+) -> Estimate:
+    """What those processes take that compute it together here, as large as the largest: by tensors
+    all of them have what is in no layer, and a latent; by layers the first ones have more.
+    """
+    part = part_of(language_of(config), options.ranks, options.split)
+    ranks = options.ranks_here
+    own_bytes = weights.bytes - weights.layer_bytes + weights.layer_bytes * part.weights
+    weight_bytes = ranks * ceil(own_bytes)
+    process_bytes = model.process_bytes * ranks
+    return msgspec.structs.replace(
+        model,
+        ranks=ranks,
+        weight_bytes=weight_bytes,
+        process_bytes=process_bytes,
+        calculated_fixed_bytes=process_bytes + weight_bytes,
+        working_bytes=model.working_bytes * ranks,
+        working_token_bytes=model.working_token_bytes * ranks,
+        shape=model.shape.times(ranks * part.cache, part.layers),
+    )
 
 
 def _with_adapter(model: Estimate, added_bytes: int) -> Estimate:
@@ -253,7 +284,16 @@ def model_key(folder: Path, python: str | None, options: Options = _NO_OPTIONS) 
     """
     added = (each for each in (options.adapter, options.draft) if each is not None)
     looks = ("pictures",) if options.pictures else ()
-    return "|".join((_state_of(folder), python or "", *map(_state_of, added), *looks))
+    ranks = (f"{options.ranks} ranks by {options.split}, {options.ranks_here} here",)
+    return "|".join(
+        (
+            _state_of(folder),
+            python or "",
+            *map(_state_of, added),
+            *looks,
+            *(ranks if options.ranks > 1 else ()),
+        )
+    )
 
 
 def _state_of(folder: Path) -> str:

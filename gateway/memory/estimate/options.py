@@ -8,16 +8,23 @@ from msgspec import Struct
 
 from gateway.config.models import find_adapter, find_draft
 from gateway.config.settings import ModelSettings
+from gateway.hosts.cards import sharing
 from gateway.model.model import Model
+from protocol.ranks import RankSplit
 
 
 class Options(Struct, frozen=True):
-    """The adapter and the draft model are folders."""
+    """The adapter and the draft model are folders. So many `ranks` compute it,
+    `ranks_here` of them in the memory of this machine that the budget is of.
+    """
 
     kv_bits: int | None = None
     adapter: Path | None = None
     draft: Path | None = None
     pictures: bool = False
+    ranks: int = 1
+    split: RankSplit = "tensor"
+    ranks_here: int = 1
 
 
 def options_of(model: Model) -> Options:
@@ -26,6 +33,9 @@ def options_of(model: Model) -> Options:
         None if model.adapter is None else Path(model.adapter),
         None if model.draft is None else Path(model.draft),
         model.settings.pictures,
+        len(model.settings.places),
+        model.settings.split,
+        sharing(model.settings.ranks_here),
     )
 
 
@@ -40,4 +50,7 @@ def options_in(settings: ModelSettings) -> Options:
         None if settings.adapter is None else Path(find_adapter(settings.adapter, ())),
         None if settings.draft_model is None else Path(find_draft(settings.draft_model, ())),
         settings.pictures,
+        len(settings.places),
+        settings.split,
+        sharing(settings.ranks_here),
     )

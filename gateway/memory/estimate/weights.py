@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -11,6 +12,8 @@ from msgspec import Struct
 
 _LENGTH_BYTES: Final = 8
 _LONGEST_HEADER_BYTES: Final = 100_000_000
+# As mlx-lm tells them when it splits a model by layers.
+_LAYER: Final = re.compile(r"(?:^|\.)layers\.\d+\.")
 _ELEMENT_BYTES: Final = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -25,11 +28,13 @@ class _Tensor(NamedTuple):
 
 class Weights(Struct, frozen=True):
     """`element_bytes` is that of the floating-point type that most tensors have: activations and
-    caches have it too, as quantized layers compute in the type of their scales.
+    caches have it too, as quantized layers compute in the type of their scales. `layer_bytes` are
+    in the layers, and not in embeddings or heads.
     """
 
     bytes: int
     element_bytes: int
+    layer_bytes: int = 0
 
 
 def read_weights(folder: Path) -> Weights:
@@ -46,7 +51,8 @@ def read_weights(folder: Path) -> Weights:
         raise EstimateError(f"{folder} has no weights (model*.safetensors)")
     floats = Counter(each.dtype for each in tensors.values() if each.dtype in _ELEMENT_BYTES)
     element_bytes = _ELEMENT_BYTES[floats.most_common(1)[0][0]] if floats else 2
-    return Weights(sum(each.bytes for each in tensors.values()), element_bytes)
+    layer_bytes = sum(each.bytes for name, each in tensors.items() if _LAYER.search(name))
+    return Weights(sum(each.bytes for each in tensors.values()), element_bytes, layer_bytes)
 
 
 def adapter_bytes(folder: Path) -> int:

@@ -1,0 +1,168 @@
+"""bulkhead agent"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import socket
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, NoReturn
+
+import click
+
+from gateway.agent import server
+from gateway.agent.server import Terms
+from gateway.cli.printable import printable
+from gateway.config.kinds import Size, Time, UnexpectedError
+from gateway.config.models import expand_home
+from gateway.config.settings import MemorySettings
+from gateway.config.sizes import format_size
+from gateway.keys.admin_key import ensured_admin_key
+from gateway.logs.setup import gateway_logs
+from gateway.memory.budget import budget_bytes
+from gateway.serve.listen import PortTakenError, bind
+from gateway.state.state_dir import StateDir, StateDirError, default_state_dir
+from gateway.system.file_limit import raise_file_limit
+from gateway.tls.certificate import CertificateError
+from gateway.tls.certificates import Certificates
+from gateway.tls.self_signed import ensured_certificate, fingerprint_of_file
+from gateway.url import url
+
+logger = logging.getLogger(__name__)
+
+PORT: Final = 8643
+_LEASE: Final = Time(least_s=2.0)
+
+
+def _check_budget(_context: click.Context, _parameter: click.Parameter, text: str) -> int | str:
+    kind = Size(automatic=True)
+    try:
+        return kind.read(text)
+    except UnexpectedError:
+        raise click.BadParameter(f"expected {kind.expected}, not {text!r}.") from None
+
+
+def _check_lease(_context: click.Context, _parameter: click.Parameter, text: str) -> float:
+    try:
+        return _LEASE.read(float(text) if text.replace(".", "", 1).isdecimal() else text)
+    except UnexpectedError:
+        raise click.BadParameter(f"expected {_LEASE.expected}, not {text!r}.") from None
+
+
+@click.command("agent")
+@click.option("--host", default="0.0.0.0", show_default=True, help="Address to listen on.")  # noqa: S104
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=PORT,
+    show_default=True,
+    help="Port; 0 takes a free one.",
+)
+@click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    envvar="BULKHEAD_AGENT_STATE_DIR",
+    help="Folder for key, certificate and logs [BULKHEAD_AGENT_STATE_DIR].",
+)
+@click.option(
+    "--memory-budget",
+    "budget",
+    default="auto",
+    show_default=True,
+    callback=_check_budget,
+    metavar="SIZE",
+    help="What all ranks here may hold: bytes, 12GB, 75%, or auto.",
+)
+@click.option(
+    "--lease",
+    "lease_s",
+    default="10s",
+    show_default=True,
+    callback=_check_lease,
+    metavar="TIME",
+    help="Ranks whose gateway is silent for so long are ended.",
+)
+@click.option("--certificate", help="Certificate in PEM [one that the agent makes].")
+@click.option("--certificate-key", help="Its key, in PEM and without a password.")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+)
+def command(
+    *,
+    host: str,
+    port: int,
+    state_dir: Path | None,
+    budget: int | str,
+    lease_s: float,
+    certificate: str | None,
+    certificate_key: str | None,
+    log_level: str,
+) -> None:
+    """Let a gateway on another host have ranks of its models here.
+
+    The first start makes a key and a certificate in the state folder, and says what belongs in the
+    gateway's configuration. Prints one line with the address once it serves.
+    """
+    if (certificate is None) != (certificate_key is None):
+        _fail(["--certificate and --certificate-key go together."], status=2)
+    # A gateway may run here as well, in a folder of its own.
+    folder = StateDir(state_dir or default_state_dir() / "agent")
+    try:
+        folder.acquire()
+        key_path, own_certificate = folder.path / "agent.key", folder.path / "agent.crt"
+        is_new = not key_path.exists()
+        key = ensured_admin_key(key_path)
+        if certificate is None or certificate_key is None:
+            files = own_certificate, folder.path / "agent-tls.key"
+            ensured_certificate(*files, socket.gethostname())
+        else:
+            files = expand_home(certificate), expand_home(certificate_key)
+        certificates = Certificates(*files, folder.served_path)
+        fingerprint = fingerprint_of_file(files[0])
+        listener = bind(host, port)
+    except (StateDirError, CertificateError, PortTakenError) as error:
+        _fail([str(error)], status=1)
+    except OSError as error:
+        _fail([f"The state folder {folder.path} can't be used: {error}."], status=1)
+    with gateway_logs(folder, (), log_level, to_stderr=True):
+        try:
+            raise_file_limit()
+        except (OSError, ValueError) as error:
+            logger.warning("The limit of open files stays as it is: %s", error)
+        terms = Terms(budget_bytes(MemorySettings(budget=budget)), lease_s)
+        logger.info(
+            "Ranks may hold %s here; the key is in %s, the certificate's fingerprint is %s",
+            format_size(terms.budget_bytes),
+            key_path,
+            fingerprint,
+        )
+        if is_new:
+            _say_how(listener.getsockname()[1], key_path, fingerprint)
+        server.run(terms, folder, listener, key, certificates)
+
+
+def _say_how(port: int, key_path: Path, fingerprint: str) -> None:
+    name = socket.gethostname()
+    table = name.partition(".")[0] or "other"
+    copied = f"~/{table}.key"
+    for line in (
+        "The first start has made a key. On the gateway's host, copy it:",
+        f"  scp {shlex.quote(f'{name}:{key_path}')} {copied}",
+        "and let its configuration say:",
+        f"  [hosts.{table}]",
+        f'  url = "{url(name, port, tls=True)}"',
+        f'  key_file = "{copied}"',
+        f'  fingerprint = "{fingerprint}"',
+    ):
+        click.echo(line, err=True)
+
+
+def _fail(mistakes: Iterable[object], *, status: int) -> NoReturn:
+    for mistake in mistakes:
+        click.echo(f"bulkhead: {printable(str(mistake))}", err=True)
+    sys.exit(status)

@@ -1,0 +1,89 @@
+"""bulkhead chat"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from gateway.cli.chat.conversation import Conversation
+from gateway.cli.chat.transcript import PlainTranscript, ScreenTranscript
+from gateway.cli.client import GatewayClient
+from gateway.cli.failure import CommandError, WrongUseError
+from gateway.cli.local import local_settings
+from gateway.cli.model_names import complete_model, model_names
+from gateway.cli.options import reaches_gateway
+from gateway.cli.parameters import Parameters
+from gateway.cli.printable import printable
+
+
+@click.command("chat")
+@click.argument("model", metavar="[MODEL]", required=False, shell_complete=complete_model)
+@click.option("--system", metavar="TEXT", help="What the model is told before everything else.")
+@click.option("--temperature", type=click.FloatRange(0, 2), help="0: always the likeliest word.")
+@click.option("--max-tokens", type=click.IntRange(1), help="Longest answer.")
+@reaches_gateway
+def command(
+    gateway: GatewayClient,
+    *,
+    model: str | None,
+    system: str | None,
+    temperature: float | None,
+    max_tokens: int | None,
+) -> None:
+    """Chat with a model; MODEL may be left out where there is only one.
+
+    /help shows what can be typed beside messages. Ctrl-D ends the chat, Ctrl-C an answer. If input
+    or output is no terminal, all of stdin is one message, and the answer alone is printed.
+    """
+    conversation = Conversation(
+        gateway,
+        _only_model(gateway) if model is None else gateway.model(model).id,
+        system,
+        Parameters(temperature=temperature, max_tokens=max_tokens),
+    )
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        _converse(gateway, conversation)
+        return
+    if sys.stdin.isatty():
+        click.echo("Type the message; Ctrl-D behind its last line sends it.", err=True)
+    text = sys.stdin.buffer.read().decode("utf-8", "replace")
+    if not text.strip():
+        raise WrongUseError("There is no message on stdin.")
+    conversation.ask(text, PlainTranscript())
+
+
+def _only_model(gateway: GatewayClient) -> str:
+    ids = [each.id for each in gateway.models()]
+    if len(ids) != 1:
+        known = ", ".join(ids) or "none"
+        raise WrongUseError(f"Say which model to chat with; there are: {known}.")
+    return ids[0]
+
+
+def _converse(gateway: GatewayClient, conversation: Conversation) -> None:
+    # prompt_toolkit takes longer to import than other verbs take to run.
+    from gateway.cli.chat.history import history
+    from gateway.cli.chat.keyboard import Keyboard
+    from gateway.cli.chat.slash import Slash
+
+    _, state_dir = local_settings(None)
+    keyboard = Keyboard(history(state_dir.chat_history_path), lambda: model_names(gateway))
+    slash = Slash(gateway, conversation)
+    click.echo(f"{printable(conversation.model_id)} listens; /help shows what else.", err=True)
+    while not slash.over:
+        try:
+            text = keyboard.message()
+        except KeyboardInterrupt:
+            click.echo("(/exit or Ctrl-D ends the chat)", err=True)
+            continue
+        except EOFError:
+            return
+        try:
+            if text and not slash.take(text):
+                message = text[1:] if text.startswith("//") else text
+                conversation.ask(message, ScreenTranscript())
+        except KeyboardInterrupt:
+            click.echo("(stopped)", err=True)
+        except CommandError as error:
+            error.show()

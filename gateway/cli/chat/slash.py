@@ -1,0 +1,153 @@
+"""The commands within a chat: /help, /model and the like."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+import click
+from msgspec import Struct
+
+from gateway.cli.chat.conversation import Conversation
+from gateway.cli.chat.transcript import ScreenTranscript, dim
+from gateway.cli.client import GatewayClient
+from gateway.cli.failure import CommandError
+from gateway.cli.parameters import ParameterError, Parameters, shown, with_parameter
+from gateway.cli.printable import printable
+from gateway.nearest import nearest
+
+# A path such as /usr/bin begins a message.
+_TYPED: Final = re.compile(r"/(\?|[A-Za-z]+)(?:\s+(.*))?", re.DOTALL)
+_NONE: Final = "none"
+
+
+class SlashCommand(Struct, frozen=True):
+    """What is shown of it in /help."""
+
+    name: str
+    argument: str
+    meaning: str
+
+
+COMMANDS: Final = (
+    SlashCommand("help", "", "show this"),
+    SlashCommand("model", "[NAME]", "show the models, or talk to another one; Tab completes"),
+    SlashCommand(
+        "system", "[TEXT|none]", "show or set what the model is told before everything else"
+    ),
+    SlashCommand("set", "[NAME VALUE]", "show the parameters, or set one: /set temperature 0.5"),
+    SlashCommand("unset", "NAME", "leave a parameter to the model again"),
+    SlashCommand("retry", "", "ask the last question once more"),
+    SlashCommand("clear", "", "forget what was said; what was set stays"),
+    SlashCommand("exit", "", "end the chat, as Ctrl-D does"),
+)
+NAMES: Final = tuple(each.name for each in COMMANDS)
+# What ollama and others call them.
+_ELSEWHERE: Final = {
+    "?": "help",
+    "bye": "exit",
+    "quit": "exit",
+    "q": "exit",
+    "regenerate": "retry",
+    "reset": "clear",
+    "new": "clear",
+}
+_KEYS: Final = (
+    ('\\ at the end, or """', "go on in the next line; what is pasted stays together"),
+    ("Ctrl-C", "stop an answer; what came of it is kept"),
+    ("Up, Ctrl-R", "what was typed before, in earlier chats too"),
+    ("//...", "a message that begins with a slash"),
+)
+
+
+class Slash:
+    """Carries them out on a conversation."""
+
+    def __init__(self, gateway: GatewayClient, conversation: Conversation) -> None:
+        self._gateway = gateway
+        self._conversation = conversation
+        self.over = False
+
+    def take(self, text: str) -> bool:
+        """False: it is a message.
+
+        Raises:
+            CommandError: it can't be done.
+        """
+        read = _TYPED.fullmatch(text)
+        if read is None:
+            return False
+        typed, argument = read[1].lower(), (read[2] or "").strip()
+        name = _ELSEWHERE.get(typed, typed)
+        if name not in NAMES:
+            found = nearest(name, NAMES)
+            meant = "" if found is None else f" Did you mean /{found}?"
+            raise CommandError(
+                f"There is no /{typed}.{meant} /help shows all of them, and // begins a message."
+            )
+        carry_out: Callable[[str], None] = getattr(self, f"_{name}")
+        carry_out(argument)
+        return True
+
+    def _help(self, _argument: str) -> None:
+        rows = [(f"/{each.name} {each.argument}".strip(), each.meaning) for each in COMMANDS]
+        for left, right in (*rows, *_KEYS):
+            click.echo(f"{left:<22} {right}")
+
+    def _model(self, argument: str) -> None:
+        if argument:
+            self._conversation.model_id = self._gateway.model(argument).id
+            click.echo(dim(f"{self._conversation.model_id} listens; it knows what was said."))
+            return
+        for each in self._gateway.models():
+            mark = "*" if each.id == self._conversation.model_id else " "
+            click.echo(f"{mark} {printable(each.id)} ({each.state})")
+
+    def _system(self, argument: str) -> None:
+        if argument:
+            self._conversation.system = None if argument == _NONE else argument
+        told = self._conversation.system
+        click.echo(dim("there is no system message") if told is None else printable(told))
+
+    def _set(self, argument: str) -> None:
+        name, _, value = argument.partition(" ")
+        # As ollama has it.
+        if name == "parameter":
+            name, _, value = value.strip().partition(" ")
+        if not value.strip():
+            self._show(name)
+            return
+        self._change(name, value.strip())
+
+    def _unset(self, argument: str) -> None:
+        if not argument:
+            raise CommandError("Say which: /unset temperature.")
+        self._change(argument, None)
+
+    def _retry(self, _argument: str) -> None:
+        if not self._conversation.retry(ScreenTranscript()):
+            raise CommandError("Nothing was asked yet.")
+
+    def _clear(self, _argument: str) -> None:
+        self._conversation.clear()
+        click.echo(dim("forgotten"))
+
+    def _exit(self, _argument: str) -> None:
+        self.over = True
+
+    def _show(self, name: str) -> None:
+        rows = [each for each in shown(self._conversation.parameters) if name in ("", each[0])]
+        if not rows:
+            # It says what was meant.
+            self._change(name, None)
+        for parameter, value, meaning in rows:
+            click.echo(f"{parameter:<20} {printable(value) or '-':<10} {meaning}")
+
+    def _change(self, name: str, value: str | None) -> None:
+        try:
+            changed: Parameters = with_parameter(self._conversation.parameters, name, value)
+        except ParameterError as error:
+            raise CommandError(str(error)) from error
+        self._conversation.parameters = changed
+        self._show(name)

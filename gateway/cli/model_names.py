@@ -1,0 +1,48 @@
+"""The names of models, for whoever presses Tab."""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+import click
+
+from gateway.cli.client import GatewayClient
+from gateway.cli.failure import CommandError
+from gateway.cli.local import access, local_settings
+
+# A person waits, and a shell that hangs is worse than no help.
+_DEADLINE_S: Final = 1.0
+
+
+def model_names(gateway: GatewayClient) -> list[str]:
+    """Ids, then aliases; none if the gateway doesn't tell."""
+    try:
+        models = gateway.models()
+    except CommandError:
+        return []
+    return [*(each.id for each in models), *(alias for each in models for alias in each.aliases)]
+
+
+def complete_model(
+    context: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[str]:
+    """Those of the gateway that the command would ask; quiet if it doesn't answer in time."""
+    found: list[str] = []
+
+    def ask() -> None:
+        try:
+            _, state_dir = local_settings(None)
+            reach = access(context.params.get("url"), context.params.get("admin_key"), state_dir)
+            with GatewayClient(reach.url, reach.key, reach.trust) as gateway:
+                found.extend(model_names(gateway))
+        except Exception:
+            # A line that is being typed is no place for a traceback; the command itself shows it.
+            return
+
+    # A daemon: nobody waits for an answer that comes too late.
+    thread = threading.Thread(target=ask, name="completion", daemon=True)
+    thread.start()
+    thread.join(_DEADLINE_S)
+    # Shells break names at spaces, whatever is done here.
+    return [each for each in found if each.startswith(incomplete) and not set(each) & set(" \t")]

@@ -1,0 +1,276 @@
+"""The ranks of one incarnation beside rank 0, from their start to their end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from gateway.hosts.host import Host, RankEnd, RankOrder, RankProcess
+from gateway.hosts.local import LocalHost, own_address
+from gateway.logs.line import about
+from gateway.memory.reading import Footprint
+from gateway.process.ladder import Step
+from gateway.system.tasks import Tasks
+from protocol.channel import new_keys
+from protocol.endpoint import endpoint
+from protocol.messages import Ranks
+from protocol.ranks import RankBackend, RankSplit
+
+logger = logging.getLogger(__name__)
+
+# For an answer of a host.
+_ANSWER_S: Final = 20.0
+
+
+class Plan(Struct, frozen=True):
+    """How several ranks compute a model. `hosts` has each rank's, and `interfaces` the addresses at
+    which the others reach it there; none: at the host's own. On this machine each rank has one of
+    the `cards`, if there are any. Each rank elsewhere needs so many bytes, and more are wanted.
+    """
+
+    model_id: str
+    incarnation: int
+    backend: RankBackend
+    split: RankSplit
+    hosts: Sequence[Host]
+    interfaces: Sequence[Sequence[str]]
+    silence_s: float
+    needed_bytes: int = 0
+    wanted_bytes: int = 0
+    cards: Sequence[str] = ()
+    python: str | None = None
+
+
+class Follower:
+    """One of them. `process` is there once it is started, `end` once it has ended."""
+
+    def __init__(self, rank: int, host: Host) -> None:
+        self.rank = rank
+        self.host = host
+        self.process: RankProcess | None = None
+        self.footprint_bytes: int | None = None
+        self.end: RankEnd | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Its pid and its memory are this machine's."""
+        return isinstance(self.host, LocalHost)
+
+    @property
+    def running(self) -> RankProcess | None:
+        return self.process if self.end is None else None
+
+    async def read_footprint(self) -> Footprint | None:
+        """None if it doesn't run. Raises: FootprintError, OSError."""
+        if self.running is None:
+            return None
+        found = await self.running.footprint()
+        self.footprint_bytes = found.current_bytes
+        return found
+
+    async def take(self, step: Step) -> None:
+        """Raises: OSError."""
+        match step:
+            case _ if self.running is None:
+                return
+            case Step.DUMP:
+                await self.running.dump()
+            case Step.ASK:
+                # Rank 0 passes it on, at the end of the step that all of them are in.
+                return
+            case Step.TERMINATE:
+                await self.running.end()
+            case Step.KILL:
+                await self.running.kill()
+
+
+class Followers:
+    """Starts them at once, beside rank 0. Every call comes on the event loop."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        path: Path,
+        on_end: Callable[[Follower], None],
+        on_started: Callable[[str | None], None],
+    ) -> None:
+        """Rank 0 will listen at `path`. `on_end` is told each end; `on_started` that none comes any
+        more, and what kept one from being started.
+        """
+        self._plan = plan
+        self._path = path
+        self._on_end = on_end
+        self._on_started = on_started
+        self._keys = new_keys()
+        self._tasks = Tasks(f"ranks of {plan.model_id}")
+        self._told: asyncio.Future[Ranks | None] = asyncio.get_running_loop().create_future()
+        self._ending = False
+        self._endpoint = endpoint(path)
+        self._promised_bytes: dict[int, int] = {}
+        # What each rank may hold at most: as much as every other host keeps for one.
+        self.most_bytes: int | None = None
+        self.each = [Follower(rank, host) for rank, host in enumerate(plan.hosts) if rank]
+        self._tasks.start(self._start(), "start")
+
+    @property
+    def size(self) -> int:
+        """Rank 0 counts."""
+        return len(self._plan.hosts)
+
+    @property
+    def size_here(self) -> int:
+        """On this machine; rank 0 counts."""
+        return 1 + sum(each.is_here for each in self.each)
+
+    @property
+    def gone(self) -> bool:
+        """None of them is left, and none comes any more."""
+        return self._told.done() and all(each.running is None for each in self.each)
+
+    async def told(self) -> Ranks | None:
+        """What rank 0 is to be told, once they are started; None: they could not be."""
+        return await asyncio.shield(self._told)
+
+    async def read_footprints(self) -> list[Footprint]:
+        """Of those that run here. Raises: FootprintError, OSError."""
+        here = [each for each in self.each if each.is_here]
+        there = (each.read_footprint() for each in self.each if not each.is_here)
+        found = await asyncio.gather(*(each.read_footprint() for each in here))
+        # Other hosts keep their own accounts: their figures are for people.
+        await asyncio.gather(*there, return_exceptions=True)
+        return [each for each in found if each is not None]
+
+    async def take(self, step: Step) -> None:
+        """Take a step to end all of them; what fails is up to the next one."""
+        self._ending = self._ending or step in (Step.TERMINATE, Step.KILL)
+        await asyncio.gather(*(self._take(each, step) for each in self.each))
+
+    def close(self) -> None:
+        """To be called when none is left. A leader that was killed leaves its socket's file."""
+        self._path.unlink(missing_ok=True)
+
+    async def _start(self) -> None:
+        ranks, failure = None, None
+        try:
+            ranks = await self._ranks()
+            for each in self.each:
+                if self._ending:
+                    break
+                each.process = await asyncio.wait_for(each.host.start(self._order(each)), _ANSWER_S)
+                self._tasks.start(self._wait(each, each.process), f"rank {each.rank}")
+        except (OSError, TimeoutError) as error:
+            ranks = None
+            failure = f"its ranks can't be started: {str(error) or 'there is no answer'}"
+        finally:
+            self._told.set_result(ranks)
+        self._on_started(failure)
+
+    async def _ranks(self) -> Ranks:
+        """Ports are chosen that nobody has now; if one is taken meanwhile, the load fails, and the
+        next one has others.
+        """
+        plan = self._plan
+        places = await self._places()
+        # Rank 0 has one more, for the others that are elsewhere.
+        ports = await asyncio.gather(
+            *(
+                asyncio.wait_for(host.free_ports(len(interfaces) + 1), _ANSWER_S)
+                for host, interfaces in zip(plan.hosts, places, strict=True)
+            )
+        )
+        if self.size_here < self.size:
+            self._endpoint = f"tcp://{places[0][0]}:{ports[0][-1]}"
+            await self._ask_for_memory()
+        return Ranks(
+            size=len(plan.hosts),
+            backend=plan.backend,
+            split=plan.split,
+            addresses=tuple(
+                tuple(map("{}:{}".format, interfaces, free))
+                for interfaces, free in zip(places, ports, strict=True)
+            ),
+            endpoint=self._endpoint,
+            keys=self._keys,
+            silence_s=plan.silence_s,
+            devices=devices(plan.interfaces) if plan.backend == "jaccl" else (),
+        )
+
+    async def _places(self) -> list[Sequence[str]]:
+        """The interfaces of each rank. Raises: OSError."""
+        plan = self._plan
+        addresses = [await asyncio.wait_for(each.address(), _ANSWER_S) for each in plan.hosts]
+        if (elsewhere := next((each for each in self.each if not each.is_here), None)) is not None:
+            own = own_address(towards=addresses[elsewhere.rank])
+            addresses = [
+                own if isinstance(host, LocalHost) else address
+                for host, address in zip(plan.hosts, addresses, strict=True)
+            ]
+        if plan.backend == "jaccl":
+            # Its interfaces are devices, and rank 0 alone is met at an address.
+            return [(address,) for address in addresses]
+        return [
+            given or (address,) for given, address in zip(plan.interfaces, addresses, strict=True)
+        ]
+
+    async def _ask_for_memory(self) -> None:
+        """Each host keeps what is wanted, or what it has; less than is needed it refuses."""
+        free_bytes: dict[str, int] = {}
+        for each in self.each:
+            if each.is_here:
+                continue
+            name = each.host.name
+            if name not in free_bytes:
+                figures = await asyncio.wait_for(each.host.figures(), _ANSWER_S)
+                sharers = sum(other.host.name == name for other in self.each)
+                free_bytes[name] = figures.free_bytes // sharers
+            wanted_bytes = min(self._plan.wanted_bytes, free_bytes[name])
+            self._promised_bytes[each.rank] = max(self._plan.needed_bytes, wanted_bytes)
+        if self._plan.needed_bytes:
+            self.most_bytes = min(self._promised_bytes.values())
+
+    def _order(self, follower: Follower) -> RankOrder:
+        plan, rank = self._plan, follower.rank
+        environment = {}
+        if plan.cards and follower.is_here:
+            environment["CUDA_VISIBLE_DEVICES"] = plan.cards[rank % len(plan.cards)]
+        return RankOrder(
+            name=f"{plan.model_id}, rank {rank}",
+            incarnation=plan.incarnation,
+            rank=rank,
+            arguments=(
+                *("--follow", self._endpoint),
+                *("--rank", str(rank)),
+                *("--silence", str(plan.silence_s)),
+            ),
+            environment=environment,
+            secret=self._keys.workers,
+            python=plan.python,
+            needed_bytes=self._promised_bytes.get(rank, 0),
+        )
+
+    async def _wait(self, follower: Follower, process: RankProcess) -> None:
+        follower.end = await process.ended()
+        logger.info(
+            "%s: rank %d ended: %s",
+            self._plan.model_id,
+            follower.rank,
+            follower.end.reason,
+            extra=about(model=self._plan.model_id, pid=process.pid),
+        )
+        self._on_end(follower)
+
+    async def _take(self, follower: Follower, step: Step) -> None:
+        try:
+            await asyncio.wait_for(follower.take(step), _ANSWER_S)
+        except (OSError, TimeoutError) as error:
+            logger.warning("%s: rank %d: %s: %s", self._plan.model_id, follower.rank, step, error)
+
+
+def devices(interfaces: Sequence[Sequence[str]]) -> tuple[tuple[str | None, ...], ...]:
+    """Each rank's RDMA devices towards the others, with None for itself, as JACCL wants them."""
+    return tuple((*given[:rank], None, *given[rank:]) for rank, given in enumerate(interfaces))

@@ -1,0 +1,95 @@
+"""How long ranks on another host live without a word of their gateway. No I/O; the caller brings
+the time, in seconds, each side by its own clock.
+
+The gateway asks for news again and again, in turns. A lease lasts from the last answer that the
+gateway is known to have got: its next turn says which. So the gateway, which counts from when it
+got it, is never the first to call the ranks ended, whatever is lost on the way, and in whichever
+direction.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# A link that was closed, by a gateway that died above all, has so long to come back.
+RECONNECT_S: Final = 1.0
+# Who looks later than this part of the lease was itself stopped or asleep.
+_ABSENCE: Final = 0.25
+_SHORTEST_ABSENCE_S: Final = 1.0
+
+
+def _absence_s(lease_s: float) -> float:
+    return max(_SHORTEST_ABSENCE_S, lease_s * _ABSENCE)
+
+
+class Lease:
+    """The agent's side."""
+
+    def __init__(self, now: float, lease_s: float) -> None:
+        self.lease_s = lease_s
+        self._expires_at = now + lease_s
+        self._number = 0
+        # When answers were given of which it isn't known whether they came.
+        self._answered: dict[int, float] = {}
+        self._closed_at: float | None = None
+        self._judged_at = now
+
+    def turn(self, confirmed: int) -> bool:
+        """The gateway asks for news, and the last answer that it has got has this number. Whether
+        it lacks one that was given since.
+        """
+        self._closed_at = None
+        answered_at = self._answered.get(confirmed)
+        if answered_at is not None:
+            self._expires_at = answered_at + self.lease_s
+        self._answered = {k: at for k, at in self._answered.items() if k > confirmed}
+        return bool(self._answered)
+
+    def answer(self, now: float) -> int:
+        """The number of an answer that is given now."""
+        self._number += 1
+        self._answered[self._number] = now
+        return self._number
+
+    def closed(self, now: float) -> None:
+        """The connection that a turn came by is gone."""
+        if self._closed_at is None:
+            self._closed_at = now
+
+    def judge(self, now: float) -> str | None:
+        """Why the ranks must end, or None. To be called a few times a second."""
+        absent_s = now - self._judged_at
+        self._judged_at = now
+        if absent_s > _absence_s(self.lease_s):
+            self._expires_at += absent_s
+            self._answered = {k: at + absent_s for k, at in self._answered.items()}
+            if self._closed_at is not None:
+                self._closed_at += absent_s
+        if now >= self._expires_at:
+            return f"its gateway has not been heard for {self.lease_s:g} s"
+        if self._closed_at is not None and now - self._closed_at >= RECONNECT_S:
+            return "its gateway has gone: the connection was closed, and did not come back"
+        return None
+
+
+class Contact:
+    """The gateway's side: since when the host has said nothing."""
+
+    def __init__(self, now: float, lease_s: float) -> None:
+        self._lease_s = lease_s
+        self._heard_at = self._judged_at = now
+        # The last answer, whose number the next turn says.
+        self.number = 0
+
+    def heard(self, now: float, number: int) -> None:
+        """An answer came."""
+        self.number = number
+        self._heard_at = now
+
+    def judge(self, now: float) -> bool:
+        """Whether the host has ended the lease by now. To be called a few times a second."""
+        absent_s = now - self._judged_at
+        self._judged_at = now
+        if absent_s > _absence_s(self._lease_s):
+            self._heard_at += absent_s
+        return now - self._heard_at >= self._lease_s

@@ -1,0 +1,85 @@
+"""Groups at work: who is loaded along with others, and for whom room is to be kept."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+
+from gateway.memory.admission import Admission
+from gateway.memory.appraiser import UnreadableError
+from gateway.memory.groups import Group
+from gateway.memory.tenant import Tenant
+from gateway.model.model import Model
+from gateway.system.tasks import Tasks
+
+logger = logging.getLogger(__name__)
+
+
+class Company:
+    """On the event loop. A member that is held, has failed, or can't be read stays out, and the
+    others are loaded without it: one compartment's trouble is not theirs.
+    """
+
+    def __init__(
+        self, admission: Admission, floor_bytes: Callable[[Model], Awaitable[int]], tasks: Tasks
+    ) -> None:
+        """`floor_bytes` reads a model's files, and raises UnreadableError."""
+        self._admission = admission
+        self._floor_bytes = floor_bytes
+        self._tasks = tasks
+        self._tenants: dict[str, Tenant] = {}
+
+    def register(self, tenants: Iterable[Tenant]) -> None:
+        self._tenants = {each.model.id: each for each in tenants}
+
+    def arrange(self, groups: Iterable[Group]) -> None:
+        """Other groups, or other settings of their models."""
+        ledger = self._admission.ledger
+        # What those that are loaded have asked for stays what it is.
+        ledger.floors = {each.model_id: each.floor_bytes for each in ledger.holders}
+        self._admission.arrange(groups)
+        members = {name for each in ledger.groups.all for name in each.models}
+        if members:
+            self._tasks.start(self._learn(members), "floors of groups")
+
+    async def learn(self, model_id: str) -> None:
+        """Read what has to be known of others before this one may ask."""
+        await self._learn(self._admission.ledger.groups.concerned(model_id))
+
+    def bring_along(self) -> None:
+        """Have those wait for memory that are loaded with one that waits."""
+        for claim in list(self._admission.claims):
+            if not self._tenants[claim.model_id].brings_along:
+                continue
+            for name in self._admission.ledger.groups.companions(claim.model_id):
+                tenant = self._tenants.get(name)
+                if tenant is None:
+                    continue
+                if tenant.asleep:
+                    tenant.load_along()
+                if tenant.waits_for_memory:
+                    self._admission.expect(name)
+
+    def wants(self, model_id: str) -> bool:
+        """Whether one that it is loaded with is on its way up, and wanted for its own sake."""
+        names = self._admission.ledger.groups.companions(model_id)
+        return any(name in self._tenants and self._tenants[name].brings_along for name in names)
+
+    async def _learn(self, names: Iterable[str]) -> None:
+        unknown = [
+            self._tenants[name]
+            for name in names
+            if name in self._tenants and name not in self._admission.ledger.floors
+        ]
+        await asyncio.gather(*map(self._learn_one, unknown))
+
+    async def _learn_one(self, tenant: Tenant) -> None:
+        model = tenant.model
+        try:
+            floor_bytes = await self._floor_bytes(model)
+        except UnreadableError as error:
+            logger.warning("No room is kept for %s: %s", model.id, error)
+            return
+        if self._tenants.get(model.id) is tenant and tenant.model is model:
+            self._admission.know(model.id, floor_bytes)
