@@ -36,7 +36,7 @@ heartbeat_timeout_s = 4.0
 stall_timeout_s = 4.0
 """
 BOUND_S = 120.0
-TOKENS = 250
+TOKENS = 180
 SHORT = (
     "stopped",
     "the engine raises",

@@ -120,7 +120,7 @@ def test_nobody_else_notices(
     environment = shortened(tmp_path / "site", seconds=2.0, bodies_bytes=32 << 20, files=FILES)
     gateway = start_gateway(environment=environment)
     gateway.load()
-    whole = gateway.say(STORY, temperature=0.0)
+    whole = gateway.say(STORY, temperature=0.0, max_tokens=80)
     pid = gateway.worker_pid()
     process = psutil.Process(gateway.pid)
     before = process.memory_info().rss
@@ -129,7 +129,7 @@ def test_nobody_else_notices(
     until = time.monotonic() + seconds
     with Probe(gateway, "/livez", every_s=0.1) as health, Crowd(gateway, seed) as crowd:
         while time.monotonic() < until:
-            stream = open_stream(gateway, STORY, temperature=0.0).join()
+            stream = open_stream(gateway, STORY, temperature=0.0, max_tokens=80).join()
             assert (stream.text, stream.error, stream.done) == (whole, None, True)
             streams += 1
             most_files = max(most_files, process.num_fds())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import signal
@@ -21,7 +22,6 @@ from tests.support.gateway import Gateway
 NAMES = ("a", "b", "c", "d", "e")
 PROMPTS = ("Once upon a time", "A ship with seven holds", "What is a door?")
 BETWEEN_SAMPLES_S = 0.1
-SAFE_S = 20.0
 
 
 class Sampler:
@@ -117,23 +117,23 @@ FIELDS = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
 
 
 @pytest.mark.parametrize(
-    ("experts", "seconds", "kills"),
+    ("megabytes", "seconds", "safe_s"),
     [
-        pytest.param(16, 6, True, id="short"),
-        pytest.param(64, 120, False, id="long", marks=pytest.mark.chaos),
-        pytest.param(64, 120, True, id="long-with-kills", marks=pytest.mark.chaos),
+        pytest.param(100, 6, math.inf, id="short"),
+        pytest.param(400, 120, None, id="long", marks=pytest.mark.chaos),
+        pytest.param(400, 120, 20.0, id="long-with-kills", marks=pytest.mark.chaos),
     ],
 )
 @pytest.mark.timeout(600)
 def test_five_models_where_two_fit(
-    experts: int,
+    megabytes: int,
     seconds: float,
-    kills: bool,
+    safe_s: float | None,
     start_gateway: Callable[..., Gateway],
     tmp_path: Path,
     tell: Callable[..., None],
 ) -> None:
-    folder = shapes.sparse(tmp_path / "sparse", experts)
+    folder = shapes.sparse(tmp_path / "sparse", megabytes)
     models = tuple(f"{folder}={name}" for name in NAMES)
     probe = start_gateway(models=models[:1])
     granted = probe.load("a")["worker"]["granted_bytes"]
@@ -152,13 +152,13 @@ def test_five_models_where_two_fit(
     )
     clients = Clients(gateway, expected, seconds)
     over = threading.Event()
-    killer = threading.Thread(target=_kill_at_random, args=(gateway, over))
+    killer = threading.Thread(target=_kill_at_random, args=(gateway, over, safe_s))
     with Sampler(gateway) as sampler:
-        if kills:
+        if safe_s is not None:
             killer.start()
         clients.run(16)
         over.set()
-        if kills:
+        if safe_s is not None:
             killer.join(60)
         status = gateway.status()
     assert not clients.problems, clients.problems[:3]
@@ -178,8 +178,8 @@ def test_five_models_where_two_fit(
     )
 
 
-def _kill_at_random(gateway: Gateway, over: threading.Event) -> None:
-    """Not the same model twice in a short time: that would be the death of its requests."""
+def _kill_at_random(gateway: Gateway, over: threading.Event, safe_s: float) -> None:
+    """Not the same model twice within `safe_s`: that would be the death of its requests."""
     chance = random.Random(1)
     killed_at = dict.fromkeys(NAMES, float("-inf"))
     with httpx.Client(base_url=gateway.url, timeout=120.0) as client:
@@ -189,7 +189,7 @@ def _kill_at_random(gateway: Gateway, over: threading.Event) -> None:
             alive = [
                 (each["id"], each["worker"]["pid"])
                 for each in models
-                if each["worker"] is not None and now - killed_at[each["id"]] > SAFE_S
+                if each["worker"] is not None and now - killed_at[each["id"]] >= safe_s
             ]
             if alive:
                 name, pid = chance.choice(alive)

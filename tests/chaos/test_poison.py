@@ -55,7 +55,7 @@ def _innocents(gateway: Gateway) -> list[Stream]:
         open_stream(
             gateway,
             INNOCENT,
-            max_tokens=220 + 10 * index,
+            max_tokens=90 + 10 * index,
             ignore_eos=True,
             seed=index,
             temperature=0.0 if index % 2 else 1.0,
@@ -85,7 +85,7 @@ def test_the_poisonous_one_pays_alone(
     assert (twin.status_code, twin.json()["error"]["code"]) == (500, "worker_crashed")
     assert twin.headers["x-should-retry"] == "false"
     assert "is kept out" in twin.json()["error"]["message"]
-    assert gateway.say("What is Bulkhead?")
+    assert gateway.say("Hello")
     assert gateway.model()["restarts"] == restarts, "the twin was never run"
     tell(innocents=len(innocents), worker_deaths=restarts, seconds=f"{seconds:.1f}")
 

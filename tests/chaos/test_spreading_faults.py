@@ -21,7 +21,7 @@ from tests.support.shapes import DEMO
 from tests.support.streams import Stream, open_stream
 
 STORY = "Tell me a story."
-TOKENS = 300
+TOKENS = 150
 # What the model beside may be told while it can't be started, or hangs.
 EXPECTED_STATUSES = {200, 503}
 SHORTEST_S = 0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -43,7 +44,7 @@ def count_tasks(*_):
     with open({path!r}, "a") as file:
         print(sum(not each.done() for each in tasks), file=file)
 if not in_worker():
-    signal.signal(signal.SIGUSR2, count_tasks)
+    signal.signal(signal.SIGWINCH, count_tasks)
 """
 
 
@@ -95,7 +96,7 @@ class Storm:
         self.orders += 1
 
     def _ask(self, client: httpx.Client, model_id: str, *, stream: bool, leaves: bool) -> None:
-        body = chat_body(STORY, model_id, stream=stream, max_tokens=200)
+        body = chat_body(STORY, model_id, stream=stream, max_tokens=100)
         with client.stream("POST", "/v1/chat/completions", json=body) as answer:
             assert answer.status_code in EXPECTED_STATUSES, answer.read()
             if leaves:
@@ -112,7 +113,7 @@ class Storm:
 @pytest.mark.parametrize(
     ("operations", "seconds"),
     [
-        pytest.param(60, 8, id="short"),
+        pytest.param(45, 6, id="short"),
         pytest.param(200, 60, id="long", marks=pytest.mark.chaos),
     ],
 )
@@ -136,7 +137,7 @@ def test_everything_comes_to_rest(
             tmp_path / "site", EAGER_SPARES + _COUNT_TASKS.format(path=str(counts))
         ),
     )
-    whole = gateway.say(STORY, max_tokens=200)
+    whole = gateway.say(STORY, max_tokens=100)
     for each in IDS:
         # Its log stays open from now on.
         gateway.load(each)
@@ -163,7 +164,7 @@ def test_everything_comes_to_rest(
 
     for each in IDS:
         gateway.load(each)
-        assert gateway.say(STORY, each, max_tokens=200) == whole
+        assert gateway.say(STORY, each, max_tokens=100) == whole
         gateway.order("unload", each).raise_for_status()
     after = _resources(gateway, counts)
     assert after == before
@@ -196,7 +197,7 @@ def _resources(gateway: Gateway, counts: Path) -> dict[str, int]:
 
     def reading() -> dict[str, int]:
         seen = len(counts.read_text().split()) if counts.exists() else 0
-        process.send_signal(12)
+        process.send_signal(signal.SIGWINCH)
         eventually(lambda: counts.exists() and len(counts.read_text().split()) > seen)
         return {
             "descriptors": process.num_fds(),

@@ -36,6 +36,9 @@ class CannedGateway:
         return self
 
     def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -45,6 +48,10 @@ def chat_events(*pieces: str) -> list[str]:
     """A whole answer, as the gateway streams it."""
     chunks = ({"choices": [{"delta": {"content": piece}}]} for piece in pieces)
     return [*(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks), "data: [DONE]\n\n"]
+
+
+def reasoning_event(text: str) -> str:
+    return f"data: {json.dumps({'choices': [{'delta': {'reasoning_content': text}}]})}\n\n"
 
 
 def _handler(gateway: CannedGateway) -> type[BaseHTTPRequestHandler]:

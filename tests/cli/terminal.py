@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
+import fcntl
 import os
 import pty
 import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +22,7 @@ BULKHEAD = (sys.executable, "-m", "gateway")
 
 
 def bulkhead(
-    *arguments: str, url: str | None = None, stdin: str = "", within_s: float = 60.0
+    *arguments: str, url: str | None = None, stdin: str = "", within_s: float = EVENTUALLY_S
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, in pipes."""
     return subprocess.run(
@@ -69,10 +73,15 @@ class Terminal:
     def __init__(self, pid: int, descriptor: int) -> None:
         self.pid = pid
         self.screen = ""
+        # All that ever came.
+        self.printed = ""
         self._descriptor = descriptor
+        # A character may come in two halves.
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def type(self, keys: str) -> None:
-        os.write(self._descriptor, keys.encode())
+        # Lone surrogates stand for bytes that are no text.
+        os.write(self._descriptor, keys.encode("utf-8", "surrogateescape"))
 
     def expect(self, text: str, within_s: float = EVENTUALLY_S) -> str:
         """Read until the text has come; returns what came before it, and forgets both."""
@@ -83,6 +92,13 @@ class Terminal:
                 raise AssertionError(f"{text!r} did not come; there is: {self.screen!r}")
         before, _, self.screen = self.screen.partition(text)
         return before
+
+    def more(self, within_s: float) -> str | None:
+        """What comes next; None if nothing does, or nothing can."""
+        if not self.screen and (within_s <= 0 or not self._read(within_s)):
+            return None
+        came, self.screen = self.screen, ""
+        return came
 
     def exit_status(self, within_s: float = EVENTUALLY_S) -> int:
         deadline = time.monotonic() + within_s
@@ -99,16 +115,30 @@ class Terminal:
         except OSError:
             # EIO: how Linux says that the other side is closed.
             return False
-        self.screen += read.decode("utf-8", "replace")
+        text = self._decoder.decode(read)
+        self.screen += text
+        self.printed += text
         return bool(read)
 
 
 @contextmanager
-def terminal(*arguments: str, url: str, kind: str = "xterm") -> Iterator[Terminal]:
-    """Start a command on a terminal of its own; `kind` is what TERM says."""
+def terminal(
+    *arguments: str,
+    url: str,
+    kind: str = "xterm",
+    size: tuple[int, int] = (24, 80),
+    more: dict[str, str] | None = None,
+    command: tuple[str, ...] = BULKHEAD,
+) -> Iterator[Terminal]:
+    """Start a command on a terminal of its own, of so many lines and columns; `kind` is what TERM
+    says, and `more` goes into the environment, too.
+    """
     pid, descriptor = pty.fork()
     if pid == 0:
-        os.execvpe(BULKHEAD[0], [*BULKHEAD, *arguments], {**environment(url), "TERM": kind})
+        # Of its own terminal: nothing is printed before it has its size.
+        fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+        known = {**environment(url), "TERM": kind, **(more or {})}
+        os.execvpe(command[0], [*command, *arguments], known)
     try:
         yield Terminal(pid, descriptor)
     finally:

@@ -11,7 +11,7 @@ def test_breaks_lines_between_words(capsys: pytest.CaptureFixture[str]) -> None:
     for character in "One two three\n\nfour-and-a-lot-more five":
         paragraph.write(character)
     paragraph.close()
-    assert capsys.readouterr().out == "  One two\n  three\n  four-and-a-lot-more\n  five\n"
+    assert capsys.readouterr().out == "  One two\n  three\n\n  four-and-a-lot-more\n  five\n"
     assert paragraph.words == 5
 
 
@@ -22,6 +22,18 @@ def test_a_word_goes_on_after_an_interruption(capsys: pytest.CaptureFixture[str]
     paragraph.write("o")
     paragraph.close()
     assert capsys.readouterr().out == "One\ntwo\n"
+
+
+def test_what_was_written_between_words_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    paragraph = Paragraph("", lambda: 10)
+    for (
+        character
+    ) in "\n\n- a\n    b  c dddd   e\n字字字字字字\n```\nlong  lines  stay\n```\nand end":
+        paragraph.write(character)
+    paragraph.close()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:4] == ["- a", "    b  c", "dddd   e", "字字字字字"]
+    assert lines[4:] == ["字", "```", "long  lines  stay", "```", "and end"]
 
 
 def test_what_steers_a_terminal_is_left_out() -> None:

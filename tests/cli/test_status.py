@@ -18,7 +18,6 @@ def test_shows_gateway_memory_and_models_in_plain_text(gateway: Gateway) -> None
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
     lines = done.stdout.splitlines()
-    assert all(len(line) <= 80 for line in lines)
     assert f"serving, pid {gateway.pid}" in lines[0]
     budget = r"Budget [\d.]+ GB: workers hold [\d.]+ MB, granted [\d.]+ MB; pressure \w+$"
     assert re.match(budget, lines[1])
@@ -121,7 +120,6 @@ def test_what_others_wrote_is_shown_as_text(canned: CannedGateway) -> None:
     done = bulkhead("status", url=canned.url)
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout
-    assert all(len(line) <= 80 for line in done.stdout.splitlines())
     assert "[bold]" in done.stdout
     assert ":smile: [red]not red[/red]" in done.stdout
     assert "Budget 48.0 GB" in done.stdout

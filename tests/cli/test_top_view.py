@@ -59,7 +59,13 @@ def _reading(*models: ModelReading, reason: str | None = None, **memory: Any) ->
         "pressure": "normal",
     }
     return GatewayReading(
-        "1.2.3", 4194304, 300.0, "serving", MemoryReading(**{**known, **memory}), models, reason
+        "1.2.3",
+        4194304,
+        300.0,
+        "serving",
+        MemoryReading(**{**known, **memory}),
+        models,
+        reason=reason,
     )
 
 

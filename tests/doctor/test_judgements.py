@@ -18,7 +18,7 @@ from gateway.doctor.examination import Check, findings
 from gateway.doctor.finding import Finding, Severity, error, ok, warning, worst
 from gateway.doctor.installation import Installation
 from gateway.doctor.leftovers import Leftover, judge_leftovers
-from gateway.doctor.machine import judge_device, judge_memory, judge_wired_limit
+from gateway.doctor.machine import judge_device, judge_memory, judge_swap, judge_wired_limit
 from gateway.doctor.models import judge_model, read_examined
 from gateway.doctor.service import ServiceFacts, judge_service
 from gateway.doctor.software import (
@@ -155,6 +155,19 @@ class TestMachine:
         assert judge("normal", budget_bytes=81 * GB, device=card) == ["error"]
         assert judge("normal", budget_bytes=0) == ["error"]
         assert judge("normal", stranded_bytes=GB) == ["warning"]
+
+    def test_swap(self) -> None:
+        def judge(used_gb: int, total_gb: int, available_gb: int, *, grows: bool) -> Severity:
+            host = HostMemory(64 * GB, available_gb * GB, None, None)
+            return judge_swap(used_gb * GB, total_gb * GB, host, grows=grows).severity
+
+        assert judge(0, 0, 1, grows=False) == judge(0, 0, 1, grows=True) == "ok"
+        assert judge(8, 8, 40, grows=False) == "ok", "nobody misses what is there"
+        assert judge(7, 8, 2, grows=False) == "ok"
+        assert judge(8, 8, 2, grows=False) == "warning"
+        # macOS has always about as much as is used.
+        assert judge(8, 9, 2, grows=True) == "ok"
+        assert judge(20, 21, 2, grows=True) == "warning"
 
     def test_the_budget(self) -> None:
         auto = MemorySettings(headroom="2GB")

@@ -51,6 +51,13 @@ def test_certificates(tmp_path: Path) -> None:
     assert (severity, "gateway.tls_certificate" in evidence) == ("error", True)
 
 
+def test_a_key_of_another_certificate(tmp_path: Path) -> None:
+    certificate, _ = write_certificate(tmp_path)
+    _, key = write_certificate(tmp_path, "other")
+    severity, evidence = found(tmp_path, f'tls_certificate = "{certificate}"\ntls_key = "{key}"')
+    assert (severity, "gateway.tls_certificate" in evidence) == ("error", True)
+
+
 def test_a_gateway_whose_configuration_is_elsewhere(tmp_path: Path) -> None:
     """Where it says that it is, by the protocol that it says, and not where one would be."""
     state_dir = StateDir(tmp_path / "state")

@@ -21,13 +21,13 @@ from tests.support.gateway import Gateway, eventually
 from tests.support.streams import open_stream
 
 STORY = "Tell me a story."
-# Each is granted about 200 MB: one hundred of weights, the process, a context, working space.
-EXPERTS = 16
+# Each is granted about 200 MB: these of weights, the process, a context, working space.
+MEGABYTES = 100
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shapes.sparse(tmp_path_factory.mktemp("models") / "sparse", EXPERTS)
+    return shapes.sparse(tmp_path_factory.mktemp("models") / "sparse", MEGABYTES)
 
 
 def _models(folder: Path, *names: str, **settings: dict[str, Any]) -> str:
@@ -119,7 +119,7 @@ def test_files_that_change_after_the_estimate(
     """A model that has grown is estimated anew before it takes more than it was granted."""
     model_folder, flag = tmp_path / "model", tmp_path / "flag"
     shutil.copytree(shapes.DEMO, model_folder)
-    grown = shapes.sparse(tmp_path / "grown", 2 * EXPERTS)
+    grown = shapes.sparse(tmp_path / "grown", 2 * MEGABYTES)
     python = wrapped_python(tmp_path / "python", f"while [ ! -e {flag} ]; do sleep 0.1; done")
     running = start_gateway(
         models=(), config=f'[models.m]\npath = "{model_folder}"\npython = "{python}"\n'
@@ -142,11 +142,11 @@ def test_a_busy_model_is_waited_for_and_a_priority_is_not(
     running = start_gateway(
         *_budget(needed * 1.5),
         models=(),
-        config="[queue]\nmax_wait_s = 4.0\n"
+        config="[queue]\nmax_wait_s = 15.0\n"
         + _models(folder, "a", "b", "urgent", urgent={"priority": 5}),
     )
     running.load("a")
-    fields = {"max_tokens": 300, "ignore_eos": True, "temperature": 0.0}
+    fields = {"max_tokens": 600, "ignore_eos": True, "temperature": 0.0}
     undisturbed = open_stream(running, STORY, "a", **fields).join()
     busy = open_stream(running, STORY, "a", **fields)
     eventually(lambda: busy.text)

@@ -19,10 +19,10 @@ BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str]] = {
     "a long stop sequence": ({"stop": "x" * 1001}, "stop"),
     "a penalty": ({"repetition_penalty": -1.5}, "repetition_penalty"),
     "an unsupported parameter of megabytes": (
-        {"logits_processors": [[]] * 2_000_000},
+        {"logits_processors": [[]] * 1_000_000},
         "logits_processors",
     ),
-    "biases of megabytes": ({"logit_bias": [[]] * 2_000_000}, "logit_bias"),
+    "biases of megabytes": ({"logit_bias": [[]] * 1_000_000}, "logit_bias"),
     "too large a bias": ({"logit_bias": {"5": 100.5}}, "logit_bias"),
     "a bias for a word": ({"logit_bias": {"five": 1}}, "logit_bias"),
     "a bias for no token": ({"logit_bias": {"-1": 1}}, "logit_bias"),
@@ -106,8 +106,8 @@ def test_far_too_many_messages(gateway: Gateway) -> None:
 
 
 def test_almost_no_temperature_is_greedy(gateway: Gateway) -> None:
-    greedy = gateway.say("What is Bulkhead?", temperature=0.0)
-    assert gateway.say("What is Bulkhead?", temperature=1e-39, seed=1) == greedy
+    greedy = gateway.say("Hello", temperature=0.0)
+    assert gateway.say("Hello", temperature=1e-39, seed=1) == greedy
 
 
 @pytest.mark.parametrize("digits", ["x", "-1", "9" * 5000, "\u0661"])

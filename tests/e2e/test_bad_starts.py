@@ -149,7 +149,7 @@ def test_a_repository_in_the_hugging_face_cache(
     running = start_gateway(
         models=("owner/small-model",), environment={"HF_HUB_CACHE": str(tmp_path)}
     )
-    assert running.say("What is Bulkhead?", "small-model")
+    assert running.say("Hello", "small-model")
 
 
 def test_folder_names_with_spaces_and_other_letters(

@@ -48,7 +48,7 @@ def test_after_a_few_unclean_starts_nothing_is_preloaded(
     assert "event=caution" in careful.log
     shown = CliRunner().invoke(main, ["status", "--url", careful.url]).output
     assert f"Careful: the last {LIMIT} starts" in shown
-    assert careful.say("What is Bulkhead?")
+    assert careful.say("Hello")
     assert careful.model()["state"] == "ready"
     assert careful.stop() == 0
 

@@ -19,7 +19,7 @@ from tests.support.gateway import Gateway, eventually
 CONTEXT = 1024
 BUILT: dict[str, Callable[[Path], Path]] = {
     "demo": lambda _: shapes.DEMO,
-    "sparse": lambda folder: shapes.sparse(folder, 64),
+    "sparse": lambda folder: shapes.sparse(folder, 400),
     "sliding": shapes.sliding_window,
     "state": shapes.state_space,
     "chunked": shapes.chunked_attention,

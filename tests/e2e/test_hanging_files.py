@@ -20,7 +20,7 @@ from tests.support.shapes import DEMO
 from tests.support.streams import Probe, open_stream
 
 STORY = "Tell me a story."
-LONG = {"max_tokens": 300, "ignore_eos": True, "temperature": 0.0}
+LONG = {"max_tokens": 120, "ignore_eos": True, "temperature": 0.0}
 ANSWER_S = 4.0
 
 
@@ -124,7 +124,7 @@ def test_a_reload_says_which_place_hangs(gateway: Gateway, folder: Path) -> None
         assert 'models."cached".path: owner/name did not answer within' in message
         assert f"{gateway.config_path}:4" in message
     assert psutil.Process(gateway.pid).num_threads() <= threads + 2
-    assert gateway.say("What is Bulkhead?")
+    assert gateway.say("Hello")
 
 
 def test_files_that_answer_again_are_read(gateway: Gateway, folder: Path) -> None:
@@ -160,6 +160,6 @@ def test_an_end_waits_for_no_log_that_hangs(start_gateway: Callable[..., Gateway
     with tempfile.TemporaryDirectory(prefix="bh-") as folder:
         running = start_gateway("--state-dir", folder)
         os.mkfifo(Path(folder) / "logs" / "demo.log")
-        assert running.say("What is Bulkhead?")
+        assert running.say("Hello")
         running.process.send_signal(signal.SIGTERM)
         assert running.process.wait(STOP_S / 2) == 0

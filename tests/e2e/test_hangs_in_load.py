@@ -13,7 +13,7 @@ import pytest
 from tests.support.faults import held_load, sitecustomize
 from tests.support.gateway import Gateway, eventually
 
-QUESTION = "What is Bulkhead?"
+QUESTION = "Hello"
 HEARTBEAT_TIMEOUT_S = 3.0
 
 

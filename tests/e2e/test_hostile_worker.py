@@ -22,7 +22,7 @@ from tests.support.gateway import Gateway, eventually
 from tests.support.strangers import strangers
 from tests.support.streams import Probe
 
-QUESTION = "What is Bulkhead?"
+QUESTION = "Hello"
 
 FAULTS = {
     "another protocol version": (
@@ -80,10 +80,12 @@ FLOODS = {
     "large outputs": "socket.send(encode(large))",
     "lines": "print('x' * 10000)",
 }
+# It reads nothing, but its heart beats: nobody but the test ends it, however long that takes.
+BEATS = "while True: socket.send(encode(beat)); time.sleep(0.5)"
 AFTER_READY = {
     **{name: f"while True: {flood}" for name, flood in FLOODS.items()},
-    "silent": "wait()",
-    "deaf": "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); wait()",
+    "silent": BEATS,
+    "deaf": f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{BEATS}",
 }
 
 

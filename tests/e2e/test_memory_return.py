@@ -48,7 +48,7 @@ def test_an_unload_returns_what_the_load_took(
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
-    model = shapes.sparse(tmp_path / "large", experts=170)
+    model = shapes.sparse(tmp_path / "large", megabytes=1050)
     weights = (model / "model.safetensors").stat().st_size
     assert weights > 1e9
     running = start_gateway(models=(str(model),))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
+import psutil
 import pytest
 from click.testing import CliRunner
 
@@ -22,7 +24,8 @@ from gateway.keys.api_key import Terms
 from gateway.keys.key_file import KeyFile
 from gateway.tls.certificate import trusting
 from tests.support.certificates import write_certificate
-from tests.support.gateway import Gateway, chat_body
+from tests.support.edge import shortened
+from tests.support.gateway import Gateway, chat_body, eventually
 from tests.support.raw_http import parse, read_all, send
 
 
@@ -158,6 +161,19 @@ def test_a_command_that_trusts_no_certificate_says_so(gateway: Gateway, tmp_path
     assert "No gateway" not in found.stderr
 
 
+def test_a_command_takes_what_the_system_trusts(
+    gateway: Gateway, folder: Path, tmp_path: Path
+) -> None:
+    elsewhere = {
+        "BULKHEAD_STATE_DIR": str(tmp_path),
+        "BULKHEAD_URL": f"https://127.0.0.1:{_port(gateway)}",
+        "BULKHEAD_ADMIN_KEY": (gateway.state_dir / "admin.key").read_text().strip(),
+        "SSL_CERT_FILE": str(folder / "tls.crt"),
+    }
+    found = CliRunner().invoke(main, ["status"], env=elsewhere)
+    assert found.exit_code == 0, found.output
+
+
 def test_a_renewed_certificate_is_taken_by_a_reload(gateway: Gateway, folder: Path) -> None:
     admin = {"x-api-key": (gateway.state_dir / "admin.key").read_text().strip()}
     admin["authorization"] = ""
@@ -179,3 +195,35 @@ def test_a_renewed_certificate_is_taken_by_a_reload(gateway: Gateway, folder: Pa
         assert connection.getpeercert(binary_form=True) != before
     # Connections that are there go on.
     assert gateway.client.get("/v1/models").status_code == 200
+
+
+def test_who_never_finishes_a_handshake_costs_the_others_nothing(
+    tmp_path: Path, start_gateway: Callable[..., Gateway]
+) -> None:
+    """Silent, or in the middle of a first message: they make place at once, and have a deadline."""
+    certificate, key = write_certificate(tmp_path)
+    config = f'[gateway]\ntls_certificate = "{certificate}"\ntls_key = "{key}"\n'
+    running = start_gateway(
+        config=f"{config}max_connections = 8\n",
+        environment=shortened(tmp_path / "site", seconds=3.0),
+        verify=trusting(str(certificate)),
+    )
+    assert running.client.get("/livez").status_code == 200
+    running.client.close()
+    process = psutil.Process(running.pid)
+    files = process.num_fds()
+    with contextlib.ExitStack() as stack:
+        stalled = []
+        for number in range(60):
+            connection = socket.create_connection(("127.0.0.1", _port(running)), 60)
+            stack.enter_context(connection)
+            stalled.append(connection)
+            if number % 2:
+                connection.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01")
+        with httpx.Client(verify=trusting(str(certificate)), timeout=60) as client:
+            assert client.get(f"https://127.0.0.1:{_port(running)}/livez").status_code == 200
+        for connection in stalled:
+            with contextlib.suppress(ConnectionResetError):
+                assert connection.recv(1) == b""
+    eventually(lambda: process.num_fds() <= files)
+    assert "Traceback" not in running.log

@@ -200,7 +200,7 @@ def test_files_are_not_its_business(client: ollama.Client) -> None:
 
 
 def test_a_worker_that_dies_in_mid_answer(client: ollama.Client, gateway: Gateway) -> None:
-    options = {"temperature": 0, "num_predict": 400}
+    options = {"temperature": 0, "num_predict": 150}
     messages = [{"role": "user", "content": "What is Bulkhead?"}]
     whole = client.chat("demo", messages, think=True, options=options)
     text, thinking, killed = "", "", False

@@ -139,9 +139,9 @@ def test_length_limits(client: openai.OpenAI, whole: str, name: str) -> None:
 
 def test_ignoring_the_end_of_sequence(client: openai.OpenAI, whole: str) -> None:
     answer = client.chat.completions.create(
-        model="demo", messages=QUESTION, max_tokens=300, extra_body={"ignore_eos": True}
+        model="demo", messages=QUESTION, max_tokens=190, extra_body={"ignore_eos": True}
     )
-    assert answer.usage.completion_tokens == 300
+    assert answer.usage.completion_tokens == 190
     assert answer.choices[0].message.content.startswith(whole)
 
 
@@ -348,18 +348,20 @@ async def test_many_clients_at_once(gateway: Gateway, whole: str) -> None:
     import asyncio
 
     async with openai.AsyncOpenAI(
-        base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=60
+        base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=120
     ) as client:
 
         async def ask() -> str:
             chunks = await client.chat.completions.create(
-                model="demo", messages=QUESTION, stream=True
+                model="demo", messages=QUESTION, stream=True, max_tokens=40
             )
             return "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])
 
         began = time.monotonic()
         texts = await asyncio.gather(*(ask() for _ in range(64)))
-    assert set(texts) == {whole}, time.monotonic() - began
+    assert len(set(texts)) == 1, time.monotonic() - began
+    assert texts[0]
+    assert whole.startswith(texts[0])
 
 
 def test_scores_of_a_prompt_alone(client: openai.OpenAI) -> None:

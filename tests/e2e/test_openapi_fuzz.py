@@ -27,7 +27,12 @@ CHECKS = [status_code_conformance, content_type_conformance, response_schema_con
 # What would make a model's speed the limit of the test, and what an answer may have of it.
 MOST = {"max_tokens": 3, "max_completion_tokens": 3, "min_tokens": 2, "n": 2, "best_of": 2}
 MOST |= {"max_output_tokens": 3}
-LEFT_OUT = ("POST /admin/v1/keys", "POST /admin/v1/pulls", "DELETE /admin/v1/library/{name}")
+LEFT_OUT = (
+    "POST /admin/v1/keys",
+    "POST /admin/v1/pulls",
+    "POST /admin/v1/upgrade",
+    "DELETE /admin/v1/library/{name}",
+)
 LIMITED = ("/v1/chat/completions", "/v1/completions", "/v1/messages")
 OLLAMA = ("/api/chat", "/api/generate")
 
@@ -131,7 +136,7 @@ def _fuzz_one(
 def test_does_as_it_says(
     operations: list[Any], session: requests.Session, gateway: Gateway
 ) -> None:
-    statuses = _fuzz(operations, session, examples=4, seconds=30.0)
+    statuses = _fuzz(operations, session, examples=3, seconds=30.0)
     assert statuses[200]
     assert statuses[400]
     assert "internal_error" not in gateway.log
@@ -147,4 +152,4 @@ def test_does_as_it_says_for_long(
     print(dict(statuses))
     assert sum(statuses.values()) > 10_000
     assert gateway.client.get("/health").json()["faults"] == []
-    assert gateway.say("What is Bulkhead?", max_tokens=5)
+    assert gateway.say("Hello", max_tokens=5)

@@ -62,43 +62,47 @@ ASKING: dict[str, list[Any]] = {
 SOMETHING: list[Any] = ["something", 7, {"some": "thing"}, True, False, 0]
 
 REFUSED = [(place, each) for place in PLACES for each in at(place, "refused")]
-HARMLESS = [(place, each) for place in PLACES for each in at(place, "harmless")]
 
 
 def _id(value: object) -> str:
     return value.name if isinstance(value, Parameter) else str(value)
 
 
-def _body(place: Place, name: str, value: Any) -> tuple[str, dict[str, Any], str]:
-    """The path, a body with that parameter, and how an error names it."""
-    if place in ("completions", "embeddings", "rerank"):
-        return f"/v1/{place}", {**BODIES[place], name: value}, name
-    if place == "responses":
-        return "/v1/responses", {**BODIES[place], name: value}, name
+def _body(place: Place, **values: Any) -> tuple[str, dict[str, Any]]:
+    """The path, and a body with those parameters."""
+    if place in ("completions", "embeddings", "rerank", "responses"):
+        return f"/v1/{place}", {**BODIES[place], **values}
     if place == "generate":
-        return "/api/generate", {**BODIES[place], name: value}, name
+        return "/api/generate", {**BODIES[place], **values}
     if place == "options":
         generate = BODIES["generate"]
-        changed = {**generate, "options": {**generate["options"], name: value}}
-        return "/api/generate", changed, f"options.{name}"
+        return "/api/generate", {**generate, "options": {**generate["options"], **values}}
     body = {**BODIES["chat"]}
     message = {**body["messages"][0]}
     part = {**message["content"][0]}
     match place:
         case "chat":
-            body[name] = value
+            body |= values
         case "stream_options":
-            body[place] = {name: value}
-            name = f"stream_options.{name}"
+            body[place] = values
         case "message":
-            message[name] = value
-            name = f"messages[0].{name}"
+            message |= values
         case "part":
-            part[name] = value
-            name = f"messages[0].content[0].{name}"
+            part |= values
     if place in ("message", "part"):
         body["messages"] = [{**message, "content": [part]}]
-    return "/v1/chat/completions", body, name
+    return "/v1/chat/completions", body
+
+
+def _called(place: Place, name: str) -> str:
+    """As an error names it."""
+    prefix = {
+        "options": "options.",
+        "stream_options": "stream_options.",
+        "message": "messages[0].",
+        "part": "messages[0].content[0].",
+    }
+    return prefix.get(place, "") + name
 
 
 def _text(gateway: Gateway, path: str, body: dict[str, Any]) -> str:
@@ -121,8 +125,8 @@ def _text(gateway: Gateway, path: str, body: dict[str, Any]) -> str:
 def plain(gateway: Gateway) -> dict[str, str]:
     """The greedy text of each path, or its numbers, with nothing added."""
     places = [place for place in BODIES if place != "chat"]
-    bodies = [_body(each, "user", None) for each in ("chat", *places)]
-    return {path: _text(gateway, path, body) for path, body, _ in bodies}
+    bodies = [_body(each) for each in ("chat", *places)]
+    return {path: _text(gateway, path, body) for path, body in bodies}
 
 
 def _same(value: Any, neutral: Any) -> bool:
@@ -137,7 +141,8 @@ def test_refused_by_name(place: Place, parameter: Parameter, gateway: Gateway) -
         if not any(_same(value, each) for each in parameter.neutral)
     ]
     for value in values:
-        path, body, name = _body(place, parameter.name, value)
+        path, body = _body(place, **{parameter.name: value})
+        name = _called(place, parameter.name)
         answer = gateway.client.post(path, json=body)
         assert answer.status_code == 400, (value, answer.text)
         error = answer.json()["error"]
@@ -149,22 +154,28 @@ def test_refused_by_name(place: Place, parameter: Parameter, gateway: Gateway) -
         assert name in error["message"]
 
 
-@pytest.mark.parametrize(("place", "parameter"), REFUSED, ids=_id)
+@pytest.mark.parametrize("place", PLACES)
 def test_neutral_values_change_nothing(
-    place: Place, parameter: Parameter, gateway: Gateway, plain: dict[str, str]
+    place: Place, gateway: Gateway, plain: dict[str, str]
 ) -> None:
-    for value in (None, *parameter.neutral):
-        path, body, _ = _body(place, parameter.name, value)
+    """All at once: one that is refused is named, and one that changes something is seen."""
+    rounds = [(None, *each.neutral) for each in at(place, "refused")]
+    for turn in range(max(map(len, rounds), default=0)):
+        values = {
+            each.name: of[turn % len(of)]
+            for each, of in zip(at(place, "refused"), rounds, strict=True)
+        }
+        path, body = _body(place, **values)
         assert _text(gateway, path, body) == plain[path]
 
 
-@pytest.mark.parametrize(("place", "parameter"), HARMLESS, ids=_id)
+@pytest.mark.parametrize("value", ["something", {"some": "thing"}, True], ids=str)
+@pytest.mark.parametrize("place", PLACES)
 def test_the_harmless_change_nothing(
-    place: Place, parameter: Parameter, gateway: Gateway, plain: dict[str, str]
+    place: Place, value: Any, gateway: Gateway, plain: dict[str, str]
 ) -> None:
-    for value in ("something", {"some": "thing"}, True):
-        path, body, _ = _body(place, parameter.name, value)
-        assert _text(gateway, path, body) == plain[path]
+    path, body = _body(place, **{each.name: value for each in at(place, "harmless")})
+    assert _text(gateway, path, body) == plain[path]
 
 
 TOKENIZER = Tokenizer.from_file(str(DEMO_FOLDER / "tokenizer.json"))
@@ -178,7 +189,7 @@ def _tokens(text: str) -> list[int]:
 def test_what_changes_the_choice(gateway: Gateway) -> None:
     """On both paths, down to the worker; its tests have the rest."""
     for place in ("chat", "completions"):
-        path, body, _ = _body(place, "max_tokens", 8)
+        path, body = _body(place, max_tokens=8)
         plain = _text(gateway, path, body)
         text = _text(gateway, path, {**body, "allowed_token_ids": _tokens("sea")})
         assert set(text) <= set("sea ")
@@ -199,7 +210,7 @@ def test_what_changes_the_choice(gateway: Gateway) -> None:
 
 
 def test_what_ends_an_answer(gateway: Gateway) -> None:
-    path, body, _ = _body("completions", "max_tokens", 12)
+    path, body = _body("completions", max_tokens=12)
     plain = _text(gateway, path, body)
     stop = plain[5:9]
     until = plain[: plain.index(stop)]
@@ -223,7 +234,7 @@ def _spelled(token_id: int) -> str:
 def test_fields_that_nobody_knows_are_ignored(gateway: Gateway, plain: dict[str, str]) -> None:
     for place in PLACES:
         assert "nobody_knows" not in {each.name for each in PARAMETERS}
-        path, body, _ = _body(place, "nobody_knows", {"some": "thing"})
+        path, body = _body(place, nobody_knows={"some": "thing"})
         assert _text(gateway, path, body) == plain[path]
 
 
@@ -259,6 +270,6 @@ def test_an_assistant_may_have_said_nothing(gateway: Gateway) -> None:
 
 def test_max_completion_tokens_on_both_paths(gateway: Gateway) -> None:
     for place in ("chat", "completions"):
-        path, body, _ = _body(place, "max_completion_tokens", 2)
+        path, body = _body(place, max_completion_tokens=2)
         answer = gateway.client.post(path, json=body).raise_for_status().json()
         assert answer["usage"]["completion_tokens"] == 2

@@ -18,7 +18,7 @@ from tests.support.streams import Probe, Stream, open_stream
 
 TWO = ("demo", f"{DEMO}=other")
 STORY = "Tell me a story."
-QUESTION = "What is Bulkhead?"
+QUESTION = "Hello"
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def whole(gateway: Gateway) -> str:
 
 
 def _long(gateway: Gateway, model_id: str) -> Stream:
-    return open_stream(gateway, STORY, model_id, max_tokens=400, ignore_eos=True)
+    return open_stream(gateway, STORY, model_id, max_tokens=150, ignore_eos=True)
 
 
 def test_two_workers_are_two_processes(gateway: Gateway) -> None:
@@ -85,7 +85,7 @@ def test_the_next_request_starts_a_new_incarnation(gateway: Gateway, whole: str)
 
 def test_a_request_that_is_not_streamed_survives_too(gateway: Gateway) -> None:
     gateway.load("demo")
-    fields = {"max_tokens": 300, "ignore_eos": True}
+    fields = {"max_tokens": 150, "ignore_eos": True}
     undisturbed = gateway.chat(STORY, **fields).json()
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(gateway.chat, STORY, **fields)
@@ -134,12 +134,12 @@ def test_the_gateway_imports_no_model_library(
                 with open({str(listing)!r}, "w") as file:
                     file.write("\\n".join(sorted(sys.modules)))
             if not in_worker():
-                signal.signal(signal.SIGUSR2, list_modules)
+                signal.signal(signal.SIGWINCH, list_modules)
             """,
         )
     )
     assert running.say(QUESTION)
-    os.kill(running.pid, signal.SIGUSR2)
+    os.kill(running.pid, signal.SIGWINCH)
     names = eventually(lambda: listing.exists() and listing.read_text().split())
     packages = {name.partition(".")[0] for name in names}
     assert "gateway" in packages

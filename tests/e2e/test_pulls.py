@@ -128,7 +128,7 @@ def test_a_model_is_pulled_and_then_it_answers(gateway: Gateway) -> None:
     assert (seen[-1]["outlook"]["row_tokens"], seen[-1]["outlook"]["rows"] > 0) == (8000, True) or (
         seen[-1]["outlook"]["row_tokens"] < 8000
     )
-    assert gateway.say("What is Bulkhead?", "small", max_tokens=5)
+    assert gateway.say("Hello", "small", max_tokens=5)
     (entry,) = library(gateway)
     assert entry["source"] == SMALL
     assert (entry["ids"], entry["state"], entry["problem"]) == (["small"], "ready", None)
@@ -136,6 +136,14 @@ def test_a_model_is_pulled_and_then_it_answers(gateway: Gateway) -> None:
     assert "text" in entry["abilities"]
     kept = gateway.client.delete(f"/admin/v1/library/{SMALL}")
     assert (kept.status_code, "bulkhead unload small" in kept.text) == (400, True)
+    why = gateway.client.get(f"/admin/v1/removals/{SMALL}")
+    assert (why.status_code, why.json()) == (400, kept.json())
+    gateway.order("unload", "small").raise_for_status()
+    would = gateway.client.get(f"/admin/v1/removals/{SMALL}").json()
+    assert would == {"source": SMALL, "reclaimed_bytes": entry["size_bytes"]}
+    asked = gateway.client.delete(f"/admin/v1/library/{SMALL}", params={"dry_run": 1})
+    assert (asked.status_code, "/admin/v1/removals/" in asked.text) == (400, True)
+    assert library(gateway) != []
     kinds = [(each["change"], each["name"]) for each in gateway.events("pull")]
     assert kinds == [("began", SMALL), ("done", SMALL)]
 

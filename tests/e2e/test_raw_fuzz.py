@@ -217,7 +217,7 @@ def _fuzz(gateway: Gateway, chance: random.Random, requests: int) -> list[int]:
 @pytest.mark.parametrize(
     "requests",
     [
-        pytest.param(250, id="short"),
+        pytest.param(150, id="short"),
         pytest.param(12_000, id="long", marks=pytest.mark.slow),
     ],
 )
@@ -230,7 +230,7 @@ def test_nothing_undocumented_comes_and_nothing_stays(requests: int, gateway: Ga
     whole = gateway.say("Tell me a story.", temperature=0.0, max_tokens=20)
     pid = gateway.worker_pid()
     # What imports, caches and the allocator keep for good.
-    _fuzz(gateway, chance, 150)
+    _fuzz(gateway, chance, 100)
     process = psutil.Process(gateway.pid)
     before, files = _settled(gateway), process.num_fds()
     statuses = _fuzz(gateway, chance, requests)

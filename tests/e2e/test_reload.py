@@ -12,7 +12,7 @@ from tests.support.gateway import Gateway, eventually
 from tests.support.streams import open_stream
 
 STORY = "Tell me a story."
-LONG = {"max_tokens": 400, "ignore_eos": True, "temperature": 0.0}
+LONG = {"max_tokens": 200, "ignore_eos": True, "temperature": 0.0}
 DEMO = 'path = "demo"\n'
 
 

@@ -17,7 +17,7 @@ from tests.support.streams import Probe, open_stream
 # How long a fault that comes back isn't said again.
 SAID_AGAIN_S = 60
 STORY = "Tell me a story."
-LONG = {"max_tokens": 400, "ignore_eos": True, "temperature": 0.0}
+LONG = {"max_tokens": 250, "ignore_eos": True, "temperature": 0.0}
 CONFIG = """
 [workers]
 restart_limit = 0

@@ -31,7 +31,7 @@ from tests.support.shapes import DEMO
 from tests.support.streams import open_stream
 
 STORY = "Tell me a story."
-LONG = {"max_tokens": 500, "ignore_eos": True}
+LONG = {"max_tokens": 200, "ignore_eos": True}
 # Imports at the lowest priority wait for whoever else computes.
 SPARE_S = 300.0
 
@@ -100,7 +100,7 @@ class TestRequests:
         assert not stream.done
         assert stream.error["code"] == "model_unavailable"
         assert "files of 'copy' changed" in stream.error["message"]
-        assert running.say("What is Bulkhead?", "copy")
+        assert running.say("Hello", "copy")
 
     def test_a_client_that_leaves_cancels_its_parked_request(
         self, gateway: Gateway, flags: Path
@@ -177,7 +177,7 @@ class TestRequests:
         assert running.model()["state"] == "failed"
         broken.unlink()
         eventually(lambda: running.model()["state"] == "unloaded")
-        assert running.say("What is Bulkhead?")
+        assert running.say("Hello")
 
 
 class TestWhatIsLeft:
@@ -209,9 +209,9 @@ class TestWhatIsLeft:
         running = start_gateway(
             config="[workers]\nheartbeat_timeout_s = 3.0\nstall_timeout_s = 3.0\n"
         )
-        whole = running.say(STORY, max_tokens=300, ignore_eos=True)
+        whole = running.say(STORY, max_tokens=150, ignore_eos=True)
         pid = running.worker_pid()
-        stream = open_stream(running, STORY, max_tokens=300, ignore_eos=True)
+        stream = open_stream(running, STORY, max_tokens=150, ignore_eos=True)
         eventually(lambda: stream.text)
         os.kill(running.pid, signal.SIGSTOP)
         time.sleep(4)
@@ -235,7 +235,7 @@ class TestSpare:
         eventually(lambda: (running.status()["memory"]["footprint_bytes"] or 0) > 20_000_000)
         other = running.load("own")["worker"]["pid"]
         assert other != spare.pid, "an interpreter of its own does without"
-        assert running.say("What is Bulkhead?", "own")
+        assert running.say("Hello", "own")
         assert running.load()["worker"]["pid"] == spare.pid
         assert f"event=adopt model=demo pid={spare.pid}" in running.log
         eventually(lambda: running.log.count("change=ready") == 2)
@@ -249,7 +249,7 @@ class TestSpare:
         eventually(lambda: "change=ready" in running.log, SPARE_S)
         assert _nice_values(spare.pid) == {0}
         assert running.load()["worker"]["pid"] == spare.pid
-        assert running.say("What is Bulkhead?")
+        assert running.say("Hello")
         assert _nice_values(spare.pid) == {0}
 
     def test_a_crash_loop_of_spares_ends(
@@ -266,7 +266,7 @@ class TestSpare:
         lost = running.log.count("change=lost")
         time.sleep(1.5)
         assert running.log.count("change=lost") == lost == 4
-        assert running.say("What is Bulkhead?"), "models don't need it"
+        assert running.say("Hello"), "models don't need it"
 
 
 def _nice_values(pid: int) -> set[int]:
@@ -316,8 +316,8 @@ class TestNoHalfWay:
             config="[workers]\nrestart_limit = 0\nbackoff_first_s = 0\nbackoff_longest_s = 0\n"
         )
         running.load()
-        whole = running.say(STORY, max_tokens=300, ignore_eos=True)
-        stream = open_stream(running, STORY, max_tokens=300, ignore_eos=True)
+        whole = running.say(STORY, max_tokens=150, ignore_eos=True)
+        stream = open_stream(running, STORY, max_tokens=150, ignore_eos=True)
         eventually(lambda: stream.text)
         os.kill(running.worker_pid(), signal.SIGKILL)
         assert stream.join().text == whole
@@ -334,14 +334,14 @@ class TestNoHalfWay:
         time.sleep(2)
         psutil.Process(running.pid).rlimit(psutil.RLIMIT_NOFILE, limits)
         assert stream.join().done
-        assert running.say("What is Bulkhead?")
+        assert running.say("Hello")
 
     def test_the_state_folder_is_removed(self, start_gateway: Callable[..., Gateway]) -> None:
         running = start_gateway()
         for removed in ("run", "workers", "logs", "."):
             shutil.rmtree(running.state_dir / removed, ignore_errors=True)
             assert running.order("restart").json()["state"] == "ready"
-            assert running.say("What is Bulkhead?")
+            assert running.say("Hello")
             recorded = running.state_dir / "workers" / f"{running.worker_pid()}.json"
             assert recorded.exists()
             eventually((running.state_dir / "logs" / "demo.log").exists)
@@ -356,7 +356,7 @@ class TestNoHalfWay:
             running.load()
             os.kill(running.worker_pid(), signal.SIGTERM)
             for _ in range(4):
-                assert running.say("What is Bulkhead?", max_tokens=2)
+                assert running.say("Hello", max_tokens=2)
 
     @pytest.mark.parametrize(
         "line", ["backoff_first_s = inf", "breaker_retry_s = nan", "load_timeout_s = 0"]
@@ -373,7 +373,7 @@ class TestEvents:
     def test_a_life_is_told(self, start_gateway: Callable[..., Gateway]) -> None:
         running = start_gateway()
         running.load()
-        stream = open_stream(running, STORY)
+        stream = open_stream(running, STORY, **LONG)
         eventually(lambda: stream.text)
         killed = running.worker_pid()
         os.kill(killed, signal.SIGKILL)

@@ -20,7 +20,7 @@ from tests.mutants.trial import ROOT, Trial
 
 _ACCOUNT: Final = (
     "tests/gateway/memory/test_admission.py test_turn.py test_loans.py test_wants.py "
-    "test_lending.py test_ledger.py test_reclaim.py test_admission_bounds.py"
+    "test_lending.py test_ledger.py test_reclaim.py test_admission_bounds.py test_groups.py"
 )
 # Policies, and the files that test them.
 POLICIES: Final = {
@@ -32,6 +32,9 @@ POLICIES: Final = {
     "gateway/memory/orders.py": _ACCOUNT,
     "gateway/memory/lending.py": _ACCOUNT,
     "gateway/memory/ledger.py": _ACCOUNT,
+    "gateway/memory/holder.py": _ACCOUNT,
+    "gateway/memory/claim.py": _ACCOUNT,
+    "gateway/memory/groups.py": _ACCOUNT,
     "gateway/memory/stranded/[!_]*.py": (
         "tests/gateway/memory/stranded/test_account.py test_policy.py test_question.py "
         "test_rises.py test_habits.py test_record.py"

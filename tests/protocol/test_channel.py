@@ -9,7 +9,8 @@ import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from protocol.channel import bind_gateway_side, connect_worker_side, new_keys
+from protocol import channel
+from protocol.channel import Keys, connect_worker_side, new_keys
 from protocol.codec import MAX_WORKER_FRAME_BYTES
 from protocol.endpoint import MAX_SOCKET_PATH_BYTES, endpoint
 from tests.support.folders import short_folder
@@ -17,6 +18,18 @@ from tests.support.strangers import strangers
 
 _PATIENCE_MS = 5000
 KEYS = new_keys()
+
+
+def bind_gateway_side(
+    context: zmq.Context[zmq.Socket[bytes]], address: str, keys: Keys
+) -> zmq.Socket[bytes]:
+    socket = channel.gateway_side(context, keys)
+    try:
+        socket.bind(address)
+    except zmq.ZMQError:
+        socket.close()
+        raise
+    return socket
 
 
 @pytest.fixture

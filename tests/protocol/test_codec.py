@@ -39,6 +39,8 @@ from protocol.messages import (
     LoadProgress,
     Message,
     MlxMemory,
+    Move,
+    Moved,
     Need,
     Output,
     PromptCacheCleared,
@@ -47,6 +49,8 @@ from protocol.messages import (
     Rendered,
     RequestFailed,
     Sampling,
+    Settle,
+    Stay,
     Stop,
     TextPrompt,
     TokenPrompt,
@@ -196,9 +200,13 @@ _from_gateway: dict[type[Message], st.SearchStrategy[Any]] = {
     ),
     ClearPromptCache: st.builds(ClearPromptCache),
     Drain: st.builds(Drain),
+    Move: st.builds(Move, address=_texts, key=st.binary(max_size=40), parent=_integers),
+    Settle: st.builds(Settle),
+    Stay: st.builds(Stay),
     Stop: st.builds(Stop),
 }
 _from_worker: dict[type[Message], st.SearchStrategy[Any]] = {
+    Moved: st.builds(Moved),
     Need: st.builds(
         Need,
         limit_bytes=_integers,

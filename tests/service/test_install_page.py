@@ -19,9 +19,9 @@ from tests.support.service_managers import ServiceManagers
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "install.md").read_text("utf-8")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-# What the pages call by name; both come with the environment.
-PROGRAMS = {"bulkhead", "hf"}
-BLOCK = re.compile(r"^ *```(sh|sh run)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+# What the pages call by name.
+PROGRAMS = {"bulkhead"}
+BLOCK = re.compile(r"^ *```(sh(?: \w+)?)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="these are Linux's")
@@ -53,7 +53,7 @@ def test_from_installing_to_removing(managers: ServiceManagers, home: Path, port
 
 def _lines(text: str) -> list[list[str]]:
     """The words of each line."""
-    shown = (each.partition("  #")[0] for each in text.splitlines())
+    shown = (each.partition("  #")[0] for each in text.replace("\\\n", " ").splitlines())
     return [shlex.split(each) for each in shown if "'" not in each and each.strip()]
 
 
@@ -62,10 +62,12 @@ def _reached(words: list[str]) -> set[str]:
     if words[:2] == ["export", "PATH=$HOME/bulkhead/.venv/bin:$PATH"]:
         # What `make install` has put there.
         return {each for each in PROGRAMS if Path(sys.executable).with_name(each).exists()}
-    if words[:3] == ["uv", "tool", "install"]:
-        option = words.index("--with-executables-from")
-        return {"bulkhead", "hf"} if words[option + 1] == "huggingface_hub" else {"bulkhead"}
-    return set()
+    # Each of these links it where it puts all programs.
+    return PROGRAMS if words[0] != "make" and _installs(words) else set()
+
+
+def _installs(words: list[str]) -> bool:
+    return words[0] in ("make", "uv", "pipx", "brew") and any("bulkhead" in each for each in words)
 
 
 def _called(words: list[str]) -> str | None:
@@ -86,9 +88,9 @@ def test_what_the_install_page_calls_is_on_path(system: str) -> None:
     ways = [
         index
         for index, block in enumerate(blocks)
-        if any(words[0] in ("make", "uv") and "install" in words for words in block)
+        if any(_installs(words) and "install" in words for words in block)
     ]
-    assert len(ways) == (2 if system == "Mac" else 1)
+    assert len(ways) == (4 if system == "Mac" else 3)
     for index in ways:
         assert set().union(*map(_reached, blocks[index])) == PROGRAMS
     calls = [
@@ -96,16 +98,6 @@ def test_what_the_install_page_calls_is_on_path(system: str) -> None:
     ]
     assert len(calls) >= 8
     assert min(calls) > max(ways)
-
-
-def test_what_the_readme_calls_is_there_as_written() -> None:
-    """It installs with make, which puts nothing on PATH."""
-    text = (ROOT / "README.md").read_text("utf-8")
-    lines = [words for _, block in BLOCK.findall(text) for words in _lines(block)]
-    assert [words for words in lines if _called(words) is not None] == []
-    paths = {words[0] for words in lines if words[0].startswith(".venv/")}
-    assert paths == {".venv/bin/bulkhead"}
-    assert Path(sys.executable).with_name("bulkhead").exists()
 
 
 def test_every_command_exists() -> None:
@@ -124,9 +116,8 @@ def _check(words: list[str]) -> None:
     while not words[0].strip("$()").endswith("bulkhead"):
         words = words[1:]
     command: click.Command = main
-    arguments = [each for each in words[1:] if each != ">"]
-    if ">" in words:
-        arguments = words[1 : words.index(">")]
+    ends = [words.index(each) for each in (">", "||", "|") if each in words]
+    arguments = words[1 : min(ends, default=len(words))]
     while isinstance(command, click.Group):
         found = command.get_command(click.Context(command), arguments[0])
         assert found is not None, words

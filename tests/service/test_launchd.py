@@ -14,9 +14,13 @@ from typing import Any
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
+from gateway.cli import main
+from gateway.cli import service as command
 from gateway.config.read import read_settings
 from gateway.config.settings import Flags, Settings
+from gateway.doctor.service import look_at_both
 from gateway.process import ladder
 from gateway.service import service as service_module
 from gateway.service import status as status_module
@@ -26,6 +30,7 @@ from gateway.service.launchd import Launchd
 from gateway.service.mark import LABEL, MARK, service_pid
 from gateway.service.owner import Owner
 from gateway.service.service import Service
+from gateway.service.twin import Job
 from tests.support.gateway import eventually
 from tests.support.service_managers import ServiceManagers
 
@@ -210,6 +215,94 @@ def test_a_machine_without_a_screen(case: Case, managers: ServiceManagers) -> No
     assert "sudo bulkhead service install --system" in case.text
     case.service.stop()
     assert case.pid is None
+
+
+@pytest.fixture
+def twice(case: Case, managers: ServiceManagers) -> Case:
+    """Installed over SSH, then somebody has logged in at the screen, where it came up again."""
+    managers.be_headless()
+    case.install()
+    managers.be_headless(False)
+    gui = f"gui/{os.geteuid()}"
+    subprocess.run(["launchctl", "bootstrap", gui, str(case.manager.path)], check=True, timeout=60)
+    return case
+
+
+def test_two_jobs_are_shown_and_a_restart_leaves_one(
+    twice: Case, managers: ServiceManagers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, uid = str(twice.manager.path), os.geteuid()
+    reading = twice.service.status()
+    assert reading.jobs == [Job(f"gui/{uid}", path), Job(f"user/{uid}", path)]
+    (warning,) = reading.warnings
+    assert f"launchd has it 2 times, in gui/{uid} and user/{uid}" in warning
+    monkeypatch.setattr(command, "manager", lambda *_arguments, **_options: twice.manager)
+    printed = CliRunner().invoke(main, ["service", "status"]).output
+    assert [each.split()[1] for each in printed.splitlines() if each.startswith("Job:")] == [
+        f"gui/{uid},",
+        f"user/{uid},",
+    ]
+    assert "Warning: launchd has it 2 times" in printed
+    (found,) = [each for each in look_at_both(twice.manager) if each.severity != "ok"]
+    assert (found.severity, found.remedy) == ("warning", "`bulkhead service restart` leaves one.")
+    twice.service.restart()
+    assert twice.service.status().jobs == [Job(f"gui/{uid}", path)]
+    assert twice.service.status().warnings == []
+    assert not managers.booted_out_running
+
+
+def test_uninstall_removes_both_jobs(twice: Case, managers: ServiceManagers) -> None:
+    twice.service.uninstall()
+    assert twice.pid is None
+    assert twice.manager.domains() == []
+    assert not twice.manager.path.exists()
+    assert not managers.booted_out_running
+
+
+def test_a_job_whose_definition_is_gone(case: Case, managers: ServiceManagers) -> None:
+    case.install()
+    case.manager.path.unlink()
+    reading = case.service.status()
+    assert not reading.installed
+    assert [each.path for each in reading.jobs] == [None]
+    assert "is gone, and launchd still has it" in reading.warnings[0]
+    (found,) = look_at_both(case.manager)
+    assert "is gone, and launchd still has it" in found.evidence
+    psutil.Process(case.pid).send_signal(signal.SIGTERM)
+    eventually(lambda: case.pid is None)
+    case.service.uninstall()
+    assert case.manager.domains() == []
+
+
+def test_an_agent_and_a_daemon(
+    account: Owner, config: Path, managers: ServiceManagers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second is refused; where both are there, each tells of the other."""
+    said: list[str] = []
+    users = Launchd(account, said.append, system=False, root=account.home / "root")
+    settings = read_settings(Flags(config=config, state_dir=account.home / "state"), {})
+    daemon = users.other
+    daemon.path.parent.mkdir(parents=True)
+    daemon.path.write_bytes(daemon.render(define(account, settings, config, {}, system=True)))
+    service = Service(users, said.append)
+    with pytest.raises(ServiceError, match="There is a service of the system already") as refused:
+        service.install(define(account, settings, config, {}, system=False), settings)
+    assert "`sudo bulkhead service uninstall --system`" in str(refused.value)
+    assert users.files == []
+
+    users.path.parent.mkdir(parents=True)
+    users.path.write_bytes(users.render(define(account, settings, config, {}, system=False)))
+    assert "there is another one" in service.status().warnings[0]
+    found = [each for each in look_at_both(users) if "another one" in each.evidence]
+    assert len(found) == 1
+    monkeypatch.setattr(os, "geteuid", lambda: 501)
+    service.uninstall()
+    assert users.files == []
+    assert "`sudo bulkhead service uninstall --system` removes it." in said[-1]
+    assert daemon.files == [daemon.path]
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    service.uninstall()
+    assert daemon.files == []
 
 
 def test_no_domain_at_all(case: Case, managers: ServiceManagers) -> None:

@@ -69,7 +69,7 @@ def test_the_unit_keeps_the_promises(account: Owner, config: Path, system: bool)
     assert service["Type"] == "notify"
     assert service["Restart"] == "on-failure"
     assert service["KillMode"] == "mixed"
-    assert service["NotifyAccess"] == "main"
+    assert service["NotifyAccess"] == "all"
     assert int(service["WatchdogSec"]) > 0
     longest_s = sum(each.deadline_s for each in ladder.polite(1 << 50))
     assert int(service["TimeoutStopSec"]) > 1.0 + longest_s
@@ -231,7 +231,7 @@ def test_a_life_in_systemd(order: _Order, managers: ServiceManagers, config: Pat
 
 def test_a_configuration_that_cannot_serve(order: _Order, managers: ServiceManagers) -> None:
     empty = order.state_dir.with_name("empty.toml")
-    empty.write_text("")
+    empty.write_text("[models]\ndiscover = []\n")
     done = order("install", "--config", str(empty))
     assert done.exit_code == 2
     assert "no model to serve" in done.output
@@ -381,6 +381,16 @@ def test_with_sudo_and_without_system(
     assert done.exit_code == 2
     assert "add --system" in done.output
     assert managers.calls == []
+
+
+def test_root_asks_the_manager_of_the_account(
+    account: Owner, managers: ServiceManagers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With sudo, of the service beside the system's."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    theirs = Owner("you", 501, 20, account.home)
+    Systemd(theirs, system=True).other.probe()
+    assert managers.calls == [["--user", "--machine=you@.host", "show", "--property=Version"]]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may install for the system")

@@ -251,8 +251,12 @@ class ServiceManagers:
         rule = {"call": call, "status": status, "says": says, "times": times}
         (self.folder / "rules").write_text(json.dumps([rule]), "utf-8")
 
-    def be_headless(self) -> None:
-        (self.folder / "headless").touch()
+    def be_headless(self, headless: bool = True) -> None:
+        """Whether nobody is logged in at the screen."""
+        if headless:
+            (self.folder / "headless").touch()
+        else:
+            (self.folder / "headless").unlink()
 
     @property
     def booted_out_running(self) -> bool:

@@ -29,20 +29,22 @@ _ATTENTION = {
 }
 
 
-def sparse(folder: Path, experts: int) -> Path:
-    """Much weight and little arithmetic: 6.3 MB an expert, 64 experts are about 420 MB."""
+def sparse(folder: Path, megabytes: int) -> Path:
+    """Much weight and little arithmetic: experts of 0.2 MB, of which a token passes through two."""
     return _write(
         folder,
         {
             **_ATTENTION,
             "model_type": "qwen3_moe",
-            "hidden_size": 256,
-            "num_hidden_layers": 8,
-            "num_experts": experts,
+            "hidden_size": 128,
+            "num_hidden_layers": 2,
+            "num_key_value_heads": 4,
+            "head_dim": 32,
+            "num_experts": 5 * megabytes,
             "num_experts_per_tok": 2,
             "decoder_sparse_step": 1,
             "mlp_only_layers": [],
-            "moe_intermediate_size": 256,
+            "moe_intermediate_size": 64,
             "tie_word_embeddings": False,
             "norm_topk_prob": True,
         },
@@ -63,6 +65,28 @@ def dense(folder: Path) -> Path:
             "num_key_value_heads": 8,
             "max_position_embeddings": 32768,
             "tie_word_embeddings": False,
+        },
+    )
+
+
+def splittable(folder: Path, kind: str) -> Path:
+    """Of a kind that mlx-lm can split over four ranks by tensors: llama, qwen3, and qwen3_moe,
+    which it can split by layers too.
+    """
+    return _write(
+        folder,
+        {
+            **_ATTENTION,
+            "model_type": kind,
+            "num_hidden_layers": 2,
+            "num_key_value_heads": 4,
+            "tie_word_embeddings": False,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+            "moe_intermediate_size": 64,
+            "norm_topk_prob": True,
         },
     )
 

@@ -29,6 +29,7 @@ from gateway.config.kinds import (
 from gateway.config.locations import Place
 from gateway.config.loopback import LOOPBACK_NAMES
 from gateway.config.models import DEMO_FOLDER
+from gateway.config.rank_places import LOCAL, RankPlace, RankPlaces
 from gateway.config.settings import HUGGING_FACE, DiscoverySettings, ModelSettings, Settings
 from tests.support.certificates import lasting_certificate
 
@@ -141,6 +142,14 @@ def plans(draw: Draw) -> Plan:
         if "pictures" in model and model["pictures"].meaning:
             model.pop("adapter", None)
             model.pop("draft_model", None)
+        if "ranks" in model:
+            model.pop("local", None)
+        if "ranks" in model or "local" in model:
+            for key in ("adapter", "draft_model", "pictures"):
+                model.pop(key, None)
+            # It takes as many devices of each of them as there are others.
+            if "backend" in model and model["backend"].meaning == "jaccl":
+                del model["backend"]
         if "aliases" in model:
             own, aliases = aliases[:2], aliases[2:]
             model["aliases"] = draw(spelled_list(own))
@@ -163,14 +172,19 @@ def spelled(draw: Draw, definition: Definition) -> Spelled:
         case Switch():
             value = draw(st.booleans())
             return Spelled(str(value).lower(), value)
-        case Choice(numbers):
-            number = draw(st.sampled_from(numbers))
-            return Spelled(str(number), number)
+        case Choice(values):
+            value = draw(st.sampled_from(values))
+            if isinstance(value, str):
+                return draw(spelled_text(value))
+            return Spelled(str(value), value)
         case Whole(least, most):
             number = draw(st.integers(least, most))
             return Spelled(draw(st.sampled_from([str, _underscored]))(number), number)
         case Time(least_s):
             return draw(_spelled_time(least_s))
+        case RankPlaces():
+            places = (RankPlace(LOCAL),) * draw(st.integers(0, 3))
+            return Spelled(definition.kind.write(places), places)
         case Arguments():
             names = st.sampled_from(["enable_thinking", "größe", "a b"])
             values = st.booleans() | st.integers(-5, 5) | _TEXT | st.lists(st.booleans())

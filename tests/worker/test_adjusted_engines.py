@@ -11,13 +11,14 @@ from protocol.messages import Generate, RequestFailed, Sampling, TokenPrompt
 from protocol.tokens import pack
 from tests.support import shapes
 from worker.caches import Caches
+from worker.context import Context
 from worker.engines.batched import BatchedEngine
 from worker.engines.room import CacheShape, Room
 from worker.engines.sequence import Engine, Sequence
 from worker.engines.sequential import SequentialEngine
 from worker.loading import LoadedModel, load
 from worker.prompt_cache.path import Paths
-from worker.prompts import Context, Prepared, prepare
+from worker.prompts import Prepared, prepare
 from worker.sampling.words import banned_sequences
 
 UNBOUNDED = Room(CacheShape(0, 0, 1.0))

@@ -229,11 +229,11 @@ def test_what_was_stored(bench: Bench, tmp_path: Folder) -> None:
             time.sleep(0.001)
         return tokens + _run(engine).get("r", []), waited
 
-    cache = PromptCache(bench.cutter, Disk(store, "m", lambda: None))
+    cache = PromptCache(bench.cutter, Disk(store, "m", b"", lambda: None))
     first, waited = answer(cache)
     assert not waited
     cache.close(at_most_s=20)
-    cache = PromptCache(bench.cutter, Disk(store, "m", lambda: None))
+    cache = PromptCache(bench.cutter, Disk(store, "m", b"", lambda: None))
     again, waited = answer(cache)
     cache.close(at_most_s=20)
     assert waited

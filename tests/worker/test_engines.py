@@ -353,9 +353,9 @@ def test_the_prompt_that_is_computed_has_a_number(
 def test_a_long_row_does_not_make_short_ones_long(models: Callable[[str], LoadedModel]) -> None:
     model = models("full attention")
     room = Room(measure(model.model))
-    tokens = model.tokenizer.encode("A ship with seven holds. " * 400)[:1500]
+    tokens = model.tokenizer.encode("A ship with seven holds. " * 300)[:1100]
     # A joint batch is five times this; one of its own for the long row fits.
-    room.limit_bytes = room.needed_bytes([Batch(1, 1792), Batch(6, 256)])
+    room.limit_bytes = room.needed_bytes([Batch(1, 1536), Batch(6, 256)])
     engine = BatchedEngine(model.model, model.eos_token_ids, 8, room)
     asked = [Sequence("long", tokens, 20, None, ignore_eos=True)]
     asked += [Sequence(str(index), tokens[:30], 20, None, ignore_eos=True) for index in range(6)]
@@ -379,8 +379,8 @@ def test_batches_share_what_a_stream_may_wait(
 ) -> None:
     model = models("full attention")
     room = Room(measure(model.model))
-    tokens = model.tokenizer.encode("A ship with seven holds. " * 400)[:1500]
-    room.limit_bytes = room.needed_bytes([Batch(1, 1792), Batch(3, 512)])
+    tokens = model.tokenizer.encode("A ship with seven holds. " * 200)[:700]
+    room.limit_bytes = room.needed_bytes([Batch(1, 1024), Batch(3, 512)])
     # So long that no chunk takes a share of it that could be told.
     engine = BatchedEngine(model.model, model.eos_token_ids, 8, room, stall_s=1e6)
     shares: list[tuple[int, float]] = []
@@ -391,7 +391,7 @@ def test_batches_share_what_a_stream_may_wait(
         return min(64, choose(rows, decoding, context, share_s))
 
     monkeypatch.setattr(engine._pace, "chunk", chunk)
-    engine.add(Sequence("stream", tokens[:30], 200, None, ignore_eos=True))
+    engine.add(Sequence("stream", tokens[:30], 60, None, ignore_eos=True))
     engine.step()
     engine.add(Sequence("long", tokens, 20, None, ignore_eos=True))
     engine.step()
@@ -565,5 +565,6 @@ def test_short_prompts_are_not_padded_to_a_long_one_that_is_far_on(
         each for each in engine._batches if "long" in [r.sequence.request_id for r in each.rows]
     )
     assert not {"a", "b", "c"} & {row.sequence.request_id for row in with_long.rows}
+    engine.remove(["long", "stream"])
     made = _run(engine)
     assert made["a"] == made["b"] == made["c"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 
 from gateway.config.models import DEMO_FOLDER
+from worker.context import ContextInForce
 from worker.engine_thread import EngineCommand, EngineThread
 from worker.engines.batched import BatchedEngine
 from worker.engines.room import CacheShape, Room
 from worker.limits import Limits, read_device
 from worker.loading import load
-from worker.prompts import ContextInForce
-from worker.runtime import Turns
+from worker.turns import Turns
 
 
 class _LateOrder(EngineThread):

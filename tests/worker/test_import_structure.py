@@ -121,7 +121,7 @@ print(sorted(dir(transformers)))
     def run(code: str) -> str:
         command = [sys.executable, "-c", code]
         return subprocess.run(
-            command, check=True, stdout=subprocess.PIPE, text=True, timeout=60, env=environment
+            command, check=True, stdout=subprocess.PIPE, text=True, timeout=300, env=environment
         ).stdout
 
     run(f"{keep}; from transformers import AutoTokenizer")

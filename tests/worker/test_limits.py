@@ -9,12 +9,12 @@ import mlx.core as mx
 import pytest
 
 from protocol.messages import Device, Need
+from worker.context import ContextInForce
 from worker.engine_thread import EngineFigures, Limit
 from worker.engines.need import Need as EngineNeed
 from worker.engines.room import CacheShape, Room
 from worker.limits import Limits
-from worker.prompts import ContextInForce
-from worker.runtime import Turns
+from worker.turns import Turns
 
 MB = 10**6
 

@@ -98,7 +98,7 @@ def test_places_that_are_not_there(tmp_path: Path) -> None:
 
 
 def test_progress_and_abandonment(tmp_path: Path) -> None:
-    folder = shapes.sparse(tmp_path / "large", experts=32)
+    folder = shapes.sparse(tmp_path / "large", megabytes=200)
     progress: list[tuple[int, int]] = []
     loaded = load(str(folder), lambda done, total: progress.append((done, total)), lambda: False)
     assert len(progress) > 2

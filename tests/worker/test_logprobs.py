@@ -16,6 +16,7 @@ from protocol.parts import AnswerPart, Logprobs, PromptLogprobs, PromptToken, To
 from protocol.tokens import pack
 from tests.support import shapes
 from worker.caches import Caches
+from worker.context import Context
 from worker.engines import prompt_scores
 from worker.engines.batched import BatchedEngine
 from worker.engines.prompt_scores import scored_chunk
@@ -25,7 +26,7 @@ from worker.engines.sequential import SequentialEngine
 from worker.loading import LoadedModel, load
 from worker.logprobs import LogprobWriter
 from worker.prompt_cache.path import Paths
-from worker.prompts import Context, Prepared, prepare
+from worker.prompts import Prepared, prepare
 from worker.sampling.scores import Score, Scores
 from worker.sampling.settings import RowSampling
 

@@ -20,11 +20,12 @@ from protocol.tokens import pack
 from tests.support import shapes
 from tests.support.templates import templated
 from worker.chat.template import ChatTemplate
+from worker.context import Context, ContextInForce
 from worker.engines.room import CacheShape, Room
 from worker.engines.sequence import Sequence
 from worker.loading import LoadedModel, load
 from worker.prompt_cache.path import Paths
-from worker.prompts import Context, ContextInForce, Prepared, _boundaries, prepare
+from worker.prompts import Prepared, _boundaries, prepare
 
 WHY = "At most 1.0 GB can be had."
 

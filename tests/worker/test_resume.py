@@ -22,6 +22,7 @@ from protocol.parts import AnswerPart, Reasoning, Text, ToolCall, merged
 from protocol.tokens import pack
 from tests.support import shapes
 from tests.support.answers import text_of
+from worker.context import Context
 from worker.engines.batched import BatchedEngine
 from worker.engines.room import CacheShape, Room
 from worker.engines.sequence import Engine
@@ -29,7 +30,7 @@ from worker.engines.sequential import SequentialEngine
 from worker.fingerprint import fingerprint
 from worker.loading import LoadedModel, load
 from worker.prompt_cache.path import Paths
-from worker.prompts import Context, Prepared, prepare
+from worker.prompts import Prepared, prepare
 
 PATHS = Paths(b"", None, needs_snapshots=False)
 CONTEXT = Context(4096)
@@ -141,7 +142,7 @@ def _check(model: LoadedModel, generate: Generate, every: int = 1) -> Answer:
 def test_at_every_token(model: LoadedModel, sampling: Sampling) -> None:
     # Longer than the window of those that have one.
     prompt = TextPrompt("Once there was a ship with seven holds and a captain. " * 3)
-    _check(model, Generate("r", prompt, sampling, max_tokens=14, ignore_eos=True))
+    _check(model, Generate("r", prompt, sampling, max_tokens=9, ignore_eos=True))
 
 
 def test_a_whole_answer_of_a_chat(demo: LoadedModel) -> None:

@@ -34,9 +34,9 @@ from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import Paths
 from worker.prompts import Prepared
-from worker.runtime import _prompt_root
 from worker.sampling.adjustments import make_adjustments
 from worker.sampling.settings import SamplingDefaults, make_row_sampling
+from worker.writing import prompt_root
 
 UNBOUNDED = Room(CacheShape(0, 0, 1.0))
 PROMPT = [5 + 7 * each % 600 for each in range(140)]
@@ -392,7 +392,7 @@ class TestLoaded:
     def test_prompts_are_kept_apart(self, drafted: LoadedModel) -> None:
         """What caches hold depends on how they are kept, and on whose they are."""
         roots = {
-            _prompt_root(model, Load("", 1, 1, kv_bits=kv_bits))
+            prompt_root(model, Load("", 1, 1, kv_bits=kv_bits))
             for model in (drafted, replace(drafted, draft_fingerprint=""))
             for kv_bits in (None, 4, 8)
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 from msgspec import Struct
@@ -68,3 +69,16 @@ def test_other_mistakes_are_none_of_that(body: bytes) -> None:
     with pytest.raises(Refusal, match="not valid JSON") as raised:
         asyncio.run(_decoded(body))
     assert "half" not in raised.value.message
+
+
+@pytest.mark.parametrize("unit", [b"[]", b'{"a":1}', b"[[[[]]]]"])
+async def test_more_lists_than_can_be_decoded_beside_others_are_refused(unit: bytes) -> None:
+    """Also where nothing would read them."""
+    rest = b",".join([unit] * bodies._MOST_BRACKETS)
+    with pytest.raises(Refusal, match="opening brackets and braces, of 1,048,576 at most"):
+        await _decoded(b'{"text": "a", "rest": [%s]}' % rest)
+
+
+async def test_a_long_text_may_have_as_many_brackets_as_code_has() -> None:
+    text = "while (a[i]) { b[i] = f(c[i]); }\n" * 200_000
+    assert await _decoded(b'{"text": %s}' % json.dumps(text).encode()) == text

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from gateway.api.status import _memory_status
+from gateway.memory.claim import Claim
 from gateway.memory.host import HostMemory
-from gateway.memory.ledger import Claim, Ledger
+from gateway.memory.ledger import Ledger
 from gateway.memory.reading import CardMemory, Footprint
 
 GB = 10**9

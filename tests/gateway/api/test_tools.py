@@ -98,3 +98,13 @@ def test_what_can_not_be_chosen_is_refused_by_name(tools: Any, choice: Any, para
     with pytest.raises(Refusal) as caught:
         _tools(tools, tool_choice=choice)
     assert (caught.value.code, caught.value.param) == ("invalid_request_error", param)
+
+
+def test_functions_and_their_schemas_have_a_bound() -> None:
+    with pytest.raises(Refusal, match="1,025 functions, of 1,024 at most"):
+        _tools([_named(f"f{number}") for number in range(1025)])
+    large = {"type": "object", "title": "x" * (600 << 10)}
+    assert _tools([_schema(large)]) is not None
+    both = [_schema(large), {"type": "function", "function": {"name": "g", "parameters": large}}]
+    with pytest.raises(Refusal, match="bytes, of 1,048,576 at most"):
+        _tools(both)

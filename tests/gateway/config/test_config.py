@@ -133,6 +133,11 @@ class TestReading:
         with pytest.raises(ConfigError, match=re.escape(key)):
             read_configuration(Flags(config=file), {})
 
+    def test_a_host_that_is_none_is_one_mistake(self, file: Path) -> None:
+        """And isn't called exposed beside."""
+        (mistake,) = _mistakes(file, '[gateway]\nhost = ""')
+        assert "is not a name or an address" in mistake
+
     @pytest.mark.parametrize(
         ("key", "value"),
         [

@@ -11,7 +11,15 @@ import jsonschema
 import pytest
 
 from gateway.config.example import example
-from gateway.config.keys import DISCOVERY_KEYS, MODELS, Definition, definitions
+from gateway.config.keys import (
+    DISCOVERY_KEYS,
+    GROUPS,
+    HOST_KEYS,
+    HOSTS,
+    MODELS,
+    Definition,
+    definitions,
+)
 from gateway.config.page import printed
 from gateway.config.read import Configuration, read_configuration
 from gateway.config.schema import schema
@@ -39,19 +47,24 @@ class TestExample:
     def test_what_is_not_in_force_is_right_too(self, tmp_path: Path) -> None:
         for name in ("adapter_config.json", "adapters.safetensors"):
             (tmp_path / name).touch()
-        text = re.sub(r"^# (\w+ = )", r"\1", example(), flags=re.MULTILINE)
+        text = re.sub(r"^# (\w+ = |\[)", r"\1", example(), flags=re.MULTILINE)
+        text = text.replace("together = false", "together = true")
+        text += '[models.coder]\npath = "demo"\n[models.embedder]\npath = "demo"\n'
         text = text.replace("~/adapters/legal", str(tmp_path))
         write_certificate(tmp_path, "mac")
         text = text.replace("~/tls", str(tmp_path))
         configuration = _read(tmp_path, text)
-        assert len(configuration.sources) == len(list(definitions()))
+        assert len(configuration.sources) == len(list(definitions())) + 2
 
     def test_it_fits_a_terminal(self) -> None:
         assert max(map(len, example().splitlines())) <= 80
 
     @EACH_KEY
     def test_every_key_is_explained(self, table: str, definition: Definition) -> None:
-        head = '[models."demo"]' if _is_of_a_model(table, definition) else f"[{table}]"
+        heads = {GROUPS: "[groups.coding]", HOSTS: "[hosts.studio2]"}
+        if _is_of_a_model(table, definition):
+            heads[MODELS] = '[models."demo"]'
+        head = heads.get(table, f"[{table}]")
         section = example().partition(head)[2].partition("\n[")[0]
         words = re.sub(r"\n# ", " ", section)
         assert f"{definition.key.about} {definition.expectation}" in words
@@ -81,6 +94,7 @@ class TestSchema:
             "gateway = 1",
             "[moon]",
             "[models.a]",
+            "[groups.a]\nswap = true",
             '[models.""]\npath = "demo"',
             "[gateway]\nport = -1",
             "[gateway]\nport = 65536",
@@ -111,13 +125,20 @@ class TestSchema:
         _validate(tomllib.loads(text))
 
 
+# Made once: `jsonschema.validate` would check the schema itself for each document.
+VALIDATOR = jsonschema.Draft202012Validator(schema())
+
+
 def _validate(document: dict[str, Any]) -> None:
-    jsonschema.validate(document, schema(), jsonschema.Draft202012Validator)
+    VALIDATOR.validate(document)
 
 
 def _example(definition: Definition) -> Any:
     value = definition.default if definition.default is not None else definition.key.example
     return tomllib.loads(f"value = {definition.kind.write(value)}")["value"]
+
+
+_HOST = {each.name: _example(each) for each in HOST_KEYS.values()}
 
 
 def _is_of_a_model(table: str, definition: Definition) -> bool:
@@ -127,6 +148,10 @@ def _is_of_a_model(table: str, definition: Definition) -> bool:
 def _document(table: str, definition: Definition, name: str, value: Any) -> dict[str, Any]:
     if _is_of_a_model(table, definition):
         return {MODELS: {"a": {"path": "demo", name: value}}}
+    if table == HOSTS:
+        return {HOSTS: {"a": _HOST | {name: value}}}
+    if table == GROUPS:
+        return {GROUPS: {"a": {"models": ["b"], name: value}}}
     return {table: {name: value}}
 
 

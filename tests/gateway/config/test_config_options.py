@@ -85,6 +85,18 @@ def test_a_draft_model_of_the_cache_is_the_folder_of_its_revision(
         ("draft_tokens = 0", "expected a whole number from 1 to 32, not 0."),
         ("pictures = 1", "expected true or false, not 1."),
         (
+            'local = 2\ndraft_model = "demo"',
+            'models."a".draft_model: a model that several processes compute (local, ranks) '
+            "can't have this.",
+        ),
+        (
+            'local = 2\nbackend = "jaccl"',
+            'models."a".backend: "jaccl" joins machines by RDMA: every one of the ranks names its '
+            "devices towards each of the others, in their order, as interfaces.",
+        ),
+        ('backend = "mpi"', 'expected "ring" or "jaccl" or "nccl", not "mpi".'),
+        ("local = 0", "expected a whole number from 1 to 64, not 0."),
+        (
             'pictures = true\ndraft_model = "demo"',
             'models."a".draft_model: a model with pictures = true can\'t have one.',
         ),
@@ -122,6 +134,9 @@ def test_an_allow_list_is_for_them_too(tmp_path: Path, adapter: Path, key: str) 
         'draft_model = "demo"',
         'adapter = "{adapter}"',
         "max_concurrency = 1",
+        "local = 2",
+        'split = "pipeline"',
+        'backend = "ring"',
     ],
 )
 def test_what_takes_another_worker(tmp_path: Path, adapter: Path, keys: str) -> None:

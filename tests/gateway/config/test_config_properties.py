@@ -23,6 +23,7 @@ from gateway.config.kinds import (
 )
 from gateway.config.locations import Place
 from gateway.config.mistakes import Mistake
+from gateway.config.rank_places import RankPlaces
 from gateway.config.read import Configuration, read_configuration
 from gateway.config.settings import ConfigError, Flags
 from tests.support.toml_files import Draw, Plan, Spelled, Written, list_of, plans, written
@@ -30,7 +31,7 @@ from tests.support.toml_files import Draw, Plan, Spelled, Written, list_of, plan
 Read = Callable[[str], Configuration]
 
 # A busy machine is no failure.
-some = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+some = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 _NONE_OF_ANY_KIND = ["1979-05-27", "{}", "{ a = 1 }"]
 
 
@@ -203,8 +204,10 @@ def _wrong(definition: Definition) -> list[str]:
             own = ["1", '"x"', "true"]
         case Switch():
             own = ["1", '"true"', "[]"]
-        case Choice(numbers):
-            own = [str(max(numbers) + 1), f"{numbers[0]}.0", f'"{numbers[0]}"', "true", "[]"]
+        case Choice(values) if all(isinstance(each, int) for each in values):
+            own = [str(max(values) + 1), f"{values[0]}.0", f'"{values[0]}"', "true", "[]"]
+        case Choice():
+            own = ["1", '"no such word"', '""', "true", "[]"]
         case Whole(least, most):
             own = [str(least - 1), str(most + 1), "1.0", '"1"', "true", "[1]", "9" * 30]
         case Time(least_s):
@@ -213,6 +216,10 @@ def _wrong(definition: Definition) -> list[str]:
         case Size(automatic):
             own = ["-1", "1.5", '"much"', '"12XB"', '"101%"', "true", "9" * 30]
             own += ["0", '"0GB"'] if automatic else ['"auto"', '"50%"']
+        case RankPlaces():
+            own = ["1", '["local"]', '[{ host = "" }]', '[{ host = "local", port = 1 }]']
+            own += ["[{ interfaces = [] }]", '[{ host = "elsewhere" }]']
+            return [*own, "1979-05-27", "{}", "{ a = 1 }"]
         case Arguments():
             return ["1", '"x"', "[]", "1979-05-27", "{ a = 1979-05-27 }", "{ a = [inf] }"]
         case _:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.memory.admission import Admission
 from gateway.memory.decisions import Decision, Limit
-from gateway.memory.ledger import Need
+from gateway.memory.holder import Need
 
 # Above what the account takes for noise.
 UNIT = 64_000_000

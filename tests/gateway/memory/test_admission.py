@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.memory.decisions import Admit, Evict, Limit, Refuse, Replace, Unanswered
-from gateway.memory.ledger import Need
+from gateway.memory.holder import Need
 from gateway.memory.loans import IDLE_LOAN_S, REBALANCE_S
 from gateway.memory.turn import OVERGROWN_S, RECALL_S
 from tests.gateway.memory.account import LATER, PATIENCE_S, UNIT, Account, lends, recalls
@@ -70,9 +70,13 @@ class TestRoomForALoad:
 
     def test_idle_models_go_least_missed_first(self) -> None:
         for models, gone in (
-            ((("a", 0, 99, 0), ("b", 0, 98, 9), ("c", 1, 97, 0)), "b"),
+            ((("a", 0, 97, 0), ("b", 0, 96, 9), ("c", 1, 95, 0)), "b"),
+            # A load of 60 s is dearer than one of 4 s, unless nobody has needed it for long.
+            ((("a", 0, 90, 4), ("b", 0, 60, 60), ("c", 0, 60, 60)), "a"),
+            ((("a", 0, 98, 4), ("b", 0, 40, 60), ("c", 0, 90, 60)), "b"),
+            ((("a", 0, 99.9, 20), ("b", 0, 99.5, 30), ("c", 0, 99.2, 40)), "a"),
             ((("a", 1, 99, 0), ("b", 1, 98, 0), ("c", 0, 100, 9)), "c"),
-            ((("a", 0, 99, 3), ("b", 0, 99, 2), ("c", 0, 99, 4)), "b"),
+            ((("a", 0, 99, 13), ("b", 0, 99, 12), ("c", 0, 99, 14)), "b"),
         ):
             account = Account()
             for name, priority, last_used, reload_s in models:
@@ -339,6 +343,7 @@ class TestRecalls:
         account.claim("b", 50)
         assert account.decide(LATER) == [recalls("a", 50)]
         account.note_need("a", Need(20 * UNIT, 20 * UNIT, 0), kept * UNIT)
+        assert account.decide(LATER) == []
         return account
 
     def test_a_worker_that_does_not_answer_hangs(self) -> None:
@@ -356,6 +361,33 @@ class TestRecalls:
         assert account.decide(LATER + 5) == [recalls("a", 40)]
         assert Unanswered("a", RECALL_S) in account.decide(LATER + RECALL_S)
 
+    def test_who_has_answered_has_its_time_again_for_what_is_called_back_next(self) -> None:
+        """Though the machine doesn't show yet what the first answer freed."""
+        account = self.recalled(kept=50)
+        account.claim("c", 10, now=LATER + 10)
+        assert account.decide(LATER + 10) == [recalls("a", 40)]
+        assert account.decide(LATER + 10 + RECALL_S - 0.1) == []
+        assert account.decide(LATER + 10 + RECALL_S) == [Unanswered("a", RECALL_S)]
+
+    def test_who_answers_only_what_it_was_told_before_does_not_hang(self) -> None:
+        """It was in a step when it was told again."""
+        account = self.recalled(kept=80)
+        account.claim("c", 10, now=LATER + 5)
+        assert account.decide(LATER + 5) == [recalls("a", 40)]
+        account.obey([recalls("a", 50)])
+        assert account.decide(LATER + 6) == []
+        assert account.decide(LATER + 6 + RECALL_S - 0.1) == []
+        assert account.decide(LATER + 6 + RECALL_S) == [Unanswered("a", RECALL_S)]
+
+    def test_what_a_late_answer_freed_may_be_seen_later(self) -> None:
+        account = self.recalled(kept=80)
+        account.configure(100 * UNIT, 1000.0, 0)
+        account.obey([recalls("a", 50)])
+        assert account.decide(LATER + RECALL_S - 0.1) == []
+        assert account.decide(LATER + RECALL_S) == []
+        account.footprint("a", 50)
+        assert account.decide(LATER + RECALL_S) == [admits("b", 50)]
+
     def test_nobody_borrows_before_it_has_given_back_what_it_was_told_to(self) -> None:
         account = self.recalled(kept=80)
         account.withdraw("b")
@@ -367,11 +399,11 @@ class TestRecalls:
 
     def test_one_that_was_answered_is_closed(self) -> None:
         account = self.recalled(kept=50)
-        account.footprint("a", 50.4)
+        account.footprint("a", 50.5)
         account.withdraw("b")
         assert account.decide(LATER + 1) == []
         account.claim("c", 60, now=LATER + 30)
-        assert account.decide(LATER + 30) == [recalls("a", 39.6)]
+        assert account.decide(LATER + 30) == [recalls("a", 39.5)]
         assert account.decide(LATER + 31) == [], "this one has just begun"
 
     def test_who_did_what_it_could_is_counted_at_what_it_holds(self) -> None:
@@ -402,7 +434,7 @@ class TestOvergrown:
     def test_where_there_is_room_the_limit_follows_the_footprint(self) -> None:
         account = Account()
         account.load("a", 50, busy=True)
-        account.footprint("a", 50.4)
+        account.footprint("a", 50.5)
         assert account.decide(LATER) == [], "that is noise"
         account.footprint("a", 100)
         assert account.decide(LATER) == [lends("a", 100)]
@@ -691,8 +723,9 @@ class TestLoans:
         assert account.decide(LATER) == [lends("b", 32), recalls("c", 31)]
 
     def test_what_comes_for_nobody_is_not_called_back_as_well(self) -> None:
-        assert self.three(beside=24).decide(LATER) == [lends("a", 32)]
-        assert self.three(beside=4).decide(LATER) == [lends("a", 32), recalls("c", 40)]
+        assert self.three(beside=38).decide(LATER) == [lends("a", 32)]
+        assert self.three(beside=24).decide(LATER) == [lends("a", 32), recalls("c", 46)]
+        assert self.three(beside=3).decide(LATER) == [lends("a", 32), recalls("c", 38)]
 
     def test_rows_are_called_back_at_a_distance_and_idle_loans_at_once(self) -> None:
         account = Account()

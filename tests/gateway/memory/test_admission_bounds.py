@@ -6,7 +6,7 @@ import pytest
 
 from gateway.memory.admission import Admission
 from gateway.memory.decisions import Admit, Evict, Limit, Refuse
-from gateway.memory.ledger import Need
+from gateway.memory.holder import Need
 from gateway.memory.orders import NOISE_BYTES
 
 GB = 1_000_000_000

@@ -24,7 +24,7 @@ from tests.support import shapes
 
 BUILT: dict[str, Callable[[Path], Path]] = {
     "demo": lambda _: shapes.DEMO,
-    "sparse": lambda folder: shapes.sparse(folder, 4),
+    "sparse": lambda folder: shapes.sparse(folder, 25),
     "sliding window": shapes.sliding_window,
     "state space": shapes.state_space,
     "chunked attention": shapes.chunked_attention,

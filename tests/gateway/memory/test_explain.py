@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from gateway.memory import explain
-from gateway.memory.ledger import Claim, Ledger, Need
+from gateway.memory.claim import Claim
+from gateway.memory.holder import Need
+from gateway.memory.ledger import Ledger
 
 GB = 1_000_000_000
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.memory.footprint import Footprint, FootprintError, footprint
+from gateway.memory.footprint import Footprint, FootprintError, FootprintGauge, footprint
 from gateway.memory.footprint_darwin import LibProc, RusageInfoV4
 from tests.support.stub import compile_stub
 
@@ -157,3 +157,25 @@ class TestMacOS:
         for pid in (403, 404):
             with pytest.raises(FootprintError):
                 libproc.started(pid)
+
+
+def test_a_gauge_sees_what_a_process_takes_and_gives_back() -> None:
+    code = "for line in sys.stdin: held = bytearray(int(line)); print(len(held), flush=True)"
+    with subprocess.Popen(
+        [sys.executable, "-c", f"import sys\n{code}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        gauge = FootprintGauge(process.pid)
+        for size_bytes in (0, 64 << 20, 0):
+            process.stdin.write(b"%d\n" % size_bytes)
+            process.stdin.flush()
+            process.stdout.readline()
+            now = footprint(process.pid)
+            assert abs(gauge.read().current_bytes - now.current_bytes) <= 2 << 20
+            assert gauge.read().host_peak_bytes >= now.host_peak_bytes - (2 << 20)
+        process.stdin.close()
+    with pytest.raises(FootprintError):
+        gauge.read()

@@ -197,7 +197,10 @@ class TestThisSystem:
         control = tmp_path / "nvidiactl"
         monkeypatch.setattr(footprint_linux, "_DRIVERS", (control,))
         monkeypatch.setattr(footprint_nvidia, "_nvml", lambda: Nvml(stub.path))
-        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        waits = [sys.executable, "-c", "print(flush=True); input()"]
+        with subprocess.Popen(waits, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
             stub.answer(pid=process.pid)
             without = footprint_linux.footprint(process.pid)
             control.touch()

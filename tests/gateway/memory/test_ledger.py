@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.memory.ledger import Claim, Holder, Ledger, Need
+from gateway.memory.claim import Claim
+from gateway.memory.holder import Holder, Need
+from gateway.memory.ledger import Ledger
 
 
 def _holder(ledger: Ledger, name: str, floor: int) -> Holder:
@@ -84,11 +86,11 @@ def test_the_budget_less_what_nobody_can_give_back() -> None:
     first.pinned = second.pinned = True
     first.limit_bytes = 35
     assert ledger.possible_bytes == -10, "a loan can be called back from a pinned model too"
-    assert (ledger.possible_for(first), ledger.possible_for(second)) == (10, 20)
+    assert (ledger.possible_for("a"), ledger.possible_for("b")) == (10, 20)
     assert ledger.floor_bytes(["a", "b", "unknown"]) == 50
     second.ending = True
     assert ledger.possible_bytes == 20
-    assert (ledger.possible_for(first), ledger.possible_for(second)) == (40, 20)
+    assert (ledger.possible_for("a"), ledger.possible_for("b")) == (40, 20)
     assert ledger.floor_bytes(["a", "b"]) == 20
     ledger.stranded_bytes = 101
     assert ledger.usable_bytes == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.memory.loans import QUIET_S, REBALANCE_S
-from tests.gateway.memory.account import LATER, Account, lends, recalls
+from tests.gateway.memory.account import LATER, PATIENCE_S, Account, lends, recalls
 
 
 def test_prompt_caches_share_what_sequences_leave() -> None:
@@ -94,3 +94,59 @@ def test_where_one_that_stands_idle_has_enough_the_other_keeps_its_own() -> None
     account.load("busy", 10, busy=True)
     account.need("busy", 10, 40)
     assert len(account.decide(LATER)) == 1
+
+
+def test_nothing_is_called_back_that_those_who_wait_would_have() -> None:
+    """Who is short would stay so, and the lender would be stripped step by step."""
+    account = Account()
+    account.load("placed", 50, busy=True, at=LATER, reload_s=1000.0)
+    account.load("lender", 10, busy=True, used=30)
+    account.note("lender", priority=0, busy=False, last_used=LATER - QUIET_S)
+    account.need("lender", 0, cache=20, cache_wanted=20)
+    account.load("short", 10, busy=True, used=20)
+    account.need("short", 20, 25)
+    account.claim("new", 60, now=LATER - PATIENCE_S)
+    assert account.decide(LATER) == []
+    account.withdraw("new")
+    account.need("short", 20, 25)
+    assert account.decide(LATER) == [recalls("lender", 25)]
+
+
+def test_what_comes_for_one_that_waits_is_all_that_is_called_back_for_it() -> None:
+    """And the others may share what is beside that."""
+    account = Account()
+    account.load("lender", 10, busy=True, used=60)
+    account.note("lender", priority=0, busy=False, last_used=LATER - QUIET_S)
+    account.need("lender", 0, cache=50, cache_wanted=50)
+    account.load("short", 10, busy=True, used=40)
+    account.need("short", 40, 45)
+    account.claim("new", 20)
+    assert account.decide(LATER) == [recalls("lender", 35)]
+
+
+def test_what_is_on_its_way_back_makes_nobodys_share_smaller() -> None:
+    """Each recall would bring about a smaller one, down to single bytes."""
+    account = Account(budget=129)
+    account.load("large", 10, busy=True, used=70)
+    account.load("a", 10, busy=True, used=49)
+    account.load("dry", 10, busy=True)
+    account.need("large", 70, 200, 70)
+    account.need("a", 10, 200, 10)
+    account.need("dry", 10, 200, 10)
+    assert account.decide(LATER) == [recalls("a", 43)]
+    account.obey([recalls("a", 43)])
+    assert account.decide(LATER) == [], "its footprint doesn't show it yet"
+    account.footprint("a", 43)
+    assert account.decide(LATER) == [lends("dry", 16)]
+
+
+def test_no_step_is_smaller_than_noise() -> None:
+    """A third of a unit is beyond the share of "a", and is no news."""
+    account = Account(budget=122)
+    account.load("large", 10, busy=True, used=71)
+    account.load("a", 10, busy=True, used=41)
+    account.load("dry", 10, busy=True)
+    account.need("large", 71, 200, 71)
+    account.need("a", 10, 200, 10)
+    account.need("dry", 10, 200, 10)
+    assert account.decide(LATER) == []

@@ -190,3 +190,18 @@ def test_the_spare_goes_first_and_stays_away_while_they_wait() -> None:
     account.need("busy", 65, 65, 20)
     account.decide(LATER + SLICE_S)
     assert account.ledger.spare_bytes == 5 * UNIT
+
+
+def test_nobody_goes_where_those_who_wait_would_get_the_room() -> None:
+    """A model that was just loaded keeps its place, and without it the load doesn't fit."""
+    account = Account()
+    account.load("placed", 30, busy=True, at=LATER, reload_s=1000.0)
+    account.load("idle", 20, last_used=0.0)
+    account.load("busy", 20, busy=True, used=50)
+    account.need("busy", 50, 60, 50, held=1)
+    assert account.decide(LATER) == []
+    account.claim("new", 90, now=LATER)
+    later = LATER + 2 * PATIENCE_S
+    assert account.decide(later) == []
+    account.withdraw("new")
+    assert _gone(account.decide(later)) == ["idle"], "it has waited all the while"

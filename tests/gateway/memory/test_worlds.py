@@ -5,17 +5,25 @@ from __future__ import annotations
 import pytest
 
 from gateway.memory.admission import Admission
+from gateway.memory.claim import Claim
 from gateway.memory.decisions import Decision
-from gateway.memory.ledger import Claim, Need
+from gateway.memory.holder import Need
 from gateway.memory.turn import Turn
 from tests.gateway.memory.world import BUDGET, PATIENCE_S, SPARE, World, run_worlds
 
 
-def test_random_worlds() -> None:
+@pytest.mark.parametrize(
+    ("worlds", "steps", "recalls"),
+    [
+        pytest.param(150, 3_500, 15, id="short"),
+        pytest.param(400, 10_000, 50, id="long", marks=pytest.mark.slow),
+    ],
+)
+def test_random_worlds(worlds: int, steps: int, recalls: int) -> None:
     World.steps = World.recalls = 0
-    run_worlds(World, 400)
-    assert World.steps >= 10_000
-    assert World.recalls >= 50
+    run_worlds(World, worlds)
+    assert World.steps >= steps
+    assert World.recalls >= recalls
 
 
 class NoReservation(Admission):
@@ -46,7 +54,7 @@ class ForgottenRelease(Admission):
 
     def gone(self, model_id: str) -> None:
         if self.ledger.holder(model_id) is not None:
-            self.ledger.stranded_bytes += BUDGET // 50
+            self.ledger.stranded_bytes += BUDGET // 10
         super().gone(model_id)
 
 
@@ -135,4 +143,4 @@ def test_a_defect_is_caught(
 
     Defective.make = staticmethod(lambda: make(BUDGET, PATIENCE_S, SPARE))
     with pytest.raises((AssertionError, ExceptionGroup)):
-        run_worlds(Defective, 600)
+        run_worlds(Defective, 4000)

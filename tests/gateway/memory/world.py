@@ -26,7 +26,7 @@ from gateway.memory.decisions import (
     Replace,
     Unanswered,
 )
-from gateway.memory.ledger import Need
+from gateway.memory.holder import Need
 from gateway.memory.loans import REBALANCE_S
 from gateway.memory.turn import OVERGROWN_S, RECALL_S
 
@@ -88,6 +88,11 @@ class Model:
     begun: int = 0
     # What its prompt cache has, in what its rows leave.
     cache: int = 0
+
+    @property
+    def load_s(self) -> float:
+        """How long its process takes to load, and to end."""
+        return 1 + (self.floor // UNIT) % SLOWEST_S
 
     @property
     def used(self) -> int:
@@ -185,8 +190,13 @@ class World(RuleBasedStateMachine):
     def requests(self, number: int, length_s: int, size: int, count: int, prompt_s: int) -> None:
         model = self._model(number)
         # What could never fit is refused by the worker: its context is bounded by this.
-        pinned = sum(e.floor for e in self.models.values() if e.pinned and e is not model)
-        room = BUDGET - pinned - model.floor - 2 * MOST_BESIDE
+        concerned = self.admission.ledger.groups.concerned(model.name)
+        staying = sum(
+            e.floor
+            for e in self.models.values()
+            if e is not model and (e.pinned or e.name in concerned)
+        )
+        room = BUDGET - staying - model.floor - 2 * MOST_BESIDE
         size_bytes = min(size * UNIT, max(ORDINARY, room + ORDINARY))
         model.waiting += [Row(self.now, length_s, size_bytes, prompt_s) for _ in range(count)]
         self._settle()
@@ -239,7 +249,7 @@ class World(RuleBasedStateMachine):
                 model.obey()
             if model.process == "loading" and self.now >= model.until:
                 model.process = "ready"
-                self.admission.ready(model.name, self.now, reload_s=1.0)
+                self.admission.ready(model.name, self.now, reload_s=model.load_s)
             elif model.process == "ending" and self.now >= model.until:
                 self._end(model)
         self._settle()
@@ -253,6 +263,7 @@ class World(RuleBasedStateMachine):
             decisions = self.admission.decide(self.now)
             for decision in decisions:
                 self._perform(decision)
+            self.check_that_groups_are_whole(decisions)
             self.check()
             if not decisions:
                 self.check_that_idle_models_make_room()
@@ -274,7 +285,7 @@ class World(RuleBasedStateMachine):
             self.admission.note_need(model.name, model.need(), model.limit)
             self.admission.note_footprint(model.name, model.footprint)
         elif model.process is None:
-            if model.waiting:
+            if model.waiting or self._is_wanted_along(model):
                 self.admission.ask(
                     model.name, model.floor, model.priority, self.now, pinned=model.pinned
                 )
@@ -287,6 +298,14 @@ class World(RuleBasedStateMachine):
             last_used=model.last_used,
         )
 
+    def _is_wanted_along(self, model: Model) -> bool:
+        """One that it is loaded with is asked for."""
+        company = self.admission.ledger.groups.companions(model.name)
+        return any(
+            each.waiting and each.process is None and each.name in company
+            for each in self.models.values()
+        )
+
     def _perform(self, decision: Decision) -> None:
         model = self.models[decision.model_id]
         self.story.append(f"{self.now} {decision}")
@@ -296,7 +315,7 @@ class World(RuleBasedStateMachine):
                 assert floor == model.floor
                 model.process = "loading"
                 model.limit = model.told = floor
-                model.until = self.now + 1 + (model.floor // UNIT) % SLOWEST_S
+                model.until = self.now + model.load_s
             case Limit(limit_bytes=limit, recall=recall):
                 assert model.process == "ready"
                 assert limit >= model.floor, "a floor is nobody else's"
@@ -311,9 +330,15 @@ class World(RuleBasedStateMachine):
             case Evict(for_model_id=other, busy=busy):
                 assert model.process == "ready"
                 assert not model.pinned, "pinned models stay"
+                groups = self.admission.ledger.groups
+                if groups.reserved(model.name) and other is not None:
+                    asking = groups.companions(other) | {other}
+                    assert model.name in groups.rivals(asking), "there is room for it"
                 if other is not None and busy and self.models[other].process is None:
-                    overdue = self.now - self.models[other].busy_since >= PATIENCE_S
-                    assert overdue or self.models[other].priority > model.priority
+                    assert model.name not in groups.companions(other), "half a group"
+                    for_whom = [self.models[name] for name in groups.companions(other) | {other}]
+                    overdue = any(self.now - e.busy_since >= PATIENCE_S for e in for_whom)
+                    assert overdue or any(e.priority > model.priority for e in for_whom)
                 self._ask_to_end(model)
             case Replace(footprint_bytes=footprint, limit_bytes=limit):
                 assert footprint > limit
@@ -322,14 +347,14 @@ class World(RuleBasedStateMachine):
             case Unanswered():
                 assert model.lag_s >= RECALL_S, "it would have answered"
                 self._end(model)
-            case Refuse():
-                assert model.waiting
+            case Refuse(together=others):
+                assert model.waiting or others
                 model.waiting = []
 
     def _ask_to_end(self, model: Model) -> None:
         self._park(model)
         model.process = "ending"
-        model.until = self.now + 1 + (model.floor // UNIT) % SLOWEST_S
+        model.until = self.now + model.load_s
 
     def _park(self, model: Model) -> None:
         """Who runs in it waits from now on, and has done a part."""
@@ -369,9 +394,18 @@ class World(RuleBasedStateMachine):
                     story = "\n".join(self.story)
                     raise AssertionError(f"{model.name} starves\n{story}\n{self.models}")
 
+    def check_that_groups_are_whole(self, decisions: list[Decision]) -> None:
+        """What is loaded together is admitted together."""
+        for each in decisions:
+            if isinstance(each, Admit):
+                for other in self.admission.ledger.groups.companions(each.model_id):
+                    assert self.models[other].process in ("loading", "ready"), "half a group"
+
     def check_that_idle_models_make_room(self) -> None:
         """Nobody waits beside an idle model that would do for all that wait."""
         ledger = self.admission.ledger
+        if ledger.groups.all:
+            return  # Some idle ones stay with those that they were loaded with.
         if ledger.free_bytes < 0 or any(each.thirsty_since is not None for each in ledger.steady):
             return
         needed = sum(claim.needed_bytes for claim in self.admission.claims)

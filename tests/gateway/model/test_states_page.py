@@ -1,4 +1,4 @@
-"""docs/states.md says what the code does."""
+"""docs/states.md and docs/specification.md say what the code does."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from gateway.model.lifecycle import State, printed
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "states.md").read_text("utf-8")
+SPECIFICATION = (DOCS / "specification.md").read_text("utf-8")
 OPERATING = (DOCS / "operating.md").read_text("utf-8")
 
 
@@ -28,7 +29,7 @@ def _rows(heading: str, page: str = PAGE) -> dict[str, list[str]]:
 
 
 def test_the_table_is_the_codes() -> None:
-    assert PAGE.endswith("```\n" + "\n".join(printed()) + "\n```\n")
+    assert SPECIFICATION.endswith("```\n" + "\n".join(printed()) + "\n```\n")
 
 
 @pytest.mark.parametrize("state", State)
@@ -39,7 +40,7 @@ def test_every_state_is_explained(state: State) -> None:
 
 
 def test_every_event_is_explained() -> None:
-    assert set(_rows("## Events")) == set(get_args(Kind))
+    assert set(_rows("## Events", SPECIFICATION)) == set(get_args(Kind))
 
 
 def test_the_guide_says_what_to_do() -> None:

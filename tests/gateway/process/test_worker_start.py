@@ -17,7 +17,8 @@ import pytest
 import zmq
 
 from gateway.process import ladder
-from gateway.process.process import ExitStatus
+from gateway.process.link import Link
+from gateway.process.process import ExitStatus, WorkerProcess
 from gateway.process.records import WorkerRecords
 from gateway.process.worker import Worker
 from gateway.process.worker_log import WorkerLog
@@ -65,17 +66,15 @@ class Bench:
         self._strangers = set(psutil.Process().children())
 
     def start(self, python: str | None = None) -> Worker:
-        return Worker(
-            self.context,
-            self.state_dir,
-            WorkerLog(self.state_dir.log_path("m")),
-            self.records,
-            self.witness,
-            incarnation=1,
-            name="m",
-            python=python,
-            spare=False,
-        )
+        def process(link: Link, on_exit: Callable[[ExitStatus], None]) -> WorkerProcess:
+            log = WorkerLog(self.state_dir.log_path("m"))
+            arguments = ("--endpoint", link.address, "--incarnation", "1")
+            return WorkerProcess(
+                python, arguments, link.key, 1, log, self.records, on_exit, name="m"
+            )
+
+        path = self.state_dir.socket_path(1)
+        return Worker(self.context, path, self.witness, process, incarnation=1)
 
     @property
     def traces(self) -> list[object]:

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from protocol.prompt_store import Entry, PromptStore
+from protocol.prompt_store import Entry, Measured, PromptStore
 from protocol.prompt_store.payloads import disk_bytes
 from tests.protocol.prompt_store.tree import ROOT, block, bytes_on_disk, files, inside, payload_of
 
@@ -267,3 +267,15 @@ def test_two_stores_do_what_a_dictionary_does() -> None:
 
 def test_whatever_is_done_to_the_files() -> None:
     _run(_Broken, 25)
+
+
+def test_speeds_are_known_to_those_who_come_later(tmp_path: Path) -> None:
+    store = PromptStore(tmp_path, MOST_BYTES, 1 << 40)
+    assert store.speeds(ROOT) == Measured()
+    store.note_speeds(ROOT, Measured(None, 1000.0))
+    store.note_speeds(ROOT, Measured(2e9, 900.0))
+    store.close()
+    later = PromptStore(tmp_path, MOST_BYTES, 1 << 40)
+    assert later.speeds(ROOT) == Measured(2e9, 900.0)
+    assert later.speeds(b"another model's.") == Measured()
+    later.close()

@@ -152,7 +152,7 @@ class World:
         cutter = Cutter(self._model.caches.run, self._model.caches.make)
         self._store = PromptStore(self._folder, 1 << 30, 1 << 40)
         self._paths = Paths(ROOT, self._store, needs_snapshots=cutter.needs_snapshots)
-        self._cache = PromptCache(cutter, Disk(self._store, "m", lambda: None))
+        self._cache = PromptCache(cutter, Disk(self._store, "m", ROOT, lambda: None))
         self._engine = self._model.engine(self._room, self._cache)
 
     def _prompt(self) -> list[int]:

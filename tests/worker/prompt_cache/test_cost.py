@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from protocol.prompt_store import Measured
 from worker.prompt_cache.cost import Speeds
 
 MB = 1_000_000
@@ -46,3 +47,26 @@ def test_what_is_too_small_tells_nothing() -> None:
     speeds.observe_prefill(1000, 0.0)
     assert speeds.read_bytes_per_s == 1000 * MB
     assert speeds.prefill_tokens_per_s == 1000
+
+
+def test_what_an_earlier_worker_has_measured_is_known() -> None:
+    speeds = Speeds(Measured(50.0 * MB, 1000.0))
+    assert not speeds.worth_reading(100 * MB, 1000)
+    assert speeds.take_news() is None
+
+
+def test_news_is_what_differs_from_what_was_told() -> None:
+    speeds = Speeds()
+    assert speeds.take_news() is None
+    speeds.observe_prefill(1000, 1.0)
+    assert speeds.take_news() == Measured(None, 1000.0)
+    speeds.observe_prefill(1500, 1.0)
+    assert speeds.take_news() is None
+    speeds.observe_prefill(3000, 1.0)
+    assert speeds.take_news() == Measured(None, pytest.approx(1705.0))
+
+
+def test_a_disk_that_was_slow_is_tried_again() -> None:
+    speeds = _measured(50, 1000)
+    found = [speeds.worth_reading(100 * MB, 1000) for _ in range(32)]
+    assert [at for at, worth in enumerate(found) if worth] == [15, 31]

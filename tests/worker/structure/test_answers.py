@@ -23,13 +23,14 @@ from protocol.messages import (
 from protocol.parts import AnswerPart, Text
 from protocol.tokens import pack
 from tests.worker.structure.generators import random_regex, random_schema
+from worker.context import Context
 from worker.engines.batched import BatchedEngine
 from worker.engines.room import CacheShape, Room
 from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine
 from worker.loading import LoadedModel
 from worker.prompt_cache.path import Paths
-from worker.prompts import Context, Prepared, prepare
+from worker.prompts import Prepared, prepare
 
 ROWS = 16
 SHORT, SCHEMAS, REGEXES = 16, 500, 200

@@ -9,11 +9,12 @@ import pytest
 
 from protocol.messages import Constraint, Generate, RequestFailed, Sampling, TextPrompt
 from tests.worker.structure.hostile import HOSTILE
+from worker.context import Context
 from worker.engines.batched import BatchedEngine
 from worker.engines.room import CacheShape, Room
 from worker.loading import LoadedModel
 from worker.prompt_cache.path import Paths
-from worker.prompts import Context, Prepared, prepare
+from worker.prompts import Prepared, prepare
 from worker.structure.compiled import Compiled
 from worker.structure.grammar import ConstraintError
 

@@ -13,8 +13,8 @@ from protocol.messages import Embed, RequestFailed, TextPrompt, TokenPrompt
 from protocol.tokens import pack
 from tests.support.minilm import minilm
 from tests.support.shapes import DEMO
+from worker.context import Context
 from worker.loading import read_tokenizer
-from worker.prompts import Context
 from worker.vectors.job import Job
 from worker.vectors.prepare import Texts
 from worker.vectors.recipe import Recipe, RecipeError, read_recipe

@@ -12,6 +12,7 @@ from protocol.pictures import Picture
 from protocol.tokens import pack
 from tests.support.pictures import BLACK, GREEN, RED, png
 from worker.caches import Caches
+from worker.context import Context
 from worker.engines.room import CacheShape, Room
 from worker.engines.sequential import SequentialEngine
 from worker.loading import LoadedModel, load
@@ -19,7 +20,7 @@ from worker.model_error import ModelError
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import Paths
-from worker.prompts import Context, Prepared, prepare
+from worker.prompts import Prepared, prepare
 
 pytest.importorskip("mlx_vlm", reason="the extra vision is not installed")
 

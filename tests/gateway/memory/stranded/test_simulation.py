@@ -142,7 +142,7 @@ def _check(tally: Tally) -> None:
 
 
 def test_random_hours() -> None:
-    _check(_judge_all(range(14), 8))
+    _check(_judge_all(range(7), 8))
 
 
 def _find_by_available(seed: int, hours: int) -> float:

@@ -1,0 +1,45 @@
+"""The fenced blocks of the documents."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+from typing import Final, NamedTuple
+
+ROOT: Final = Path(__file__).parents[2]
+PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+
+# Behind `sh`: why a block isn't run here.
+EXCUSES: Final = {
+    "mac": "only a Mac has this",
+    "install": "it installs programs, which takes minutes and the internet",
+    "stays": "it goes on until somebody ends it",
+    "elsewhere": "it needs another machine, or a program that isn't here",
+    "replaces": "it replaces the gateway: tests/e2e/test_upgrade.py",
+    "long": "it takes minutes",
+    "run": "tests/service/test_install_page.py runs it",
+}
+# A page may have its own test: then that one runs its blocks.
+OWN_TESTS: Final = {"groups.md": "tests/e2e/test_groups.py"}
+
+_FENCE: Final = re.compile(r"^( *)```([^\n`]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+
+
+class Fence(NamedTuple):
+    page: Path
+    kind: str
+    text: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.page.name}: {self.text.splitlines()[0]}"
+
+
+def fences(page: Path) -> list[Fence]:
+    found = _FENCE.findall(page.read_text("utf-8"))
+    return [Fence(page, kind.strip(), textwrap.dedent(text)) for _, kind, text in found]
+
+
+def of_kind(*kinds: str) -> list[Fence]:
+    return [each for page in PAGES for each in fences(page) if each.kind in kinds]

@@ -1,0 +1,108 @@
+"""Every block of commands in the documents is run, or says why it isn't."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.docs.fences import EXCUSES, OWN_TESTS, PAGES, ROOT, fences
+from tests.support.gateway import Gateway
+from tests.support.hub import Hub
+from tests.support.shapes import DEMO
+
+RUN = [
+    page
+    for page in PAGES
+    if page.name not in OWN_TESTS and any(each.kind == "sh" for each in fences(page))
+]
+# Once there are keys, everything needs one: pages that make some come last.
+RUN.sort(key=lambda page: "bulkhead key add" in page.read_text("utf-8"))
+PROGRAMS = ("bulkhead ", "curl ", "make ", "sudo ", "ssh ", "brew ", "uv ", "pipx ")
+
+# What the pages call without saying that it must succeed, and a message for a chat to answer.
+SHELL = """
+set -eo pipefail
+curl() { command curl --silent --show-error --fail-with-body --max-time 60 "$@"; }
+bulkhead() {
+    if [ "$1" = chat ] && ! [ -p /dev/stdin ]; then
+        echo 'What is Bulkhead?' | command bulkhead "$@"
+    else
+        command bulkhead "$@"
+    fi
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[Gateway]:
+    """With the models that the pages name, which are all the embedded one."""
+    files = {each.name: each.read_bytes() for each in DEMO.iterdir() if each.is_file()}
+    names = ("Qwen3-4B-4bit", "Llama-3.2-3B-Instruct-4bit")
+    with Hub({f"mlx-community/{name}": files for name in names}) as hub:
+        running = Gateway(
+            models=(),
+            config=f"""
+                [hub]
+                endpoint = "{hub.url}"
+                [models.demo]
+                path = "demo"
+                [models.llama]
+                path = "demo"
+            """,
+        )
+        yield running
+        assert running.stop() == 0, running.log
+
+
+@pytest.mark.parametrize("page", RUN, ids=lambda page: page.name)
+def test_the_commands_of_a_page(page: Path, gateway: Gateway, tmp_path: Path) -> None:
+    blocks = [each for each in fences(page) if each.kind == "sh"]
+    steps = [f"echo '=== {number}' >&2\n{each.text}" for number, each in enumerate(blocks)]
+    script = SHELL + "\n".join(steps)
+    done = subprocess.run(
+        ["bash", "-c", _here(script, gateway)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "HOME": str(tmp_path),
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "BULKHEAD_STATE_DIR": str(gateway.state_dir),
+            "BULKHEAD_CONFIG": str(gateway.config_path),
+            "HF_HUB_CACHE": str(gateway.config_path.parent / "cache"),
+        },
+        check=False,
+    )
+    assert done.returncode == 0, f"{page.name}\n{done.stdout}\n{done.stderr}\n{gateway.log}"
+
+
+def _here(script: str, gateway: Gateway) -> str:
+    """At this gateway's address, with a model that it has where a page says MODEL."""
+    here = script.replace("127.0.0.1:8642", urlsplit(gateway.url).netloc)
+    return here.replace("MODEL", "demo")
+
+
+def test_every_block_is_run_or_says_why_not() -> None:
+    for page in PAGES:
+        for each in fences(page):
+            word, _, excuse = each.kind.partition(" ")
+            if word == "sh" and excuse:
+                assert excuse in EXCUSES, each.place
+            if not word:
+                # Output, or a synopsis.
+                assert "[" in each.text or not each.text.startswith(PROGRAMS), each.place
+            assert word in ("", "sh", "toml", "json", "python", "yaml", "text"), each.place
+
+
+def test_pages_with_a_test_of_their_own_have_it() -> None:
+    for page, path in OWN_TESTS.items():
+        assert page in (ROOT / path).read_text("utf-8")

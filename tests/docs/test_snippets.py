@@ -1,0 +1,68 @@
+"""What isn't a command in the documents: configuration, JSON, Python, links."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from gateway.config.read import read_settings
+from gateway.config.settings import Flags
+from tests.docs.fences import PAGES, ROOT, Fence, of_kind
+
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def _place(fence: object) -> str:
+    assert isinstance(fence, Fence)
+    return fence.place
+
+
+@pytest.mark.parametrize("fence", of_kind("toml"), ids=_place)
+def test_configuration_is_right(fence: Fence, tmp_path: Path) -> None:
+    """Whether the models and certificates are there isn't asked."""
+    path = tmp_path / "config.toml"
+    tables = (
+        [] if "[models." in fence.text else re.findall(r'models = \["(.+)", "(.+)"\]', fence.text)
+    )
+    members = "".join(f'[models."{each}"]\npath = "demo"\n' for each in {*sum(tables, ())})
+    path.write_text(fence.text + members, "utf-8")
+    read_settings(Flags(config=path), {})
+
+
+@pytest.mark.parametrize("fence", of_kind("json"), ids=_place)
+def test_json_is_json(fence: Fence) -> None:
+    json.loads(fence.text)
+
+
+@pytest.mark.parametrize("fence", of_kind("python"), ids=_place)
+def test_python_is_python(fence: Fence) -> None:
+    compile(fence.text, fence.page.name, "exec")
+
+
+def _anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.MULTILINE)
+    words = (re.sub(r"[^\w\- ]", "", each.lower()) for each in headings)
+    return {each.replace(" ", "-") for each in words}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "bench" / "README.md"], ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in LINK.findall(re.sub(r"`[^`\n]*`", "", page.read_text("utf-8"))):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        found = page if not path else (page.parent / path).resolve()
+        assert found.exists(), target
+        if anchor:
+            assert anchor in _anchors(found), target
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "README.md").read_text("utf-8")
+    named = {target.partition("#")[0] for target in LINK.findall(index)}
+    missing = {page.name for page in PAGES[1:]} - named - {"README.md"}
+    assert not missing

@@ -1,0 +1,59 @@
+"""What the doctor says of other machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gateway.agent.bodies import API, HostBody, HostMemoryBody
+from gateway.config.settings import Flags
+from gateway.doctor.finding import Severity
+from gateway.doctor.hosts import judge_host, look_at_hosts
+from gateway.doctor.installation import Installation
+
+GB = 1_000_000_000
+TOLD = HostBody(
+    api=API,
+    version="1.0",
+    hostname="studio2",
+    system="Darwin",
+    back_end="metal",
+    pid=7,
+    versions={},
+    memory=HostMemoryBody(100 * GB, 40 * GB, 60 * GB, 128 * GB, 50 * GB, "normal"),
+    ranks=2,
+)
+
+
+def test_one_that_answers():
+    finding = judge_host("studio2", TOLD, None)
+    assert finding.severity is Severity.OK
+    assert "60.0 GB of 100 GB is free, 2 ranks run" in finding.evidence
+
+
+def test_one_that_does_not():
+    finding = judge_host("studio2", "no route to host", None)
+    assert finding.severity is Severity.ERROR
+    assert "bulkhead agent" in str(finding.remedy)
+
+
+def test_one_of_another_version():
+    finding = judge_host("studio2", TOLD, "studio2 has other versions.")
+    assert finding.severity is Severity.ERROR
+    assert "same version" in str(finding.remedy)
+
+
+def test_each_is_asked(tmp_path: Path):
+    key = tmp_path / "key"
+    key.write_text("secret")
+    key.chmod(0o600)
+    config = tmp_path / "config.toml"
+    config.write_text(
+        f'[hosts.gone]\nurl = "https://127.0.0.1:1"\nkey_file = "{key}"\n'
+        f'fingerprint = "{"0" * 64}"\n'
+    )
+    (finding,) = look_at_hosts(Installation(Flags(config=config), {}))
+    assert (finding.subject, finding.severity) == ("gone", Severity.ERROR)
+    assert "https://127.0.0.1:1 can't be reached" in finding.evidence
+    config.write_text("")
+    (finding,) = look_at_hosts(Installation(Flags(config=config), {}))
+    assert finding.severity is Severity.OK

@@ -1,0 +1,116 @@
+"""A model of which one rank is on another host: the same text, one life, and memory by the figures
+of either host. The other hosts are agents on loopback.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from gateway.memory.estimate.fitting import whole
+from gateway.memory.estimate.learned import Learned
+from gateway.memory.estimate.options import Options
+from tests.support.agent import Agent, model_table
+from tests.support.gateway import Gateway, eventually, gone
+from tests.support.shapes import sparse
+
+PROMPT = "Tell me a story about a small model."
+SETTINGS = "[workers]\nrestart_limit = 1000\nheartbeat_timeout_s = 5\n"
+
+
+@pytest.fixture(scope="module")
+def agent() -> Iterator[Agent]:
+    agent = Agent()
+    yield agent
+    assert agent.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def gateway(agent: Agent) -> Iterator[Gateway]:
+    config = SETTINGS + agent.table() + model_table("split", "demo", "local", "studio2")
+    gateway = Gateway(config=config)
+    yield gateway
+    # The last test has killed it.
+    assert gateway.stop() == -signal.SIGKILL, gateway.log
+
+
+def processes(gateway: Gateway, agent: Agent) -> list[int]:
+    """Of the model's ranks, as soon as both are there."""
+    (there,) = eventually(agent.children)
+    return [gateway.worker_pid("split"), there]
+
+
+def say(gateway: Gateway, model_id: str = "split", tokens: int = 4) -> str:
+    return gateway.say(PROMPT, model_id, temperature=0, max_tokens=tokens)
+
+
+def test_the_text_is_that_of_one_process(agent, gateway):
+    assert say(gateway, tokens=24) == say(gateway, "demo", 24)
+    assert len(agent.children()) == 1
+    (host,) = eventually(lambda: [each for each in gateway.status()["hosts"] if each["ranks"]])
+    assert (host["name"], host["reachable"], host["reason"]) == ("studio2", True, None)
+    assert host["held_bytes"] > 0
+    assert host["free_bytes"] < host["budget_bytes"] == 8_000_000_000
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_is_killed_takes_the_other_along(victim, agent, gateway):
+    gateway.load("split")
+    before = processes(gateway, agent)
+    os.kill(before[victim], signal.SIGKILL)
+    eventually(lambda: all(map(gone, before)))
+    assert say(gateway)
+
+
+def test_an_unload_leaves_nothing_there(agent, gateway):
+    gateway.load("split")
+    gateway.order("unload", "split").raise_for_status()
+    eventually(lambda: not agent.children())
+    # Nor is anything promised.
+    eventually(lambda: gateway.status()["hosts"][0]["free_bytes"] == 8_000_000_000)
+
+
+def test_a_model_that_fits_no_budget_but_two(tmp_path):
+    folder = sparse(tmp_path / "sparse", 64)
+    alone, part = (
+        whole(folder, 4096, 4096, None, Learned(tmp_path / "learned.json"), options)[1].floor_bytes
+        for options in (Options(), Options(ranks=2))
+    )
+    assert part < alone
+    budget = (part + alone) // 2
+    small, large = Agent(str(part - 50_000_000)), Agent(str(budget))
+    config = (
+        SETTINGS
+        + small.table("small")
+        + large.table("large")
+        + model_table("alone", folder)
+        + model_table("poor", folder, "local", "small")
+        + model_table("rich", folder, "local", "large")
+    )
+    gateway = Gateway("--memory-budget", str(budget), config=config, models=())
+    try:
+        answer = gateway.chat(PROMPT, "alone", max_tokens=4)
+        assert answer.status_code == 507
+        answer = gateway.chat(PROMPT, "poor", max_tokens=4)
+        assert answer.status_code == 507
+        message = answer.json()["error"]["message"]
+        assert "on small it needs" in message
+        assert "there is free" in message
+        assert not small.children()
+        assert gateway.chat(PROMPT, "rich", max_tokens=4).raise_for_status()
+        assert len(large.children()) == 1
+    finally:
+        assert gateway.stop() == 0
+        assert small.stop() == 0
+        assert large.stop() == 0
+
+
+def test_a_gateway_that_is_killed_leaves_nothing_anywhere(agent, gateway):
+    """The last one."""
+    gateway.load("split")
+    left = processes(gateway, agent)
+    gateway.process.send_signal(signal.SIGKILL)
+    eventually(lambda: all(map(gone, left)))

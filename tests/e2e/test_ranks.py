@@ -1,0 +1,197 @@
+"""Models of several processes: the same answers as of one, and one life and death for all."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlx_lm import load, stream_generate
+
+from tests.cli.terminal import bulkhead
+from tests.support.gateway import Gateway, eventually, gone
+from tests.support.shapes import DEMO, splittable
+from tests.support.streams import open_stream
+
+# Longer than a block of the prompt cache.
+PROMPT = "Tell me a story about a small model. " * 12
+TOKENS = 12
+# A short context has few kernels compiled: ranks spin while they wait for each other, and the
+# fewer steps the better on few cores. So no more of them are loaded at a time than one test needs.
+SETTINGS = "[workers]\nheartbeat_timeout_s = 5\nrestart_limit = 1000\n"
+SPLITS = {
+    "llama": ("llama", 2, "tensor"),
+    "moe": ("qwen3_moe", 2, "tensor"),
+    "layers": ("qwen3_moe", 2, "pipeline"),
+    "four": ("llama", 4, "tensor"),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    base = tmp_path_factory.mktemp("ranks")
+    kinds = dict.fromkeys(kind for kind, _, _ in SPLITS.values())
+    return {kind: splittable(base / kind, kind) for kind in kinds}
+
+
+@pytest.fixture(scope="module")
+def gateway(folders: dict[str, Path]) -> Iterator[Gateway]:
+    tables = [_table("two", DEMO, 2, "tensor"), _table("stages", DEMO, 2, "pipeline")]
+    tables += [_table(name, folders[kind], n, how) for name, (kind, n, how) in SPLITS.items()]
+    running = Gateway(config=SETTINGS + "".join(tables))
+    yield running
+    assert running.stop() in (0, -signal.SIGKILL), running.log
+
+
+def _table(name: str, folder: Path, local: int, split: str) -> str:
+    return f"""
+[models.{name}]
+path = "{folder}"
+local = {local}
+split = "{split}"
+context_tokens = 500
+"""
+
+
+@pytest.fixture
+def alone(gateway: Gateway) -> Iterator[None]:
+    yield
+    for each in gateway.status()["models"]:
+        if each["worker"] is not None and each["id"] not in ("two", "demo"):
+            gateway.order("unload", each["id"]).raise_for_status()
+
+
+def _pids(gateway: Gateway, model_id: str) -> list[int]:
+    worker = gateway.model(model_id)["worker"]
+    return [] if worker is None else [each["pid"] for each in worker["ranks"]]
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama",
+        "layers",
+        pytest.param("moe", marks=pytest.mark.slow),
+        pytest.param("four", marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_write_what_one_process_writes(
+    name: str, gateway: Gateway, folders: dict[str, Path]
+) -> None:
+    kind, size, _ = SPLITS[name]
+    model, tokenizer = load(str(folders[kind]))
+    prompt_ids = tokenizer.encode(PROMPT)
+    steps = stream_generate(model, tokenizer, prompt_ids, max_tokens=TOKENS)
+    expected = "".join(each.text for each in steps)
+    body = {"model": name, "prompt": prompt_ids, "max_tokens": TOKENS}
+    for _ in range(2):
+        # The second time most of the prompt comes from the prompt cache of each rank.
+        answer = gateway.client.post("/v1/completions", json=body).raise_for_status().json()
+        assert answer["choices"][0]["text"] == expected
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    assert len(_pids(gateway, name)) == size
+
+
+def test_requests_of_all_kinds_side_by_side(gateway: Gateway) -> None:
+    """What rank 0 alone does for them doesn't keep the others from following."""
+    kinds: list[dict[str, Any]] = [
+        {"max_tokens": 20, "ignore_eos": True},
+        {"max_tokens": 24, "seed": 3, "temperature": 1.2, "top_p": 0.9, "ignore_eos": True},
+        {"max_tokens": 12, "seed": 5, "temperature": 0.7, "frequency_penalty": 1.0},
+        {"max_tokens": 20, "response_format": {"type": "json_object"}},
+        {"max_tokens": 8, "logprobs": True, "top_logprobs": 3},
+        {"max_tokens": 30, "stop": ["e"]},
+    ]
+    scored = {"prompt": "Tell me a story.", "max_tokens": 4, "echo": True, "logprobs": 2}
+    outcomes, tokens = {}, {}
+    for model_id in ("demo", "two"):
+        streams = [
+            open_stream(gateway, f"Tell me story {at}.", model_id, **each)
+            for at, each in enumerate(kinds)
+        ]
+        # Its prompt's last layer is computed whole, which is nobody else's.
+        answer = gateway.client.post("/v1/completions", json={"model": model_id, **scored})
+        tokens[model_id] = answer.raise_for_status().json()["choices"][0]["logprobs"]["tokens"]
+        outcomes[model_id] = [each.join().outcome for each in streams]
+    assert outcomes["two"] == outcomes["demo"]
+    assert tokens["two"] == tokens["demo"]
+
+
+def test_the_status_has_each_rank(gateway: Gateway) -> None:
+    gateway.load("two")
+    eventually(lambda: gateway.model("two")["state"] == "ready")
+    worker = eventually(lambda: _measured(gateway))
+    assert [each["rank"] for each in worker["ranks"]] == [0, 1]
+    assert worker["ranks"][0]["pid"] == worker["pid"]
+    together = sum(each["footprint_bytes"] for each in worker["ranks"])
+    assert worker["footprint_bytes"] > max(each["footprint_bytes"] for each in worker["ranks"])
+    assert together > 50_000_000
+    # Both have the embedding whole.
+    assert worker["weight_bytes"] > (DEMO / "model.safetensors").stat().st_size
+    shown = " ".join(bulkhead("status", url=gateway.url).stdout.split())
+    for each in worker["ranks"]:
+        assert f"rank {each['rank']} on this machine, pid {each['pid']}, holds" in shown
+
+
+def _measured(gateway: Gateway) -> Any:
+    worker = gateway.model("two")["worker"]
+    known = all(each["footprint_bytes"] for each in worker["ranks"])
+    return worker if known and worker["footprint_bytes"] else None
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_that_is_killed_takes_the_others_along(gateway: Gateway, rank: int) -> None:
+    expected = open_stream(gateway, "Tell me a story.", "two", max_tokens=60, ignore_eos=True)
+    whole = expected.join().outcome
+    stream = open_stream(gateway, "Tell me a story.", "two", max_tokens=60, ignore_eos=True)
+    eventually(lambda: stream.text)
+    pids = _pids(gateway, "two")
+    os.kill(pids[rank], signal.SIGKILL)
+    eventually(lambda: all(map(gone, pids)))
+    assert stream.join().outcome == whole
+    exit_ = gateway.model("two")["last_exit"]
+    assert exit_["signal"] == "SIGKILL"
+    if rank:
+        assert "rank 1 on this machine was lost (signal SIGKILL)" in exit_["reason"]
+
+
+def test_one_that_hangs_takes_the_others_along(gateway: Gateway) -> None:
+    gateway.load("two")
+    eventually(lambda: gateway.model("two")["state"] == "ready")
+    pids = _pids(gateway, "two")
+    os.kill(pids[1], signal.SIGSTOP)
+    eventually(lambda: all(map(gone, pids)))
+    assert gateway.say("Hello", "two", max_tokens=5)
+
+
+def test_they_stop_as_one(gateway: Gateway) -> None:
+    gateway.load("two")
+    eventually(lambda: gateway.model("two")["state"] == "ready")
+    pids = _pids(gateway, "two")
+    gateway.order("unload", "two").raise_for_status()
+    assert all(map(gone, pids))
+    exit_ = gateway.model("two")["last_exit"]
+    assert (exit_["code"], exit_["reason"]) == (0, "stopped as asked")
+
+
+def test_what_cannot_be_split_says_so(gateway: Gateway) -> None:
+    answer = gateway.chat("Hello", "stages")
+    assert answer.status_code == 503
+    reason = 'mlx-lm can\'t split a qwen3 by "pipeline", but it can by "tensor".'
+    assert reason in answer.json()["error"]["message"]
+    eventually(lambda: gateway.model("stages")["state"] == "failed")
+
+
+def test_a_killed_gateway_leaves_none(gateway: Gateway) -> None:
+    """The last one: there is no gateway after it."""
+    gateway.load("two")
+    eventually(lambda: gateway.model("two")["state"] == "ready")
+    stream = open_stream(gateway, "Tell me a story.", "two", max_tokens=400, ignore_eos=True)
+    eventually(lambda: stream.text)
+    pids = _pids(gateway, "two")
+    gateway.process.kill()
+    eventually(lambda: all(map(gone, pids)))

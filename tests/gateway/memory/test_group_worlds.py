@@ -1,0 +1,139 @@
+"""In no world are there two that exclude each other, half a group, or a room that is gone."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize
+
+from gateway.memory.admission import Admission
+from gateway.memory.claim import Claim
+from gateway.memory.groups import Group, Groups
+from gateway.memory.holder import Holder
+from gateway.memory.ledger import Ledger
+from gateway.memory.reclaim import Reclaim
+from tests.gateway.memory.world import BUDGET, MODELS, PATIENCE_S, SPARE, World, run_worlds
+
+_KINDS = ("together", "swap", "reserve", "swap reserve", "together reserve")
+
+
+class GroupedWorld(World):
+    """Groups of every kind, which overlap where they may."""
+
+    @initialize(
+        floors=st.lists(st.integers(3, 60), min_size=3, max_size=MODELS),
+        pinned=st.sets(st.integers(0, MODELS - 1), max_size=1),
+        priorities=st.lists(st.integers(0, 2), min_size=MODELS, max_size=MODELS),
+        lags_s=st.lists(st.sampled_from((0, 1, 3)), min_size=MODELS, max_size=MODELS),
+        wanted=st.lists(
+            st.tuples(
+                st.sampled_from(_KINDS), st.sets(st.integers(0, MODELS - 1), min_size=2, max_size=3)
+            ),
+            min_size=1,
+            max_size=3,
+        ),
+    )
+    def begin(
+        self,
+        floors: list[int],
+        pinned: set[int],
+        priorities: list[int],
+        lags_s: list[int],
+        wanted: list[tuple[str, set[int]]],
+    ) -> None:
+        super().begin(floors, pinned, priorities, lags_s)
+        groups: list[Group] = []
+        for kind, numbers in wanted:
+            names = tuple(str(each) for each in sorted(numbers) if str(each) in self.models)
+            group = Group(kind, names, "together" in kind, "swap" in kind, "reserve" in kind)
+            if len(names) > 1 and self._goes_with(group, groups):
+                groups.append(group)
+        self.admission.arrange(groups)
+        for model in self.models.values():
+            self.admission.know(model.name, model.floor)
+
+    def _goes_with(self, new: Group, groups: list[Group]) -> bool:
+        if new.swap and any(self.models[each].pinned for each in new.models):
+            return False
+        for each in groups:
+            shared = {*each.models} & {*new.models}
+            if shared and ((each.together and new.together) or (each.reserve and new.reserve)):
+                return False
+            if len(shared) > 1 and (each.together, each.swap) != (new.together, new.swap):
+                return False
+        return True
+
+    def check(self) -> None:
+        super().check()
+        groups = self.admission.ledger.groups
+        alive = {each.name for each in self.models.values() if each.process is not None}
+        for group in groups.all:
+            assert not group.swap or len(alive & {*group.models}) <= 1, "they exclude each other"
+        kept = 0
+        for group in groups.reserving:
+            sizes = [self.models[each].floor for each in group.models]
+            kept += max(sizes) if group.swap else sum(sizes)
+        others = sum(
+            each.floor
+            for each in self.models.values()
+            if each.process in ("loading", "ready") and not groups.reserved(each.name)
+        )
+        assert not others or others + kept <= BUDGET, "the room that is kept is somebody's"
+
+
+def test_random_worlds_with_groups() -> None:
+    World.steps = 0
+    run_worlds(GroupedWorld, 100)
+    assert World.steps >= 1_000
+
+
+def _half_a_group(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Admission, "_whole_claims", lambda self: list(self._claims.values()))
+
+
+def _rivals_side_by_side(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Ledger, "rivals", lambda _self, _names: [])
+
+
+def _rivals_that_never_part(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Reclaim, "_may_part", lambda _self, _claim, rival: rival.idle and rival.leaves)
+
+
+def _room_for_anybody(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Ledger, "kept_beside", lambda _self, _names: 0)
+
+
+def _room_that_is_taken(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Groups, "reserved", lambda _self, _name: False)
+
+
+def _displaced_by_its_company(patch: pytest.MonkeyPatch) -> None:
+    def company(_self: Reclaim, _claim: Claim) -> frozenset[str]:
+        return frozenset()
+
+    patch.setattr(Reclaim, "_company", company)
+    patch.setattr(Holder, "idle", property(lambda self: not self.busy))
+
+
+@pytest.mark.parametrize(
+    "defect",
+    [
+        _half_a_group,
+        _rivals_side_by_side,
+        _rivals_that_never_part,
+        _room_for_anybody,
+        _room_that_is_taken,
+        _displaced_by_its_company,
+    ],
+    ids=lambda each: each.__name__.strip("_"),
+)
+def test_a_defect_is_caught(defect: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert callable(defect)
+    defect(monkeypatch)
+
+    class Defective(GroupedWorld):
+        pass
+
+    Defective.make = staticmethod(lambda: Admission(BUDGET, PATIENCE_S, SPARE))
+    with pytest.raises((AssertionError, ExceptionGroup)):
+        run_worlds(Defective, 4000)
