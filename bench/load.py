@@ -30,9 +30,11 @@ Prompt = str | list[int]
 
 
 def completion_request(
-    model: str, prompt: Prompt, tokens: int, settings: dict[str, float]
+    model: str, prompt: Prompt, tokens: int, settings: dict[str, float], key: str | None = None
 ) -> bytes:
-    """POST /v1/completions: the path that both servers feed to the model without a template."""
+    """POST /v1/completions: the path that both servers feed to the model without a template. With
+    an API key, if there is one.
+    """
     body = json.dumps(
         {
             "model": model,
@@ -44,8 +46,9 @@ def completion_request(
             "ignore_eos": True,
         }
     ).encode()
+    authorization = "" if key is None else f"Authorization: Bearer {key}\r\n"
     head = (
-        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+        f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{authorization}"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body

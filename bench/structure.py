@@ -29,11 +29,12 @@ from bench.tiny import build_half_billion_model, build_tiny_model
 from gateway.config.models import DEMO_FOLDER
 from protocol.messages import Constraint, Generate, Sampling, TextPrompt
 from tests.worker.structure.hostile import HOSTILE
+from worker.context import Context
 from worker.engines.batched import BatchedEngine
 from worker.engines.room import CacheShape, Room
 from worker.loading import LoadedModel, load
 from worker.prompt_cache.path import Paths
-from worker.prompts import Context, Prepared, prepare
+from worker.prompts import Prepared, prepare
 
 _ROWS: Final = 16
 _CONSTRAINED: Final = (0, 1, 8, 16)

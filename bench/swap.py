@@ -105,10 +105,12 @@ def main() -> int:
         reader = Reader(folder)
         ends.callback(reader.stop)
         # The first of each is thrown away: files are read and kernels compiled for the first time.
-        rounds = [
-            (*(_swap_s(each, spares) for spares, each in enumerate(gateways)), reader.read_s())
-            for _ in range(parsed.rounds + 1)
-        ][1:]
+        rounds = []
+        for number in range(parsed.rounds + 1):
+            swaps = (_swap_s(each, spares) for spares, each in enumerate(gateways))
+            rounds.append((*swaps, reader.read_s()))
+            print(number, *(f"{each:.2f} s" for each in rounds[-1]), file=sys.stderr)
+        del rounds[0]
     without, with_spare, read = (statistics.median(each) for each in zip(*rounds, strict=True))
     ratios = sorted(spare / none for none, spare, _ in rounds)
     machine = describe_machine()
