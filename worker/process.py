@@ -11,22 +11,11 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from protocol.messages import (
-    Cancel,
-    ClearPromptCache,
-    Drain,
-    Embed,
-    Embedded,
-    Generate,
-    Heartbeat,
-    Limit,
-    Load,
-    LoadFailed,
-    Message,
-    Output,
-    RequestFailed,
-    Stop,
-)
+from protocol.answers import Embedded, Output, RequestFailed
+from protocol.life import ClearPromptCache, Drain, Heartbeat, Load, LoadFailed, Stop
+from protocol.memory import Limit
+from protocol.message import Message
+from protocol.requests import Cancel, Embed, Generate
 from protocol.signals import DUMP_STACKS
 from worker.answering import Answering, rendered
 from worker.engine_thread import (

@@ -7,7 +7,7 @@ from typing import Final
 
 import mlx.core as mx
 
-from protocol.messages import Sampling
+from protocol.requests import Sampling
 from worker.engines.sequence import Engine, Sequence
 from worker.sampling.settings import SamplingDefaults, make_row_sampling
 
