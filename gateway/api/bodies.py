@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import functools
 import itertools
 import re
@@ -117,11 +118,23 @@ def _check_brackets(body: bytearray) -> None:
         )
 
 
+def _check_text(body: bytearray) -> None:
+    """What is taken as `Raw` is decoded later, and msgspec looks at no text of it before.
+
+    Raises: UnicodeDecodeError: it is not UTF-8.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for begin in range(0, len(body), _COUNTED_BYTES):
+        decoder.decode(body[begin : begin + _COUNTED_BYTES])
+    decoder.decode(b"", final=True)
+
+
 def _decode(body: bytearray, kind: type[T], optional: bool) -> T:
     _check_brackets(body)
     if optional and not body.strip():
         body = bytearray(b"{}")
     try:
+        _check_text(body)
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         text = str(error)
@@ -135,8 +148,9 @@ def _decode(body: bytearray, kind: type[T], optional: bool) -> T:
         named = f"{param}: " if param else ""
         raise Refusal("invalid_request_error", f"{named}{reason}.", param=param) from error
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        # What the decoder says of these depends on what follows them.
-        reason = _lone_surrogate(body) or str(error)
+        # What the decoders say of these depends on where they were cut, and on what follows them.
+        text = "its text is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+        reason = _lone_surrogate(body) or text
         raise Refusal("invalid_request_error", f"The body is not valid JSON: {reason}.") from error
 
 
