@@ -9,17 +9,10 @@ import signal
 import sys
 import threading
 import time
-from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, NoReturn
 
-import zmq
-
-from protocol.channel import connect_worker_side
-from protocol.codec import decode_from_gateway, encode
 from protocol.messages import (
     Cancel,
-    ChatPrompt,
     ClearPromptCache,
     Drain,
     Embed,
@@ -30,19 +23,14 @@ from protocol.messages import (
     Load,
     LoadFailed,
     Message,
-    Move,
-    Moved,
     Output,
     RequestFailed,
-    Settle,
-    Stay,
     Stop,
 )
 from protocol.signals import DUMP_STACKS
 from worker.answering import Answering, rendered
 from worker.engine_thread import (
     Ended,
-    EngineEvent,
     EngineThread,
     GivenUp,
     Loaded,
@@ -50,7 +38,9 @@ from worker.engine_thread import (
     Remove,
     Stepped,
 )
+from worker.link import GatewayLink
 from worker.parent import ParentWatch
+from worker.preparation import Preparation
 from worker.vectors.job import Job
 
 if TYPE_CHECKING:
@@ -68,8 +58,6 @@ _ORPHAN_GRACE_S: Final = 3.0
 _ORPHAN_GRACE_S_PER_GB: Final = 0.5
 _LONGEST_ORPHAN_GRACE_S: Final = 60.0
 _UNSENT_FRAMES: Final = 256
-_TOKENIZER_THREADS: Final = 2
-_COMPILER_THREADS: Final = 2
 
 
 def run(address: str, key: bytes, parent_pid: int, incarnation: int, *, spare: bool) -> NoReturn:
@@ -100,29 +88,15 @@ def run(address: str, key: bytes, parent_pid: int, incarnation: int, *, spare: b
 
 
 class Conversation:
-    """Reads the gateway's messages, starts tokenization, turns tokens into parts, and answers."""
+    """Carries out what the gateway says, and says what becomes of it."""
 
     def __init__(self, address: str, key: bytes, incarnation: int, *, spare: bool) -> None:
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = connect_worker_side(self._context, address, key)
-        # Where to move to: while that is open, nothing new is said anywhere.
-        self._next: tuple[zmq.Socket[bytes], int] | None = None
-        self._last_words: deque[bytes] = deque()
         self.watch: ParentWatch | None = None
-        self._poller = zmq.Poller()
-        self._watched: object = None
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
-        self._engine = EngineThread(incarnation, self._wake, spare=spare)
-        self._tokenizers = ThreadPoolExecutor(_TOKENIZER_THREADS, "tokenizer")
-        # One request's at a time: decoded they are large, and texts need not wait for them.
-        self._decoder = ThreadPoolExecutor(1, "pictures")
-        # A grammar may take half a second: other prompts don't wait for it.
-        self._compilers = ThreadPoolExecutor(_COMPILER_THREADS, "compiler")
+        self._link = GatewayLink(address, key)
+        self._engine = EngineThread(incarnation, self._link.wake, spare=spare)
+        self._preparation = Preparation(self._engine.emit)
         self._loaded: Loaded | None = None
         self._requests: dict[str, Answering] = {}
-        self._unsent: deque[bytes] = deque()
         self._stop_requested = False
         self._stopping = False
         self._draining = False
@@ -133,7 +107,7 @@ class Conversation:
     def request_stop(self) -> None:
         """Ask for an orderly end; from a signal handler or another thread."""
         self._stop_requested = True
-        self._wake()
+        self._link.wake()
 
     def orphan_grace_s(self) -> float:
         memory = self._engine.figures.memory
@@ -145,47 +119,26 @@ class Conversation:
         self._engine.start()
         heartbeat_at = time.monotonic()
         while self._exit_status is None:
-            self._wait(max(0.0, heartbeat_at - time.monotonic()))
-            self._clear_wake()
+            self._link.wait(max(0.0, heartbeat_at - time.monotonic()))
             if self._stop_requested:
                 self._stop()
-            self._send_unsent()
+            self._link.send_unsent()
             self._read_gateway()
-            self._read_next()
+            self._follow_next()
             self._read_engine()
             if self._draining and not self._requests:
                 self._stop()
             if time.monotonic() >= heartbeat_at:
                 heartbeat_at = time.monotonic() + _HEARTBEAT_S
                 self._send_heartbeat()
-        self._socket.close()
-        if self._next is not None:
-            self._next[0].close(linger=0)
-        self._context.term()
+        self._link.close()
         return self._exit_status
-
-    def _wait(self, seconds: float) -> None:
-        """Until there may be something to do, or for so long."""
-        unsent = self._last_words if self._next is not None else self._unsent
-        watched = (self._socket, self._next and self._next[0], bool(unsent))
-        if watched != self._watched:
-            self._watched = watched
-            self._poller = zmq.Poller()
-            self._poller.register(self._wake_read, zmq.POLLIN)
-            self._poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if unsent else 0))
-            if self._next is not None:
-                self._poller.register(self._next[0], zmq.POLLIN)
-        self._poller.poll(int(seconds * 1000))
 
     # From the gateway
 
     def _read_gateway(self) -> None:
-        while True:
-            try:
-                frame = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            match decode_from_gateway(frame):
+        while (order := self._link.receive()) is not None:
+            match order:
                 case Generate() | Embed() as task:
                     self._begin(task)
                 case Cancel(request_id=request_id):
@@ -193,50 +146,16 @@ class Conversation:
                         self._engine.post(Remove((request_id,)))
                 case Load() | Limit() | ClearPromptCache() as command:
                     self._engine.post(command)
-                case Move() as move:
-                    self._move(move)
-                case Stay():
-                    self._stay()
                 case Drain():
                     self._draining = True
                 case Stop():
                     self._stop()
 
-    def _move(self, move: Move) -> None:
-        self._stay()
-        socket = connect_worker_side(self._context, move.address, move.key)
-        self._next = (socket, move.parent)
-        self._unsent.append(encode(Moved()))
-        self._last_words, self._unsent = self._unsent, deque()
-        self._send_unsent()
-
-    def _stay(self) -> None:
-        if self._next is None:
-            return
-        self._next[0].close(linger=0)
-        self._next = None
-        self._unsent.extendleft(reversed(self._last_words))
-        self._last_words.clear()
-        self._send_unsent()
-
-    def _read_next(self) -> None:
-        """The next gateway's first word."""
-        if self._next is None:
-            return
-        socket, parent_pid = self._next
-        try:
-            frame = socket.recv(zmq.NOBLOCK)
-        except zmq.Again:
-            return
-        if not isinstance(decode_from_gateway(frame), Settle):
-            raise RuntimeError("The next gateway gave an order before it had settled.")
-        if self.watch is not None:
-            self.watch.follow(parent_pid)
-        self._socket.close(linger=0)
-        self._socket, self._next = socket, None
-        self._last_words.clear()
-        self._send_unsent()
-        self._read_gateway()
+    def _follow_next(self) -> None:
+        if (parent_pid := self._link.settle()) is not None:
+            if self.watch is not None:
+                self.watch.follow(parent_pid)
+            self._read_gateway()
 
     def _begin(self, task: Generate | Embed) -> None:
         if self._draining or self._stopping:
@@ -248,29 +167,7 @@ class Conversation:
             return
         self._requests[task.request_id] = Answering(task.request_id)
         self._engine.arriving += 1
-        self._threads_for(task).submit(self._prepare, loaded, task)
-
-    def _threads_for(self, task: Generate | Embed) -> ThreadPoolExecutor:
-        # A vector has no constraints.
-        if isinstance(task, Embed):
-            return self._tokenizers
-        if isinstance(task.prompt, ChatPrompt) and task.prompt.pictures:
-            return self._decoder
-        free = task.constraint is None and task.tools is None
-        return self._tokenizers if free else self._compilers
-
-    def _prepare(self, loaded: Loaded, task: Generate | Embed) -> None:
-        """Runs on a tokenizer thread, or on one for constraints."""
-        try:
-            event: EngineEvent = loaded.prepare(task)
-        except Exception:
-            logger.exception("Tokenizing request %s failed", task.request_id)
-            event = RequestFailed(
-                request_id=task.request_id,
-                code="internal_error",
-                message="The prompt could not be tokenized; the worker's log has the traceback.",
-            )
-        self._engine.emit(event)
+        self._preparation.begin(loaded.prepare, task)
 
     def _stop(self) -> None:
         if self._stopping:
@@ -286,7 +183,7 @@ class Conversation:
     # From the engine
 
     def _read_engine(self) -> None:
-        while len(self._unsent) < _UNSENT_FRAMES or self._stopping:
+        while self._link.unsent < _UNSENT_FRAMES or self._stopping:
             match self._engine.next_event():
                 case None:
                     return
@@ -385,20 +282,10 @@ class Conversation:
     def _send(self, message: Message) -> None:
         if isinstance(message, LoadFailed):
             logger.error("The load failed: %s", message.reason)
-        self._unsent.append(encode(message))
-        self._send_unsent()
-
-    def _send_unsent(self) -> None:
-        unsent = self._last_words if self._next is not None else self._unsent
-        while unsent:
-            try:
-                self._socket.send(unsent[0], zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            unsent.popleft()
+        self._link.send(message)
 
     def _send_heartbeat(self) -> None:
-        if self._unsent:
+        if self._link.unsent:
             # The gateway isn't reading; a stale heartbeat behind the backlog would mislead it.
             return
         figures = self._engine.figures
@@ -413,18 +300,3 @@ class Conversation:
                 prompt_cache_bytes=figures.prompt_cache_bytes,
             )
         )
-
-    # Waking the main thread
-
-    def _wake(self) -> None:
-        try:
-            os.write(self._wake_write, b"\0")
-        except BlockingIOError:
-            # The pipe is full, so the main thread is about to look anyway.
-            return
-
-    def _clear_wake(self) -> None:
-        try:
-            os.read(self._wake_read, 65536)
-        except BlockingIOError:
-            return

@@ -248,7 +248,7 @@ def model_status(compartment: Compartment, fleet: Fleet) -> ModelStatus:
         returning_bytes=None if holder is None else holder.returning_bytes,
         wanted_bytes=None if holder is None else holder.need.wanted_bytes,
         context_tokens=None if worker is None else worker.context_tokens,
-        last_used_at=compartment.traffic.last_used_at,
+        last_used_at=compartment.traffic.use.last_at,
         prompt_cache=_prompt_cache_status(compartment, fleet),
         worker=None if worker is None else _worker_status(worker),
         restarts=compartment.recovery.restarts,

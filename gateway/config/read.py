@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import platformdirs
 
 from gateway.config.group_rules import group_complaints
 from gateway.config.keys import (
@@ -24,13 +22,13 @@ from gateway.config.keys import (
     SECTIONS,
     TABLES,
     Definition,
-    definitions,
     label,
 )
-from gateway.config.kinds import UnexpectedError, toml_text
-from gateway.config.locations import Locations, Place
+from gateway.config.kinds import UnexpectedError
+from gateway.config.layers import Layers, chosen_file
+from gateway.config.locations import Place
 from gateway.config.mistakes import Mistake, Source
-from gateway.config.models import find_adapter, find_draft, find_model, model_from_flag
+from gateway.config.models import find_adapter, find_draft, find_model
 from gateway.config.network import TLS_PLACES, network_complaints
 from gateway.config.places import Places, Sought
 from gateway.config.rules import complaints
@@ -43,21 +41,8 @@ from gateway.config.settings import (
     ModelSettings,
     Settings,
 )
-from gateway.config.toml_file import Document, UnreadableError, read_document
-from gateway.nearest import nearest
+from gateway.config.wording import missing, no_table, sentence, unexpected, unknown
 
-_SHOWN_CHARACTERS: Final = 40
-# The table of each key; no two have one of the same name.
-_HOMES: Final = {
-    definition.name: "[groups.NAME]"
-    if table == GROUPS
-    else "[models.ID]"
-    if definition.name in MODEL_KEYS
-    else "[hosts.NAME]"
-    if table == HOSTS
-    else f"[{table}]"
-    for table, definition in definitions()
-}
 # What finds the folders that models' keys name.
 _LOOKS: Final[dict[str, Callable[[str, tuple[str, ...]], str]]] = {
     "path": find_model,
@@ -104,9 +89,9 @@ def read_settings(flags: Flags, environment: Mapping[str, str]) -> Settings:
     Raises:
         ConfigError: with every mistake found.
     """
-    draft = _Draft(flags, environment)
-    settings = draft.settings()
-    draft.raise_mistakes()
+    reading = _Reading(flags, environment)
+    settings = reading.settings()
+    reading.raise_mistakes()
     return settings
 
 
@@ -123,28 +108,19 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_draft(flags: Flags, environment: Mapping[str, str]) -> Draft:
     """What can be made of a configuration. Whether the models are there is not asked."""
-    draft = _Draft(flags, environment)
-    settings = draft.settings()
+    reading = _Reading(flags, environment)
+    settings = reading.settings()
     return Draft(
-        settings=draft.without_lost(settings),
-        file=draft.file,
-        digest=draft.digest,
-        mistakes=draft.mistakes,
+        settings=reading.without_lost(settings),
+        file=reading.layers.file,
+        digest=reading.layers.digest,
+        mistakes=reading.mistakes,
     )
 
 
 def config_in_force(flags: Flags, environment: Mapping[str, str]) -> Path:
     """The file that `read_settings` reads; the default one need not exist."""
-    return _file_and_source(flags, environment)[0]
-
-
-def _file_and_source(flags: Flags, environment: Mapping[str, str]) -> tuple[Path, Source | None]:
-    """The file, and who names it; None: nobody, it is the platform's and need not exist."""
-    if flags.config is not None:
-        return flags.config, Source("flag", "--config")
-    if variable := environment.get("BULKHEAD_CONFIG"):
-        return Path(variable), Source("environment", "BULKHEAD_CONFIG")
-    return platformdirs.user_config_path("bulkhead") / "config.toml", None
+    return chosen_file(flags, environment)[0]
 
 
 def read_configuration(
@@ -156,18 +132,18 @@ def read_configuration(
     Raises:
         ConfigError: with every mistake found.
     """
-    draft = _Draft(flags, environment)
-    settings = draft.settings()
+    reading = _Reading(flags, environment)
+    settings = reading.settings()
     places = places or Places()
-    draft.check_network(settings, places)
-    located = draft.locate_models(settings, places)
-    draft.raise_mistakes()
+    reading.check_network(settings, places)
+    located = reading.locate_models(settings, places)
+    reading.raise_mistakes()
     return Configuration(
         settings=settings,
-        file=draft.file,
-        digest=draft.digest,
+        file=reading.layers.file,
+        digest=reading.layers.digest,
         located=located,
-        sources=draft.sources(),
+        sources=reading.sources(),
     )
 
 
@@ -176,34 +152,19 @@ def raise_misfits(configuration: Configuration, found: Iterable[tuple[str, str]]
     mistakes = []
     for name, why in found:
         place = (GROUPS, name, "models")
-        mistakes.append(Mistake(configuration.source(place), label(place), _sentence(why)))
+        mistakes.append(Mistake(configuration.source(place), label(place), sentence(why)))
     if mistakes:
         raise ConfigError(mistakes)
 
 
-class _Draft:
-    """Tables on their way to settings, where each value came from, and what is wrong."""
+class _Reading:
+    """Tables on their way to settings, and what is wrong with them."""
 
     def __init__(self, flags: Flags, environment: Mapping[str, str]) -> None:
-        self._mistakes: list[Mistake] = []
-        self._origins: dict[Place, Source] = {}
+        self.layers = Layers(flags, environment)
+        self._mistakes = list(self.layers.mistakes)
         self._given: list[Place] = []
         self._wrong: set[Place] = set()
-        self.file: Path | None = None
-        self.digest: str | None = None
-        self._document = self._read_file(flags, environment)
-        self._tables = self._document.tables
-        # A variable that is set to nothing is one that isn't set.
-        variable = Source("environment", "BULKHEAD_STATE_DIR")
-        self._overlay(variable, "gateway", "state_dir", environment.get(variable.name) or None)
-        flagged_dir = None if flags.state_dir is None else str(flags.state_dir)
-        self._overlay(Source("flag", "--state-dir"), "gateway", "state_dir", flagged_dir)
-        self._overlay(Source("flag", "--host"), "gateway", "host", flags.host)
-        self._overlay(Source("flag", "--port"), "gateway", "port", flags.port)
-        self._overlay(Source("flag", "--memory-budget"), "memory", "budget", flags.memory_budget)
-        self._overlay(Source("flag", "--spare"), "workers", "spare", flags.spare)
-        for text in flags.models:
-            self._add_model(text)
 
     def settings(self) -> Settings:
         """The settings, with defaults in place of what is wrong."""
@@ -212,11 +173,11 @@ class _Draft:
         models: dict[str, ModelSettings] = {}
         groups: dict[str, GroupSettings] = {}
         discovery = DiscoverySettings()
-        for name, table in self._tables.items():
+        for name, table in self.layers.tables.items():
             if name not in TABLES:
-                self._complain((name,), _unknown("table", name, TABLES))
+                self._complain((name,), unknown("table", name, TABLES))
             elif not isinstance(table, dict):
-                self._complain((name,), f"expected a table, as in [{name}]")
+                self._complain((name,), no_table((name,)))
             elif name == HOSTS:
                 hosts = {host: self._host(host, each) for host, each in table.items()}
             elif name == MODELS:
@@ -288,7 +249,7 @@ class _Draft:
         return msgspec.structs.replace(settings, models=models)
 
     def sources(self) -> dict[Place, Source]:
-        return {place: self._source(place) for place in self._given}
+        return {place: self.layers.source(place) for place in self._given}
 
     @property
     def mistakes(self) -> list[Mistake]:
@@ -298,65 +259,18 @@ class _Draft:
         if self._mistakes:
             raise ConfigError(self.mistakes)
 
-    def _read_file(self, flags: Flags, environment: Mapping[str, str]) -> Document:
-        path, named_by = _file_and_source(flags, environment)
-        try:
-            document = read_document(path)
-        except FileNotFoundError:
-            if named_by is not None:
-                self._mistakes.append(Mistake(named_by, "", f"There is no file {path}."))
-            return Document("", {}, {})
-        except UnreadableError as error:
-            self._mistakes.append(Mistake(Source("file", str(path)), "", f"{error}."))
-            return Document("", {}, {})
-        self.file = path
-        self.digest = hashlib.sha256(document.text.encode()).hexdigest()
-        for line, message in document.broken.items():
-            self._mistakes.append(Mistake(Source("file", str(path), line), "", f"{message}."))
-        return document
-
-    def _overlay(self, origin: Source, table: str, key: str, value: object) -> None:
-        """Put a value of the command line or the environment over the file's."""
-        if value is None:
-            return
-        section = self._tables.setdefault(table, {})
-        if isinstance(section, dict):
-            section[key] = value
-            self._origins[table, key] = origin
-
-    def _add_model(self, text: str) -> None:
-        model_id, path = model_from_flag(text)
-        models = self._tables.setdefault(MODELS, {})
-        if not isinstance(models, dict):
-            return
-        flag = Source("flag", f"--model {text}")
-        if _path_of(models.get(model_id)) == path:
-            return
-        if model_id in models:
-            self._mistakes.append(
-                Mistake(
-                    flag,
-                    label((MODELS, model_id)),
-                    f"two models have this id: give one of them another, as in "
-                    f"--model {path}=OTHER_ID.",
-                )
-            )
-            return
-        models[model_id] = {"path": path}
-        self._origins[MODELS, model_id] = flag
-
     def _host(self, name: str, table: object) -> HostSettings:
         place = (HOSTS, name)
         nothing = dict.fromkeys(HOST_KEYS, "")
         if not isinstance(table, dict):
-            self._complain(place, f"expected a table, as in [{label(place)}]")
+            self._complain(place, no_table(place))
             return HostSettings(**nothing)
         return HostSettings(**{**nothing, **self._values(place, HOST_KEYS, table)})
 
     def _model(self, model_id: str, table: object) -> ModelSettings:
         place = (MODELS, model_id)
         if not isinstance(table, dict):
-            self._complain(place, f"expected a table, as in [{label(place)}]")
+            self._complain(place, no_table(place))
             self._wrong.add((*place, "path"))
             return ModelSettings(path="")
         return ModelSettings(**{"path": "", **self._values(place, MODEL_KEYS, table)})
@@ -364,7 +278,7 @@ class _Draft:
     def _group(self, name: str, table: object) -> GroupSettings:
         place = (GROUPS, name)
         if not isinstance(table, dict):
-            self._complain(place, f"expected a table, as in [{label(place)}]")
+            self._complain(place, no_table(place))
             self._wrong.add((*place, "models"))
             return GroupSettings(models=())
         return GroupSettings(**{"models": (), **self._values(place, GROUP_KEYS, table)})
@@ -376,7 +290,7 @@ class _Draft:
         for name, value in given.items():
             place = (*table, name)
             if name not in known:
-                self._complain(place, _unknown("key", name, known))
+                self._complain(place, unknown("key", name, known))
                 continue
             kind = known[name].kind
             try:
@@ -384,68 +298,20 @@ class _Draft:
                 self._given.append(place)
             except UnexpectedError as error:
                 element = place if error.index is None else (*place, error.index)
-                self._complain(element, f"expected {kind.expected}, not {_shown(error.value)}")
+                self._complain(element, unexpected(kind, error.value))
         for name, definition in known.items():
             if definition.required and name not in values:
                 self._wrong.add((*table, name))
                 # It may be in a line that can't be read.
-                left_out = any(name in line for line in self._document.left_out)
+                left_out = any(name in line for line in self.layers.left_out)
                 if name not in given and not left_out:
-                    self._complain(
-                        (*table, name), f"it is missing; expected {definition.kind.expected}"
-                    )
+                    self._complain((*table, name), missing(definition.kind))
         return values
 
     def _complain(self, place: Place, message: str) -> None:
-        self._mistakes.append(Mistake(self._source(place), label(place), _sentence(message)))
-
-    def _source(self, place: Place) -> Source:
-        for length in range(len(place), 0, -1):
-            if origin := self._origins.get(place[:length]):
-                return origin
-        return Source("file", str(self.file), self._locations.line(place))
-
-    @functools.cached_property
-    def _locations(self) -> Locations:
-        return Locations(self._document.text)
+        self._mistakes.append(Mistake(self.layers.source(place), label(place), sentence(message)))
 
 
 def _is_value(given: object) -> bool:
     """Whether that is a key's, and no model's table."""
     return given is not None and not isinstance(given, dict)
-
-
-def _path_of(model: object) -> object:
-    return model.get("path") if isinstance(model, dict) else None
-
-
-def _sentence(message: str) -> str:
-    return message if message.endswith((".", "?")) else f"{message}."
-
-
-def _unknown(what: str, name: str, known: Iterable[str]) -> str:
-    if name in _HOMES:
-        return f"unknown here; it is a key of {_HOMES[name]}"
-    if found := nearest(name, known):
-        return f"unknown {what}; did you mean {found}?"
-    if found := nearest(name, _HOMES):
-        return f"unknown {what}; did you mean {found} in {_HOMES[found]}?"
-    return f"unknown {what}; known are {', '.join(known)}"
-
-
-def _shown(value: object) -> str:
-    """A value as it was written, in short."""
-    match value:
-        case str():
-            shown = toml_text(value)
-        case bool():
-            shown = str(value).lower()
-        case dict():
-            shown = "a table"
-        case list():
-            shown = "a list"
-        case int() if abs(value) >= 10**_SHOWN_CHARACTERS:
-            shown = "so large a number"
-        case _:
-            shown = str(value)
-    return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}..."

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from msgspec import Struct
 
 from gateway.clock.countdown import Presence
-from gateway.clock.present import present_clock
+from gateway.dispatch import refusals
 from gateway.dispatch.beat import Beat
-from gateway.dispatch.progress import SUSPECT_TOKENS, ModelChangedError
+from gateway.dispatch.progress import ModelChangedError
 from gateway.dispatch.quarantine import Quarantine
 from gateway.dispatch.queue import QueueFullError, RequestQueue
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
+from gateway.dispatch.use import Use
 from gateway.dispatch.vectors import ImplausibleError
 from gateway.events import EventLog, Kind
 from gateway.metrics.model_meter import ModelMeter
@@ -81,27 +81,15 @@ class Successor(Protocol):
     def cancel(self, request: Request) -> None: ...
 
 
-class TrafficState(Struct, frozen=True):
-    """What is known of a model's use."""
-
-    last_used_at: float | None
-    last_used: float
-    keep_alive_s: float | None
-
-
 class Traffic:
     """Sends requests while there is a connection and keeps them while there is none.
 
-    `last_used_at` is a Unix time, `last_used` the same on the clock of `gateway.clock.present`,
-    both in seconds.
-    `keep_alive_s` is what the last request asked for. Of all prompts that were answered,
-    `prompt_tokens`, `cached_tokens` were not computed anew. Everything runs on the event loop.
+    Of all prompts that were answered, `prompt_tokens`, `cached_tokens` were not computed anew.
+    Everything runs on the event loop.
     """
 
     def __init__(self, model_id: str, bounds: Bounds, host: Host, events: EventLog) -> None:
-        self.last_used_at: float | None = None
-        self.last_used = 0.0
-        self.keep_alive_s: float | None = None
+        self.use = Use()
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.meter = ModelMeter()
@@ -115,7 +103,6 @@ class Traffic:
         self._successor: Successor | None = None
         self._loop = asyncio.get_running_loop()
         self._beat = Beat(self._loop)
-        self._clock = present_clock()
         self._presence = Presence(self._loop.time())
 
     @property
@@ -181,17 +168,11 @@ class Traffic:
             return
         left_s = self._quarantine.remaining_s(request.task, self._loop.time())
         if left_s is not None:
-            what = f"is kept out for another {left_s:.0f} s"
-            raise self._turned_away(request, _died_twice(self._model_id, what))
+            raise self._turned_away(request, refusals.kept_out(self._model_id, left_s))
         try:
             self._queue.add(request)
         except QueueFullError:
-            refusal = Refusal(
-                "queue_full",
-                f"{self._queue.depth} requests wait for {self._model_id!r} already, as many as its "
-                "queue holds: try again later.",
-                retry_after_s=self._host.load_s,
-            )
+            refusal = refusals.queue_full(self._model_id, self._queue.depth, self._host.load_s)
             raise self._turned_away(request, refusal) from None
         self._note_use(request)
 
@@ -288,7 +269,7 @@ class Traffic:
     def connect(self, connection: Connection) -> None:
         if self._connection is None:
             # What was said to an earlier worker ended with it.
-            self.keep_alive_s = None
+            self.use.keep_alive_s = None
         self.reconnect(connection)
 
     def reconnect(self, connection: Connection) -> None:
@@ -311,15 +292,7 @@ class Traffic:
                     connection.fingerprint, self._queue.priority_of(request)
                 )
             except ModelChangedError:
-                self._refuse(
-                    request,
-                    Refusal(
-                        "model_unavailable",
-                        f"The files of {self._model_id!r} changed while the answer was "
-                        "interrupted, and the rest would come from another model: send the "
-                        "request again.",
-                    ),
-                )
+                self._refuse(request, refusals.model_changed(self._model_id))
                 continue
             if request.progress.resumed:
                 self.meter.resumed += 1
@@ -362,17 +335,8 @@ class Traffic:
             [request for place, request in places if place is not None],
         )
 
-    @property
-    def state(self) -> TrafficState:
-        return TrafficState(self.last_used_at, self.last_used, self.keep_alive_s)
-
-    def restore(
-        self, state: TrafficState, running: Iterable[Request], waiting: Iterable[Request]
-    ) -> None:
-        """Go on from what an earlier gateway knew."""
-        self.last_used_at = state.last_used_at
-        self.last_used = state.last_used
-        self.keep_alive_s = state.keep_alive_s
+    def restore(self, running: Iterable[Request], waiting: Iterable[Request]) -> None:
+        """Go on with what an earlier gateway had."""
         self._queue.restore(running, waiting)
 
     def forget(self) -> None:
@@ -396,7 +360,7 @@ class Traffic:
             request.park(now)
             if blame and request.progress.note_death():
                 self._quarantine.add(request.task, now)
-                self._refuse(request, _died_twice(self._model_id, "was ended"))
+                self._refuse(request, refusals.died_twice(self._model_id))
             else:
                 parked.append(request)
                 self._note_park(request)
@@ -429,17 +393,10 @@ class Traffic:
             wanted = "embedding" if request.task.query is None else "score"
         if self.abilities is None or wanted in self.abilities:
             return None
-        return Refusal("invalid_request_error", _unable(self._model_id, wanted), param="model")
+        return refusals.unable(self._model_id, wanted)
 
     def _too_late(self, request: Request) -> Refusal:
-        return Refusal(
-            "deadline_exceeded",
-            f"The request waited for {self._model_id!r} until its deadline of "
-            f"{request.deadline_s:g} s passed; X-Deadline-S sets another. The model "
-            f"{self._host.describe()}.",
-            # Its client's patience is at an end, and another try would have as much again.
-            lasting=True,
-        )
+        return refusals.too_late(self._model_id, request.deadline_s, self._host.describe())
 
     def _age_s(self, arrived_at: float | None) -> float | None:
         return None if arrived_at is None else max(0.0, self._loop.time() - arrived_at)
@@ -461,9 +418,7 @@ class Traffic:
 
     def _note_use(self, request: Request) -> None:
         if not request.probe:
-            self.keep_alive_s = request.keep_alive_s
-            self.last_used_at = time.time()
-            self.last_used = self._clock.now()
+            self.use.note(request.keep_alive_s)
 
     def _refuse(self, request: Request, refusal: Refusal) -> None:
         request.refuse(refusal)
@@ -489,25 +444,3 @@ class Traffic:
             delivered_tokens=len(request.progress.delivered),
             **fields,
         )
-
-
-def _unable(model_id: str, wanted: Ability) -> str:
-    match wanted:
-        case "text":
-            return (
-                f"{model_id!r} is made for vectors and writes no text: it serves /v1/embeddings "
-                "or /v1/rerank."
-            )
-        case "embedding":
-            return f"{model_id!r} makes no embeddings of texts."
-        case "score":
-            return f"{model_id!r} can't compare texts."
-
-
-def _died_twice(model_id: str, what: str) -> Refusal:
-    return Refusal(
-        "worker_crashed",
-        f"Two workers of {model_id!r} died within {SUSPECT_TOKENS} tokens of this request, so it "
-        f"{what}: change it before you send it again.",
-        lasting=True,
-    )

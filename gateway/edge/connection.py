@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
-import socket
-import struct
 import urllib.parse
 from collections import deque
 from typing import Any, Final
@@ -22,6 +18,7 @@ from gateway.dispatch.refusal import Refusal
 from gateway.edge.crowd import Place
 from gateway.edge.door import Door
 from gateway.edge.exchange import Exchange
+from gateway.edge.peer import Peer
 from gateway.edge.plain_response import plain_response
 from gateway.edge.reception import BODY_BYTES_PER_S, BODY_S, HEAD_S, Doing, Reception
 from gateway.edge.request_id import new_request_id, request_id
@@ -36,19 +33,8 @@ MOST_FRAMING_BYTES: Final = 64 << 10
 _MOST_AHEAD: Final = 16
 _MOST_AHEAD_BYTES: Final = 64 << 10
 _PROBES: Final = ("/livez", "/readyz", "/health")
-# A client that has closed its side may have gone, or wait for its answer: both look the same
-# until something is written, and then until the other side's system had time to object. Answers
-# that haven't begun are often there sooner than that is worth asking.
-_ASKED_S: Final = 1.0
-_HEARD_S: Final = 0.05
-# What the system takes of an answer ahead of what it has sent. It would be megabytes otherwise, for
-# each client that doesn't read, before anybody noticed that it doesn't.
-_UNSENT: Final[int | None] = getattr(socket, "TCP_NOTSENT_LOWAT", None)
-_UNSENT_BYTES: Final = 128 << 10
 # Until an answer has left for the system.
 _WRITTEN_S: Final = 0.01
-# For SO_LINGER: on, for no time.
-_AT_ONCE: Final = struct.pack("ii", 1, 0)
 
 
 class _TooMuchAheadError(Exception):
@@ -83,16 +69,13 @@ class Connection(HttpToolsProtocol):
         self._ahead = bytearray()
         # Whatever still comes is dropped.
         self._deaf = False
-        self._look: asyncio.TimerHandle | None = None
+        self._peer: Peer
 
     # From the transport
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if _UNSENT is not None:
-            connected = transport.get_extra_info("socket")
-            with contextlib.suppress(OSError):
-                connected.setsockopt(socket.IPPROTO_TCP, _UNSENT, _UNSENT_BYTES)
+        self._peer = Peer(transport)
         self._place = self._door.enter(self, "" if self.client is None else self.client[0])
         if self._place in (Place.NONE, Place.TOO_MANY):
             # At once: every descriptor counts.
@@ -108,8 +91,7 @@ class Connection(HttpToolsProtocol):
             exchange.lose_client()
             if place:
                 exchange.release()
-        if self._look is not None:
-            self._look.cancel()
+        self._peer.close()
         self._ahead.clear()
         self._door.leave(self)
 
@@ -132,10 +114,7 @@ class Connection(HttpToolsProtocol):
         if not self._exchanges[0].whole:
             self._fail(_invalid("its body ended too early"))
         self._close_after_these()
-        if self._exchanges[0].response_started:
-            self._ask_client()
-        else:
-            self._look = self.loop.call_later(_ASKED_S, self._ask_client)
+        self._peer.watch(self._served)
         return True
 
     def pause_writing(self) -> None:
@@ -174,14 +153,14 @@ class Connection(HttpToolsProtocol):
         elif doing in (Doing.IDLE, Doing.HEAD):
             self._leave()
         else:
-            self._reset()
+            self._peer.reset()
 
     def offer(self) -> None:
         """Let the next gateway have it, if nothing of a request is here and no answer on its way.
         One that is encrypted can't be given away.
         """
         heir = self._door.heir
-        if heir is None or self._deaf or self.transport.is_closing() or self._encrypted:
+        if heir is None or self._deaf or self.transport.is_closing() or self._peer.encrypted:
             return
         if self._exchanges or self._in_request or self._ahead or self._place is not Place.FULL:
             return
@@ -190,13 +169,9 @@ class Connection(HttpToolsProtocol):
             return
         self.transport.pause_reading()
         self._deaf = True
-        heir(os.dup(self.transport.get_extra_info("socket").fileno()))
+        heir(self._peer.duplicate())
         # Closes this process's descriptor, not the connection.
         self.transport.abort()
-
-    @property
-    def _encrypted(self) -> bool:
-        return self.transport.get_extra_info("sslcontext") is not None
 
     # From the parser
 
@@ -240,7 +215,7 @@ class Connection(HttpToolsProtocol):
                 version != "1.0"
                 and self._place is Place.FULL
                 and self.parser.should_keep_alive()
-                and not (self._door.heir is not None and self._encrypted)
+                and not (self._door.heir is not None and self._peer.encrypted)
             ),
             on_response=self.on_response_complete,
         )
@@ -296,6 +271,12 @@ class Connection(HttpToolsProtocol):
     def _serving(self) -> bool:
         """A request is there as a whole, and its answer isn't."""
         return bool(self._exchanges) and self._exchanges[0].whole
+
+    def _served(self) -> Exchange | None:
+        """What an answer is on its way for, or will be."""
+        if not self._exchanges or self.transport.is_closing():
+            return None
+        return self._exchanges[0]
 
     @property
     def _receiving(self) -> Exchange | None:
@@ -411,30 +392,6 @@ class Connection(HttpToolsProtocol):
         self._deaf = True
         self._door.turn(self, Doing.LEAVING)
         self.transport.close()
-
-    def _reset(self) -> None:
-        """End it, and have the system forget what it holds for it: it would keep that for minutes
-        otherwise, for a client that doesn't take it.
-        """
-        connected = self.transport.get_extra_info("socket")
-        with contextlib.suppress(OSError):
-            connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
-        self.transport.abort()
-
-    def _ask_client(self) -> None:
-        """Write something, if that changes nothing for a client that is still there."""
-        if self._exchanges and not self.transport.is_closing():
-            self._exchanges[0].nudge()
-            self._look = self.loop.call_later(_HEARD_S, self._hear_client)
-
-    def _hear_client(self) -> None:
-        """End the connection if the other side's system has said that nobody is there."""
-        if self._exchanges and not self.transport.is_closing():
-            connected = self.transport.get_extra_info("socket")
-            if connected.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                self.transport.abort()
-            else:
-                self._look = self.loop.call_later(_ASKED_S, self._hear_client)
 
 
 def _invalid(reason: str) -> Refusal:

@@ -91,7 +91,7 @@ class Readings:
             "the list of processes",
         )
         for worker in workers:
-            worker.note_descendants(found[worker.pid])
+            worker.descendants.note(found[worker.pid])
 
     def _compare(self) -> None:
         """The machine's wired pages with what its workers did."""

@@ -45,7 +45,7 @@ class LastUsed:
 
     def note(self, everyone: Everyone) -> None:
         for each in everyone():
-            used_at = each.traffic.last_used_at
+            used_at = each.traffic.use.last_at
             if used_at is not None and used_at > self.at.get(each.model.source, 0.0):
                 self.at[each.model.source] = used_at
 

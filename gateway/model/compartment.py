@@ -17,7 +17,8 @@ from gateway.clock.waiting import until_set
 from gateway.config.in_force import InForce
 from gateway.dispatch.refusal import Refusal, RefusalState
 from gateway.dispatch.request import Request, RequestState
-from gateway.dispatch.traffic import Bounds, Traffic, TrafficState
+from gateway.dispatch.traffic import Bounds, Traffic
+from gateway.dispatch.use import UseState
 from gateway.events import EventLog
 from gateway.fleet.starter import Channel, Starter
 from gateway.memory.steward import Steward
@@ -51,7 +52,7 @@ class ModelState(Struct, frozen=True, kw_only=True):
     told: dict[str, str]
     held: RefusalState | None
     wanted: bool
-    traffic: TrafficState
+    use: UseState
     tenancy: TenancyState
     running: tuple[tuple[int, RequestState], ...]
     waiting: tuple[tuple[int, RequestState], ...]
@@ -186,7 +187,7 @@ class Compartment:
             told=self.model.told,
             held=None if hold is None else hold.state,
             wanted=self.state is State.WAITING and self._kept,
-            traffic=self.traffic.state,
+            use=self.traffic.use.state,
             tenancy=self.tenancy.state,
             running=tuple((numbers(each), each.state) for each in running),
             waiting=tuple((numbers(each), each.state) for each in waiting),
@@ -205,7 +206,8 @@ class Compartment:
         ProcessGoneError, OSError: the worker can't be taken over.
         """
         self.tenancy.restore(state.tenancy)
-        self.traffic.restore(state.traffic, running, waiting)
+        self.traffic.use.restore(state.use)
+        self.traffic.restore(running, waiting)
         worker, channel = state.worker, state.channel
         if worker is not None and channel is not None and output is not None:
             self.condition.restore(State.READY, None)

@@ -193,7 +193,7 @@ class WorkerSupervisor:
 
     async def _drain(self) -> None:
         # Its end follows at once if nothing runs.
-        await self.worker.look_for_descendants()
+        await self.worker.descendants.look()
         if self._still(State.DRAINING):
             self.worker.send(Drain())
 

@@ -234,7 +234,7 @@ class Tenancy:
 
     @property
     def last_used(self) -> float:
-        return self._traffic.last_used
+        return self._traffic.use.last
 
     @property
     def waits_for_memory(self) -> bool:
@@ -309,7 +309,7 @@ class Tenancy:
 
     def _idle_s(self, now: float) -> float:
         """How long nobody has used a model that is ready."""
-        return now - max(self._traffic.last_used, self._ready_at)
+        return now - max(self._traffic.use.last, self._ready_at)
 
     def _expired(self, now: float) -> bool:
         """Whether it was idle for as long as it may be."""
@@ -320,7 +320,7 @@ class Tenancy:
         """How long it may be idle, by the last request, else by the configuration."""
         if self.model.settings.pinned:
             return math.inf
-        asked_s = self._traffic.keep_alive_s
+        asked_s = self._traffic.use.keep_alive_s
         return (self.model.settings.ttl_s or math.inf) if asked_s is None else asked_s
 
     def _tell(self, worker: Worker) -> None:

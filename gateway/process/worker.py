@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import signal
 import time
@@ -23,7 +22,8 @@ from gateway.logs.line import about
 from gateway.memory.footprint import FootprintGauge
 from gateway.memory.reading import Footprint, together
 from gateway.process.adopted import AdoptedProcess
-from gateway.process.identity import ProcessIdentity, descendants, send
+from gateway.process.descendants import Descendants
+from gateway.process.identity import ProcessIdentity
 from gateway.process.ladder import Rung, Step, bereaved
 from gateway.process.link import Link
 from gateway.process.process import ExitStatus, WorkerProcess
@@ -56,12 +56,8 @@ logger = logging.getLogger(__name__)
 
 # A worker that ends by itself closes its connection first; the end of the process follows.
 _EXIT_FOLLOWS_S: Final = 2.0
-# For a look at all processes, which takes some ten milliseconds; no end waits any longer for it.
-_LOOK_S: Final = 0.5
 # For a reading of one process: it can hang like the process itself.
 _READING_S: Final = 5.0
-# What could not be signalled just now is tried again so often, a second apart.
-_TRIES: Final = 5
 # The other way round, for one that was killed: ZeroMQ's thread may still read its last frames.
 _LAST_FRAMES_S: Final = 0.5
 # Orders to let go of prompts that a worker hasn't answered yet.
@@ -150,7 +146,6 @@ class Worker:
         self._loss_status: ExitStatus | None = None
         self._is_ending = False
         self._tasks = Tasks(f"worker {incarnation}")
-        self._descendants: set[ProcessIdentity] = set()
         self._lane = Lane(f"worker-{incarnation}")
         self._loop = asyncio.get_running_loop()
         self._supervisor = supervisor
@@ -174,6 +169,7 @@ class Worker:
             self._link.close()
             raise
         self._footprint = FootprintGauge(self.pid)
+        self.descendants = Descendants(self.pid, self._lane)
 
     @property
     def pid(self) -> int:
@@ -327,34 +323,12 @@ class Worker:
         await asyncio.wait({answer}, timeout=deadline_s)
         return answer.result() if answer.done() else None
 
-    async def look_for_descendants(self) -> None:
-        """What it has started ends with it, but can't be found any more once it has ended. Without
-        an answer there are those that were known.
-        """
-        try:
-            found = await self._lane.run(
-                functools.partial(descendants, [self.pid]), _LOOK_S, "the list of processes"
-            )
-        except Exception as error:
-            logger.warning(
-                "What worker %d has started can't be looked for: %s",
-                self.pid,
-                error,
-                extra=about(pid=self.pid),
-            )
-        else:
-            self.note_descendants(found[self.pid])
-
-    def note_descendants(self, found: set[ProcessIdentity]) -> None:
-        # None may mean that the process has just ended, and that they have lost their parent.
-        self._descendants = found or self._descendants
-
     async def climb(self, rungs: Iterable[Rung]) -> None:
         """End the process, a step after the other until it is gone. A step that fails is followed
         by the next one at once.
         """
         self._is_ending = True
-        await self.look_for_descendants()
+        await self.descendants.look()
         for rung in rungs:
             if self.ended.is_set() or self._left:
                 return
@@ -493,17 +467,5 @@ class Worker:
         self._link.close()
         while self._clears:
             self._clears.popleft().set_result(0)
-        self._end_descendants(_TRIES)
+        self.descendants.end()
         self._supervisor.worker_ended(self, self._loss_status or self._exit_status)
-
-    def _end_descendants(self, tries: int) -> None:
-        left = set()
-        for process in self._descendants:
-            try:
-                send(process, signal.SIGKILL)
-            except OSError as error:
-                left.add(process)
-                logger.warning("Process %d can't be ended: %s", process.pid, error)
-        self._descendants = left
-        if left and tries > 1:
-            self._loop.call_later(1.0, self._end_descendants, tries - 1)

@@ -7,6 +7,7 @@ to say, and are told to stay if it doesn't come up.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import os
@@ -14,6 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -209,30 +211,21 @@ class Upgrader:
         keeper, its_keeper = self._keeper_ends()
         environment = {**os.environ, **self._notifier.environment}
         descriptors = [self._listener.fileno(), self._state_dir.lock, 2, its_keeper.fileno()]
-        try:
-            successor = await SuccessorProcess.start(python, environment, descriptors)
-            try:
+        with its_keeper:
+            async with contextlib.AsyncExitStack() as unless_it_serves:
+                if keeper is not None:
+                    unless_it_serves.callback(keeper.close)
+                # Its end takes along the workers that have settled with it already.
+                after_its_end = unless_it_serves.enter_context(contextlib.ExitStack())
+                successor = await SuccessorProcess.start(python, environment, descriptors)
+                unless_it_serves.push_async_callback(successor.end)
                 said = await successor.prove(_PROOF_S)
                 await self._until_settled()
-                try:
-                    self._check_ranks()
-                    still_since = self._loop.time()
-                    await self._hand_over(successor)
-                except BaseException as error:
-                    logger.warning("The next gateway doesn't come up: %s", error)
-                    # It takes with it the workers that have settled with it already.
-                    await successor.end()
-                    self._undo()
-                    raise
-            except BaseException:
-                await successor.end()
-                raise
-        except BaseException:
-            if keeper is not None:
-                keeper.close()
-            raise
-        finally:
-            its_keeper.close()
+                after_its_end.push(self._undo)
+                self._check_ranks()
+                still_since = self._loop.time()
+                await self._hand_over(successor)
+                unless_it_serves.pop_all()
         upgraded = self._upgraded(said, began_at, self._loop.time() - still_since)
         await self._leave(successor, python, keeper)
         return upgraded
@@ -327,7 +320,11 @@ class Upgrader:
                 case message:
                     self._relay.receive(message)
 
-    def _undo(self) -> None:
+    def _undo(
+        self, _kind: object, error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        """The way out of a hand-over that `error` has ended: this gateway goes on."""
+        logger.warning("The next gateway doesn't come up: %s", error)
         parts = self._parts
         parts.mailbox.take_back()
         parts.keys.forward(None)

@@ -139,7 +139,7 @@ async def test_a_ladder_reaches_its_end(
     )
     worker = bench.start(python)
     pid = int(await asyncio.to_thread(eventually, lambda: child.exists() and child.read_text()))
-    await worker.look_for_descendants()
+    await worker.descendants.look()
     with shortage():
         climbing = asyncio.create_task(
             worker.climb(

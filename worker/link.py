@@ -1,0 +1,137 @@
+"""The channel to the gateway, from the worker's main thread, and the move to the next gateway's."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+
+import zmq
+
+from protocol.channel import connect_worker_side
+from protocol.codec import decode_from_gateway, encode
+from protocol.messages import GatewayMessage, Message, Move, Moved, Settle, Stay
+
+
+class GatewayLink:
+    """Says things in their order, as soon as the gateway takes them. After an order to move nothing
+    new is said anywhere, until the next gateway has settled or the order is taken back.
+    """
+
+    def __init__(self, address: str, key: bytes) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = connect_worker_side(self._context, address, key)
+        # Where to move to, and the process that listens there: open while it hasn't settled.
+        self._next: tuple[zmq.Socket[bytes], int] | None = None
+        self._last_words: deque[bytes] = deque()
+        self._unsent: deque[bytes] = deque()
+        self._poller = zmq.Poller()
+        self._watched: object = None
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+
+    @property
+    def unsent(self) -> int:
+        """Messages that the gateway hasn't taken yet."""
+        return len(self._unsent)
+
+    def close(self) -> None:
+        self._socket.close()
+        if self._next is not None:
+            self._next[0].close(linger=0)
+        self._context.term()
+
+    def wake(self) -> None:
+        """End a wait; from a signal handler or another thread."""
+        try:
+            os.write(self._wake_write, b"\0")
+        except BlockingIOError:
+            # The pipe is full, so the main thread is about to look anyway.
+            return
+
+    def wait(self, seconds: float) -> None:
+        """Until there may be something to do, or for so long."""
+        unsent = self._sendable
+        watched = (self._socket, self._next and self._next[0], bool(unsent))
+        if watched != self._watched:
+            self._watched = watched
+            self._poller = zmq.Poller()
+            self._poller.register(self._wake_read, zmq.POLLIN)
+            self._poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if unsent else 0))
+            if self._next is not None:
+                self._poller.register(self._next[0], zmq.POLLIN)
+        self._poller.poll(int(seconds * 1000))
+        self._clear_wake()
+
+    def send(self, message: Message) -> None:
+        self._unsent.append(encode(message))
+        self.send_unsent()
+
+    def send_unsent(self) -> None:
+        """As much as the gateway takes."""
+        unsent = self._sendable
+        while unsent:
+            try:
+                self._socket.send(unsent[0], zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            unsent.popleft()
+
+    def receive(self) -> GatewayMessage | None:
+        """The next order; None: it hasn't come yet. Moving happens here."""
+        while True:
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return None
+            match decode_from_gateway(frame):
+                case Move() as move:
+                    self._move(move)
+                case Stay():
+                    self._stay()
+                case order:
+                    return order
+
+    def settle(self) -> int | None:
+        """The next gateway's process, once its first word has come: from then on it is the one."""
+        if self._next is None:
+            return None
+        socket, pid = self._next
+        try:
+            frame = socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        if not isinstance(decode_from_gateway(frame), Settle):
+            raise RuntimeError("The next gateway gave an order before it had settled.")
+        self._socket.close(linger=0)
+        self._socket, self._next = socket, None
+        self._last_words.clear()
+        self.send_unsent()
+        return pid
+
+    @property
+    def _sendable(self) -> deque[bytes]:
+        return self._last_words if self._next is not None else self._unsent
+
+    def _move(self, move: Move) -> None:
+        self._stay()
+        socket = connect_worker_side(self._context, move.address, move.key)
+        self._next = (socket, move.parent)
+        self._unsent.append(encode(Moved()))
+        self._last_words, self._unsent = self._unsent, deque()
+        self.send_unsent()
+
+    def _stay(self) -> None:
+        if self._next is None:
+            return
+        self._next[0].close(linger=0)
+        self._next = None
+        self._unsent.extendleft(reversed(self._last_words))
+        self._last_words.clear()
+        self.send_unsent()
+
+    def _clear_wake(self) -> None:
+        try:
+            os.read(self._wake_read, 65536)
+        except BlockingIOError:
+            return
