@@ -505,6 +505,12 @@ class Moved(Message, frozen=True, tag="moved"):
     """All that was to be said here has been said."""
 
 
+class RankLost(Message, frozen=True, tag="rank-lost"):
+    """Rank 0 hears nothing of this one any more, and ends."""
+
+    rank: int
+
+
 class Need(Message, frozen=True, tag="need"):
     """What the worker could use, as limits of its process in bytes; 0 while it has nothing to do.
 
@@ -557,6 +563,7 @@ WorkerMessage: TypeAlias = (
     | Need
     | PromptCacheCleared
     | Moved
+    | RankLost
 )
 
 # What is said in these words: to be raised when a message means something else than before.

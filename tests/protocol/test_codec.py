@@ -45,6 +45,7 @@ from protocol.messages import (
     Output,
     PromptCacheCleared,
     PromptCacheDisk,
+    RankLost,
     Ready,
     Rendered,
     RequestFailed,
@@ -207,6 +208,7 @@ _from_gateway: dict[type[Message], st.SearchStrategy[Any]] = {
 }
 _from_worker: dict[type[Message], st.SearchStrategy[Any]] = {
     Moved: st.builds(Moved),
+    RankLost: st.builds(RankLost, rank=_integers),
     Need: st.builds(
         Need,
         limit_bytes=_integers,
