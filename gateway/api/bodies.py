@@ -25,7 +25,8 @@ _PATH: Final = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*?)(\[\.
 _CHOICES: Final = ("Invalid enum value", "Invalid value")
 _MISSING: Final = re.compile(r"missing required field `(?P<name>[^`]*)`")
 
-_MOST_DIGITS: Final = 9
+# Of a whole number in a query.
+MOST_DIGITS: Final = 9
 
 # Decoded within a few milliseconds.
 _LARGE_BYTES: Final = 256 << 10
@@ -197,10 +198,10 @@ def read_count(request: Request, name: str, default: int) -> int:
     text = request.query_params.get(name)
     if text is None:
         return default
-    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
+    if not (text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS):
         raise Refusal(
             "invalid_request_error",
-            f"{name} is {text[:100]!r}: send a whole number of at most {_MOST_DIGITS} digits.",
+            f"{name} is {text[:100]!r}: send a whole number of at most {MOST_DIGITS} digits.",
             param=name,
         )
     return int(text)
