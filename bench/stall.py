@@ -103,7 +103,7 @@ def _measure(model: Path, parsed: argparse.Namespace) -> list[Round]:
     engine = BatchedEngine(
         loaded.model, [], 32, Room(measure(loaded.model)), loaded.weight_bytes, stall_s=_STALL_S
     )
-    warm(engine, _LONG_TOKENS, loaded.vocabulary)
+    warm(engine, None, _LONG_TOKENS, loaded.vocabulary)
     chance = random.Random(1)
     rounds = []
     for number in range(parsed.rounds + 1):

@@ -29,6 +29,7 @@ from protocol.life import (
 )
 from protocol.memory import Limit, Need
 from protocol.moves import Move, Moved, Settle, Stay
+from protocol.ranks import RankLost
 from protocol.requests import Cancel, Embed, Generate
 from protocol.shape import digest
 
@@ -59,6 +60,7 @@ WorkerMessage: TypeAlias = (
     | Need
     | PromptCacheCleared
     | Moved
+    | RankLost
 )
 
 # What is said in these words: to be raised when a message means something else than before.

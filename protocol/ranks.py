@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
+from protocol.message import Message
+
 RankBackend: TypeAlias = Literal["ring", "jaccl", "nccl"]
 RankSplit: TypeAlias = Literal["tensor", "pipeline"]
+
+# The exit status of a rank that ends because it has lost another one.
+LEFT_ALONE: Final = 3
 
 
 class Ranks(Struct, frozen=True, kw_only=True):
@@ -28,3 +33,9 @@ class Ranks(Struct, frozen=True, kw_only=True):
     keys: tuple[bytes, bytes]
     silence_s: float
     devices: tuple[tuple[str | None, ...], ...] = ()
+
+
+class RankLost(Message, frozen=True, tag="rank-lost"):
+    """Rank 0 hears nothing of this one any more, and ends."""
+
+    rank: int

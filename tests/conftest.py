@@ -27,6 +27,18 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """What is imported is compiled and kept once: workers that do it themselves take more memory
+    than others, which tests compare, and several processes of a run would all do it.
+    """
+    if session.config.getoption("numprocesses", None):
+        first = Gateway()
+        try:
+            first.load()
+        finally:
+            first.stop()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_turn)
 

@@ -65,9 +65,11 @@ class Ended:
 
 @dataclass(frozen=True)
 class Lost:
-    """Another rank of the model is gone, without which nothing can be computed."""
+    """Another rank of the model is gone, without which nothing can be computed. None: it isn't
+    known which.
+    """
 
-    reason: str
+    rank: int | None
 
 
 @dataclass(frozen=True)
@@ -148,9 +150,9 @@ class EngineThread:
         self._events.put(event)
         self._wake()
 
-    def lose(self, reason: str) -> None:
+    def lose(self, rank: int | None) -> None:
         """From another thread than the engine's, which may be waiting for the rank that is gone."""
-        self.emit(Lost(reason))
+        self.emit(Lost(rank))
 
     def next_command(self, *, wait: bool, at_most_s: float | None = None) -> EngineCommand | None:
         try:

@@ -15,6 +15,7 @@ from protocol.answers import Embedded, Output, RequestFailed
 from protocol.life import ClearPromptCache, Drain, Heartbeat, Load, LoadFailed, Stop
 from protocol.memory import Limit
 from protocol.message import Message
+from protocol.ranks import LEFT_ALONE, RankLost
 from protocol.requests import Cancel, Embed, Generate
 from protocol.signals import DUMP_STACKS
 from worker.answering import Answering, rendered
@@ -189,10 +190,10 @@ class Conversation:
                     self._loaded = loaded
                     self._send(loaded.ready)
                 case Ended(failed):
-                    self._exit_status = 1 if failed or self._lost else 0
+                    self._exit_status = LEFT_ALONE if self._lost else int(failed)
                     return
-                case Lost(reason):
-                    self._lose(reason)
+                case Lost(rank):
+                    self._lose(rank)
                 case Embedded() as embedded:
                     if embedded.request_id in self._requests:
                         self._send(embedded)
@@ -207,11 +208,13 @@ class Conversation:
                 case prepared:
                     self._enqueue(prepared)
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, rank: int | None) -> None:
         """The engine may come back from a step whose peers are gone, and may not."""
-        logger.error("%s: this rank ends", reason)
+        logger.error("%s is gone: this rank ends", "A rank" if rank is None else f"Rank {rank}")
+        if rank is not None:
+            self._send(RankLost(rank=rank))
         self._lost = True
-        ending = threading.Timer(self.orphan_grace_s(), os._exit, (1,))
+        ending = threading.Timer(self.orphan_grace_s(), os._exit, (LEFT_ALONE,))
         ending.daemon = True
         ending.start()
         self._stop()

@@ -25,6 +25,7 @@ from worker.limits import Limits, read_device, read_memory, release_memory
 from worker.loading import LoadedModel, load
 from worker.model_error import LoadAbandonedError, ModelError
 from worker.prompts import Prepared, prepare
+from worker.rehearsal import rehearse
 from worker.turns import Turns, take_bound
 from worker.vectors.beside import NoText, WithVectors
 from worker.vectors.job import Job
@@ -130,7 +131,8 @@ def _serve_alone(
     text = None if caches is None else make_text(thread, loaded, command, limits, caches, lead)
     engine: Engine = NoText() if text is None else text.engine
     if text is not None:
-        warm(engine, context.now.tokens, loaded.vocabulary)
+        warm(engine, text.prompt_cache, context.now.tokens, loaded.vocabulary)
+        rehearse(loaded, context.now, text.paths)
     if making is not None:
         engine = WithVectors(engine, making.engine, room)
     turns = Turns(thread, engine, limits, context, lead)

@@ -112,11 +112,12 @@ class Line(Struct, frozen=True):
 
 
 class Ended(Struct, frozen=True):
-    """How a rank ended, and why if the agent ended it by itself."""
+    """How a rank ended, and why if the agent ended it by itself: then `by_host` is true."""
 
     rank: str
     status: ExitStatus
     reason: str
+    by_host: bool = False
 
 
 class News(Struct, frozen=True):

@@ -128,8 +128,9 @@ class Session:
         del self.ranks[rank.id]
         if end.status is None:
             raise AssertionError("a rank of this host ended without a status")
-        by = "" if rank.ended_by is None else f"its host's agent has ended it, as {rank.ended_by}: "
-        self._desk.add_end(Ended(rank.id, end.status, f"{by}{end.status}"))
+        by_host = rank.ended_by is not None
+        by = f"its host's agent has ended it, as {rank.ended_by}: " if by_host else ""
+        self._desk.add_end(Ended(rank.id, end.status, f"{by}{end.status}", by_host))
 
     def _wake(self) -> None:
         # The loop may be closed by now.

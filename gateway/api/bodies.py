@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import functools
 import itertools
 import re
@@ -24,7 +25,8 @@ _PATH: Final = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*?)(\[\.
 _CHOICES: Final = ("Invalid enum value", "Invalid value")
 _MISSING: Final = re.compile(r"missing required field `(?P<name>[^`]*)`")
 
-_MOST_DIGITS: Final = 9
+# Of a whole number in a query.
+MOST_DIGITS: Final = 9
 
 # Decoded within a few milliseconds.
 _LARGE_BYTES: Final = 256 << 10
@@ -117,11 +119,23 @@ def _check_brackets(body: bytearray) -> None:
         )
 
 
+def _check_text(body: bytearray) -> None:
+    """What is taken as `Raw` is decoded later, and msgspec looks at no text of it before.
+
+    Raises: UnicodeDecodeError: it is not UTF-8.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for begin in range(0, len(body), _COUNTED_BYTES):
+        decoder.decode(body[begin : begin + _COUNTED_BYTES])
+    decoder.decode(b"", final=True)
+
+
 def _decode(body: bytearray, kind: type[T], optional: bool) -> T:
     _check_brackets(body)
     if optional and not body.strip():
         body = bytearray(b"{}")
     try:
+        _check_text(body)
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         text = str(error)
@@ -135,8 +149,9 @@ def _decode(body: bytearray, kind: type[T], optional: bool) -> T:
         named = f"{param}: " if param else ""
         raise Refusal("invalid_request_error", f"{named}{reason}.", param=param) from error
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        # What the decoder says of these depends on what follows them.
-        reason = _lone_surrogate(body) or str(error)
+        # What the decoders say of these depends on where they were cut, and on what follows them.
+        text = "its text is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+        reason = _lone_surrogate(body) or text
         raise Refusal("invalid_request_error", f"The body is not valid JSON: {reason}.") from error
 
 
@@ -183,10 +198,10 @@ def read_count(request: Request, name: str, default: int) -> int:
     text = request.query_params.get(name)
     if text is None:
         return default
-    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
+    if not (text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS):
         raise Refusal(
             "invalid_request_error",
-            f"{name} is {text[:100]!r}: send a whole number of at most {_MOST_DIGITS} digits.",
+            f"{name} is {text[:100]!r}: send a whole number of at most {MOST_DIGITS} digits.",
             param=name,
         )
     return int(text)

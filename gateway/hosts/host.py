@@ -45,11 +45,13 @@ class NoRoomError(OSError):
 
 class RankEnd(Struct, frozen=True):
     """How a rank's process ended. `status` None: nobody could see it, as its host is out of reach,
-    and `reason` says so. `log_tail` are its last lines, where the gateway has not got them already.
+    and `reason` says so. `by_host`: its host ended it, for a reason of its own. `log_tail` are its
+    last lines, where the gateway has not got them already.
     """
 
     status: ExitStatus | None
     reason: str
+    by_host: bool = False
     log_tail: tuple[str, ...] = ()
 
 

@@ -144,7 +144,7 @@ class Leasehold:
     def _ended(self, ended: Ended) -> None:
         rank = self._ranks.pop(ended.rank, None)
         if rank is not None:
-            rank.ended(RankEnd(ended.status, ended.reason))
+            rank.ended(RankEnd(ended.status, ended.reason, ended.by_host))
         self._used_at = self._loop.time()
 
     def _write(self, ranks: dict[str, LeasedRank], lines: Iterable[Line]) -> None:

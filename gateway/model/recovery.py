@@ -106,8 +106,8 @@ class Recovery:
         self._end = self._condition.end_cause or (None if ordered else Event.EXIT)
         expected = ordered and (self._condition.state is State.STOPPING or status.code == 0)
         reason = (
-            self._condition.end_reason
-            or worker.loss
+            (worker.loss and worker.loss.reason)
+            or self._condition.end_reason
             or (
                 "stopped as asked"
                 if expected
@@ -129,7 +129,8 @@ class Recovery:
         if ordered:
             self._condition.handle(Event.EXIT)
         else:
-            self._judge(Event.EXIT, reason, str(status), self.last_exit.log_tail)
+            how = str(status) if worker.loss is None else None
+            self._judge(Event.EXIT, reason, how, self.last_exit.log_tail)
 
     def not_started(self, error: Exception) -> None:
         """No process could be started."""
@@ -174,7 +175,7 @@ class Recovery:
             self._timer.cancel()
             self._timer = None
 
-    def _judge(self, event: Event, reason: str, status: str, tail: list[str]) -> None:
+    def _judge(self, event: Event, reason: str, status: str | None, tail: list[str]) -> None:
         """A death that nobody ordered."""
         self._died = True
         if self._tenancy.lost_bytes:

@@ -79,16 +79,19 @@ def load_too_slow(model_id: str, reason: str) -> Refusal:
 def lost(
     model_id: str,
     reason: str,
-    status: str,
+    status: str | None,
     tail: list[str],
     deaths: int,
     next_attempt_s: float | None,
 ) -> str:
     """Why there is no worker, for an operator who has nothing but this.
 
-    `next_attempt_s` is from now; None: there is none, or it comes at once.
+    `status` None: the reason has it. `next_attempt_s` is from now; None: there is none, or it comes
+    at once.
     """
-    text = f"the worker was lost: {reason} ({status})"
+    text = f"the worker was lost: {reason}"
+    if status is not None:
+        text += f" ({status})"
     if tail:
         # Python's own report of a fatal error ends with lists of modules.
         fatal = (each for each in reversed(tail) if each.startswith("Fatal Python error"))

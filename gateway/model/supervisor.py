@@ -11,6 +11,7 @@ from gateway.config.in_force import InForce
 from gateway.config.sizes import format_size
 from gateway.dispatch.traffic import Connection, ProtocolBreachError, Traffic
 from gateway.events import EventLog
+from gateway.hosts.host import THIS_MACHINE
 from gateway.logs.line import about
 from gateway.memory.footprint import FootprintError
 from gateway.model import refusals
@@ -118,6 +119,10 @@ class WorkerSupervisor:
         has_work = self._traffic.running > self.worker.short_of_memory
         reason = self._hang.judge(now, has_work=has_work)
         if reason is not None:
+            if self.worker.followers is not None:
+                # Rank 0 may be gone, and the end of another be awaited.
+                loss = self.worker.loss
+                reason = f"rank 0 on {THIS_MACHINE}: {reason}" if loss is None else loss.reason
             self._log_error("hangs", reason)
             self._events.emit("hang", self._model.id, pid=self.worker.pid, reason=reason)
             self._condition.handle(Event.HUNG, reason)

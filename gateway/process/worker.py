@@ -15,8 +15,10 @@ import zmq
 from msgspec import Struct
 
 from gateway.clock.waiting import until_set
+from gateway.hosts.bereavement import Bereavement, Loss
 from gateway.hosts.cards import sharing
 from gateway.hosts.followers import Follower, Followers
+from gateway.hosts.host import THIS_MACHINE, RankEnd
 from gateway.hosts.scale import of_all, of_each, within
 from gateway.logs.line import about
 from gateway.memory.footprint import FootprintGauge
@@ -39,6 +41,7 @@ from protocol.memory import Need
 from protocol.message import Message
 from protocol.messages import WorkerMessage
 from protocol.moves import Move, Moved, Settle, Stay
+from protocol.ranks import RankLost
 from protocol.signals import DUMP_STACKS
 
 logger = logging.getLogger(__name__)
@@ -89,7 +92,7 @@ class Worker:
     """A process and what it has told about itself. Times without a unit are the event loop's.
 
     It may be rank 0 of several: then it has followers, ends with them, and its bytes are those of
-    all. `loss` says which of them has taken the others along.
+    all.
     """
 
     def __init__(
@@ -131,9 +134,10 @@ class Worker:
         self._early: list[Message] | None = None if keys is None else [Settle()]
         self.settled = asyncio.Event()
         self.followers: Followers | None = None
-        self.loss: str | None = None
-        self._loss_status: ExitStatus | None = None
+        self._bereavement = Bereavement()
+        self._bereaved = False
         self._is_ending = False
+        self._step_taken: Step | None = None
         self._tasks = Tasks(f"worker {incarnation}")
         self._lane = Lane(f"worker-{incarnation}")
         self._loop = asyncio.get_running_loop()
@@ -238,23 +242,37 @@ class Worker:
         elif failure is not None:
             self._misbehaved(failure)
 
+    @property
+    def loss(self) -> Loss | None:
+        """Which of its ranks has taken the others along, if one has, by what is known so far."""
+        return self._bereavement.loss if self._bereaved else None
+
     def follower_ended(self, follower: Follower) -> None:
-        """One that nobody has asked to end takes all others along. One that ends by itself without
-        a fault has been told by rank 0, which knows better.
-        """
-        end = follower.end
-        by_itself = end is not None and end.status is not None and end.status.code == 0
-        if end is not None and not by_itself and not self._is_ending and self.loss is None:
-            self.loss = f"rank {follower.rank} on {follower.host.name} was lost ({end.reason})"
-            self._loss_status = end.status
-            logger.error("Worker %d: %s", self.pid, self.loss, extra=about(pid=self.pid))
-            self._end_ranks()
+        if follower.end is not None:
+            self._rank_ended(follower.rank, follower.host.name, follower.end)
         if self._exit_status is not None:
             self._finish()
 
-    def _end_ranks(self) -> None:
-        rungs = bereaved(self.memory.held_bytes)
-        self._tasks.start(self.climb(rungs), "end ranks")
+    def _rank_ended(self, rank: int, host: str, end: RankEnd) -> None:
+        """One that nobody has asked to end takes all others along. A follower that ends by itself
+        without a fault has been told by rank 0, which knows better.
+        """
+        if self._is_ending and not self._bereaved:
+            return
+        self._bereavement.ended(rank, host, end, self._step_taken)
+        told = rank and not end.by_host and end.status is not None and end.status.code == 0
+        if self._bereaved or told:
+            return
+        self._bereaved = True
+        if self.loss is not None:
+            logger.error("Worker %d: %s", self.pid, self.loss.reason, extra=about(pid=self.pid))
+        if self.followers is not None and not (rank == 0 and self.followers.gone):
+            self._tasks.start(self.climb(bereaved(self.memory.held_bytes)), "end ranks")
+
+    def _rank_missed(self, rank: int) -> None:
+        for each in () if self.followers is None else self.followers.each:
+            if each.rank == rank:
+                self._bereavement.missed(rank, each.host.name)
 
     def send(self, message: Message) -> None:
         if self._left:
@@ -324,6 +342,7 @@ class Worker:
             if rung.step is Step.ASK and not self._link.connected:
                 continue  # It can't hear yet, and holds nothing yet: SIGTERM is as gentle.
             began = self._loop.time()
+            self._step_taken = rung.step if rung.step in (Step.TERMINATE, Step.KILL) else None
             try:
                 self._take(rung.step)
                 if self.followers is not None:
@@ -381,6 +400,9 @@ class Worker:
             case Moved():
                 self.moved.set()
                 return
+            case RankLost(rank=rank):
+                self._rank_missed(rank)
+                return
             case Heartbeat(step_age_s=age_s, memory=memory, prompt_cache_bytes=prompt_bytes):
                 self.memory.heard(memory, prompt_bytes)
                 if age_s is not None:
@@ -436,8 +458,8 @@ class Worker:
         if self._left:
             return
         self._exit_status = status
-        if self.followers is not None and not self.followers.gone and not self._is_ending:
-            self._end_ranks()
+        if self.followers is not None:
+            self._rank_ended(0, THIS_MACHINE, RankEnd(status, str(status)))
         if self._link.connected:
             self._loop.call_later(_LAST_FRAMES_S, self._finish)
         else:
@@ -457,4 +479,5 @@ class Worker:
         while self._clears:
             self._clears.popleft().set_result(0)
         self.descendants.end()
-        self._supervisor.worker_ended(self, self._loss_status or self._exit_status)
+        status = self._exit_status if self.loss is None else self.loss.status
+        self._supervisor.worker_ended(self, status)

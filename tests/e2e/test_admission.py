@@ -67,7 +67,7 @@ def test_the_least_recently_used_goes_first(
     assert [each["model"] for each in running.events("evict")] == ["b", "a"]
     memory = running.status()["memory"]
     # What they took by then goes before what was estimated.
-    assert memory["granted_bytes"] == pytest.approx(2 * needed, rel=0.05)
+    assert memory["granted_bytes"] == pytest.approx(2 * needed, rel=0.15)
     assert memory["granted_bytes"] <= memory["budget_bytes"]
     assert memory["stranded_bytes"] == 0
     assert running.model("d")["estimate_bytes"] > 100_000_000
@@ -308,12 +308,12 @@ def test_a_worker_that_outgrows_the_budget_is_replaced(
 def test_what_is_lent_and_what_waits_is_shown(
     start_gateway: Callable[..., Gateway], folder: Path, needed: int
 ) -> None:
-    running = start_gateway(*_budget(needed + 3e6), models=(), config=_models(folder, "a"))
+    running = start_gateway(*_budget(needed + 1e6), models=(), config=_models(folder, "a"))
     running.load("a")
     prompt = [5 + index % 200 for index in range(600)]
-    body = {"model": "a", "prompt": prompt, "max_tokens": 20, "ignore_eos": True}
-    with ThreadPoolExecutor(8) as pool:
-        asked = [pool.submit(_ask, running, "a", **body) for _ in range(8)]
+    body = {"model": "a", "prompt": prompt, "max_tokens": 60, "ignore_eos": True}
+    with ThreadPoolExecutor(16) as pool:
+        asked = [pool.submit(_ask, running, "a", **body) for _ in range(16)]
         model = eventually(lambda: _short(running))
         assert re.match(
             r"\d+ requests? waits? for memory: [\d.]+ [kMG]?B more is wanted, ", model["reason"]

@@ -13,6 +13,7 @@ import pytest
 from gateway.memory.estimate.fitting import whole
 from gateway.memory.estimate.learned import Learned
 from gateway.memory.estimate.options import Options
+from tests.cli.terminal import bulkhead
 from tests.support.agent import Agent, model_table
 from tests.support.gateway import Gateway, eventually, gone
 from tests.support.shapes import sparse
@@ -63,6 +64,25 @@ def test_a_rank_that_is_killed_takes_the_other_along(victim, agent, gateway):
     os.kill(before[victim], signal.SIGKILL)
     eventually(lambda: all(map(gone, before)))
     assert say(gateway)
+    host = "studio2" if victim else "this machine"
+    reason = f"rank {victim} on {host} was lost (signal SIGKILL)"
+    assert gateway.model("split")["last_exit"]["reason"] == reason
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_an_agent_that_ends_is_named(number, agent, gateway):
+    gateway.load("split")
+    before = processes(gateway, agent)
+    agent.process.send_signal(number)
+    agent.process.wait(30)
+    eventually(lambda: all(map(gone, before)))
+    agent.start()
+    eventually(lambda: gateway.chat(PROMPT, "split", max_tokens=4).is_success)
+    reason = gateway.model("split")["last_exit"]["reason"]
+    assert reason.startswith("rank 1 on studio2 was lost (")
+    shown = " ".join(bulkhead("status", url=gateway.url).stdout.split())
+    assert "split: the last worker ended " in shown
+    assert "rank 1 on studio2 was lost (" in shown
 
 
 def test_an_unload_leaves_nothing_there(agent, gateway):

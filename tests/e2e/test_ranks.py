@@ -155,17 +155,18 @@ def test_one_that_is_killed_takes_the_others_along(gateway: Gateway, rank: int) 
     assert stream.join().outcome == whole
     exit_ = gateway.model("two")["last_exit"]
     assert exit_["signal"] == "SIGKILL"
-    if rank:
-        assert "rank 1 on this machine was lost (signal SIGKILL)" in exit_["reason"]
+    assert exit_["reason"] == f"rank {rank} on this machine was lost (signal SIGKILL)"
 
 
-def test_one_that_hangs_takes_the_others_along(gateway: Gateway) -> None:
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_that_hangs_takes_the_others_along(gateway: Gateway, rank: int) -> None:
     gateway.load("two")
     eventually(lambda: gateway.model("two")["state"] == "ready")
     pids = _pids(gateway, "two")
-    os.kill(pids[1], signal.SIGSTOP)
+    os.kill(pids[rank], signal.SIGSTOP)
     eventually(lambda: all(map(gone, pids)))
     assert gateway.say("Hello", "two", max_tokens=5)
+    assert f"rank {rank} on this machine" in gateway.model("two")["last_exit"]["reason"]
 
 
 def test_they_stop_as_one(gateway: Gateway) -> None:

@@ -48,6 +48,7 @@ from protocol.parts import (
 )
 from protocol.pictures import Picture
 from protocol.prompts import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
+from protocol.ranks import RankLost
 from protocol.requests import Cancel, Embed, Generate, Sampling
 from protocol.tokens import LARGEST_TOKEN_ID, pack, unpack
 
@@ -188,6 +189,7 @@ _from_gateway: dict[type[Message], st.SearchStrategy[Any]] = {
 }
 _from_worker: dict[type[Message], st.SearchStrategy[Any]] = {
     Moved: st.builds(Moved),
+    RankLost: st.builds(RankLost, rank=_integers),
     Need: st.builds(
         Need,
         limit_bytes=_integers,

@@ -41,7 +41,7 @@ from protocol.parts import (
 )
 from protocol.pictures import Picture
 from protocol.prompts import CalledTool, ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from protocol.ranks import Ranks
+from protocol.ranks import RankLost, Ranks
 from protocol.requests import Cancel, Constraint, Embed, Generate, Sampling, Tools
 from protocol.tokens import pack
 
@@ -158,6 +158,7 @@ SAMPLES: dict[type[Message], Message] = {
     Drain: Drain(),
     Move: Move(address="ipc:///s/next", key=b"kkkk", parent=7),
     Moved: Moved(),
+    RankLost: RankLost(rank=2),
     Settle: Settle(),
     Stay: Stay(),
     Stop: Stop(),

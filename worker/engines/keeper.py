@@ -78,7 +78,7 @@ class Keeper:
         path = sequence.path
         if path is None or not path.keys:
             return False
-        self._has_seen_blocks = True
+        self._has_seen_blocks |= not self.cache.rehearses
         request_id = sequence.request_id
         if request_id in self._fetching or len(self._fetching) < _MOST_FETCHES:
             if self.cache.fetch(request_id, path, len(sequence.token_ids), self._free_bytes(sizes)):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 from protocol.prompt_store import Entry
@@ -37,6 +38,7 @@ class PromptCache:
         self.speeds = Speeds() if disk is None else Speeds(disk.known)
         # So much was let go for want of room since the limit last grew.
         self.refused_bytes = 0
+        self.rehearses = False
         self._cutter = cutter
         self._disk = disk
         self._shelf: Shelf[Block] = Shelf()
@@ -59,6 +61,21 @@ class PromptCache:
     @property
     def needs_snapshots(self) -> bool:
         return self._cutter.needs_snapshots
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """All is done as for a request, but nothing is written to disk, and nothing stays: neither
+        prompts nor what they say of speeds.
+        """
+        speeds, self.speeds = self.speeds, Speeds()
+        self.rehearses = True
+        try:
+            yield
+        finally:
+            self.clear()
+            self.refused_bytes = 0
+            self.rehearses = False
+            self.speeds = speeds
 
     def depth(self, path: Path, tokens: int) -> int:
         """How many blocks of a sequence of so many tokens could be taken from memory now."""
@@ -164,8 +181,9 @@ class PromptCache:
             for at, block in enumerate(blocks, start=first):
                 self._put(path, at, path.keys[at], block, token_ids)
         self._use(path.keys)
-        if self._disk is not None and (news := self.speeds.take_news()) is not None:
-            self._disk.note(news)
+        disk = None if self.rehearses else self._disk
+        if disk is not None and (news := self.speeds.take_news()) is not None:
+            disk.note(news)
         return depth
 
     def keep_snapshot(self, path: Path, caches: list[Any], row: int, depth: int) -> None:
@@ -207,7 +225,8 @@ class PromptCache:
         if self._disk is not None and self._disk.has_room(block.nbytes):
             parts = to_parts(block)
             bytes_ = sum(memoryview(each).nbytes for each in parts)
-            self._disk.write(Entry(key, parent, tokens, bytes_, kind), parts)
+            if not self.rehearses:
+                self._disk.write(Entry(key, parent, tokens, bytes_, kind), parts)
 
     def _use(self, keys: Sequence[bytes]) -> None:
         if self.needs_snapshots:

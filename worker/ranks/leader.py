@@ -21,8 +21,9 @@ class Leader:
 
     lead: Lead
 
-    def __init__(self, command: Load, on_lost: Callable[[str], None]) -> None:
-        """`on_lost` is called from a thread, with what is lost.
+    def __init__(self, command: Load, on_lost: Callable[[int | None], None]) -> None:
+        """`on_lost` is called from a thread, with the rank that is lost, if it
+        is known.
 
         Raises:
             ModelError: the followers can't be heard, or the model asks for what ranks can't do.
@@ -70,6 +71,6 @@ class Leader:
         self._link.finish()
         self._link.close()
 
-    def _lost(self, reason: str) -> None:
+    def _lost(self, rank: int | None) -> None:
         if not self._closing:
-            self._on_lost(reason)
+            self._on_lost(rank)

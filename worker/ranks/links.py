@@ -36,8 +36,12 @@ _LOOK_MS: Final = 50
 class LeaderLink:
     """Rank 0's channels. Used by one thread; `on_lost` is called from another."""
 
-    def __init__(self, ranks: Ranks, on_lost: Callable[[str], None]) -> None:
-        """Raises: ModelError: the endpoint can't be bound."""
+    def __init__(self, ranks: Ranks, on_lost: Callable[[int | None], None]) -> None:
+        """`on_lost` is told the rank that is lost, if it is known.
+
+        Raises:
+            ModelError: the endpoint can't be bound.
+        """
         self._followers = [str(rank).encode() for rank in range(1, ranks.size)]
         self._on_lost = on_lost
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -48,6 +52,8 @@ class LeaderLink:
         except zmq.ZMQError as error:
             raise ModelError(f"{ranks.endpoint}: {error.strerror}", permanent=False) from error
         self._monitor = self._socket.get_monitor_socket(zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED)
+        # Whose connections these descriptors are.
+        self._ranks: dict[int, int] = {}
         self._closing = False
         self._watched = False
 
@@ -101,10 +107,13 @@ class LeaderLink:
                 raise LoadAbandonedError
             if not self._socket.poll(_LOOK_MS):
                 continue
-            identity, frame = self._socket.recv_multipart()
-            rank = int(identity)
+            identity, frame = self._socket.recv_multipart(copy=False)
+            rank = int(identity.bytes)
+            with contextlib.suppress(zmq.ZMQError):
+                # It isn't known of every kind of connection on every system.
+                self._ranks[int(frame.get(zmq.SRCFD))] = rank
             try:
-                answers[rank] = answer = decode_answer(frame)
+                answers[rank] = answer = decode_answer(frame.bytes)
             except msgspec.DecodeError as error:
                 raise ModelError(
                     f"Rank {rank} is of another version of Bulkhead. Install the same on all hosts."
@@ -114,7 +123,9 @@ class LeaderLink:
         return answers
 
     def _watch(self) -> None:
-        """Which of those that are connected is a follower isn't told, so they are counted."""
+        """Which of those that are connected is a follower isn't told for sure, so they are
+        counted.
+        """
         connected: set[int] = set()
         for event, value in _events(self._monitor):
             if event == zmq.Event.ACCEPTED:
@@ -122,7 +133,7 @@ class LeaderLink:
             elif value in connected:
                 connected.discard(value)
                 if len(connected) < len(self._followers) and not self._closing:
-                    self._on_lost("A follower is gone")
+                    self._on_lost(self._ranks.get(value))
 
 
 class FollowerLink:

@@ -13,6 +13,7 @@ import traceback
 from types import FrameType
 from typing import Final, NoReturn
 
+from protocol.ranks import LEFT_ALONE
 from protocol.signals import DUMP_STACKS
 from worker.parent import ParentWatch
 
@@ -43,10 +44,10 @@ class _Life:
         if self.stopping.wait(_LAST_ORDERS_S):
             return
         logger.error("%s: this rank ends", reason)
-        self.status = 1
+        self.status = LEFT_ALONE
         self.stopping.set()
         time.sleep(grace_s())
-        os._exit(1)
+        os._exit(LEFT_ALONE)
 
 
 def grace_s() -> float:
@@ -82,7 +83,8 @@ def run(address: str, key: bytes, rank: int, silence_s: float, parent_pid: int) 
             link.close()
         except Exception:
             traceback.print_exc()
-            life.status = 1
+            # A step without its peers may fail, too.
+            life.status = life.status or 1
         life.stop()
         life.over.set()
 

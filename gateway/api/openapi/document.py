@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 from starlette.routing import BaseRoute, Mount
 
-from gateway.api.bodies import MAX_BODY_BYTES
+from gateway.api.bodies import MAX_BODY_BYTES, MOST_DIGITS
 from gateway.api.errors import envelope_type
 from gateway.api.openapi.operation import ALWAYS, EVENT_STREAM, Described, Operation
 from gateway.dispatch.refusal import Code, status_of
@@ -19,6 +19,11 @@ _REFERENCE: Final = "#/components/schemas/{name}"
 _PARAMETER: Final = re.compile(r"\{(?P<name>\w+)(?::\w+)?\}")
 _WITH_BODY: Final[tuple[Code, ...]] = ("request_too_large",)
 _TEXT: Final = {"type": "string"}
+# What a query's parameter may be, as `read_count` reads it.
+_OF_QUERY: Final = {
+    "string": _TEXT,
+    "integer": {"type": "integer", "minimum": 0, "maximum": 10**MOST_DIGITS - 1},
+}
 # As OpenAPI 3.2 describes the items of such streams, which tools of today know by this.
 _STREAMED: Final[dict[str, dict[str, Any]]] = {
     EVENT_STREAM: {
@@ -165,5 +170,5 @@ def _of_query(operation: Operation) -> Iterator[dict[str, Any]]:
             "in": "query",
             "required": False,
             "description": each.about,
-            "schema": {"type": each.kind},
+            "schema": _OF_QUERY[each.kind],
         }

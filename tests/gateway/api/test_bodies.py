@@ -6,7 +6,7 @@ import asyncio
 import json
 
 import pytest
-from msgspec import Struct
+from msgspec import Raw, Struct
 from starlette.requests import Request
 from starlette.types import Message
 
@@ -18,6 +18,7 @@ PAIR = rb"\ud83d\ude00"
 
 class _Body(Struct):
     text: str
+    later: Raw = Raw(b"null")
 
 
 async def _decoded(body: bytes, declared: bytes | None = None) -> str:
@@ -82,3 +83,17 @@ async def test_more_lists_than_can_be_decoded_beside_others_are_refused(unit: by
 async def test_a_long_text_may_have_as_many_brackets_as_code_has() -> None:
     text = "while (a[i]) { b[i] = f(c[i]); }\n" * 200_000
     assert await _decoded(b'{"text": %s}' % json.dumps(text).encode()) == text
+
+
+@pytest.mark.parametrize("length", [0, 1, bodies._COUNTED_BYTES])
+@pytest.mark.parametrize("bad", [b"\xff", b"\xc3"])
+def test_what_is_decoded_later_is_text_too(length: int, bad: bytes) -> None:
+    body = b'{"text": "a", "later": ["%b%b"]}' % (b"x" * length, bad)
+    with pytest.raises(Refusal, match="not valid JSON: its text is not UTF-8"):
+        asyncio.run(_decoded(body))
+
+
+def test_characters_across_the_pieces_are_whole() -> None:
+    text = "a" + "é" * bodies._COUNTED_BYTES
+    body = json.dumps({"text": text}, ensure_ascii=False).encode()
+    assert asyncio.run(_decoded(body)) == text

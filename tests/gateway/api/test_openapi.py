@@ -49,6 +49,12 @@ def test_bodies_are_those_that_are_decoded(document: dict[str, Any]) -> None:
     assert "anyOf" in _schema(document, "/v1/completions")["properties"]["prompt"]
 
 
+def test_a_number_of_a_query_has_its_bounds(document: dict[str, Any]) -> None:
+    parameters = document["paths"]["/admin/v1/events"]["get"]["parameters"]
+    schemas = {each["name"]: each["schema"] for each in parameters}
+    assert schemas["recent"] == {"type": "integer", "minimum": 0, "maximum": 999_999_999}
+
+
 def test_errors_have_the_envelope_of_their_path(document: dict[str, Any]) -> None:
     for path, name in (
         ("/v1/chat/completions", "ErrorEnvelope"),
