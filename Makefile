@@ -68,7 +68,7 @@ shells:
 
 # Much of what the tests do is to wait for processes: three at a time keep two cores busy.
 test: $(VENV)/.clients browser shells
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'not slow and not chaos and not alone'
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --hypothesis-profile repeatable -m 'not slow and not chaos and not alone'
 	$(BIN)/python -m pytest -m 'alone and not slow and not chaos'
 
 test-all: $(VENV)/.clients browser shells

@@ -25,6 +25,9 @@ SLOWEST = ("chaos", "e2e", "doctor", "worker", "service", "cli")
 # How long an example takes depends on what else the machine does.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+# Whoever changes something has the examples of whoever changed something else before; what nobody
+# has seen yet is looked for by the long forms.
+settings.register_profile("repeatable", deadline=None, derandomize=True)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

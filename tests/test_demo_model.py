@@ -20,7 +20,7 @@ BATCH = 32
 
 # Every so many-th conversation in the quick form; all of them in the slow one.
 EVERY = pytest.mark.parametrize(
-    "every", [pytest.param(11, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+    "every", [pytest.param(29, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
 )
 
 

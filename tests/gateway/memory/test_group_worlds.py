@@ -120,10 +120,10 @@ def _displaced_by_its_company(patch: pytest.MonkeyPatch) -> None:
     [
         _half_a_group,
         _rivals_side_by_side,
-        _rivals_that_never_part,
+        pytest.param(_rivals_that_never_part, marks=pytest.mark.slow),
         _room_for_anybody,
         _room_that_is_taken,
-        _displaced_by_its_company,
+        pytest.param(_displaced_by_its_company, marks=pytest.mark.slow),
     ],
     ids=lambda each: each.__name__.strip("_"),
 )
