@@ -27,7 +27,8 @@ from bench import arguments
 from bench.machine import describe_machine
 from bench.tiny import build_half_billion_model, build_tiny_model
 from gateway.config.models import DEMO_FOLDER
-from protocol.messages import Constraint, Generate, Sampling, TextPrompt
+from protocol.prompts import TextPrompt
+from protocol.requests import Constraint, Generate, Sampling
 from tests.worker.structure.hostile import HOSTILE
 from worker.context import Context
 from worker.engines.batched import BatchedEngine

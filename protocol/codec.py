@@ -6,7 +6,9 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from protocol.messages import PROTOCOL_VERSION, GatewayMessage, Hello, Message, WorkerMessage
+from protocol.life import Hello
+from protocol.message import Message
+from protocol.messages import PROTOCOL_VERSION, GatewayMessage, WorkerMessage
 
 # A worker's frame holds one engine step of text. A gateway's frame holds a whole prompt; the
 # gateway refuses larger HTTP bodies first.

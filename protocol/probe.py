@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
-from protocol.messages import MlxMemory
+from protocol.memory import MlxMemory
 
 
 class Order(Struct, frozen=True, tag_field="order"):

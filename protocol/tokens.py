@@ -5,10 +5,13 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable
-from typing import Final
+from typing import Annotated, Final, TypeAlias
+
+from msgspec import Meta
 
 LARGEST_TOKEN_ID: Final = (1 << 32) - 1
 BYTES_PER_TOKEN: Final = 4
+TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=LARGEST_TOKEN_ID)]
 
 
 def pack(token_ids: Iterable[int]) -> bytes:

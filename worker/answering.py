@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from protocol.messages import TOKENS_PER_RENDERED, Delta, Rendered, Usage
+from protocol.answers import TOKENS_PER_RENDERED, Delta, Rendered, Usage
 from protocol.parts import AnswerPart, Text, merged
 from protocol.tokens import pack
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from protocol.messages import Bound, RequestFailed, RequestField
+from protocol.answers import RequestFailed, RequestField
+from protocol.memory import Bound
 from worker.engines.room import Room
 from worker.engines.sequence import Sequence
 from worker.prompt_error import PromptError

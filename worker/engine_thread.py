@@ -15,17 +15,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from protocol.messages import (
-    ClearPromptCache,
-    Embed,
-    Generate,
-    Limit,
-    Load,
-    Message,
-    MlxMemory,
-    Ready,
-    RequestFailed,
-)
+from protocol.answers import RequestFailed
+from protocol.life import ClearPromptCache, Load, Ready
+from protocol.memory import Limit, MlxMemory
+from protocol.message import Message
+from protocol.requests import Embed, Generate
 from worker.priority import import_at_low_priority
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.errands import Examine, Examined
-from protocol.messages import ChatMessage, ChatPrompt
+from protocol.prompts import ChatMessage, ChatPrompt
 from worker.chat.template import ChatTemplate
 from worker.errand import Errand
 from worker.loading import classes_of, read_tokenizer

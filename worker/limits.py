@@ -6,7 +6,8 @@ from typing import Final
 
 import mlx.core as mx
 
-from protocol.messages import Device, MlxMemory
+from protocol.life import Device
+from protocol.memory import MlxMemory
 from worker.engines.room import Room
 
 # MLX's limit is a guard rail and lies above what the engine keeps to: past it every command buffer

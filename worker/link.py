@@ -9,7 +9,9 @@ import zmq
 
 from protocol.channel import connect_worker_side
 from protocol.codec import decode_from_gateway, encode
-from protocol.messages import GatewayMessage, Message, Move, Moved, Settle, Stay
+from protocol.message import Message
+from protocol.messages import GatewayMessage
+from protocol.moves import Move, Moved, Settle, Stay
 
 
 class GatewayLink:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
-from protocol.messages import ChatPrompt, Embed, Generate, RequestFailed
+from protocol.answers import RequestFailed
+from protocol.prompts import ChatPrompt
+from protocol.requests import Embed, Generate
 
 if TYPE_CHECKING:
     from worker.prompts import Prepared

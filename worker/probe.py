@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 from msgspec import Struct
 
-from protocol.messages import MlxMemory
+from protocol.memory import MlxMemory
 from protocol.probe import (
     Drop,
     Hold,

@@ -11,24 +11,12 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from protocol.messages import (
-    Cancel,
-    ClearPromptCache,
-    Drain,
-    Embed,
-    Embedded,
-    Generate,
-    Heartbeat,
-    Limit,
-    Load,
-    LoadFailed,
-    Message,
-    Output,
-    RankLost,
-    RequestFailed,
-    Stop,
-)
+from protocol.answers import Embedded, Output, RequestFailed
+from protocol.life import ClearPromptCache, Drain, Heartbeat, Load, LoadFailed, RankLost, Stop
+from protocol.memory import Limit
+from protocol.message import Message
 from protocol.ranks import LEFT_ALONE
+from protocol.requests import Cancel, Embed, Generate
 from protocol.signals import DUMP_STACKS
 from worker.answering import Answering, rendered
 from worker.engine_thread import (

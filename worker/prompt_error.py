@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.messages import RequestErrorCode, RequestFailed, RequestField
+from protocol.answers import RequestErrorCode, RequestFailed, RequestField
 
 
 class PromptError(Exception):

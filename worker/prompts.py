@@ -6,14 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from protocol.messages import (
-    ChatPrompt,
-    Generate,
-    RequestFailed,
-    RequestField,
-    TextPrompt,
-    TokenPrompt,
-)
+from protocol.answers import RequestFailed, RequestField
+from protocol.prompts import ChatPrompt, TextPrompt, TokenPrompt
+from protocol.requests import Generate
 from protocol.tokens import BYTES_PER_TOKEN
 from worker.answer.budget import ReasoningBudget, reasoning_budget
 from worker.answer.stream import AnswerStream, answer_stream

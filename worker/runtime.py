@@ -9,18 +9,10 @@ import time
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from protocol.messages import (
-    PROTOCOL_VERSION,
-    Device,
-    Embed,
-    Generate,
-    Hello,
-    Load,
-    LoadFailed,
-    LoadProgress,
-    Ready,
-    RequestFailed,
-)
+from protocol.answers import RequestFailed
+from protocol.life import Device, Hello, Load, LoadFailed, LoadProgress, Ready
+from protocol.messages import PROTOCOL_VERSION
+from protocol.requests import Embed, Generate
 from worker.caches import Caches
 from worker.context import ContextInForce
 from worker.engine_thread import (

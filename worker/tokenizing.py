@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from protocol.messages import ChatPrompt, Generate, TextPrompt, TokenPrompt, Tools
+from protocol.prompts import ChatPrompt, TextPrompt, TokenPrompt
+from protocol.requests import Generate, Tools
 from protocol.tokens import unpack
 from worker.infill import infill_prompt
 from worker.loading import LoadedModel

@@ -7,13 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from protocol.messages import (
-    Bound,
-    ClearPromptCache,
-    Limit,
-    Need,
-    PromptCacheCleared,
-)
+from protocol.life import ClearPromptCache, PromptCacheCleared
+from protocol.memory import Bound, Limit, Need
 from worker.context import ContextInForce
 from worker.engine_thread import (
     EngineCommand,

@@ -8,7 +8,7 @@ from typing import Final
 
 import mlx.core as mx
 
-from protocol.messages import Sampling
+from protocol.requests import Sampling
 from worker.engines.sequence import Engine, Sequence
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.keys import BLOCK_TOKENS, KEY_BYTES, chain

@@ -6,9 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from protocol.messages import (
-    Load,
-)
+from protocol.life import Load
 from protocol.prompt_store import PromptStore
 from worker.caches import Caches
 from worker.engine_thread import (

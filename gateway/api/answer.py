@@ -19,7 +19,7 @@ from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import ClientGoneError, Piece, Request
 from gateway.edge.outlet import outlet_of
 from gateway.model.compartment import Compartment
-from protocol.messages import FinishReason, Usage
+from protocol.answers import FinishReason, Usage
 from protocol.parts import AnswerPart, merged
 
 COMMENT: Final = b": waiting\n\n"

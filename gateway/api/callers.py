@@ -18,7 +18,7 @@ from gateway.keys.caller import ANYBODY, STRANGER, Caller
 from gateway.keys.desk import Desk
 from gateway.keys.keys import Keys
 from gateway.keys.limits import Denial
-from protocol.messages import Usage
+from protocol.answers import Usage
 
 _KEY: Final = "caller"
 

@@ -10,7 +10,7 @@ from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Piece, Request, Shortcut
 from gateway.fleet.fleet import Fleet
 from gateway.model.compartment import Compartment
-from protocol.messages import Usage
+from protocol.answers import Usage
 from protocol.parts import Text
 
 

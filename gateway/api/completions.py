@@ -34,8 +34,10 @@ from gateway.api.usage import UsageBody
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Piece, Request
 from gateway.fleet.fleet import Fleet
-from protocol.messages import FinishReason, Generate, Prompt, TextPrompt, Usage
+from protocol.answers import FinishReason, Usage
 from protocol.parts import AnswerPart, PromptLogprobs, PromptToken, Text, TokenLogprob
+from protocol.prompts import Prompt, TextPrompt
+from protocol.requests import Generate
 
 # OpenAI's default for this path, which clients of completions know and rely on.
 _DEFAULT_MAX_TOKENS: Final = 16

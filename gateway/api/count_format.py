@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from gateway.api.answer import Choice
 from gateway.dispatch.request import Piece
-from protocol.messages import Usage
+from protocol.answers import Usage
 
 
 class CountFormat:

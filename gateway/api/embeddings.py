@@ -18,7 +18,8 @@ from gateway.api.openapi.operation import GENERATES, Described, Operation
 from gateway.api.supported import check_supported, refusing
 from gateway.api.vectors import MOST_INPUTS, VectorAnswer, VectorBody, submit
 from gateway.dispatch.vectors import BYTES_PER_NUMBER, Vectors
-from protocol.messages import Embed, Usage
+from protocol.answers import Usage
+from protocol.requests import Embed
 
 _MOST_DIMENSIONS: Final = 1 << 16
 _LONGEST_NAME: Final = 100

@@ -22,7 +22,8 @@ from gateway.model.compartment import Compartment
 from gateway.model.lifecycle import State
 from gateway.serve.faults import Fault
 from gateway.version import VERSION
-from protocol.messages import Embed, Generate, Sampling, Task, TextPrompt
+from protocol.prompts import TextPrompt
+from protocol.requests import Embed, Generate, Sampling, Task
 
 _DEEP_DEADLINE_S: Final = 10.0
 _DEGRADED: Final = (State.FAILED, State.BACKOFF)

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from gateway.dispatch.refusal import Refusal
-from protocol.messages import TextPrompt, TokenPrompt
+from protocol.prompts import TextPrompt, TokenPrompt
 from protocol.tokens import LARGEST_TOKEN_ID, pack
 
 _MOST_TOKENS: Final = 2_000_000

@@ -11,7 +11,7 @@ from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
 from gateway.mailbox.entry import Name, Work
 from gateway.mailbox.mailbox import Mailbox
-from protocol.messages import Generate
+from protocol.requests import Generate
 
 
 def mailbox_of(request: HttpRequest) -> Mailbox:

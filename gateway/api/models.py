@@ -15,7 +15,7 @@ from gateway.api.openapi.operation import NAMES_MODEL, Described, Operation
 from gateway.api.status import PromptCacheStatus, model_status
 from gateway.fleet.fleet import Fleet
 from gateway.model.compartment import Compartment
-from protocol.messages import Ability
+from protocol.life import Ability
 
 
 class ModelBody(Struct):

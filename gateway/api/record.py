@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from gateway.metrics.timing import Timing
-from protocol.messages import Usage
+from protocol.answers import Usage
 
 _KEY: Final = "record"
 # An outcome, as the codes of errors are.

@@ -18,7 +18,9 @@ from gateway.api.supported import check_supported, refusing
 from gateway.api.vectors import MOST_INPUTS, VectorAnswer, VectorBody, submit
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.vectors import Vectors
-from protocol.messages import Embed, TextPrompt, Usage
+from protocol.answers import Usage
+from protocol.prompts import TextPrompt
+from protocol.requests import Embed
 
 # Counted before they are decoded: an object has two, and clients may send some others.
 _MOST_STRINGS: Final = 32 * MOST_INPUTS

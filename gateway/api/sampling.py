@@ -22,7 +22,9 @@ from gateway.edge.origins import from_page
 from gateway.edge.request_id import unique
 from gateway.fleet.fleet import Fleet
 from gateway.model.model import Model
-from protocol.messages import Generate, Prompt, RequestField, Sampling
+from protocol.answers import RequestField
+from protocol.prompts import Prompt
+from protocol.requests import Generate, Sampling
 from protocol.tokens import LARGEST_TOKEN_ID
 
 # What clients call as the worker does.

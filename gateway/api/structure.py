@@ -10,7 +10,7 @@ from msgspec import Meta, Raw, Struct
 from gateway.api.bodies import ABSENT, NOT_GIVEN, given
 from gateway.api.sampling import GenerationBody
 from gateway.dispatch.refusal import Refusal
-from protocol.messages import Constraint
+from protocol.requests import Constraint
 
 _MOST_CHARACTERS: Final = 1 << 18
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from protocol.messages import Usage
+from protocol.answers import Usage
 
 
 class PromptTokensDetails(Struct):

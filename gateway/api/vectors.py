@@ -26,7 +26,8 @@ from gateway.dispatch.request import ClientGoneError, Request
 from gateway.edge.request_id import unique
 from gateway.fleet.fleet import Fleet
 from gateway.model.compartment import Compartment
-from protocol.messages import Embed, RequestField, Usage
+from protocol.answers import RequestField, Usage
+from protocol.requests import Embed
 
 # OpenAI's bound.
 MOST_INPUTS: Final = 2048

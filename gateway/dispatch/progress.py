@@ -8,7 +8,8 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from protocol.messages import ChatPrompt, Embed, Generate, Prompt, Task, TokenPrompt
+from protocol.prompts import ChatPrompt, Prompt, TokenPrompt
+from protocol.requests import Embed, Generate, Task
 from protocol.tokens import BYTES_PER_TOKEN, pack, unpack
 
 # A worker that dies again within so many tokens has died of this request.

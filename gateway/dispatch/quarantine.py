@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from protocol.messages import Embed, Task
+from protocol.requests import Embed, Task
 
 _QUARANTINE_S: Final = 300.0
 _MOST: Final = 16

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.dispatch.progress import SUSPECT_TOKENS
 from gateway.dispatch.refusal import Refusal
-from protocol.messages import Ability
+from protocol.life import Ability
 
 
 def queue_full(model_id: str, depth: int, retry_after_s: int) -> Refusal:

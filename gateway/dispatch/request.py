@@ -13,19 +13,10 @@ from gateway.dispatch.progress import Progress, ProgressState
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.vectors import Vectors
 from gateway.metrics.timing import Timing
-from protocol.messages import (
-    ChatPrompt,
-    Delta,
-    Embed,
-    Embedded,
-    FinishReason,
-    Generate,
-    RequestFailed,
-    RequestField,
-    Task,
-    Usage,
-)
+from protocol.answers import Delta, Embedded, FinishReason, RequestFailed, RequestField, Usage
 from protocol.parts import AnswerPart, merged
+from protocol.prompts import ChatPrompt
+from protocol.requests import Embed, Generate, Task
 
 
 class Piece(Struct, frozen=True):

@@ -20,16 +20,10 @@ from gateway.dispatch.use import Use
 from gateway.dispatch.vectors import ImplausibleError
 from gateway.events import EventLog, Kind
 from gateway.metrics.model_meter import ModelMeter
-from protocol.messages import (
-    Ability,
-    Cancel,
-    Embed,
-    Embedded,
-    Message,
-    Output,
-    Rendered,
-    RequestFailed,
-)
+from protocol.answers import Embedded, Output, Rendered, RequestFailed
+from protocol.life import Ability
+from protocol.message import Message
+from protocol.requests import Cancel, Embed
 
 
 class Connection(Struct, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from protocol.messages import Embedded
+from protocol.answers import Embedded
 
 BYTES_PER_NUMBER: Final = 4
 # No model has longer vectors.

@@ -15,7 +15,7 @@ from gateway.config.settings import PromptCacheSettings
 from gateway.model.compartment import Compartment
 from gateway.system.lane import HangsError, Lane
 from gateway.system.tasks import Tasks
-from protocol.messages import PromptCacheDisk
+from protocol.life import PromptCacheDisk
 from protocol.prompt_store import PromptStore
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,8 @@ from gateway.process.hang import HangDetector
 from gateway.process.process import ExitStatus
 from gateway.process.worker import Listener, Worker
 from gateway.system.tasks import Tasks
-from protocol.messages import Heartbeat, Hello, WorkerMessage
+from protocol.life import Heartbeat, Hello
+from protocol.messages import WorkerMessage
 
 logger = logging.getLogger(__name__)
 

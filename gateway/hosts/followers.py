@@ -18,8 +18,7 @@ from gateway.process.ladder import Step
 from gateway.system.tasks import Tasks
 from protocol.channel import new_keys
 from protocol.endpoint import endpoint
-from protocol.messages import Ranks
-from protocol.ranks import RankBackend, RankSplit
+from protocol.ranks import RankBackend, Ranks, RankSplit
 
 logger = logging.getLogger(__name__)
 

@@ -11,18 +11,9 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from protocol.messages import (
-    Bound,
-    Heartbeat,
-    Limit,
-    Load,
-    LoadProgress,
-    Message,
-    MlxMemory,
-    Need,
-    PromptCacheCleared,
-    Ready,
-)
+from protocol.life import Heartbeat, Load, LoadProgress, PromptCacheCleared, Ready
+from protocol.memory import Bound, Limit, MlxMemory, Need
+from protocol.message import Message
 
 _SUFFIX: Final = "_bytes"
 _SCALED: Final = (Heartbeat, Limit, Load, LoadProgress, Need, PromptCacheCleared, Ready)

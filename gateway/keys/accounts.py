@@ -6,7 +6,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from protocol.messages import Usage
+from protocol.answers import Usage
 
 _MONTH: Final = len("2026-11")
 

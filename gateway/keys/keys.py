@@ -24,7 +24,7 @@ from gateway.state.state_dir import StateDir
 from gateway.state.state_file import read_state
 from gateway.system.lane import Lane
 from gateway.system.tasks import Tasks
-from protocol.messages import Usage
+from protocol.answers import Usage
 
 logger = logging.getLogger(__name__)
 

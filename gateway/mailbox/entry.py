@@ -8,7 +8,8 @@ import msgspec
 from msgspec import Struct
 
 from gateway.keys.api_key import name_of_owner
-from protocol.messages import Generate, RequestField
+from protocol.answers import RequestField
+from protocol.requests import Generate
 
 Api: TypeAlias = Literal["responses", "chat"]
 # As OpenAI's Responses have them.

@@ -12,7 +12,7 @@ from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
 from gateway.mailbox.entry import Entry, Outcome
 from gateway.model.compartment import Compartment
-from protocol.messages import Usage
+from protocol.answers import Usage
 
 # Each attempt numbers its events beyond those of the one before: who comes back with a number of
 # an attempt that a crash has ended gets the whole new stream.

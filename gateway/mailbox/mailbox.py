@@ -25,7 +25,7 @@ from gateway.mailbox.making import make
 from gateway.mailbox.queue import BackgroundQueue, Turn
 from gateway.mailbox.retention import Retention
 from gateway.system.tasks import Tasks
-from protocol.messages import Usage
+from protocol.answers import Usage
 
 logger = logging.getLogger(__name__)
 

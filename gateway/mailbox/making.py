@@ -15,7 +15,7 @@ from gateway.keys.caller import ANYBODY
 from gateway.mailbox.entry import Outcome, Status, Work
 from gateway.mailbox.family import Family
 from gateway.mailbox.job import Job
-from protocol.messages import FinishReason
+from protocol.answers import FinishReason
 from protocol.parts import AnswerPart, merged
 
 # Who is too late hears that from the queue.

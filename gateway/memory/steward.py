@@ -34,7 +34,7 @@ from gateway.memory.stranded.record import StrandedRecord
 from gateway.memory.tenant import Tenant
 from gateway.system.lane import Lane
 from gateway.system.tasks import Tasks
-from protocol.messages import Bound
+from protocol.memory import Bound
 
 # What is learned again and again differs by less.
 _SAME: Final = 0.05

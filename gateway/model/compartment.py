@@ -35,7 +35,7 @@ from gateway.process.process import ExitStatus
 from gateway.process.worker import Listener, Worker, WorkerState
 from gateway.process.worker_log import WorkerLog
 from gateway.system.tasks import Tasks
-from protocol.messages import PromptCacheDisk
+from protocol.life import PromptCacheDisk
 
 # mlx-vlm's models take one sequence after the other: one runs, and the next is decoded meanwhile.
 _BESIDE_PICTURES: Final = 2

@@ -24,23 +24,20 @@ from gateway.process.ladder import Rung, Step
 from gateway.process.process import ExitStatus
 from gateway.process.worker import Listener, Worker
 from gateway.system.tasks import Tasks
-from protocol.messages import (
+from protocol.answers import Embedded, Output, Rendered, RequestFailed
+from protocol.life import (
     Drain,
-    Embedded,
     Heartbeat,
     Hello,
     Load,
     LoadFailed,
     LoadProgress,
-    Need,
-    Output,
     PromptCacheCleared,
     PromptCacheDisk,
     Ready,
-    Rendered,
-    RequestFailed,
-    WorkerMessage,
 )
+from protocol.memory import Need
+from protocol.messages import WorkerMessage
 
 logger = logging.getLogger(__name__)
 

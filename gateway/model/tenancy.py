@@ -21,7 +21,8 @@ from gateway.model.condition import Condition
 from gateway.model.lifecycle import Event, State
 from gateway.model.model import Model
 from gateway.process.worker import Worker
-from protocol import messages
+from protocol.memory import Bound, Limit
+from protocol.memory import Need as WorkersNeed
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class TenancyState(Struct, frozen=True, kw_only=True):
     lost_bytes: int
     reload_s: float
     ready_at: float
-    told_bound: messages.Bound | None
+    told_bound: Bound | None
     held: HeldState | None
 
 
@@ -73,7 +74,7 @@ class Tenancy:
         self._clock = present_clock()
         self._ready_at = 0.0
         self._read_again_at: float | None = None
-        self._told_bound: messages.Bound | None = None
+        self._told_bound: Bound | None = None
         # Who keeps to the limit, once it is loaded.
         self._worker: Worker | None = None
 
@@ -93,7 +94,7 @@ class Tenancy:
         """What it was admitted by; None: it couldn't be estimated."""
         return self._steward.estimate_of(self.model.id)
 
-    def tell_bound(self) -> messages.Bound | None:
+    def tell_bound(self) -> Bound | None:
         """The most that it can get at present, for its worker."""
         self._told_bound = self._steward.bound(self.model.id)
         return self._told_bound
@@ -198,7 +199,7 @@ class Tenancy:
         if worker.memory.beside_moved:
             self._tell(worker)
 
-    def needs(self, worker: Worker, need: messages.Need) -> None:
+    def needs(self, worker: Worker, need: WorkersNeed) -> None:
         """What the worker says that it could use, and that it keeps to."""
         self._worker = worker
         worker.short_of_memory = need.held
@@ -328,7 +329,7 @@ class Tenancy:
             return
         worker.memory.granted_bytes = self.granted_bytes
         worker.send(
-            messages.Limit(
+            Limit(
                 limit_bytes=self.granted_bytes,
                 beside_bytes=worker.memory.tell_beside(),
                 bound=self.tell_bound(),

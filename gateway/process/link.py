@@ -15,7 +15,8 @@ from gateway.process.flood import FloodGauge
 from protocol.channel import Keys, gateway_side, new_keys
 from protocol.codec import ProtocolError, decode_from_worker, encode
 from protocol.endpoint import endpoint
-from protocol.messages import Message, WorkerMessage
+from protocol.message import Message
+from protocol.messages import WorkerMessage
 
 # Who floods gets this many messages read before everybody else has a turn.
 _MESSAGES_PER_TURN: Final = 32

@@ -33,26 +33,22 @@ from gateway.process.worker_log import WorkerLog
 from gateway.process.worker_memory import MemoryState, WorkerMemory
 from gateway.system.lane import Lane
 from gateway.system.tasks import Tasks
+from protocol.answers import Embedded, Output
 from protocol.channel import Keys
 from protocol.codec import ProtocolError, VersionError
-from protocol.messages import (
+from protocol.life import (
     Ability,
     ClearPromptCache,
-    Embedded,
     Heartbeat,
-    Message,
-    Move,
-    Moved,
-    Need,
-    Output,
     PromptCacheCleared,
     RankLost,
     Ready,
-    Settle,
-    Stay,
     Stop,
-    WorkerMessage,
 )
+from protocol.memory import Need
+from protocol.message import Message
+from protocol.messages import WorkerMessage
+from protocol.moves import Move, Moved, Settle, Stay
 from protocol.signals import DUMP_STACKS
 
 logger = logging.getLogger(__name__)

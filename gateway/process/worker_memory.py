@@ -9,7 +9,7 @@ from typing import Final
 from msgspec import Struct
 
 from gateway.memory.reading import Footprint
-from protocol.messages import MlxMemory
+from protocol.memory import MlxMemory
 
 _READINGS: Final = 5
 _NOISE_BYTES: Final = 64_000_000

@@ -17,7 +17,7 @@ from gateway.upgrade.messages import (
     Told,
     VectorsCame,
 )
-from protocol.messages import Delta, Embedded
+from protocol.answers import Delta, Embedded
 
 
 class Guest(Request):

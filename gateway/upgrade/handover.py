@@ -47,7 +47,7 @@ from gateway.upgrade.successor import SuccessorProcess, UnfitError
 from gateway.upgrade.takeover import Takeover
 from gateway.upgrade.wish import Wish
 from gateway.version import VERSION
-from protocol.messages import Move
+from protocol.moves import Move
 
 if TYPE_CHECKING:
     from gateway.api.app import Parts

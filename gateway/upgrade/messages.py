@@ -12,7 +12,7 @@ from gateway.events import Event
 from gateway.keys.keys import KeysState
 from gateway.mailbox.entry import Name
 from gateway.model.compartment import ModelState
-from protocol.messages import Delta, Embedded, Usage
+from protocol.answers import Delta, Embedded, Usage
 from protocol.shape import digest
 
 

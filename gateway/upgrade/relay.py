@@ -20,7 +20,7 @@ from gateway.upgrade.messages import (
     Told,
     VectorsCame,
 )
-from protocol.messages import Usage
+from protocol.answers import Usage
 
 Order: TypeAlias = Submitted | Cancelled | Spent
 

@@ -19,7 +19,7 @@ from gateway.doctor.memory_check.line import Line
 from gateway.doctor.memory_check.process import Probe, ProbeError
 from gateway.doctor.memory_check.report import BEGIN, END
 from gateway.memory.footprint import footprint
-from protocol.messages import MlxMemory
+from protocol.memory import MlxMemory
 from protocol.probe import (
     AttentionPeak,
     Drop,

@@ -31,11 +31,11 @@ def upgraded(installation: Path, gateway: Gateway) -> Path:
     eventually(lambda: _spares(gateway, "ready"))
     before = installation / "before"
     shutil.copytree(installation / "protocol", before)
-    messages = installation / "protocol" / "messages.py"
-    text = messages.read_text("utf-8")
+    answers = installation / "protocol" / "answers.py"
+    text = answers.read_text("utf-8")
     changed = text.replace('"internal_error"', '"internal_error", "out_of_sorts"')
     assert changed != text
-    messages.write_text(changed, "utf-8")
+    answers.write_text(changed, "utf-8")
     return before
 
 

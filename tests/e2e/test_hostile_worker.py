@@ -15,7 +15,8 @@ import pytest
 import zmq
 
 from protocol.codec import encode
-from protocol.messages import Heartbeat, MlxMemory
+from protocol.life import Heartbeat
+from protocol.memory import MlxMemory
 from tests.cli.terminal import bulkhead, read_until, started
 from tests.support.faults import interpreter, sitecustomize, wrapped_python
 from tests.support.gateway import Gateway, eventually

@@ -168,7 +168,7 @@ def test_one_that_crashes_at_its_start(
 def test_one_that_speaks_a_newer_protocol(gateway: Gateway, installation: Path) -> None:
     workers, pid = _workers(gateway), gateway.status()["pid"]
     with _changed(
-        installation / "protocol/messages.py",
+        installation / "protocol/answers.py",
         lambda text: text.replace('"internal_error"', '"internal_error", "out_of_sorts"'),
     ):
         refused = subprocess.run(

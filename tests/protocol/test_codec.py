@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol.answers import Delta, Embedded, Output, Rendered, RequestFailed, Usage
 from protocol.codec import (
     MAX_GATEWAY_FRAME_BYTES,
     MAX_WORKER_FRAME_BYTES,
@@ -17,47 +18,25 @@ from protocol.codec import (
     decode_from_worker,
     encode,
 )
-from protocol.messages import (
-    PROTOCOL_VERSION,
-    Bound,
-    Cancel,
-    ChatMessage,
-    ChatPrompt,
+from protocol.life import (
     ClearPromptCache,
-    Delta,
     Device,
     Drain,
-    Embed,
-    Embedded,
-    GatewayMessage,
-    Generate,
     Heartbeat,
     Hello,
-    Limit,
     Load,
     LoadFailed,
     LoadProgress,
-    Message,
-    MlxMemory,
-    Move,
-    Moved,
-    Need,
-    Output,
     PromptCacheCleared,
     PromptCacheDisk,
     RankLost,
     Ready,
-    Rendered,
-    RequestFailed,
-    Sampling,
-    Settle,
-    Stay,
     Stop,
-    TextPrompt,
-    TokenPrompt,
-    Usage,
-    WorkerMessage,
 )
+from protocol.memory import Bound, Limit, MlxMemory, Need
+from protocol.message import Message
+from protocol.messages import PROTOCOL_VERSION, GatewayMessage, WorkerMessage
+from protocol.moves import Move, Moved, Settle, Stay
 from protocol.parts import (
     Alternative,
     Logprobs,
@@ -69,6 +48,8 @@ from protocol.parts import (
     ToolCall,
 )
 from protocol.pictures import Picture
+from protocol.prompts import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
+from protocol.requests import Cancel, Embed, Generate, Sampling
 from protocol.tokens import LARGEST_TOKEN_ID, pack, unpack
 
 _LONGEST_SENTENCE = 1000

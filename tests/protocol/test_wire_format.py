@@ -9,53 +9,27 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import asdict, fields
 
+from protocol.answers import Delta, Embedded, Output, Rendered, RequestFailed, Usage
 from protocol.codec import decode_from_gateway, decode_from_worker, encode
-from protocol.messages import (
-    PROTOCOL_VERSION,
-    Bound,
-    CalledTool,
-    Cancel,
-    ChatMessage,
-    ChatPrompt,
+from protocol.life import (
     ClearPromptCache,
-    Constraint,
-    Delta,
     Device,
     Drain,
-    Embed,
-    Embedded,
-    GatewayMessage,
-    Generate,
     Heartbeat,
     Hello,
-    Limit,
     Load,
     LoadFailed,
     LoadProgress,
-    Message,
-    MlxMemory,
-    Move,
-    Moved,
-    Need,
-    Output,
-    Prompt,
     PromptCacheCleared,
     PromptCacheDisk,
     RankLost,
-    Ranks,
     Ready,
-    Rendered,
-    RequestFailed,
-    Sampling,
-    Settle,
-    Stay,
     Stop,
-    TextPrompt,
-    TokenPrompt,
-    Tools,
-    Usage,
-    WorkerMessage,
 )
+from protocol.memory import Bound, Limit, MlxMemory, Need
+from protocol.message import Message
+from protocol.messages import PROTOCOL_VERSION, GatewayMessage, WorkerMessage
+from protocol.moves import Move, Moved, Settle, Stay
 from protocol.parts import (
     Alternative,
     Logprobs,
@@ -67,6 +41,9 @@ from protocol.parts import (
     ToolCall,
 )
 from protocol.pictures import Picture
+from protocol.prompts import CalledTool, ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from protocol.ranks import Ranks
+from protocol.requests import Cancel, Constraint, Embed, Generate, Sampling, Tools
 from protocol.tokens import pack
 
 MEMORY = MlxMemory(active_bytes=1 << 40, cache_bytes=7, peak_bytes=(1 << 40) + 1)

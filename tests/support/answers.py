@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from protocol.messages import Generate, Sampling, TextPrompt
 from protocol.parts import AnswerPart, Text
+from protocol.prompts import TextPrompt
+from protocol.requests import Generate, Sampling
 from worker.answer.format import Format
 from worker.answer.stream import AnswerStream, answer_stream
 

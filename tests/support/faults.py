@@ -126,8 +126,12 @@ def interpreter(folder: Path, code: str) -> str:
     import zmq
     from protocol.channel import KEY_BYTES, connect_worker_side
     from protocol.codec import decode_from_gateway, encode
+    from protocol.answers import *
+    from protocol.life import *
+    from protocol.memory import *
     from protocol.messages import *
     from protocol.parts import *
+    from protocol.requests import *
     arguments = dict(zip(sys.argv, sys.argv[1:]))
     def connect():
         key = sys.stdin.buffer.read(KEY_BYTES)

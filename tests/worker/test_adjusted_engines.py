@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from protocol.messages import Generate, RequestFailed, Sampling, TokenPrompt
+from protocol.answers import RequestFailed
+from protocol.prompts import TokenPrompt
+from protocol.requests import Generate, Sampling
 from protocol.tokens import pack
 from tests.support import shapes
 from worker.caches import Caches

@@ -13,8 +13,8 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache
 
-from protocol.messages import Sampling
 from protocol.prompt_store import PromptStore
+from protocol.requests import Sampling
 from tests.support import shapes
 from worker.caches import Caches
 from worker.engines.batched import BatchedEngine

@@ -8,7 +8,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from protocol.messages import Device, Need
+from protocol.life import Device
+from protocol.memory import Need
 from worker.context import ContextInForce
 from worker.engine_thread import EngineFigures, Limit
 from worker.engines.need import Need as EngineNeed

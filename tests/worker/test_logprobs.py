@@ -10,9 +10,11 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
+from protocol.answers import Delta, Output, RequestFailed
 from protocol.codec import MAX_WORKER_FRAME_BYTES, encode
-from protocol.messages import Delta, Generate, Output, RequestFailed, Sampling, TokenPrompt
 from protocol.parts import AnswerPart, Logprobs, PromptLogprobs, PromptToken, TokenLogprob, merged
+from protocol.prompts import TokenPrompt
+from protocol.requests import Generate, Sampling
 from protocol.tokens import pack
 from tests.support import shapes
 from worker.caches import Caches

@@ -6,16 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from protocol.messages import (
-    Bound,
-    ChatMessage,
-    ChatPrompt,
-    Generate,
-    RequestFailed,
-    Sampling,
-    TokenPrompt,
-    Tools,
-)
+from protocol.answers import RequestFailed
+from protocol.memory import Bound
+from protocol.prompts import ChatMessage, ChatPrompt, TokenPrompt
+from protocol.requests import Generate, Sampling, Tools
 from protocol.tokens import pack
 from tests.support import shapes
 from tests.support.templates import templated

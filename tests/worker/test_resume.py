@@ -9,16 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from protocol.messages import (
-    ChatMessage,
-    ChatPrompt,
-    Generate,
-    Sampling,
-    TextPrompt,
-    TokenPrompt,
-    Tools,
-)
 from protocol.parts import AnswerPart, Reasoning, Text, ToolCall, merged
+from protocol.prompts import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
+from protocol.requests import Generate, Sampling, Tools
 from protocol.tokens import pack
 from tests.support import shapes
 from tests.support.answers import text_of

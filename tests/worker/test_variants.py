@@ -17,7 +17,9 @@ from mlx_lm.models.cache import QuantizedKVCache
 from mlx_lm.tuner.utils import linear_to_lora_layers
 from mlx_lm.utils import load_model
 
-from protocol.messages import Generate, Load, LoadFailed, LoadProgress, Sampling, TokenPrompt
+from protocol.life import Load, LoadFailed, LoadProgress
+from protocol.prompts import TokenPrompt
+from protocol.requests import Generate, Sampling
 from protocol.tokens import pack
 from tests.support import shapes
 from worker.caches import Caches

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from protocol.messages import Generate
 from protocol.parts import AnswerPart
+from protocol.requests import Generate
 from worker.answer.assembly import Assembly
 from worker.answer.format import Format
 from worker.answer.harmony import HarmonySplitter

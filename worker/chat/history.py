@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeAlias
 
-from protocol.messages import CalledTool, ChatMessage
+from protocol.prompts import CalledTool, ChatMessage
 
 Message: TypeAlias = dict[str, Any]
 RenderText: TypeAlias = Callable[[list[Message]], str]

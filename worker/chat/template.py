@@ -8,7 +8,8 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from protocol.messages import ChatMessage, ChatPrompt, Tools
+from protocol.prompts import ChatMessage, ChatPrompt
+from protocol.requests import Tools
 from worker.chat.arguments import template_arguments
 from worker.chat.history import History, Message
 from worker.prompt_error import PromptError

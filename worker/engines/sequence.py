@@ -8,7 +8,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from protocol.messages import FinishReason
+from protocol.answers import FinishReason
 from worker.engines.need import Need
 from worker.prompt_cache.path import Path
 from worker.sampling.adjustments import Adjustments

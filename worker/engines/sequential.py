@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
-from protocol.messages import FinishReason
+from protocol.answers import FinishReason
 from worker.caches import Caches
 from worker.engines.batch import CachedRow, Row
 from worker.engines.decoding import UNSEEN_TOKENS, Decoded, RowSampler, decode, decode_ahead

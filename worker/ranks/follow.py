@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
-from protocol.messages import Load
+from protocol.life import Load
 from worker.caches import Caches
 from worker.engines.room import Room, measure
 from worker.limits import Limits, read_device, release_memory

@@ -13,7 +13,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from protocol.messages import PROTOCOL_VERSION, Ranks
+from protocol.messages import PROTOCOL_VERSION
+from protocol.ranks import Ranks
 from worker.model_error import ModelError, one_sentence
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from protocol.messages import Load
+from protocol.life import Load
 from worker.model_error import ModelError
 from worker.ranks.group import join, versions
 from worker.ranks.lead import Lead

@@ -16,7 +16,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from protocol.channel import Keys, bind_leader_side, connect_follower_side
-from protocol.messages import Ranks
+from protocol.ranks import Ranks
 from worker.model_error import LoadAbandonedError, ModelError
 from worker.ranks.orders import (
     Answer,

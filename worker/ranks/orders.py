@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias, TypeVar
 import msgspec
 from msgspec import Struct
 
-from protocol.messages import Load
+from protocol.life import Load
 
 # Where caches are in a batch of mlx-lm's: those of prompts, those of answers, or of a row that has
 # just ended.

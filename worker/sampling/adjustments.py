@@ -8,7 +8,7 @@ from typing import Final
 
 import mlx.core as mx
 
-from protocol.messages import Sampling
+from protocol.requests import Sampling
 
 # What a request forbids. It is finite, and more than what a constraint leaves to what it forbids:
 # if both forbid everything together, the constraint has its way.

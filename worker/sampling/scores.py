@@ -14,7 +14,7 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from protocol.messages import MOST_ALTERNATIVES
+from protocol.requests import MOST_ALTERNATIVES
 from worker.sampling.blocks import in_blocks, width
 
 

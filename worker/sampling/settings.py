@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from protocol.messages import Sampling
+from protocol.requests import Sampling
 
 _MASK64: Final = (1 << 64) - 1
 # Less is greedy for any two logits that differ; far less makes them infinite.

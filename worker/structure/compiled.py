@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import llguidance.hf
 from llguidance import LLMatcher, LLTokenizer
 
-from protocol.messages import Constraint
+from protocol.requests import Constraint
 from worker.structure.grammar import ConstraintError, grammar_of
 from worker.structure.trial import limits, outcome
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from llguidance import LLMatcher
 
-from protocol.messages import Constraint
+from protocol.requests import Constraint
 
 if TYPE_CHECKING:
     # A name for type checkers alone.

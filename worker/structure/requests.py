@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from llguidance import LLMatcher
 
-from protocol.messages import Constraint, Generate, Tools
+from protocol.requests import Constraint, Generate, Tools
 from worker.answer.format import Format
 from worker.answer.formats import template_text
 from worker.answer.opening import opening_state

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from protocol.messages import Tools
+from protocol.requests import Tools
 from worker.structure.grammar import JSON_OPTIONS, ConstraintError, quoted
 
 _NAME: Final = "{name}"

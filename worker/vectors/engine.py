@@ -11,7 +11,7 @@ from typing import Any, Final
 import mlx.core as mx
 import numpy as np
 
-from protocol.messages import Embedded
+from protocol.answers import Embedded
 from worker.engines.pace import PrefillPace
 from worker.engines.room import Room, largest_chunk
 from worker.vectors.heads import Head

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from protocol.messages import Ability, Embedded
+from protocol.answers import Embedded
+from protocol.life import Ability
 from worker.engines.room import Room
 from worker.loading import LoadedModel
 from worker.model_error import ModelError

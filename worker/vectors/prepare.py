@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from protocol.messages import Embed, RequestFailed, RequestField, TextPrompt
+from protocol.answers import RequestFailed, RequestField
+from protocol.prompts import TextPrompt
+from protocol.requests import Embed
 from protocol.tokens import unpack
 from worker.context import Context
 from worker.prompt_error import PromptError

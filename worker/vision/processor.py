@@ -11,8 +11,8 @@ import numpy as np
 from mlx_vlm.prompt_utils import MODEL_CONFIG, get_message_json
 from mlx_vlm.utils import prepare_inputs, should_add_special_tokens
 
-from protocol.messages import ChatMessage
 from protocol.pictures import Picture
+from protocol.prompts import ChatMessage
 from worker.vision.decoding import decode_pictures
 from worker.vision.errors import UnusablePicturesError
 from worker.vision.inputs import PictureInputs

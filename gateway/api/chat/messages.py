@@ -9,8 +9,8 @@ from gateway.api.bodies import Part
 from gateway.api.supported import check_supported, refusing
 from gateway.dispatch.refusal import Refusal
 from gateway.pictures.source import Source
-from protocol.messages import CalledTool, ChatMessage
 from protocol.pictures import Picture
+from protocol.prompts import CalledTool, ChatMessage
 
 _PICTURES: Final = ("image_url", "input_image")
 # Each takes some tokens in every template.

@@ -34,7 +34,8 @@ from gateway.dispatch.refusal import Refusal
 from gateway.fleet.fleet import Fleet
 from gateway.model.compartment import Compartment
 from gateway.pictures.reader import PictureReader, check_pictures
-from protocol.messages import ChatPrompt, Generate
+from protocol.prompts import ChatPrompt
+from protocol.requests import Generate
 
 
 @refusing("chat")

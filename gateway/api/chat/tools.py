@@ -11,7 +11,7 @@ from msgspec import Meta, Raw, Struct
 
 from gateway.api.bodies import ABSENT, Part, given
 from gateway.dispatch.refusal import Refusal
-from protocol.messages import ToolChoice, Tools
+from protocol.requests import ToolChoice, Tools
 
 # OpenAI's rule, with room for names that MCP servers give.
 _NAME: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")

@@ -16,7 +16,7 @@ from gateway.api.logprobs import ChatLogprobs, chat_logprobs, tokens_of
 from gateway.api.text_event import TextEvent
 from gateway.api.usage import UsageBody
 from gateway.dispatch.request import Piece, Request
-from protocol.messages import FinishReason, Usage
+from protocol.answers import FinishReason, Usage
 from protocol.parts import AnswerPart, Reasoning, Text, ToolCall
 
 

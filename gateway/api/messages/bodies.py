@@ -10,8 +10,8 @@ from msgspec import Meta, Raw, Struct
 from gateway.api.bodies import Part
 from gateway.dispatch.refusal import Refusal
 from gateway.pictures.source import Source
-from protocol.messages import CalledTool, ChatMessage
 from protocol.pictures import Picture
+from protocol.prompts import CalledTool, ChatMessage
 
 _MOST_MESSAGES: Final = 200_000
 

@@ -11,7 +11,7 @@ from msgspec import Raw, Struct
 
 from gateway.api.answer import Choice
 from gateway.dispatch.request import Piece, Request
-from protocol.messages import FinishReason, Usage
+from protocol.answers import FinishReason, Usage
 from protocol.parts import AnswerPart, Reasoning, Text, ToolCall
 
 StopReason: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]

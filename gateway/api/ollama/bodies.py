@@ -14,8 +14,9 @@ from gateway.api.ollama.options import Options
 from gateway.api.supported import refusing
 from gateway.dispatch.refusal import Refusal
 from gateway.pictures.source import Source
-from protocol.messages import CalledTool, ChatMessage, Constraint
 from protocol.pictures import Picture
+from protocol.prompts import CalledTool, ChatMessage
+from protocol.requests import Constraint
 
 _MOST_MESSAGES = 200_000
 

@@ -18,7 +18,8 @@ from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Piece
 from gateway.fleet.fleet import Fleet
 from gateway.model.compartment import Compartment
-from protocol.messages import TextPrompt, Usage
+from protocol.answers import Usage
+from protocol.prompts import TextPrompt
 
 
 class Load:

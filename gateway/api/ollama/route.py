@@ -38,7 +38,8 @@ from gateway.fleet.fleet import Fleet
 from gateway.model.compartment import Compartment
 from gateway.pictures.reader import PictureReader, check_pictures
 from gateway.pictures.source import Source
-from protocol.messages import ChatMessage, ChatPrompt, Generate, Prompt, TextPrompt, Tools
+from protocol.prompts import ChatMessage, ChatPrompt, Prompt, TextPrompt
+from protocol.requests import Generate, Tools
 
 
 async def chat(request: HttpRequest) -> Response:

@@ -19,7 +19,9 @@ from gateway.api.openapi.operation import GENERATES, Described, Operation
 from gateway.api.vectors import MOST_INPUTS, VectorAnswer, VectorBody, submit
 from gateway.dispatch.request import Request
 from gateway.dispatch.vectors import Vectors
-from protocol.messages import Embed, TextPrompt, Usage
+from protocol.answers import Usage
+from protocol.prompts import TextPrompt
+from protocol.requests import Embed
 
 _MOST_DIMENSIONS: Final = 1 << 16
 _NS_PER_S: Final = 1_000_000_000

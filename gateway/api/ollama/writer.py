@@ -14,7 +14,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from gateway.api.answer import Choice
 from gateway.api.logprobs import TokenLogprobBody, chat_logprobs, tokens_of
 from gateway.dispatch.request import Piece, Request
-from protocol.messages import FinishReason, Usage
+from protocol.answers import FinishReason, Usage
 from protocol.parts import AnswerPart, Reasoning, Text, ToolCall
 
 _NS_PER_S: Final = 1_000_000_000

@@ -25,7 +25,8 @@ from gateway.api.structure import constraint_of
 from gateway.fleet.fleet import Fleet
 from gateway.model.compartment import Compartment
 from gateway.pictures.reader import PictureReader, check_pictures
-from protocol.messages import ChatPrompt, Generate
+from protocol.prompts import ChatPrompt
+from protocol.requests import Generate
 
 
 class Asked(Struct):

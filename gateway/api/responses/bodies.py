@@ -24,7 +24,7 @@ from gateway.api.sampling import Bias, Penalty, Priority, Probability, Salt, Sto
 from gateway.api.structure import JsonSchemaBody, ResponseFormat
 from gateway.api.supported import refusing
 from gateway.dispatch.refusal import Refusal
-from protocol.messages import Tools
+from protocol.requests import Tools
 
 _LOGPROBS: Final = "message.output_text.logprobs"
 _SEALED_REASONING: Final = "reasoning.encrypted_content"

@@ -13,8 +13,8 @@ from msgspec import Struct
 from gateway.api.bodies import Part
 from gateway.dispatch.refusal import Refusal
 from gateway.pictures.source import Source
-from protocol.messages import CalledTool, ChatMessage
 from protocol.pictures import Picture
+from protocol.prompts import CalledTool, ChatMessage
 
 _MOST_ITEMS: Final = 200_000
 _TEXTS: Final = ("input_text", "output_text", "text", "reasoning_text", "summary_text")

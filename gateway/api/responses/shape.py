@@ -12,7 +12,7 @@ from gateway.api.bodies import ABSENT
 from gateway.api.logprobs import TokenLogprobBody
 from gateway.dispatch.refusal import Refusal
 from gateway.mailbox.entry import Status
-from protocol.messages import Usage
+from protocol.answers import Usage
 
 ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 

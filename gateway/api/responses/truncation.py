@@ -16,7 +16,7 @@ from gateway.dispatch.request import Request
 from gateway.edge.request_id import unique
 from gateway.fleet.fleet import Fleet
 from gateway.model.compartment import Compartment
-from protocol.messages import Generate
+from protocol.requests import Generate
 
 # What an answer without a limit finds, if the context is not a small one.
 _ROOM_TOKENS: Final = 1024

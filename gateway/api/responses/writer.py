@@ -29,7 +29,7 @@ from gateway.api.responses.shape import (
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Piece
 from gateway.mailbox.entry import Status
-from protocol.messages import FinishReason, Usage
+from protocol.answers import FinishReason, Usage
 from protocol.parts import AnswerPart, Reasoning, Text, ToolCall
 
 _PREFIXES: Final = {"message": "msg", "reasoning": "rs", "call": "fc"}

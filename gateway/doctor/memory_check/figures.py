@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from gateway.memory.back_end import BackEnd
 from protocol.errands import Environment
-from protocol.messages import MlxMemory
+from protocol.memory import MlxMemory
 from protocol.probe import AttentionPeak, StepTimes
 
 

@@ -33,7 +33,7 @@ from gateway.memory.footprint import FootprintError, footprint
 from gateway.memory.host import host_memory, wired_limit_mb
 from gateway.memory.reading import HostError
 from protocol.errands import Environment
-from protocol.messages import MlxMemory
+from protocol.memory import MlxMemory
 from protocol.probe import (
     AttentionPeak,
     Drop,

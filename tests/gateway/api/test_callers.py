@@ -23,7 +23,7 @@ from gateway.keys.key_file import KeyFile, KeyFileError
 from gateway.keys.keys import Keys
 from gateway.metrics.http_meter import Ended, HttpMeter
 from gateway.state.state_dir import StateDir
-from protocol.messages import Usage
+from protocol.answers import Usage
 
 WORK = "/v1/chat/completions"
 

@@ -11,7 +11,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from gateway.api.answer import Choice
 from gateway.api.chat.writer import ChatFormat
 from gateway.dispatch.request import Piece, Request
-from protocol.messages import FinishReason, Generate, Sampling, TextPrompt, Usage
+from protocol.answers import FinishReason, Usage
 from protocol.parts import (
     Alternative,
     AnswerPart,
@@ -22,6 +22,8 @@ from protocol.parts import (
     ToolCall,
     merged,
 )
+from protocol.prompts import TextPrompt
+from protocol.requests import Generate, Sampling
 
 PARTS: list[AnswerPart] = [
     Reasoning("Hm"),

@@ -11,7 +11,7 @@ from msgspec import Raw
 from gateway.api.inputs import Input, parse_inputs
 from gateway.api.vectors import MOST_INPUTS
 from gateway.dispatch.refusal import Refusal
-from protocol.messages import TextPrompt, TokenPrompt
+from protocol.prompts import TextPrompt, TokenPrompt
 from protocol.tokens import pack
 
 

@@ -16,7 +16,7 @@ from gateway.api.chat.route import ChatBody
 from gateway.api.completions import CompletionBody
 from gateway.api.inputs import parse_inputs
 from gateway.dispatch.refusal import Refusal
-from protocol.messages import Prompt, TextPrompt, TokenPrompt
+from protocol.prompts import Prompt, TextPrompt, TokenPrompt
 from protocol.tokens import pack
 
 

@@ -21,8 +21,8 @@ from gateway.api.responses.items import (
 from gateway.api.responses.truncation import cuts, kept
 from gateway.api.supported import check_supported
 from gateway.dispatch.refusal import Refusal
-from protocol.messages import CalledTool, ChatMessage
 from protocol.pictures import Picture
+from protocol.prompts import CalledTool, ChatMessage
 
 
 def _items(*bodies: dict[str, Any]) -> list[ItemBody]:

@@ -18,7 +18,7 @@ from gateway.api.responses.shape import ResponseObject
 from gateway.api.responses.writer import Form, ResponseFormat
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Piece
-from protocol.messages import FinishReason, Usage
+from protocol.answers import FinishReason, Usage
 from protocol.parts import (
     Alternative,
     AnswerPart,

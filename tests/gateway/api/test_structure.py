@@ -11,7 +11,7 @@ import pytest
 from gateway.api.completions import CompletionBody
 from gateway.api.structure import constraint_of
 from gateway.dispatch.refusal import Refusal
-from protocol.messages import Constraint
+from protocol.requests import Constraint
 
 SCHEMA = {"type": "object", "properties": {"größe": {"type": "integer"}}}
 TEXT = json.dumps(SCHEMA, ensure_ascii=False)

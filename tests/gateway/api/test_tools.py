@@ -11,7 +11,7 @@ import pytest
 from gateway.api.chat.route import ChatBody
 from gateway.api.chat.tools import tools_of
 from gateway.dispatch.refusal import Refusal
-from protocol.messages import Tools
+from protocol.requests import Tools
 
 WEATHER = {
     "type": "function",

@@ -8,8 +8,10 @@ from typing import Any, cast
 
 from gateway.dispatch.beat import Beat
 from gateway.dispatch.request import Piece, Request
-from protocol.messages import Delta, Generate, Sampling, TextPrompt
+from protocol.answers import Delta
 from protocol.parts import Text
+from protocol.prompts import TextPrompt
+from protocol.requests import Generate, Sampling
 
 
 class Clock:

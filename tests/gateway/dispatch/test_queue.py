@@ -13,7 +13,8 @@ from gateway.dispatch.progress import SUSPECT_TOKENS, ModelChangedError
 from gateway.dispatch.quarantine import Quarantine
 from gateway.dispatch.queue import QueueFullError, RequestQueue
 from gateway.dispatch.request import Request
-from protocol.messages import ChatMessage, ChatPrompt, Generate, Sampling, TextPrompt, TokenPrompt
+from protocol.prompts import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
+from protocol.requests import Generate, Sampling
 from protocol.tokens import pack, unpack
 
 DEPTH, MOST = 5, 3

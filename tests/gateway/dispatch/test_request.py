@@ -12,8 +12,10 @@ import pytest
 from gateway.api.choices import pieces
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import ClientGoneError, Piece, Request
-from protocol.messages import Delta, Generate, Sampling, TextPrompt, Usage
+from protocol.answers import Delta, Usage
 from protocol.parts import Text
+from protocol.prompts import TextPrompt
+from protocol.requests import Generate, Sampling
 
 USAGE = Usage(3, 4)
 

@@ -9,22 +9,12 @@ from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
 from gateway.dispatch.traffic import Bounds, Connection, Traffic
 from gateway.events import EventLog
-from protocol.messages import (
-    Cancel,
-    ChatMessage,
-    ChatPrompt,
-    Delta,
-    Generate,
-    Message,
-    Output,
-    Rendered,
-    RequestFailed,
-    Sampling,
-    TextPrompt,
-    Usage,
-)
+from protocol.answers import Delta, Output, Rendered, RequestFailed, Usage
+from protocol.message import Message
 from protocol.parts import Text
 from protocol.pictures import Picture
+from protocol.prompts import ChatMessage, ChatPrompt, TextPrompt
+from protocol.requests import Cancel, Generate, Sampling
 from protocol.tokens import pack
 
 

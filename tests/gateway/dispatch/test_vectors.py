@@ -10,16 +10,11 @@ from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
 from gateway.dispatch.traffic import Bounds, Connection, ProtocolBreachError, Traffic
 from gateway.events import EventLog
-from protocol.messages import (
-    Ability,
-    Embed,
-    Embedded,
-    Generate,
-    Message,
-    Sampling,
-    TextPrompt,
-    Usage,
-)
+from protocol.answers import Embedded, Usage
+from protocol.life import Ability
+from protocol.message import Message
+from protocol.prompts import TextPrompt
+from protocol.requests import Embed, Generate, Sampling
 
 INPUTS = (TextPrompt("a"), TextPrompt("b"), TextPrompt("c"))
 BOTH: tuple[Ability, ...] = ("embedding", "score")

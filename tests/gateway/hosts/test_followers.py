@@ -14,7 +14,7 @@ from gateway.hosts.local import LocalHost
 from gateway.memory.reading import Footprint
 from gateway.process.ladder import Step
 from gateway.process.process import ExitStatus
-from protocol.messages import Ranks
+from protocol.ranks import Ranks
 
 
 class ScriptedRank:

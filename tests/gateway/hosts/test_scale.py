@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.hosts.scale import of_all, of_each
-from protocol.messages import Bound, Heartbeat, Limit, MlxMemory, Need, Output
+from protocol.answers import Output
+from protocol.life import Heartbeat
+from protocol.memory import Bound, Limit, MlxMemory, Need
 
 SIZES = st.integers(0, 1 << 40)
 

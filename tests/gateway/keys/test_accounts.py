@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.keys.accounts import Accounts, Book, Counts
-from protocol.messages import Usage
+from protocol.answers import Usage
 
 USAGE = Usage(prompt_tokens=10, completion_tokens=5, cached_tokens=4)
 

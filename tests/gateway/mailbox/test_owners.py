@@ -26,7 +26,7 @@ from gateway.events import EventLog
 from gateway.keys.caller import Caller
 from gateway.mailbox.entry import Api, Entry, Outcome
 from gateway.mailbox.mailbox import Mailbox
-from protocol.messages import Usage
+from protocol.answers import Usage
 
 ITEMS = b"""[
   {"type": "message", "id": "msg_1", "role": "user", "content": "a"},

@@ -16,8 +16,9 @@ from gateway.dispatch.request import Request
 from gateway.pictures import reader as reader_module
 from gateway.pictures.reader import PictureReader
 from gateway.pictures.source import Source
-from protocol.messages import Generate, Sampling, TextPrompt
 from protocol.pictures import MOST_BYTES, MOST_PICTURES
+from protocol.prompts import TextPrompt
+from protocol.requests import Generate, Sampling
 from tests.support.pictures import GREEN, RED, data_url, png
 
 CLOSED = GatewaySettings()

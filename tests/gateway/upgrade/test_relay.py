@@ -15,8 +15,10 @@ from gateway.dispatch.request import Request, RequestState
 from gateway.upgrade.guests import Guest
 from gateway.upgrade.messages import Cancelled, Delivered, Refused, Spent, Submitted, Told
 from gateway.upgrade.relay import Relay
-from protocol.messages import Delta, Embed, Embedded, Generate, Sampling, TextPrompt, Usage
+from protocol.answers import Delta, Embedded, Usage
 from protocol.parts import Text
+from protocol.prompts import TextPrompt
+from protocol.requests import Embed, Generate, Sampling
 
 _END = Usage(3, 4)
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.messages import Generate, Sampling, TextPrompt
 from protocol.parts import AnswerPart, Reasoning, Text, merged
+from protocol.prompts import TextPrompt
+from protocol.requests import Generate, Sampling
 from tests.support.templates import templated
 from worker.answer.budget import ReasoningBudget, ReasoningTokens, reasoning_budget
 from worker.answer.formats import find_format

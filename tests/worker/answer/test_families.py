@@ -10,8 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from protocol.messages import Generate, Sampling, TextPrompt, Tools
 from protocol.parts import AnswerPart, Reasoning, Text, ToolCall, merged
+from protocol.prompts import TextPrompt
+from protocol.requests import Generate, Sampling, Tools
 from tests.worker.answer.recorded import RECORDED, Recorded
 from worker.answer.format import Format
 from worker.answer.formats import find_format

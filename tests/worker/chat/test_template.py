@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from protocol.messages import CalledTool, ChatMessage, ChatPrompt, Tools
+from protocol.prompts import CalledTool, ChatMessage, ChatPrompt
+from protocol.requests import Tools
 from tests.support.templates import templated
 from worker.chat.template import ChatTemplate
 from worker.prompt_error import PromptError

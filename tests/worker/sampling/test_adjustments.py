@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.messages import Sampling
+from protocol.requests import Sampling
 from worker.sampling.adjuster import Adjuster
 from worker.sampling.adjustments import FORBIDDEN, Adjustments, make_adjustments
 from worker.sampling.batch import BatchSampler

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.messages import Sampling
+from protocol.requests import Sampling
 from worker.sampling.settings import RowSampling, SamplingDefaults, make_row_sampling, uniforms
 
 VOCABULARY = 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from protocol.messages import Constraint
+from protocol.requests import Constraint
 
 
 def _schema(schema: Any) -> Constraint:

@@ -12,15 +12,10 @@ import jsonschema
 import pytest
 from msgspec import structs
 
-from protocol.messages import (
-    Constraint,
-    Generate,
-    RequestFailed,
-    Sampling,
-    TextPrompt,
-    TokenPrompt,
-)
+from protocol.answers import RequestFailed
 from protocol.parts import AnswerPart, Text
+from protocol.prompts import TextPrompt, TokenPrompt
+from protocol.requests import Constraint, Generate, Sampling
 from protocol.tokens import pack
 from tests.worker.structure.generators import random_regex, random_schema
 from worker.context import Context

@@ -7,7 +7,9 @@ import re
 
 import pytest
 
-from protocol.messages import Constraint, Generate, RequestFailed, Sampling, TextPrompt
+from protocol.answers import RequestFailed
+from protocol.prompts import TextPrompt
+from protocol.requests import Constraint, Generate, Sampling
 from tests.worker.structure.hostile import HOSTILE
 from worker.context import Context
 from worker.engines.batched import BatchedEngine

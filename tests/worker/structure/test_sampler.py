@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from llguidance.numpy import allocate_token_bitmask
 
-from protocol.messages import Constraint
+from protocol.requests import Constraint
 from worker.loading import LoadedModel
 from worker.sampling.settings import RowSampling
 from worker.structure.matching import Constrained, Thinking

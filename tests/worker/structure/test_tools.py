@@ -17,8 +17,9 @@ import pytest
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from msgspec.structs import replace
 
-from protocol.messages import Constraint, Generate, Sampling, TextPrompt, Tools
 from protocol.parts import AnswerPart, Text, ToolCall, merged
+from protocol.prompts import TextPrompt
+from protocol.requests import Constraint, Generate, Sampling, Tools
 from tests.worker.answer.recorded import RECORDED, Recorded
 from worker.answer.formats import find_format
 from worker.answer.stream import answer_stream

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from protocol.answers import Embedded
 from protocol.codec import MAX_WORKER_FRAME_BYTES, encode
-from protocol.messages import Embedded
 from worker.engines.batched import BatchedEngine
 from worker.engines.room import NO_CACHES, Batch, Room, measure
 from worker.engines.sequence import Sequence

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from protocol.messages import Embed, RequestFailed, TextPrompt, TokenPrompt
+from protocol.answers import RequestFailed
+from protocol.prompts import TextPrompt, TokenPrompt
+from protocol.requests import Embed
 from protocol.tokens import pack
 from tests.support.minilm import minilm
 from tests.support.shapes import DEMO

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_map
 
-from protocol.messages import Embedded
+from protocol.answers import Embedded
 from worker.engines.room import NO_CACHES, Room
 from worker.loading import load_weights
 from worker.vectors.encoders import scores

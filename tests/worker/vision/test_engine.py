@@ -7,8 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from protocol.messages import ChatMessage, ChatPrompt, Generate, RequestFailed, Sampling
+from protocol.answers import RequestFailed
 from protocol.pictures import Picture
+from protocol.prompts import ChatMessage, ChatPrompt
+from protocol.requests import Generate, Sampling
 from protocol.tokens import pack
 from tests.support.pictures import BLACK, GREEN, RED, png
 from worker.caches import Caches
