@@ -7,7 +7,8 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from protocol.requests import ChatMessage, ChatPrompt, Generate, Prompt, Sampling, TextPrompt
+from protocol.prompts import ChatMessage, ChatPrompt, Prompt, TextPrompt
+from protocol.requests import Generate, Sampling
 from worker.context import Context
 from worker.loading import LoadedModel
 from worker.prompt_cache.path import Paths
