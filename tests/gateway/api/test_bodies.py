@@ -6,7 +6,7 @@ import asyncio
 import json
 
 import pytest
-from msgspec import Struct
+from msgspec import Raw, Struct
 from starlette.requests import Request
 from starlette.types import Message
 
@@ -18,6 +18,7 @@ PAIR = rb"\ud83d\ude00"
 
 class _Body(Struct):
     text: str
+    later: Raw = Raw(b"null")
 
 
 async def _decoded(body: bytes, declared: bytes | None = None) -> str:
@@ -69,6 +70,22 @@ def test_other_mistakes_are_none_of_that(body: bytes) -> None:
     with pytest.raises(Refusal, match="not valid JSON") as raised:
         asyncio.run(_decoded(body))
     assert "half" not in raised.value.message
+
+
+@pytest.mark.parametrize("before", [0, 1, (1 << 20) - 22, (1 << 20) - 20, 3 << 20])
+@pytest.mark.parametrize("field", ["later", "unknown"])
+@pytest.mark.parametrize("wrong", [b"\xb1", b"\xe2\x82", b"\xf5\x80"])
+async def test_what_is_decoded_later_is_utf_8_too(wrong: bytes, field: str, before: int) -> None:
+    begin = b'{"text": "%b", "%b": "\xc3\xa9' % (b"a" * before, field.encode())
+    with pytest.raises(Refusal, match=f"at byte {len(begin)} it is not UTF-8"):
+        await _decoded(b'%b%b"}' % (begin, wrong))
+
+
+async def test_characters_may_be_of_any_length_at_any_place() -> None:
+    text = "aé€😀" * 300_000
+    for shift in range(4):
+        body = json.dumps({"text": "b" * shift + text}, ensure_ascii=False).encode()
+        assert await _decoded(body) == "b" * shift + text
 
 
 @pytest.mark.parametrize("unit", [b"[]", b'{"a":1}', b"[[[[]]]]"])
