@@ -136,16 +136,10 @@ def read_configuration(
     reading = _Reading(flags, environment)
     settings = reading.settings()
     places = places or Places()
-<<<<<<< HEAD
     reading.check_network(settings, places)
     located = reading.locate_models(settings, places)
+    reading.check_ranks(settings, located, places)
     reading.raise_mistakes()
-=======
-    draft.check_network(settings, places)
-    located = draft.locate_models(settings, places)
-    draft.check_ranks(settings, located, places)
-    draft.raise_mistakes()
->>>>>>> left
     return Configuration(
         settings=settings,
         file=reading.layers.file,
