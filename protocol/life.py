@@ -137,3 +137,9 @@ class Drain(Message, frozen=True, tag="drain"):
 
 class Stop(Message, frozen=True, tag="stop"):
     """Drop what runs, give the memory back, exit with status 0."""
+
+
+class RankLost(Message, frozen=True, tag="rank-lost"):
+    """Rank 0 hears nothing of this one any more, and ends."""
+
+    rank: int

@@ -24,12 +24,12 @@ from protocol.life import (
     LoadFailed,
     LoadProgress,
     PromptCacheCleared,
+    RankLost,
     Ready,
     Stop,
 )
 from protocol.memory import Limit, Need
 from protocol.moves import Move, Moved, Settle, Stay
-from protocol.ranks import RankLost
 from protocol.requests import Cancel, Embed, Generate
 from protocol.shape import digest
 

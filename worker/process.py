@@ -12,10 +12,10 @@ import time
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from protocol.answers import Embedded, Output, RequestFailed
-from protocol.life import ClearPromptCache, Drain, Heartbeat, Load, LoadFailed, Stop
+from protocol.life import ClearPromptCache, Drain, Heartbeat, Load, LoadFailed, RankLost, Stop
 from protocol.memory import Limit
 from protocol.message import Message
-from protocol.ranks import LEFT_ALONE, RankLost
+from protocol.ranks import LEFT_ALONE
 from protocol.requests import Cancel, Embed, Generate
 from protocol.signals import DUMP_STACKS
 from worker.answering import Answering, rendered

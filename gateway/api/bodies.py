@@ -119,23 +119,13 @@ def _check_brackets(body: bytearray) -> None:
         )
 
 
-def _check_text(body: bytearray) -> None:
-    """What is taken as `Raw` is decoded later, and msgspec looks at no text of it before.
-
-    Raises: UnicodeDecodeError: it is not UTF-8.
-    """
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    for begin in range(0, len(body), _COUNTED_BYTES):
-        decoder.decode(body[begin : begin + _COUNTED_BYTES])
-    decoder.decode(b"", final=True)
-
-
 def _decode(body: bytearray, kind: type[T], optional: bool) -> T:
     _check_brackets(body)
+    if (wrong_at := _misencoded_at(body)) is not None:
+        raise _no_json(body, f"at byte {wrong_at} it is not UTF-8")
     if optional and not body.strip():
         body = bytearray(b"{}")
     try:
-        _check_text(body)
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         text = str(error)
@@ -148,11 +138,29 @@ def _decode(body: bytearray, kind: type[T], optional: bool) -> T:
             reason = f"{reason}: send one of {allowed}"
         named = f"{param}: " if param else ""
         raise Refusal("invalid_request_error", f"{named}{reason}.", param=param) from error
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        # What the decoders say of these depends on where they were cut, and on what follows them.
-        text = "its text is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
-        reason = _lone_surrogate(body) or text
-        raise Refusal("invalid_request_error", f"The body is not valid JSON: {reason}.") from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _no_json(body, str(error)) from error
+
+
+def _misencoded_at(body: bytearray) -> int | None:
+    """Where it stops being UTF-8. msgspec skips what it doesn't decode yet, or never, unseen."""
+    if body.isascii():
+        return None
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for begin in range(0, len(body), _COUNTED_BYTES):
+        held, _ = decoder.getstate()
+        end = begin + _COUNTED_BYTES
+        try:
+            decoder.decode(body[begin:end], final=end >= len(body))
+        except UnicodeDecodeError as error:
+            return begin - len(held) + error.start
+    return None
+
+
+def _no_json(body: bytearray, reason: str) -> Refusal:
+    # What decoders say of half a character depends on what follows it.
+    reason = _lone_surrogate(body) or reason
+    return Refusal("invalid_request_error", f"The body is not valid JSON: {reason}.")
 
 
 def _lone_surrogate(body: bytearray) -> str | None:

@@ -66,7 +66,7 @@ def _neutral(parameter: Parameter, text: Raw) -> bool:
         return False
     try:
         value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except msgspec.DecodeError:
         return False
     return value is None or any(_same(value, each) for each in parameter.neutral)
 

@@ -31,6 +31,7 @@ from gateway.config.mistakes import Mistake, Source
 from gateway.config.models import find_adapter, find_draft, find_model
 from gateway.config.network import TLS_PLACES, network_complaints
 from gateway.config.places import Places, Sought
+from gateway.config.ranks import heads_complaints, key_complaints
 from gateway.config.rules import complaints
 from gateway.config.settings import (
     ConfigError,
@@ -137,6 +138,7 @@ def read_configuration(
     places = places or Places()
     reading.check_network(settings, places)
     located = reading.locate_models(settings, places)
+    reading.check_ranks(settings, located, places)
     reading.raise_mistakes()
     return Configuration(
         settings=settings,
@@ -238,6 +240,16 @@ class _Reading:
             for model_id, answers in located.items()
             if "path" in answers
         }
+
+    def check_ranks(
+        self, settings: Settings, located: Mapping[str, Located], places: Places
+    ) -> None:
+        """Whether what models of several ranks need is there."""
+        folders = {model_id: each.path for model_id, each in located.items()}
+        for place, message in key_complaints(settings, places):
+            self._complain(place, message)
+        for place, message in heads_complaints(settings, folders, places):
+            self._complain(place, message)
 
     def without_lost(self, settings: Settings) -> Settings:
         """The settings less the models of which it isn't known where they are."""

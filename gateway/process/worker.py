@@ -36,12 +36,19 @@ from gateway.system.tasks import Tasks
 from protocol.answers import Embedded, Output
 from protocol.channel import Keys
 from protocol.codec import ProtocolError, VersionError
-from protocol.life import Ability, ClearPromptCache, Heartbeat, PromptCacheCleared, Ready, Stop
+from protocol.life import (
+    Ability,
+    ClearPromptCache,
+    Heartbeat,
+    PromptCacheCleared,
+    RankLost,
+    Ready,
+    Stop,
+)
 from protocol.memory import Need
 from protocol.message import Message
 from protocol.messages import WorkerMessage
 from protocol.moves import Move, Moved, Settle, Stay
-from protocol.ranks import RankLost
 from protocol.signals import DUMP_STACKS
 
 logger = logging.getLogger(__name__)

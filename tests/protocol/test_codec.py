@@ -29,6 +29,7 @@ from protocol.life import (
     LoadProgress,
     PromptCacheCleared,
     PromptCacheDisk,
+    RankLost,
     Ready,
     Stop,
 )
@@ -48,7 +49,6 @@ from protocol.parts import (
 )
 from protocol.pictures import Picture
 from protocol.prompts import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
-from protocol.ranks import RankLost
 from protocol.requests import Cancel, Embed, Generate, Sampling
 from protocol.tokens import LARGEST_TOKEN_ID, pack, unpack
 

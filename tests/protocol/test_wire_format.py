@@ -22,6 +22,7 @@ from protocol.life import (
     LoadProgress,
     PromptCacheCleared,
     PromptCacheDisk,
+    RankLost,
     Ready,
     Stop,
 )
@@ -41,7 +42,7 @@ from protocol.parts import (
 )
 from protocol.pictures import Picture
 from protocol.prompts import CalledTool, ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from protocol.ranks import RankLost, Ranks
+from protocol.ranks import Ranks
 from protocol.requests import Cancel, Constraint, Embed, Generate, Sampling, Tools
 from protocol.tokens import pack
 

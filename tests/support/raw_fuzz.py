@@ -1,5 +1,5 @@
-"""Bytes that no client library would send, against a real gateway: each is answered as documented,
-or its connection ends, and nothing of it stays.
+"""Bytes that no client library would send: bodies, headers, sizes that lie, requests in a row, and
+clients that close half of their connection or leave.
 """
 
 from __future__ import annotations
@@ -9,14 +9,12 @@ import json
 import random
 import re
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-import psutil
-import pytest
-
 from gateway.dispatch.refusal import _STATUS
-from tests.support.gateway import Gateway, chat_body, eventually
+from tests.support.gateway import Gateway, chat_body
 from tests.support.raw_http import HOST, connect, get, post
 
 PATHS: Final = (
@@ -40,11 +38,7 @@ READ: Final = (
 )
 WORDS: Final = ("model", "messages", "prompt", "input", "role", "content", "n", "stop", "tools")
 HEAD: Final = re.compile(rb"HTTP/1\.[01] (\d{3}) ")
-# Of memory and descriptors, once what is kept for good is there.
-SHARE: Final = 1.05
-# The descriptor of who asks, and one that has not been closed yet.
-SOME: Final = 2
-ANSWERED_S: Final = 60.0
+ANSWERED_S: Final = 120.0
 
 
 def _value(chance: random.Random, depth: int = 0) -> Any:
@@ -174,8 +168,9 @@ def _ask(gateway: Gateway, chance: random.Random) -> tuple[int, list[int]]:
                 # It leaves without reading.
                 return meant, []
             # It waits for its answer still. Without this the gateway would wait until its deadline
-            # for more of what isn't whole.
-            connection.shutdown(socket.SHUT_WR)
+            # for more of what isn't whole, if it hasn't ended the connection by now.
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_WR)
         received = bytearray()
         with contextlib.suppress(ConnectionError):
             while part := connection.recv(65536):
@@ -195,56 +190,27 @@ def _cut(data: bytes, chance: random.Random) -> Iterator[bytes]:
 
 def _check(received: bytes, sent: bytes) -> list[int]:
     """Every answer is a documented one. Raises AssertionError with what was sent."""
-    statuses = [int(each[1]) for each in HEAD.finditer(received)]
-    for status in statuses:
+    _, *parts = HEAD.split(received)
+    statuses = [int(each) for each in parts[::2]]
+    for status, rest in zip(statuses, parts[1::2], strict=True):
         assert status in (100, 200) or status in _STATUS.values(), (status, sent)
         assert status < 500, (received, sent)
-    for head in received.split(b"HTTP/1.1 ")[1:]:
-        if not head.startswith(b"100"):
-            assert b"x-request-id: " in head, (received, sent)
+        assert status == 100 or b"x-request-id: " in rest, (received, sent)
     return statuses
 
 
-def _fuzz(gateway: Gateway, chance: random.Random, requests: int) -> list[int]:
-    made, statuses = 0, []
+def send_at_random(
+    gateway: Gateway, chance: random.Random, requests: int
+) -> tuple[int, Counter[int]]:
+    """Until it was so many requests, in whatever shape; returns how many, and the answers by
+    status.
+
+    Raises AssertionError with what was sent, and TimeoutError for what is neither answered nor
+    ended.
+    """
+    made, statuses = 0, Counter[int]()
     while made < requests:
         meant, answered = _ask(gateway, chance)
         made += meant
-        statuses += answered
-    return statuses
-
-
-@pytest.mark.parametrize(
-    "requests",
-    [
-        pytest.param(150, id="short"),
-        pytest.param(12_000, id="long", marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.timeout(1800)
-def test_nothing_undocumented_comes_and_nothing_stays(requests: int, gateway: Gateway) -> None:
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    chance = random.Random(seed)
-    gateway.load()
-    whole = gateway.say("Tell me a story.", temperature=0.0, max_tokens=20)
-    pid = gateway.worker_pid()
-    # What imports, caches and the allocator keep for good.
-    _fuzz(gateway, chance, 100)
-    process = psutil.Process(gateway.pid)
-    before, files = _settled(gateway), process.num_fds()
-    statuses = _fuzz(gateway, chance, requests)
-    assert {200, 400, 404} <= set(statuses)
-    after = _settled(gateway)
-    print(f"{len(statuses)} answers; memory {before / 1e6:.1f} MB, then {after / 1e6:.1f} MB")
-    assert after <= before * SHARE
-    eventually(lambda: process.num_fds() <= files + SOME)
-    assert gateway.say("Tell me a story.", temperature=0.0, max_tokens=20) == whole
-    assert gateway.worker_pid() == pid
-    assert "Traceback" not in gateway.log
-
-
-def _settled(gateway: Gateway) -> int:
-    """Resident bytes once nothing runs."""
-    eventually(lambda: gateway.model()["active_requests"] + gateway.model()["queue_depth"] == 0)
-    return int(psutil.Process(gateway.pid).memory_info().rss)
+        statuses.update(answered)
+    return made, statuses

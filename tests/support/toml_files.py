@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import json
 import re
 import shutil
 import tempfile
@@ -67,6 +68,8 @@ def _adapter() -> str:
     return str(folder)
 
 
+# Of keys and values, of the demo model.
+_HEADS = json.loads((DEMO_FOLDER / "config.json").read_text())["num_key_value_heads"]
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _COMMENTS = ("", "# port = 1", '# [x] "', "   \t")
 
@@ -150,6 +153,9 @@ def plans(draw: Draw) -> Plan:
             # It takes as many devices of each of them as there are others.
             if "backend" in model and model["backend"].meaning == "jaccl":
                 del model["backend"]
+            places = model["ranks"].meaning if "ranks" in model else range(model["local"].meaning)
+            if places and _HEADS % len(places):
+                model["split"] = Spelled('"pipeline"', "pipeline")
         if "aliases" in model:
             own, aliases = aliases[:2], aliases[2:]
             model["aliases"] = draw(spelled_list(own))

@@ -7,19 +7,10 @@ from typing import Any, Final
 
 import mlx_lm.models
 
-from protocol.ranks import RankSplit
+from protocol.ranks import RankSplit, undivided
 from worker.model_error import ModelError, one_sentence
 
-# Heads that mlx-lm divides over the ranks without asking whether that can be.
-_HEADS: Final = (
-    "num_attention_heads",
-    "num_key_value_heads",
-    "linear_num_key_heads",
-    "linear_num_value_heads",
-)
 _SHARDS: Final = "    def shard("
-# Attention over a latent, which every rank keeps whole.
-_LATENT: Final = "kv_lora_rank"
 
 
 def split_model(model: Any, config: dict[str, Any], group: Any, split: RankSplit) -> None:
@@ -34,7 +25,8 @@ def split_model(model: Any, config: dict[str, Any], group: Any, split: RankSplit
         raise ModelError(_refusal(kind, split, can))
     try:
         if split == "tensor":
-            _check_heads({**config, **(config.get("text_config") or {})}, group.size())
+            if (reason := undivided(config, group.size())) is not None:
+                raise ValueError(reason)
             model.shard(group)
         else:
             _stages(model).pipeline(group)
@@ -64,13 +56,3 @@ def _splittable() -> list[str]:
     """Looked for in the sources: to import them all would take seconds."""
     folder = Path(mlx_lm.models.__file__).parent
     return sorted(each.stem for each in folder.glob("*.py") if _SHARDS in each.read_text("utf-8"))
-
-
-def _check_heads(config: dict[str, Any], size: int) -> None:
-    """Raises: ValueError."""
-    for name in _HEADS:
-        count = config.get(name)
-        if _LATENT in config and name == "num_key_value_heads":
-            continue
-        if isinstance(count, int) and count % size:
-            raise ValueError(f"its {name} is {count}, which {size} doesn't divide")

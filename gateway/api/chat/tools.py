@@ -139,7 +139,7 @@ def _check_schema(param: str, schema: Raw) -> None:
         raise _refusal(f"{param}: a JSON schema of an object is expected.", param)
     try:
         msgspec.json.decode(schema)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         # Raw text may be broken beneath its beginning.
         raise _refusal(f"{param} can't be read: {error}.", param) from error
 

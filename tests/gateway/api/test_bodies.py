@@ -72,6 +72,22 @@ def test_other_mistakes_are_none_of_that(body: bytes) -> None:
     assert "half" not in raised.value.message
 
 
+@pytest.mark.parametrize("before", [0, 1, (1 << 20) - 22, (1 << 20) - 20, 3 << 20])
+@pytest.mark.parametrize("field", ["later", "unknown"])
+@pytest.mark.parametrize("wrong", [b"\xb1", b"\xe2\x82", b"\xf5\x80"])
+async def test_what_is_decoded_later_is_utf_8_too(wrong: bytes, field: str, before: int) -> None:
+    begin = b'{"text": "%b", "%b": "\xc3\xa9' % (b"a" * before, field.encode())
+    with pytest.raises(Refusal, match=f"at byte {len(begin)} it is not UTF-8"):
+        await _decoded(b'%b%b"}' % (begin, wrong))
+
+
+async def test_characters_may_be_of_any_length_at_any_place() -> None:
+    text = "aé€😀" * 300_000
+    for shift in range(4):
+        body = json.dumps({"text": "b" * shift + text}, ensure_ascii=False).encode()
+        assert await _decoded(body) == "b" * shift + text
+
+
 @pytest.mark.parametrize("unit", [b"[]", b'{"a":1}', b"[[[[]]]]"])
 async def test_more_lists_than_can_be_decoded_beside_others_are_refused(unit: bytes) -> None:
     """Also where nothing would read them."""
@@ -89,7 +105,7 @@ async def test_a_long_text_may_have_as_many_brackets_as_code_has() -> None:
 @pytest.mark.parametrize("bad", [b"\xff", b"\xc3"])
 def test_what_is_decoded_later_is_text_too(length: int, bad: bytes) -> None:
     body = b'{"text": "a", "later": ["%b%b"]}' % (b"x" * length, bad)
-    with pytest.raises(Refusal, match="not valid JSON: its text is not UTF-8"):
+    with pytest.raises(Refusal, match="it is not UTF-8"):
         asyncio.run(_decoded(body))
 
 

@@ -53,6 +53,9 @@ class TestExample:
         text = text.replace("~/adapters/legal", str(tmp_path))
         write_certificate(tmp_path, "mac")
         text = text.replace("~/tls", str(tmp_path))
+        key = tmp_path / "studio2.key"
+        key.touch(0o600)
+        text = text.replace("~/studio2.key", str(key))
         configuration = _read(tmp_path, text)
         assert len(configuration.sources) == len(list(definitions())) + 2
 
