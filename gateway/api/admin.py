@@ -26,7 +26,7 @@ from gateway.memory.forecast import Forecast
 from gateway.model.compartment import Compartment
 from gateway.model.lifecycle import State
 from gateway.serve.reload import Reloaded, Reloader
-from gateway.upgrade.handover import Upgraded, Upgrader
+from gateway.upgrade.upgrader import Upgraded, Upgrader
 
 _SETTLED: Final = (State.READY, State.UNLOADED, State.HELD, State.BACKOFF, State.FAILED)
 _FIRST_READING_S: Final = 2.0

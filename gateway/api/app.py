@@ -45,7 +45,7 @@ from gateway.page.page import Page
 from gateway.pictures.reader import PictureReader
 from gateway.serve.reload import Reloader
 from gateway.telemetry.spans import Spans
-from gateway.upgrade.handover import Upgrader
+from gateway.upgrade.upgrader import Upgrader
 
 ROUTES: Final = (
     *front.routes,

@@ -52,10 +52,10 @@ from gateway.system.tasks import Tasks
 from gateway.telemetry.spans import spans
 from gateway.tls.certificates import Certificates
 from gateway.upgrade.departure import Departure
-from gateway.upgrade.handover import Upgrader
 from gateway.upgrade.inheritance import Inheritance
 from gateway.upgrade.keeper import Keeper
 from gateway.upgrade.takeover import CannotTakeOverError, Takeover
+from gateway.upgrade.upgrader import Upgrader
 from gateway.url import url
 
 logger = logging.getLogger(__name__)
