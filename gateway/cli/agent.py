@@ -6,7 +6,8 @@ import logging
 import shlex
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -15,7 +16,8 @@ import click
 from gateway.agent import server
 from gateway.agent.server import Terms
 from gateway.cli.printable import printable
-from gateway.config.kinds import Size, Time, UnexpectedError
+from gateway.config.kinds import Size, Time, UnexpectedError, toml_text
+from gateway.config.loopback import is_loopback
 from gateway.config.models import expand_home
 from gateway.config.settings import MemorySettings
 from gateway.config.sizes import format_size
@@ -142,24 +144,31 @@ def command(
             fingerprint,
         )
         if is_new:
-            _say_how(listener.getsockname()[1], key_path, fingerprint)
+            host, port = listener.getsockname()[:2]
+            for line in first_steps(host, port, socket.gethostname(), key_path, fingerprint):
+                click.echo(line, err=True)
         server.run(terms, folder, listener, key, certificates)
 
 
-def _say_how(port: int, key_path: Path, fingerprint: str) -> None:
-    name = socket.gethostname()
+def first_steps(host: str, port: int, name: str, key_path: Path, fingerprint: str) -> Iterator[str]:
+    """What a gateway is to know of an agent that listens at an address of this machine; `name` is
+    the machine's, which leads there if it listens at all of them.
+    """
     table = name.partition(".")[0] or "other"
-    copied = f"~/{table}.key"
-    for line in (
-        "The first start has made a key. On the gateway's host, copy it:",
-        f"  scp {shlex.quote(f'{name}:{key_path}')} {copied}",
-        "and let its configuration say:",
-        f"  [hosts.{table}]",
-        f'  url = "{url(name, port, tls=True)}"',
-        f'  key_file = "{copied}"',
-        f'  fingerprint = "{fingerprint}"',
-    ):
-        click.echo(line, err=True)
+    if is_loopback(host):
+        key_file = str(key_path)
+        yield "The first start has made a key. This machine alone reaches the agent here;"
+        yield "let the configuration of its gateway say:"
+    else:
+        key_file = f"~/{table}.key"
+        yield "The first start has made a key. On the gateway's host, copy it:"
+        yield f"  scp {shlex.quote(f'{name}:{key_path}')} {key_file}"
+        yield "and let its configuration say:"
+    reached = name if ip_address(host).is_unspecified else host
+    yield f"  [hosts.{table}]"
+    yield f'  url = "{url(reached, port, tls=True)}"'
+    yield f"  key_file = {toml_text(key_file)}"
+    yield f'  fingerprint = "{fingerprint}"'
 
 
 def _fail(mistakes: Iterable[object], *, status: int) -> NoReturn:

@@ -10,7 +10,6 @@ from typing import Final
 import httpx
 from msgspec import Struct
 
-from gateway.config.loopback import LOOPBACK_NAMES
 from gateway.config.read import read_settings
 from gateway.config.settings import ConfigError, Flags, Settings
 from gateway.keys.admin_key import admin_key
@@ -19,6 +18,8 @@ from gateway.state.state_dir import StateDir, default_state_dir
 from gateway.tls.certificate import trusting
 
 DEFAULT_URL: Final = "http://127.0.0.1:8642"
+# Of one address. At others of loopback somebody else may listen.
+_ITSELF: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class Access(Struct, frozen=True):
@@ -68,4 +69,4 @@ def _same(url: str, other: str) -> bool:
     one, two = httpx.URL(url), httpx.URL(other)
     if (one.scheme, one.port) != (two.scheme, two.port):
         return False
-    return one.host == two.host or {one.host, two.host} <= LOOPBACK_NAMES
+    return one.host == two.host or {one.host, two.host} <= _ITSELF

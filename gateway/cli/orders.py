@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import click
 
 from gateway.cli.bodies import ModelReading, Order
@@ -10,6 +12,8 @@ from gateway.cli.failure import CommandError
 from gateway.cli.printable import printable
 from gateway.cli.progress import Progress
 from gateway.config.sizes import format_size
+
+_LOADS: Final = ("load", "restart")
 
 
 def give_order(gateway: GatewayClient, verb: str, model_id: str, order: Order) -> None:
@@ -38,6 +42,9 @@ def _carried_out(gateway: GatewayClient, verb: str, model_id: str, order: Order)
         click.echo(f"bulkhead: Not waiting any longer; the {verb} goes on.", err=True)
         raise
     model = gateway.read(content, ModelReading)
+    if verb in _LOADS and model.state != "ready" and model.reason is not None:
+        # It was ready for a moment: another model has taken its place, or another order has come.
+        raise CommandError(f"{_outcome(model)} again: {printable(model.reason.rstrip('.'))}.")
     if model.state == "stopping":
         raise CommandError(f"{_outcome(model)}: its process has not ended yet.")
     return model

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.config.locations import Place
-from gateway.config.loopback import LOOPBACK_NAMES
+from gateway.config.loopback import is_loopback
 from gateway.config.models import expand_home
 from gateway.config.places import Places, Sought
 from gateway.config.settings import GatewaySettings, Settings
@@ -22,7 +22,7 @@ TLS_PLACES: Final[tuple[Place, Place]] = (("gateway", "tls_certificate"), ("gate
 
 def exposed(settings: GatewaySettings) -> bool:
     """Whether others than this machine can reach the gateway by itself."""
-    return settings.host.lower() not in LOOPBACK_NAMES
+    return not is_loopback(settings.host)
 
 
 def tls_files(settings: GatewaySettings) -> tuple[Path, Path] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gateway.config.keys import label
-from gateway.config.loopback import LOOPBACK_NAMES
+from gateway.config.loopback import is_loopback
 from gateway.config.network import network_cautions, network_complaints
 from gateway.config.places import Places
 from gateway.doctor.finding import Finding, error, ok, warning
@@ -32,5 +32,5 @@ def look_at_network(installation: Installation) -> Iterator[Finding]:
         host, tls = gateway.host, gateway.tls
         if running.holder is not None:
             host, tls = running.address[0], running.tls
-        who = "This machine alone" if host.lower() in LOOPBACK_NAMES else "Other machines"
+        who = "This machine alone" if is_loopback(host) else "Other machines"
         yield ok(_CHECK, f"{who} can reach {host}, by {'TLS' if tls else 'plain HTTP'}.")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from ipaddress import IPv6Address, IPv6Network, ip_address
 from typing import Final
 
+from gateway.config.loopback import is_loopback_address
+
 # What one household or one machine gets of IPv6: all its addresses are as easily had as one.
 _OWN_BITS: Final = 64
 
@@ -17,10 +19,10 @@ def neighbourhood(host: str) -> str | None:
         address = ip_address(host.partition("%")[0])
     except ValueError:
         return None
+    if is_loopback_address(address):
+        return None
     if isinstance(address, IPv6Address):
         if address.ipv4_mapped is None:
-            if address.is_loopback:
-                return None
             return str(IPv6Network((address, _OWN_BITS), strict=False))
         address = address.ipv4_mapped
-    return None if address.is_loopback else str(address)
+    return str(address)

@@ -14,7 +14,7 @@ from typing import Final
 
 from starlette.datastructures import Headers
 
-from gateway.config.loopback import LOOPBACK_NAMES
+from gateway.config.loopback import is_loopback
 
 _HOST: Final = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
 # Ports tell origins apart and sites not, so any other server of this machine is of the same site.
@@ -42,7 +42,8 @@ def complaint(
             return "One Host is needed."
         named = _HOST.fullmatch(host)
         name = named["name"].strip("[]") if named else None
-        if not (name in LOOPBACK_NAMES or name in hosts or (addresses and _is_address(name))):
+        ours = name is not None and (is_loopback(name) or name in hosts)
+        if not (ours or (addresses and _is_address(name))):
             return (
                 f"The Host {host[:200]!r} is not this machine; gateway.allowed_hosts can name "
                 "others."

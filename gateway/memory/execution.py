@@ -19,7 +19,6 @@ from gateway.memory.decisions import (
     Replace,
     Unanswered,
 )
-from gateway.memory.groups import label_of
 from gateway.memory.ledger import Ledger
 from gateway.memory.tenant import Tenant
 
@@ -76,7 +75,7 @@ class Execution:
                     group=None if group is None else group.name,
                 )
                 if group is not None:
-                    reason = f"evicted: {other!r} takes its place, as {label_of(group)} has it"
+                    reason = f"evicted: {explain.displaced(model_id, str(other), group)}"
                 elif other in claims:
                     needed = format_size(claims[other].needed_bytes)
                     reason = f"evicted: {other!r} needs {needed}"

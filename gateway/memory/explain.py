@@ -8,7 +8,8 @@ from gateway.config.sizes import format_size
 from gateway.dispatch.refusal import Refusal
 from gateway.memory.claim import Claim
 from gateway.memory.decisions import Refuse
-from gateway.memory.groups import label_of
+from gateway.memory.groups import Group, label_of
+from gateway.memory.holder import Holder
 from gateway.memory.ledger import Ledger
 
 
@@ -34,10 +35,29 @@ def _group_remarks(ledger: Ledger, model_id: str) -> Iterator[str]:
         yield f"{_and(company)} comes with it: together {format_size(floors_bytes)}"
     for rival in ledger.rivals([model_id]):
         if (group := groups.between(model_id, rival.model_id)) is not None:
-            yield f"{rival.model_id} has its place ({label_of(group)})"
+            yield _place_of(rival, group)
     kept_bytes = ledger.kept_beside([model_id, *company])
     if kept_bytes:
         yield f"{format_size(kept_bytes)} are kept for {_reserving(ledger)}"
+
+
+def _place_of(rival: Holder, group: Group) -> str:
+    taken = f"{rival.model_id} has its place, as {label_of(group)} has one loaded at a time (swap)"
+    if rival.ending:
+        return taken
+    return (
+        f"{taken}, and goes when it is idle or queue.max_wait_s have passed; "
+        f"`bulkhead unload {rival.model_id}` makes it go now"
+    )
+
+
+def displaced(model_id: str, other_id: str, group: Group) -> str:
+    """Why a model had to go for another one of its group."""
+    return (
+        f"{other_id!r} has taken its place, as {label_of(group)} has one loaded at a time (swap); "
+        f"the next request for it, or `bulkhead load {model_id}`, takes it back; to have both "
+        "loaded, take one out of the group"
+    )
 
 
 def _kept_from(ledger: Ledger, model_ids: set[str]) -> int:

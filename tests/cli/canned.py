@@ -8,6 +8,9 @@ from collections.abc import Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
+# Among a stream's events: here it waits until it may go on.
+PAUSE = ": pause\n\n"
+
 
 class CannedGateway:
     """Answers by path; a path that it doesn't know gets 404 without an envelope."""
@@ -16,6 +19,7 @@ class CannedGateway:
         self.answers: dict[str, list[tuple[int, str, bytes]]] = {}
         self.headers: list[dict[str, str]] = []
         self.bodies: list[Any] = []
+        self.goes_on = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
 
@@ -39,6 +43,7 @@ class CannedGateway:
         self.close()
 
     def close(self) -> None:
+        self.goes_on.set()
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -74,7 +79,11 @@ def _handler(gateway: CannedGateway) -> type[BaseHTTPRequestHandler]:
             self.send_header("content-type", kind)
             self.send_header("content-length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            begun, pause, rest = body.partition(PAUSE.encode())
+            self.wfile.write(begun)
+            if pause:
+                gateway.goes_on.wait(60.0)
+            self.wfile.write(pause + rest)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
             """Silence: stderr is pytest's."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.canned import CannedGateway, chat_events, reasoning_event
+from tests.cli.canned import PAUSE, CannedGateway, chat_events, reasoning_event
 from tests.cli.screen import Screen, screen
 from tests.cli.terminal import bulkhead
 from tests.support.gateway import Gateway
@@ -191,6 +191,8 @@ def test_its_commands(sitting: Sitting, canned: CannedGateway) -> None:
         "/system none": "there is no system message",
         "/retry": "Nothing was asked yet.",
         "/clear": "\nforgotten",
+        "/clear now": "bulkhead: /clear takes nothing behind it: type /clear alone, or //",
+        "/quit it": "bulkhead: /quit takes nothing behind it",
         "/?": "what was typed before, in earlier chats too",
     }
     with sitting(lines=60) as seen:
@@ -206,6 +208,26 @@ def test_its_commands(sitting: Sitting, canned: CannedGateway) -> None:
     (body,) = canned.bodies
     assert (body["model"], body["stop"]) == ("other", ["END", "THE END"])
     assert not {"seed", "temperature"} & body.keys()
+
+
+def test_what_is_typed_during_an_answer_is_no_part_of_it(
+    sitting: Sitting, canned: CannedGateway
+) -> None:
+    begun, *rest = chat_events("Half of it, ", "and the rest.")
+    canned.will_stream(CHAT, [begun, PAUSE, *rest])
+    canned.will_stream(CHAT, chat_events("Good."))
+    with sitting() as seen:
+        seen.shows(LISTENS)
+        seen.type("One\r")
+        seen.shows("Half of it,")
+        seen.type("Twq\x7fo\rThree")
+        canned.goes_on.set()
+        seen.shows("> One\nHalf of it, and the rest.\n> Two\nGood.\n> Three")
+        seen.type("\r")
+        seen.shows("> Three\nGood.\n>")
+        seen.type("\x04")
+        assert seen.exit_status() == 0
+    assert asked(canned) == ["One", "Two", "Three"]
 
 
 def test_what_was_typed_is_there_in_the_next_chat(

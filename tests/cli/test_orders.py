@@ -49,6 +49,25 @@ def test_restart_ends_with_another_worker(gateway: Gateway) -> None:
     assert f"demo is ready (pid {gateway.worker_pid()}" in done.stdout
 
 
+@pytest.mark.parametrize("verb", ["load", "restart"])
+def test_a_model_that_was_loaded_and_displaced_at_once(verb: str, canned: CannedGateway) -> None:
+    """Of two that take turns, the one that was first."""
+    model = {
+        "id": "m",
+        "state": "unloaded",
+        "queue_depth": 0,
+        "active_requests": 0,
+        "restarts": 0,
+        "reason": "evicted: 'n' has taken its place",
+    }
+    canned.will_answer("/v1/models/m", {"id": "m", "state": "unloaded"})
+    canned.will_answer("/admin/v1/status", {**GATEWAY, "models": [model]})
+    canned.will_answer(f"/admin/v1/models/m/{verb}", model)
+    done = bulkhead(verb, "m", url=canned.url)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "bulkhead: m is unloaded again: evicted: 'n' has taken its place.\n" in done.stderr
+
+
 def test_unload(gateway: Gateway) -> None:
     gateway.load()
     done = bulkhead("unload", "demo", url=gateway.url)

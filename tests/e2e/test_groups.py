@@ -100,7 +100,9 @@ def test_the_page(gateway: Gateway, budget: int) -> None:
     evicted = gateway.events("evict")[-1]
     assert (evicted["model"], evicted["for_model"]) == ("coder", "chat")
     assert evicted["group"] == "large"
-    assert _states(gateway)["coder"] == "unloaded"
+    coder = gateway.model("coder")
+    assert coder["state"] == "unloaded"
+    assert coder["reason"].startswith("evicted: 'chat' has taken its place, as groups.large has")
 
 
 def test_a_group_that_never_fits(gateway: Gateway, budget: int, tmp_path: Path) -> None:

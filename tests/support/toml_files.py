@@ -28,7 +28,6 @@ from gateway.config.kinds import (
     toml_text,
 )
 from gateway.config.locations import Place
-from gateway.config.loopback import LOOPBACK_NAMES
 from gateway.config.models import DEMO_FOLDER
 from gateway.config.rank_places import LOCAL, RankPlace, RankPlaces
 from gateway.config.settings import HUGGING_FACE, DiscoverySettings, ModelSettings, Settings
@@ -257,7 +256,7 @@ def _texts(name: str) -> st.SearchStrategy[str]:
     """Only what is there can be named as a path."""
     models = ["demo", str(DEMO_FOLDER)]
     known = {
-        "host": sorted(LOOPBACK_NAMES),
+        "host": ["127.0.0.1", "127.0.0.2", "::1", "localhost"],
         "path": models,
         "tls_certificate": [lasting_certificate()[0]],
         "tls_key": [lasting_certificate()[1]],

@@ -8,6 +8,7 @@ import click
 
 from gateway.cli.chat.conversation import Conversation
 from gateway.cli.chat.transcript import PlainTranscript, ScreenTranscript
+from gateway.cli.chat.unechoed import unechoed
 from gateway.cli.client import GatewayClient
 from gateway.cli.failure import CommandError, WrongUseError
 from gateway.cli.local import local_settings
@@ -43,7 +44,8 @@ def command(
         Parameters(temperature=temperature, max_tokens=max_tokens),
     )
     if sys.stdin.isatty() and sys.stdout.isatty():
-        _converse(gateway, conversation)
+        with unechoed():
+            _converse(gateway, conversation)
         return
     if sys.stdin.isatty():
         click.echo("Type the message; Ctrl-D behind its last line sends it.", err=True)

@@ -43,6 +43,7 @@ COMMANDS: Final = (
     SlashCommand("exit", "", "end the chat, as Ctrl-D does"),
 )
 NAMES: Final = tuple(each.name for each in COMMANDS)
+_ALONE: Final = tuple(each.name for each in COMMANDS if not each.argument)
 # What ollama and others call them.
 _ELSEWHERE: Final = {
     "?": "help",
@@ -85,6 +86,10 @@ class Slash:
             meant = "" if found is None else f" Did you mean /{found}?"
             raise CommandError(
                 f"There is no /{typed}.{meant} /help shows all of them, and // begins a message."
+            )
+        if argument and name in _ALONE:
+            raise CommandError(
+                f"/{typed} takes nothing behind it: type /{typed} alone, or // to begin a message."
             )
         carry_out: Callable[[str], None] = getattr(self, f"_{name}")
         carry_out(argument)

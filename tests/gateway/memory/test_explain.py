@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gateway.memory import explain
 from gateway.memory.claim import Claim
+from gateway.memory.groups import Group, Groups
 from gateway.memory.holder import Need
 from gateway.memory.ledger import Ledger
 
@@ -56,6 +57,28 @@ def test_why_there_can_be_no_more() -> None:
     ledger.undecided_bytes = 3 * GB
     assert "stranded" not in explain.at_best(ledger, "m", 0)
     assert "keeps" not in explain.at_best(Ledger(GB), "p", 0)
+
+
+def test_who_takes_turns_with_it() -> None:
+    ledger = Ledger(10 * GB)
+    group = Group("large", ("m", "n"), swap=True)
+    ledger.arrange(Groups([group]))
+    ledger.enter(Claim("n", 2 * GB, 0, 0.0))
+    told = explain.waiting(ledger, Claim("m", 4 * GB, 0, 0.0))
+    assert told.endswith(
+        "; n has its place, as groups.large has one loaded at a time (swap), and goes when it is "
+        "idle or queue.max_wait_s have passed; `bulkhead unload n` makes it go now"
+    )
+    holder = ledger.holder("n")
+    assert holder is not None
+    holder.ending = True
+    told = explain.waiting(ledger, Claim("m", 4 * GB, 0, 0.0))
+    assert told.endswith("has one loaded at a time (swap); n is ending")
+    assert explain.displaced("n", "m", group) == (
+        "'m' has taken its place, as groups.large has one loaded at a time (swap); the next "
+        "request for it, or `bulkhead load n`, takes it back; to have both loaded, take one out of "
+        "the group"
+    )
 
 
 def test_nothing_waits() -> None:
