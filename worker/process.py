@@ -17,6 +17,7 @@ import zmq
 
 from protocol.channel import connect_worker_side
 from protocol.codec import decode_from_gateway, encode
+from protocol.grace import grace_s
 from protocol.messages import (
     Cancel,
     ChatPrompt,
@@ -62,11 +63,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("worker")
 
 _HEARTBEAT_S: Final = 1.0
-# How long an orphan may take to release its memory: as the gateway's own patience, it grows with
-# what there is to release.
-_ORPHAN_GRACE_S: Final = 3.0
-_ORPHAN_GRACE_S_PER_GB: Final = 0.5
-_LONGEST_ORPHAN_GRACE_S: Final = 60.0
 _UNSENT_FRAMES: Final = 256
 _TOKENIZER_THREADS: Final = 2
 _COMPILER_THREADS: Final = 2
@@ -137,8 +133,7 @@ class Conversation:
 
     def orphan_grace_s(self) -> float:
         memory = self._engine.figures.memory
-        held_gb = (memory.active_bytes + memory.cache_bytes) / 1e9
-        return min(_LONGEST_ORPHAN_GRACE_S, _ORPHAN_GRACE_S + _ORPHAN_GRACE_S_PER_GB * held_gb)
+        return grace_s(memory.active_bytes + memory.cache_bytes)
 
     def run(self) -> int:
         """Returns the process's exit status."""

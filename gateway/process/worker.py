@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from gateway.clock.waiting import until_set
 from gateway.hosts.cards import sharing
-from gateway.hosts.followers import Follower, Followers
+from gateway.hosts.followers import Followers
 from gateway.hosts.scale import of_all, of_each, within
 from gateway.logs.line import about
 from gateway.memory.footprint import FootprintGauge
@@ -104,7 +104,7 @@ class Worker:
     """A process and what it has told about itself. Times without a unit are the event loop's.
 
     It may be rank 0 of several: then it has followers, ends with them, and its bytes are those of
-    all. `loss` says which of them has taken the others along.
+    all.
     """
 
     def __init__(
@@ -146,9 +146,6 @@ class Worker:
         self._early: list[Message] | None = None if keys is None else [Settle()]
         self.settled = asyncio.Event()
         self.followers: Followers | None = None
-        self.loss: str | None = None
-        self._loss_status: ExitStatus | None = None
-        self._is_ending = False
         self._tasks = Tasks(f"worker {incarnation}")
         self._descendants: set[ProcessIdentity] = set()
         self._lane = Lane(f"worker-{incarnation}")
@@ -247,29 +244,34 @@ class Worker:
         """It is rank 0."""
         self.followers = followers
 
+    @property
+    def loss(self) -> str | None:
+        """Which of its ranks has taken the others along, in words."""
+        return None if self.followers is None else self.followers.fate.loss
+
     def followers_started(self, failure: str | None) -> None:
         if self._exit_status is not None:
             self._finish()
         elif failure is not None:
             self._misbehaved(failure)
 
-    def follower_ended(self, follower: Follower) -> None:
-        """One that nobody has asked to end takes all others along. One that ends by itself without
-        a fault has been told by rank 0, which knows better.
-        """
-        end = follower.end
-        by_itself = end is not None and end.status is not None and end.status.code == 0
-        if end is not None and not by_itself and not self._is_ending and self.loss is None:
-            self.loss = f"rank {follower.rank} on {follower.host.name} was lost ({end.reason})"
-            self._loss_status = end.status
-            logger.error("Worker %d: %s", self.pid, self.loss, extra=about(pid=self.pid))
-            self._end_ranks()
+    def follower_ended(self, within_s: float | None) -> None:
+        """One of them; all others are to be ended after so many seconds."""
+        self._end_ranks(within_s)
         if self._exit_status is not None:
             self._finish()
 
-    def _end_ranks(self) -> None:
-        rungs = bereaved(self.memory.held_bytes)
-        self._tasks.start(self.climb(rungs), "end ranks")
+    def _end_ranks(self, within_s: float | None) -> None:
+        if within_s is not None:
+            self._loop.call_later(within_s, self._bereave)
+
+    def _bereave(self) -> None:
+        if self.followers is None or not self.followers.fate.must_end():
+            return
+        if self.loss is not None:
+            logger.error("Worker %d: %s", self.pid, self.loss, extra=about(pid=self.pid))
+        self.followers.fate.end()
+        self._tasks.start(self.climb(bereaved(self.memory.held_bytes)), "end ranks")
 
     def send(self, message: Message) -> None:
         if self._left:
@@ -353,7 +355,8 @@ class Worker:
         """End the process, a step after the other until it is gone. A step that fails is followed
         by the next one at once.
         """
-        self._is_ending = True
+        if self.followers is not None:
+            self.followers.fate.end()
         await self.look_for_descendants()
         for rung in rungs:
             if self.ended.is_set() or self._left:
@@ -473,8 +476,8 @@ class Worker:
         if self._left:
             return
         self._exit_status = status
-        if self.followers is not None and not self.followers.gone and not self._is_ending:
-            self._end_ranks()
+        if self.followers is not None:
+            self._end_ranks(self.followers.fate.leader_ended())
         if self._link.connected:
             self._loop.call_later(_LAST_FRAMES_S, self._finish)
         else:
@@ -484,7 +487,7 @@ class Worker:
         if self.ended.is_set() or self._exit_status is None:
             return
         if self.followers is not None:
-            if not self.followers.gone:
+            if not self.followers.fate.over:
                 return
             self.followers.close()
         self.ended.set()
@@ -494,7 +497,8 @@ class Worker:
         while self._clears:
             self._clears.popleft().set_result(0)
         self._end_descendants(_TRIES)
-        self._supervisor.worker_ended(self, self._loss_status or self._exit_status)
+        loss_status = None if self.followers is None else self.followers.fate.loss_status
+        self._supervisor.worker_ended(self, loss_status or self._exit_status)
 
     def _end_descendants(self, tries: int) -> None:
         left = set()
