@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from protocol.answers import Embedded, Output, RequestFailed
+from protocol.grace import grace_s
 from protocol.life import ClearPromptCache, Drain, Heartbeat, Load, LoadFailed, RankLost, Stop
 from protocol.memory import Limit
 from protocol.message import Message
@@ -42,11 +43,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("worker")
 
 _HEARTBEAT_S: Final = 1.0
-# How long an orphan may take to release its memory: as the gateway's own patience, it grows with
-# what there is to release.
-_ORPHAN_GRACE_S: Final = 3.0
-_ORPHAN_GRACE_S_PER_GB: Final = 0.5
-_LONGEST_ORPHAN_GRACE_S: Final = 60.0
 _UNSENT_FRAMES: Final = 256
 
 
@@ -101,8 +97,7 @@ class Conversation:
 
     def orphan_grace_s(self) -> float:
         memory = self._engine.figures.memory
-        held_gb = (memory.active_bytes + memory.cache_bytes) / 1e9
-        return min(_LONGEST_ORPHAN_GRACE_S, _ORPHAN_GRACE_S + _ORPHAN_GRACE_S_PER_GB * held_gb)
+        return grace_s(memory.active_bytes + memory.cache_bytes)
 
     def run(self) -> int:
         """Returns the process's exit status."""

@@ -15,6 +15,9 @@ from gateway.process.process import ExitStatus
 
 # Of these messages. Who speaks another one is told so, and starts nothing.
 API: Final = 1
+# The code of an answer about a lease whose ranks are being ended. One that has none left isn't
+# known any more.
+LEASE_OVER: Final = "model_unavailable"
 
 _LONGEST: Final = 4096
 _MOST_WORDS: Final = 64

@@ -8,7 +8,7 @@ import logging
 import secrets
 from typing import Final
 
-from gateway.agent.bodies import API, Opening, OrderBody
+from gateway.agent.bodies import API, LEASE_OVER, Opening, OrderBody
 from gateway.agent.orders import complaint
 from gateway.agent.rank import HostedRank
 from gateway.agent.room import Room
@@ -84,9 +84,10 @@ class Sessions:
     def session(self, session_id: str) -> Session:
         """Raises: Refusal: there is none, or none any more."""
         found = self._sessions.get(session_id)
-        if found is None or found.over is not None:
-            reason = "it was closed, or is over" if found is None else found.over
-            raise Refusal("not_found", f"There is no such lease: {reason}.")
+        if found is None:
+            raise Refusal("not_found", "There is no such lease: it was closed, or is over.")
+        if found.over is not None:
+            raise Refusal(LEASE_OVER, f"The lease is over, and its ranks are ended: {found.over}.")
         return found
 
     def rank(self, rank_id: str) -> HostedRank:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import zmq
@@ -91,8 +91,14 @@ class Starter:
         Other hosts keep for its ranks there what is `estimated`.
 
         Raises:
-            OSError: its interpreter can't be started.
+            OSError: its interpreter can't be started, or a host isn't known.
         """
+        # Before there is a process that nobody would end.
+        there = {
+            each.host: RemoteHost(self._hosts.link(each.host), log)
+            for each in model.settings.places
+            if each.host != LOCAL
+        }
         python = model.settings.interpreter
         adopted = self._spares.take() if python is None else None
         if adopted is None:
@@ -105,7 +111,7 @@ class Starter:
             kind = "adopt"
         self._events.emit(kind, model.id, pid=worker.pid, incarnation=worker.incarnation)
         if len(model.settings.places) > 1:
-            self._add_followers(worker, model, log, estimated)
+            self._add_followers(worker, model, there, log, estimated)
         return worker
 
     def new_channel(self) -> Channel:
@@ -139,15 +145,15 @@ class Starter:
         return worker
 
     def _add_followers(
-        self, worker: Worker, model: Model, log: WorkerLog, estimated: Estimate | None
+        self,
+        worker: Worker,
+        model: Model,
+        there: Mapping[str, Host],
+        log: WorkerLog,
+        estimated: Estimate | None,
     ) -> None:
         settings = model.settings
         here: Host = LocalHost(log, self._records, self._room_bytes)
-        there = {
-            each.host: RemoteHost(self._hosts.link(each.host), log)
-            for each in settings.places
-            if each.host != LOCAL
-        }
         floor_bytes, whole_bytes = (
             (0, 0) if estimated is None else (estimated.floor_bytes, estimated.whole_bytes)
         )

@@ -20,7 +20,7 @@ from gateway.clock.waiting import until_set
 from gateway.hosts.host import NoRoomError, RankOrder
 from gateway.hosts.leased import LeasedRank, Leasehold
 from gateway.hosts.local import versions
-from gateway.hosts.pinned import PinnedClient, RefusedError
+from gateway.hosts.pinned import FOREIGN, PinnedClient, RefusedError
 from gateway.memory.reading import Footprint, FootprintError
 from gateway.process.worker_log import WorkerLog
 
@@ -75,14 +75,19 @@ class AgentLink:
         return body.ports
 
     async def start(self, order: RankOrder, log: WorkerLog) -> LeasedRank:
-        """Raises: NoRoomError; OSError. A rank of which no answer came is ended."""
+        """A rank of which no answer came counts as one that runs, and is ended; its end comes once
+        it can't be there any more.
+
+        Raises:
+            NoRoomError; OSError: there is no process.
+        """
         if order.python is not None:
             raise OSError(
                 f"{self.name}: ranks on other hosts run in the environment of the agent there; the "
                 "model's python can't be had."
             )
         held = await self._held()
-        rank = held.expect(order.rank, log)
+        rank = held.expect(order.rank, log, order.needed_bytes)
         body = OrderBody(
             id=rank.id,
             name=order.name,
@@ -97,15 +102,23 @@ class AgentLink:
             path = f"/v1/leases/{held.lease}/ranks"
             rank.pid = (await self._client.post(path, body, Started, _START_S)).pid
         except RefusedError as error:
+            if error.code == FOREIGN:
+                self._disown(held, rank, error)
+                return rank
             held.forget(rank)
             if error.code == "insufficient_memory":
                 raise NoRoomError(f"{self.name}: {error}") from error
             raise OSError(f"{self.name}: {error}") from error
-        except BaseException:
-            held.forget(rank)
-            held.disown(rank)
+        except OSError as error:
+            self._disown(held, rank, error)
+        except BaseException as error:
+            self._disown(held, rank, error)
             raise
         return rank
+
+    def _disown(self, held: Leasehold, rank: LeasedRank, error: BaseException) -> None:
+        why = str(error) or "nobody waited for it"
+        held.unanswered(rank, f"{self.name} didn't say whether it was started: {why}")
 
     async def footprint(self, rank: LeasedRank) -> Footprint:
         """Raises: FootprintError, OSError."""
@@ -115,7 +128,8 @@ class AgentLink:
             )
         except RefusedError as error:
             raise FootprintError(f"rank {rank.pid} on {self.name}: {error}") from error
-        rank.footprint_bytes = body.footprint.current_bytes
+        if self._leasehold is not None:
+            self._leasehold.measured(rank, body.footprint.current_bytes)
         return body.footprint
 
     async def signal(self, rank: LeasedRank, signal: str) -> None:

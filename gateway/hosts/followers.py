@@ -10,6 +10,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from gateway.hosts.fate import Fate
 from gateway.hosts.host import Host, RankEnd, RankOrder, RankProcess
 from gateway.hosts.local import LocalHost, own_address
 from gateway.logs.line import about
@@ -24,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 # For an answer of a host.
 _ANSWER_S: Final = 20.0
+# For a start: longer than any host itself waits. Nobody knows what was started after it.
+_START_S: Final = 60.0
 
 
 class Plan(Struct, frozen=True):
@@ -89,17 +92,19 @@ class Follower:
 
 
 class Followers:
-    """Starts them at once, beside rank 0. Every call comes on the event loop."""
+    """Starts them at once, beside rank 0, whose `fate` is theirs. Every call comes on the event
+    loop.
+    """
 
     def __init__(
         self,
         plan: Plan,
         path: Path,
-        on_end: Callable[[Follower], None],
+        on_end: Callable[[float | None], None],
         on_started: Callable[[str | None], None],
     ) -> None:
-        """Rank 0 will listen at `path`. `on_end` is told each end; `on_started` that none comes any
-        more, and what kept one from being started.
+        """Rank 0 will listen at `path`. `on_end` is told each end, and when all others are to be
+        ended for it; `on_started` that none comes any more, and what kept one from being started.
         """
         self._plan = plan
         self._path = path
@@ -108,7 +113,7 @@ class Followers:
         self._keys = new_keys()
         self._tasks = Tasks(f"ranks of {plan.model_id}")
         self._told: asyncio.Future[Ranks | None] = asyncio.get_running_loop().create_future()
-        self._ending = False
+        self.fate = Fate()
         self._endpoint = endpoint(path)
         self._promised_bytes: dict[int, int] = {}
         # What each rank may hold at most: as much as every other host keeps for one.
@@ -126,11 +131,6 @@ class Followers:
         """On this machine; rank 0 counts."""
         return 1 + sum(each.is_here for each in self.each)
 
-    @property
-    def gone(self) -> bool:
-        """None of them is left, and none comes any more."""
-        return self._told.done() and all(each.running is None for each in self.each)
-
     async def told(self) -> Ranks | None:
         """What rank 0 is to be told, once they are started; None: they could not be."""
         return await asyncio.shield(self._told)
@@ -146,8 +146,14 @@ class Followers:
 
     async def take(self, step: Step) -> None:
         """Take a step to end all of them; what fails is up to the next one."""
-        self._ending = self._ending or step in (Step.TERMINATE, Step.KILL)
+        self.fate.take(step)
         await asyncio.gather(*(self._take(each, step) for each in self.each))
+
+    def missed(self, rank: int) -> None:
+        """Rank 0 has lost this one."""
+        for each in self.each:
+            if each.rank == rank:
+                self.fate.missed(rank, each.host.name)
 
     def close(self) -> None:
         """To be called when none is left. A leader that was killed leaves its socket's file."""
@@ -158,14 +164,18 @@ class Followers:
         try:
             ranks = await self._ranks()
             for each in self.each:
-                if self._ending:
+                if not self.fate.may_start:
                     break
-                each.process = await asyncio.wait_for(each.host.start(self._order(each)), _ANSWER_S)
+                each.process = await asyncio.wait_for(each.host.start(self._order(each)), _START_S)
+                step = self.fate.started(each.rank)
                 self._tasks.start(self._wait(each, each.process), f"rank {each.rank}")
+                if step is not None:
+                    await self._take(each, step)
         except (OSError, TimeoutError) as error:
             ranks = None
             failure = f"its ranks can't be started: {str(error) or 'there is no answer'}"
         finally:
+            self.fate.none_more()
             self._told.set_result(ranks)
         self._on_started(failure)
 
@@ -261,7 +271,7 @@ class Followers:
             follower.end.reason,
             extra=about(model=self._plan.model_id, pid=process.pid),
         )
-        self._on_end(follower)
+        self._on_end(self.fate.follower_ended(follower.rank, follower.host.name, follower.end))
 
     async def _take(self, follower: Follower, step: Step) -> None:
         try:

@@ -10,13 +10,12 @@ import uuid
 from collections.abc import Iterable
 from typing import Final
 
-from gateway.agent.bodies import Ended, Line, News, Turn
+from gateway.agent.bodies import LEASE_OVER, Line, News, Turn
 from gateway.hosts.host import RankEnd
 from gateway.hosts.lease import Contact
 from gateway.hosts.pinned import PinnedClient, RefusedError
 from gateway.hosts.rank_log import RankLog
-from gateway.process import ladder
-from gateway.process.ladder import Step
+from gateway.hosts.tenants import Tenants
 from gateway.process.worker_log import WorkerLog
 from gateway.system.lane import Lane
 from gateway.system.tasks import Tasks
@@ -31,10 +30,7 @@ _RETRY_S: Final = 0.2
 _CLOSE_S: Final = 2.0
 # Without ranks: the next ones may come soon.
 _IDLE_S: Final = 5.0
-# After the last signal of a host that is out of reach.
-_KILLED_S: Final = 1.0
 _MOST_WRITES: Final = 64
-_MOST_DISOWNED: Final = 1024
 
 
 class LeasedRank:
@@ -43,19 +39,12 @@ class LeasedRank:
     def __init__(self, rank: int, log: WorkerLog) -> None:
         self.id = uuid.uuid4().hex
         self.pid = 0
-        self.footprint_bytes = 0
         self.log = RankLog(log, rank)
         self.end: asyncio.Future[RankEnd] = asyncio.get_running_loop().create_future()
 
     def ended(self, end: RankEnd) -> None:
         if not self.end.done():
             self.end.set_result(end)
-
-    @property
-    def dies_within_s(self) -> float:
-        """What its host's agent takes to end it by itself."""
-        rungs = ladder.orphaned(self.footprint_bytes)
-        return sum(each.deadline_s for each in rungs if each.step is Step.TERMINATE) + _KILLED_S
 
 
 class Leasehold:
@@ -73,42 +62,51 @@ class Leasehold:
         self._loop = asyncio.get_running_loop()
         self._contact = Contact(self._loop.time(), lease_s)
         self._ranks: dict[str, LeasedRank] = {}
-        self._unwanted: dict[str, None] = {}
+        self._tenants = Tenants()
         self._used_at = self._loop.time()
         self._turn_s = max(_TURN_SLACK_S + lease_s * 0.2, lease_s * _TURN_SHARE)
         self._failure = "no answer came"
+        self._loss: str | None = None
         self._writer = Lane(f"log of {host}")
         self._writes = 0
         self._tasks = Tasks(f"ranks on {host}")
         self._tasks.start(self._follow(), "turns")
         self._tasks.start(self._watch(), "lease")
 
-    def expect(self, rank: int, log: WorkerLog) -> LeasedRank:
+    def expect(self, rank: int, log: WorkerLog, promised_bytes: int) -> LeasedRank:
         """One that is about to be started."""
         expected = LeasedRank(rank, log)
         self._ranks[expected.id] = expected
+        self._tenants.expect(expected.id, promised_bytes)
         self._used_at = self._loop.time()
         return expected
 
     def forget(self, rank: LeasedRank) -> None:
-        """It was not started, or nobody knows."""
+        """It was not started."""
         self._ranks.pop(rank.id, None)
+        self._tenants.ended(rank.id)
+
+    def measured(self, rank: LeasedRank, footprint_bytes: int) -> None:
+        self._tenants.measured(rank.id, footprint_bytes)
+
+    def unanswered(self, rank: LeasedRank, reason: str) -> None:
+        """Whether it was started nobody knows: it ends as soon as the host can be told."""
+        self._tenants.unanswered(rank.id, reason)
 
     def disown(self, rank: LeasedRank) -> None:
         """Have it ended as soon as the host can be told."""
-        if len(self._unwanted) < _MOST_DISOWNED:
-            self._unwanted[rank.id] = None
+        self._tenants.disown(rank.id)
 
     async def close(self) -> None:
         self.over = True
         await self._tasks.cancel_all()
         with contextlib.suppress(OSError):
             await self._client.order("DELETE", f"/v1/leases/{self.lease}", _CLOSE_S)
-        self._all_ended("this gateway let go of its lease there", 0.0)
+        self._none_left("this gateway let go of its lease there")
 
     async def _follow(self) -> None:
         while not self.over:
-            unwanted = tuple(self._unwanted)
+            unwanted = self._tenants.unwanted
             turn = Turn(self._contact.number, unwanted)
             try:
                 news = await self._client.post(
@@ -117,9 +115,9 @@ class Leasehold:
             except RefusedError as error:
                 self._failure = str(error)
                 if error.code == "not_found":
-                    # It has ended them, or is another agent than before, which does so at once.
-                    self._all_ended(f"{self._host} has ended it: {error}", 0.0)
-                    return
+                    self._none_left(f"{self._host} has ended it: {error}")
+                elif error.code == LEASE_OVER:
+                    self._lose(f"{self._host} ends it: {error}")
                 await asyncio.sleep(_RETRY_S)
             except OSError as error:
                 self._failure = str(error)
@@ -127,10 +125,24 @@ class Leasehold:
             else:
                 self._contact.heard(self._loop.time(), news.number)
                 self.begun.set()
-                for each in unwanted:
-                    self._unwanted.pop(each, None)
                 self._take(news)
+                self._tenants.told(unwanted, self._loop.time())
                 await self._let_go_if_idle()
+        await self._see_out()
+
+    async def _see_out(self) -> None:
+        """Have the host end what it may still have, until it says that nothing is left. Turns would
+        renew a lease that only this side holds to be over.
+        """
+        while self._ranks:
+            try:
+                await self._client.order("DELETE", f"/v1/leases/{self.lease}", self._turn_s)
+            except RefusedError as error:
+                if error.code == "not_found":
+                    self._none_left(str(error))
+            except OSError as error:
+                self._failure = str(error)
+            await asyncio.sleep(_RETRY_S)
 
     def _take(self, news: News) -> None:
         if news.lost_lines:
@@ -139,13 +151,16 @@ class Leasehold:
             self._writes += 1
             self._writer.soon(functools.partial(self._write, dict(self._ranks), news.lines))
         for each in news.ended:
-            self._ended(each)
+            doubt = self._tenants.doubt(each.rank)
+            told = RankEnd(each.status, each.reason, each.by_host)
+            self._ended(each.rank, told if doubt is None else RankEnd(None, doubt))
 
-    def _ended(self, ended: Ended) -> None:
-        rank = self._ranks.pop(ended.rank, None)
-        if rank is not None:
-            rank.ended(RankEnd(ended.status, ended.reason, ended.by_host))
+    def _ended(self, rank_id: str, end: RankEnd) -> None:
         self._used_at = self._loop.time()
+        self._tenants.ended(rank_id)
+        rank = self._ranks.pop(rank_id, None)
+        if rank is not None:
+            rank.ended(end)
 
     def _write(self, ranks: dict[str, LeasedRank], lines: Iterable[Line]) -> None:
         """Runs in the lane: a disk may be slow."""
@@ -155,32 +170,36 @@ class Leasehold:
                 rank.log.add(each.text)
 
     async def _let_go_if_idle(self) -> None:
-        if self._ranks or self._unwanted or self._loop.time() - self._used_at < _IDLE_S:
+        if self._ranks or self._tenants.unwanted or self._loop.time() - self._used_at < _IDLE_S:
             return
         self.over = True
         with contextlib.suppress(OSError):
             await self._client.order("DELETE", f"/v1/leases/{self.lease}", _CLOSE_S)
 
     async def _watch(self) -> None:
-        while not self.over:
+        while not self.over or self._ranks:
             await asyncio.sleep(_TICK_S)
-            if self._contact.judge(self._loop.time()) and not self.over:
-                longest_s = max((each.dies_within_s for each in self._ranks.values()), default=0.0)
-                self._all_ended(
+            now = self._loop.time()
+            if not self.over and self._contact.judge(now):
+                self._lose(
                     f"{self._host} has been out of reach for {self._lease_s:g} s, after which it "
-                    f"ends its ranks by itself ({self._failure})",
-                    longest_s,
+                    f"ends its ranks by itself ({self._failure})"
                 )
+            for rank_id, reason in self._tenants.due(now):
+                self._ended(rank_id, RankEnd(None, reason))
 
-    def _all_ended(self, reason: str, after_s: float) -> None:
-        """Nobody here could see it."""
+    def _lose(self, reason: str) -> None:
+        """The lease is over, and nobody here can see how its ranks end."""
         self.over = True
-        ranks, self._ranks = list(self._ranks.values()), {}
-        if ranks:
-            logger.error("%d ranks are lost: %s", len(ranks), reason)
+        self._tenants.lose(self._loop.time(), reason)
+        if self._loss is None:
+            self._loss = reason
+            logger.error("%d ranks are lost: %s", len(self._ranks), reason)
 
-        def tell() -> None:
-            for each in ranks:
-                each.ended(RankEnd(None, reason))
-
-        self._loop.call_later(after_s, tell)
+    def _none_left(self, reason: str) -> None:
+        """The host knows no such lease: all have ended, if by another agent than before, which did
+        so at its start.
+        """
+        self.over = True
+        for each in list(self._ranks):
+            self._ended(each, RankEnd(None, self._loss or reason))

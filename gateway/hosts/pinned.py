@@ -24,6 +24,8 @@ Body = TypeVar("Body", bound=Struct)
 _LOOKUP_S: Final = 5.0
 _CONNECT_S: Final = 3.0
 _PORT: Final = 443
+# The code of an answer that can't be read.
+FOREIGN: Final = "foreign"
 
 
 class RefusedError(OSError):
@@ -165,7 +167,7 @@ class PinnedClient:
             return msgspec.json.decode(answer.content, type=kind)
         except msgspec.MsgspecError as error:
             raise RefusedError(
-                "foreign",
+                FOREIGN,
                 f"What answers at {self.url} is no agent, or one of another version ({error}).",
                 lasting=True,
             ) from error
@@ -176,7 +178,7 @@ class PinnedClient:
             error = msgspec.json.decode(answer.content, type=_Envelope).error
         except msgspec.MsgspecError:
             return RefusedError(
-                "foreign",
+                FOREIGN,
                 f"What answers at {self.url} is no agent (status {answer.status_code}).",
                 lasting=True,
             )

@@ -15,10 +15,10 @@ import zmq
 from msgspec import Struct
 
 from gateway.clock.waiting import until_set
-from gateway.hosts.bereavement import Bereavement, Loss
+from gateway.hosts.bereavement import Loss
 from gateway.hosts.cards import sharing
-from gateway.hosts.followers import Follower, Followers
-from gateway.hosts.host import THIS_MACHINE, RankEnd
+from gateway.hosts.followers import Followers
+from gateway.hosts.host import RankEnd
 from gateway.hosts.scale import of_all, of_each, within
 from gateway.logs.line import about
 from gateway.memory.footprint import FootprintGauge
@@ -141,10 +141,6 @@ class Worker:
         self._early: list[Message] | None = None if keys is None else [Settle()]
         self.settled = asyncio.Event()
         self.followers: Followers | None = None
-        self._bereavement = Bereavement()
-        self._bereaved = False
-        self._is_ending = False
-        self._step_taken: Step | None = None
         self._tasks = Tasks(f"worker {incarnation}")
         self._lane = Lane(f"worker-{incarnation}")
         self._loop = asyncio.get_running_loop()
@@ -243,43 +239,34 @@ class Worker:
         """It is rank 0."""
         self.followers = followers
 
+    @property
+    def loss(self) -> Loss | None:
+        """Which of its ranks has taken the others along, if one has, by what is known so far."""
+        return None if self.followers is None else self.followers.fate.loss
+
     def followers_started(self, failure: str | None) -> None:
         if self._exit_status is not None:
             self._finish()
         elif failure is not None:
             self._misbehaved(failure)
 
-    @property
-    def loss(self) -> Loss | None:
-        """Which of its ranks has taken the others along, if one has, by what is known so far."""
-        return self._bereavement.loss if self._bereaved else None
-
-    def follower_ended(self, follower: Follower) -> None:
-        if follower.end is not None:
-            self._rank_ended(follower.rank, follower.host.name, follower.end)
+    def follower_ended(self, within_s: float | None) -> None:
+        """One of them; all others are to be ended after so many seconds."""
+        self._end_ranks(within_s)
         if self._exit_status is not None:
             self._finish()
 
-    def _rank_ended(self, rank: int, host: str, end: RankEnd) -> None:
-        """One that nobody has asked to end takes all others along. A follower that ends by itself
-        without a fault has been told by rank 0, which knows better.
-        """
-        if self._is_ending and not self._bereaved:
+    def _end_ranks(self, within_s: float | None) -> None:
+        if within_s is not None:
+            self._loop.call_later(within_s, self._bereave)
+
+    def _bereave(self) -> None:
+        if self.followers is None or not self.followers.fate.must_end():
             return
-        self._bereavement.ended(rank, host, end, self._step_taken)
-        told = rank and not end.by_host and end.status is not None and end.status.code == 0
-        if self._bereaved or told:
-            return
-        self._bereaved = True
         if self.loss is not None:
             logger.error("Worker %d: %s", self.pid, self.loss.reason, extra=about(pid=self.pid))
-        if self.followers is not None and not (rank == 0 and self.followers.gone):
-            self._tasks.start(self.climb(bereaved(self.memory.held_bytes)), "end ranks")
-
-    def _rank_missed(self, rank: int) -> None:
-        for each in () if self.followers is None else self.followers.each:
-            if each.rank == rank:
-                self._bereavement.missed(rank, each.host.name)
+        self.followers.fate.end()
+        self._tasks.start(self.climb(bereaved(self.memory.held_bytes)), "end ranks")
 
     def send(self, message: Message) -> None:
         if self._left:
@@ -341,7 +328,8 @@ class Worker:
         """End the process, a step after the other until it is gone. A step that fails is followed
         by the next one at once.
         """
-        self._is_ending = True
+        if self.followers is not None:
+            self.followers.fate.end()
         await self.descendants.look()
         for rung in rungs:
             if self.ended.is_set() or self._left:
@@ -349,7 +337,6 @@ class Worker:
             if rung.step is Step.ASK and not self._link.connected:
                 continue  # It can't hear yet, and holds nothing yet: SIGTERM is as gentle.
             began = self._loop.time()
-            self._step_taken = rung.step if rung.step in (Step.TERMINATE, Step.KILL) else None
             try:
                 self._take(rung.step)
                 if self.followers is not None:
@@ -408,7 +395,8 @@ class Worker:
                 self.moved.set()
                 return
             case RankLost(rank=rank):
-                self._rank_missed(rank)
+                if self.followers is not None:
+                    self.followers.missed(rank)
                 return
             case Heartbeat(step_age_s=age_s, memory=memory, prompt_cache_bytes=prompt_bytes):
                 self.memory.heard(memory, prompt_bytes)
@@ -466,7 +454,8 @@ class Worker:
             return
         self._exit_status = status
         if self.followers is not None:
-            self._rank_ended(0, THIS_MACHINE, RankEnd(status, str(status)))
+            end = RankEnd(status, str(status))
+            self._end_ranks(self.followers.fate.leader_ended(end))
         if self._link.connected:
             self._loop.call_later(_LAST_FRAMES_S, self._finish)
         else:
@@ -476,7 +465,7 @@ class Worker:
         if self.ended.is_set() or self._exit_status is None:
             return
         if self.followers is not None:
-            if not self.followers.gone:
+            if not self.followers.fate.over:
                 return
             self.followers.close()
         self.ended.set()

@@ -274,7 +274,9 @@ async def test_a_link_that_comes_back_in_time_loses_nothing(agent, tmp_path):
 
 
 async def test_a_rank_whose_start_nobody_heard_of_is_ended(agent, tmp_path):
-    """The order goes through, and its answer doesn't come."""
+    """The order goes through, and its answer doesn't come: it counts as one that runs until it is
+    known to be gone.
+    """
     way = Link(agent.port)
     link = agent.link(way.url)
     log = rank_log(tmp_path)
@@ -284,9 +286,13 @@ async def test_a_rank_whose_start_nobody_heard_of_is_ended(agent, tmp_path):
         starting = asyncio.ensure_future(link.start(order(name="lost"), log))
         await until(lambda: len(agent.children()) == 2)
         assert not starting.done()
-        starting.cancel()
+        way.sever()
+        lost = await asyncio.wait_for(starting, 60)
         way.mend()
-        await until(lambda: agent.children() == [kept.pid])
+        end = await asyncio.wait_for(asyncio.shield(lost.end), 120)
+        assert end.status is None
+        assert "studio2 didn't say whether it was started" in end.reason
+        assert agent.children() == [kept.pid]
     finally:
         await link.close()
         log.close()

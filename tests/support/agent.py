@@ -117,7 +117,7 @@ class Agent:
             self._log.append(line.rstrip("\n"))
 
 
-def order(needed_bytes: int = 0, **fields: object) -> RankOrder:
+def order(needed_bytes: int = 1, **fields: object) -> RankOrder:
     """A worker that waits for a gateway which isn't there: a process that lives until it is ended,
     and ends when it is asked to.
     """
@@ -159,6 +159,7 @@ class Link:
         self._answers = threading.Event()
         self._answers.set()
         self._over = False
+        self._connected: set[socket.socket] = set()
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -171,6 +172,12 @@ class Link:
     def mute(self) -> None:
         """What is sent arrives, and answers don't."""
         self._answers.clear()
+
+    def sever(self) -> None:
+        """Close the connections there are: whoever waits for an answer hears that it won't come."""
+        for each in list(self._connected):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
 
     def mend(self) -> None:
         self._whole.set()
@@ -196,8 +203,12 @@ class Link:
         self._whole.wait()
         with near, contextlib.suppress(OSError):
             far = socket.create_connection(("127.0.0.1", self._to), 10)
+            self._connected.add(near)
             with far:
-                self._pass(near, far)
+                try:
+                    self._pass(near, far)
+                finally:
+                    self._connected.discard(near)
 
     def _pass(self, near: socket.socket, far: socket.socket) -> None:
         others = {near: far, far: near}

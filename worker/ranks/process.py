@@ -13,6 +13,7 @@ import traceback
 from types import FrameType
 from typing import Final, NoReturn
 
+from protocol.grace import grace_s
 from protocol.ranks import LEFT_ALONE
 from protocol.signals import DUMP_STACKS
 from worker.parent import ParentWatch
@@ -21,11 +22,6 @@ logger = logging.getLogger("worker")
 
 # Rank 0 may be gone before its last order is read.
 _LAST_ORDERS_S: Final = 0.5
-# How long the engine may take to come back from a step whose peers are gone, and to give its memory
-# back: some collective operations end with an error then, and others never.
-_GRACE_S: Final = 3.0
-_GRACE_S_PER_GB: Final = 0.5
-_LONGEST_GRACE_S: Final = 60.0
 
 
 class _Life:
@@ -46,15 +42,17 @@ class _Life:
         logger.error("%s: this rank ends", reason)
         self.status = LEFT_ALONE
         self.stopping.set()
-        time.sleep(grace_s())
+        time.sleep(_grace_s())
         os._exit(LEFT_ALONE)
 
 
-def grace_s() -> float:
+def _grace_s() -> float:
+    """For the engine to come back from a step whose peers are gone, and to give its memory back:
+    some collective operations end with an error then, and others never.
+    """
     # Of all threads only the engine's imports MLX.
     mlx = sys.modules.get("mlx.core")
-    held_gb = 0.0 if mlx is None else (mlx.get_active_memory() + mlx.get_cache_memory()) / 1e9
-    return min(_LONGEST_GRACE_S, _GRACE_S + _GRACE_S_PER_GB * held_gb)
+    return grace_s(0 if mlx is None else mlx.get_active_memory() + mlx.get_cache_memory())
 
 
 def run(address: str, key: bytes, rank: int, silence_s: float, parent_pid: int) -> NoReturn:
@@ -69,7 +67,7 @@ def run(address: str, key: bytes, rank: int, silence_s: float, parent_pid: int) 
         life.stop()
 
     signal.signal(signal.SIGTERM, on_sigterm)
-    ParentWatch(parent_pid, life.stop, grace_s)
+    ParentWatch(parent_pid, life.stop, _grace_s)
 
     def work() -> None:
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.hosts.followers import Follower, Followers, Plan, devices
+from gateway.hosts.followers import Followers, Plan, devices
 from gateway.hosts.host import RankEnd, RankOrder
 from gateway.hosts.local import LocalHost
 from gateway.memory.reading import Footprint
@@ -60,14 +60,28 @@ class ScriptedHost(LocalHost):
         return self.ranks[-1]
 
 
+class SlowHost(ScriptedHost):
+    """Takes its time to start one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+        self.answers = asyncio.Event()
+
+    async def start(self, order: RankOrder) -> ScriptedRank:
+        self.asked.set()
+        await self.answers.wait()
+        return await super().start(order)
+
+
 class Told:
     def __init__(self) -> None:
-        self.ends: list[int] = []
+        self.ends: list[float | None] = []
         self.starts: list[str | None] = []
         self.ended = asyncio.Event()
 
-    def end(self, follower: Follower) -> None:
-        self.ends.append(follower.rank)
+    def end(self, within_s: float | None) -> None:
+        self.ends.append(within_s)
         self.ended.set()
 
 
@@ -116,30 +130,43 @@ async def test_each_is_told_where_rank_0_is_and_which_card_is_its_own(followers:
 async def test_they_are_gone_when_all_have_ended(followers: Make, told: Told) -> None:
     host = ScriptedHost()
     made = followers(host, 3)
-    assert not made.gone
+    assert not made.fate.followers_gone
     await made.told()
     await host.ranks[0].kill()
     await told.ended.wait()
     told.ended.clear()
-    assert (told.ends, made.gone) == ([1], False)
+    assert (told.ends, made.fate.followers_gone) == ([0.0], False)
     # What fails is up to the next step, and what has ended is left alone.
     await made.take(Step.TERMINATE)
     await made.take(Step.KILL)
     await told.ended.wait()
-    assert made.gone
+    assert made.fate.followers_gone
     assert [each.taken for each in host.ranks] == [["kill"], ["end", "kill"]]
-    assert told.ends == [1, 2]
+    assert told.ends == [0.0, None]
+    assert made.fate.loss is not None
+    assert made.fate.loss.reason == "rank 1 on this machine was lost (signal SIGKILL)"
 
 
 async def test_one_that_cannot_be_started_is_told(followers: Make, told: Told) -> None:
     host = ScriptedHost(most=1)
     made = followers(host, 3)
     assert await made.told() is None
-    assert not made.gone
+    assert not made.fate.followers_gone
     await made.take(Step.KILL)
     await told.ended.wait()
-    assert made.gone
+    assert made.fate.followers_gone
     assert told.starts == ["its ranks can't be started: no room for another one"]
+
+
+async def test_one_that_comes_late_ends_as_the_others(followers: Make, told: Told) -> None:
+    host = SlowHost()
+    made = followers(host, 3)
+    await host.asked.wait()
+    await made.take(Step.KILL)
+    host.answers.set()
+    await told.ended.wait()
+    assert [each.taken for each in host.ranks] == [["kill"]]
+    assert made.fate.followers_gone
 
 
 async def test_none_is_started_once_they_are_to_end(followers: Make, told: Told) -> None:
@@ -148,7 +175,7 @@ async def test_none_is_started_once_they_are_to_end(followers: Make, told: Told)
     await made.take(Step.KILL)
     await made.told()
     await asyncio.sleep(0)
-    assert made.gone
+    assert made.fate.followers_gone
     assert (host.orders, told.starts) == ([], [None])
 
 
