@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 
 _MEMORY_READING_S = 1.0
 _ANSWER_S = 0.02
-# A fetch that is late is noticed so often.
-_FETCH_S = 0.5
+# What comes too late for a sequence, of a disk or of memory, is noticed so often.
+_FETCH_S = 0.1
+# What the prompt cache has changes with each block; the wish for more is told in steps, too.
+_SLIGHT_BYTES = 4_000_000
 
 
 class Turns:
@@ -166,11 +168,18 @@ class Turns:
             context_tokens=self._context.now.tokens,
         )
         told = self._told
-        if need == told and not anyway:
+        if told is not None and not anyway and self._is_told(need, told):
             return False
         self._told = need
         self._thread.emit(need)
         return told is None or msgspec.structs.replace(need, prompt=told.prompt) != told
+
+    def _is_told(self, need: Need, told: Need) -> bool:
+        """While it computes a little more or less in the prompt cache is nothing new."""
+        slight = abs(need.cache_bytes - told.cache_bytes) < _SLIGHT_BYTES
+        if slight and self._engine.active + self._engine.waiting:
+            told = msgspec.structs.replace(told, cache_bytes=need.cache_bytes)
+        return need == told
 
 
 def take_bound(bound: Bound | None, room: Room, context: ContextInForce) -> None:

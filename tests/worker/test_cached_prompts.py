@@ -271,3 +271,55 @@ def test_a_snapshot_stays_what_it_was(folder: Folder) -> None:
         return [bench.caches.run(mx.array([[each]]), joined)[0].tolist() for each in (5, 6)]
 
     assert next_logits() == next_logits()
+
+
+def test_what_is_known_stays_where_memory_is_lent(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker is lent just what it says that it wants, a step later; prompts are large beside
+    what it asks for in advance.
+    """
+    monkeypatch.setattr("worker.engines.keeper._MORE_BYTES", 0)
+    monkeypatch.setattr("worker.engines.keeper._STEP_BYTES", 1)
+    monkeypatch.setattr("worker.engines.keeper._LOAN_S", 60.0)
+    room = Room(measure(bench.caches.run, bench.caches.make))
+    engine = bench.engine(PromptCache(bench.cutter, None), room)
+    sequence = bench.sequence("r", bench.tokens(700), boundaries=[700], max_tokens=2)
+    expected = _ids(_run(engine, sequence)["r"])
+    # Nobody uses it: what it has is all that it keeps.
+    floor_bytes = room.needed_bytes([Batch(1, 1)])
+    room.limit_bytes = floor_bytes + engine.need.cache_bytes
+    engine.add(sequence)
+    tokens: list[Token] = []
+    for _ in range(1000):
+        need = engine.need
+        tokens += engine.step()
+        room.limit_bytes = max(floor_bytes, need.wanted_bytes) + need.cache_wanted_bytes
+        engine.make_room()
+    assert _ids(tokens) == expected
+    assert {each.cached_tokens for each in tokens} == {640}
+
+
+def test_nobody_waits_for_long_where_nothing_is_lent(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.engines.keeper._LOAN_S", 0.05)
+    cache = PromptCache(bench.cutter, None)
+    room = Room(measure(bench.caches.run, bench.caches.make))
+    engine = bench.engine(cache, room)
+    sequence = bench.sequence("r", bench.tokens(300), boundaries=[300])
+    expected = _ids(_run(engine, sequence)["r"])
+    room.limit_bytes = room.needed_bytes([Batch(1, 512)]) + cache.bytes_ // 2
+    engine.add(sequence)
+    assert engine.step() == []
+    assert (engine.fetching, engine.active, engine.waiting) == (True, 0, 1)
+    assert engine.need.wanted_bytes + engine.need.cache_wanted_bytes > room.limit_bytes
+    engine.remove(["r"])
+    assert not engine.fetching
+    engine.add(sequence)
+    deadline = time.monotonic() + 60
+    tokens: list[Token] = []
+    while engine.active + engine.waiting and time.monotonic() < deadline:
+        tokens += engine.step()
+    assert _ids(tokens) == expected
+    assert not engine.fetching

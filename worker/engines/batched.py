@@ -183,6 +183,8 @@ class BatchedEngine:
         ]
         for each in hopeless:
             self._held.remove(each)
+        if self._keeper is not None:
+            self._keeper.forget(each.request_id for each in hopeless)
         return hopeless
 
     def take_broken(self) -> list[Broken]:
@@ -225,8 +227,8 @@ class BatchedEngine:
 
     def _take_in(self) -> None:
         """One that waits for memory is overtaken only while nothing runs, by one; those that wait
-        for blocks of the prompt cache by anybody; those whose batch takes nobody now by who leaves
-        them their place.
+        for blocks of the prompt cache by anybody; those that wait for room beside these, or whose
+        batch takes nobody now, by who leaves them their place.
         """
         overtaken = False
         later: list[Joining] = []
@@ -240,7 +242,11 @@ class BatchedEngine:
                 continue
             tokens = len(sequence.token_ids) + AHEAD_TOKENS
             batch = self._place(tokens, later)
-            if batch is not None and batch.takes(self._uncached_tokens(sequence)):
+            if (
+                batch is not None
+                and batch.takes(self._uncached_tokens(sequence))
+                and not self._waits_for_room(batch, sequence)
+            ):
                 self._held.remove(sequence)
                 self._insert(batch, sequence)
             elif batch is not None:
@@ -259,11 +265,18 @@ class BatchedEngine:
         if self._keeper is None:
             batch.insert(sequence, self._begun)
             return
-        joined = self._with(Joining(batch, len(sequence.token_ids) + AHEAD_TOKENS))
-        # What is taken exists once more until it is merged into the batch.
-        joined.append(Batch(1, len(sequence.token_ids)))
-        self._keeper.give_way(joined, sequence.path)
+        self._keeper.give_way(self._joined(batch, sequence), sequence.path)
         batch.insert(sequence, self._begun, self._keeper.take(sequence))
+
+    def _waits_for_room(self, batch: RowBatch, sequence: Sequence) -> bool:
+        return self._keeper is not None and self._keeper.waits_for_room(
+            sequence, self._joined(batch, sequence)
+        )
+
+    def _joined(self, batch: RowBatch, sequence: Sequence) -> list[Batch]:
+        """What is taken for it exists once more until it is merged into the batch."""
+        joined = self._with(Joining(batch, len(sequence.token_ids) + AHEAD_TOKENS))
+        return [*joined, Batch(1, len(sequence.token_ids))]
 
     def _fits(self, tokens: int) -> bool:
         """Whether a sequence of so many tokens could begin."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from worker.engines.batch import CachedRow, Row
 from worker.engines.need import Need
@@ -21,6 +22,18 @@ _SHARED_BLOCKS: Final = 4
 _MOST_FETCHES: Final = 8
 # What it asks for in advance.
 _MORE_BYTES: Final = 48_000_000
+# What it wants is told in steps: with each block that is read there would be another figure.
+_STEP_BYTES: Final = 4_000_000
+# A sequence waits so long for memory in which what it begins with can stay: an answer takes some
+# milliseconds, and computing it anew seconds.
+_LOAN_S: Final = 0.25
+
+
+class _Asked(NamedTuple):
+    """For a limit, since when."""
+
+    limit_bytes: int
+    at: float
 
 
 class Keeper:
@@ -30,6 +43,8 @@ class Keeper:
         self.cache = cache
         self._room = room
         self._fetching: set[str] = set()
+        # By requests that wait for more memory.
+        self._asked: dict[str, _Asked] = {}
         self._limit_bytes = 0
         # Of rows, and not kept yet.
         self._missing_bytes = 0
@@ -38,7 +53,12 @@ class Keeper:
 
     def beside(self, rows: Need) -> Need:
         """What sequences could use, and the cache beside them."""
-        return rows._replace(cache_bytes=self.cache.bytes_, cache_wanted_bytes=self._wanted_bytes)
+        asked_bytes = max((each.limit_bytes for each in self._asked.values()), default=0)
+        wanted_bytes = max(self._wanted_bytes, asked_bytes - rows.wanted_bytes)
+        return rows._replace(
+            cache_bytes=self.cache.bytes_,
+            cache_wanted_bytes=-(-wanted_bytes // _STEP_BYTES) * _STEP_BYTES,
+        )
 
     @property
     def _wanted_bytes(self) -> int:
@@ -53,7 +73,8 @@ class Keeper:
 
     @property
     def fetching(self) -> bool:
-        return bool(self._fetching)
+        """Sequences wait for their blocks, or for memory in which these can stay."""
+        return bool(self._fetching or self._asked)
 
     def fetches(self, request_id: str) -> bool:
         return request_id in self._fetching
@@ -68,7 +89,7 @@ class Keeper:
         if most_bytes is None or self.cache.shelf_bytes <= most_bytes:
             return
         if path is not None:
-            self.cache.shrink(most_bytes, kept=frozenset(path.keys))
+            self.cache.shrink(most_bytes, path)
         self.cache.shrink(most_bytes)
 
     def waits(self, sequence: Sequence, sizes: list[Batch], prefilling: list[Row]) -> bool:
@@ -88,6 +109,26 @@ class Keeper:
         depth = self.cache.depth(path, len(sequence.token_ids))
         return any(self._will_share(row, path, depth) for row in prefilling)
 
+    def waits_for_room(self, sequence: Sequence, joined: list[Batch]) -> bool:
+        """Whether a sequence should stay out until more is lent, or isn't: once there are these
+        batches the cache would have to let go of what it begins with.
+        """
+        request_id = sequence.request_id
+        most_bytes = self._most_bytes(joined)
+        path_bytes = 0 if sequence.path is None else self.cache.path_bytes(sequence.path)
+        if most_bytes is None or path_bytes <= most_bytes:
+            self._asked.pop(request_id, None)
+            return False
+        now = time.monotonic()
+        asked_at = self._asked[request_id].at if request_id in self._asked else now
+        if now - asked_at >= _LOAN_S:
+            del self._asked[request_id]
+            return False
+        beside_bytes = self.cache.bytes_ - self.cache.shelf_bytes
+        needed_bytes = self._room.needed_bytes(joined) + beside_bytes + path_bytes
+        self._asked[request_id] = _Asked(needed_bytes, asked_at)
+        return True
+
     def cached_tokens(self, sequence: Sequence) -> int:
         """How many of its tokens `take` would give."""
         if sequence.path is None:
@@ -100,6 +141,8 @@ class Keeper:
         return self.cache.take(sequence.path, len(sequence.token_ids))
 
     def forget(self, request_ids: Iterable[str]) -> None:
+        for each in self._asked.keys() & set(request_ids):
+            del self._asked[each]
         for each in self._fetching.intersection(request_ids):
             self.cache.forget(each)
             self._fetching.discard(each)
@@ -154,7 +197,7 @@ class Keeper:
         if most_bytes is None:
             return True
         if bytes_ <= most_bytes:
-            self.cache.shrink(most_bytes - bytes_, kept=frozenset(path.keys))
+            self.cache.shrink(most_bytes - bytes_, path)
         if self.cache.shelf_bytes + bytes_ <= most_bytes:
             return True
         self.cache.refused_bytes = max(self.cache.refused_bytes, bytes_)

@@ -110,7 +110,7 @@ class Engine(Protocol):
 
     @property
     def fetching(self) -> bool:
-        """Sequences wait for what is read from disk."""
+        """Sequences wait for what is read from disk, or for room in which it can stay."""
 
     def make_room(self) -> None:
         """Put aside what is beyond the limit, to be computed anew when there is room."""

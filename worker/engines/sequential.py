@@ -206,6 +206,8 @@ class SequentialEngine:
         if self._keeper is not None:
             if self._keeper.waits(sequence, sizes, []):
                 return
+            if self._keeper.waits_for_room(sequence, sizes):
+                return
             self._keeper.give_way(sizes, sequence.path)
             taken = self._keeper.take(sequence)
         self._waiting.popleft()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
@@ -84,6 +84,10 @@ class PromptCache:
         if self.needs_snapshots:
             return self._deepest(keys, depth)
         return depth
+
+    def path_bytes(self, path: Path) -> int:
+        """Memory that what a path begins with takes."""
+        return self._shelf.bytes_of(self._beginning(path))
 
     def take(self, path: Path, tokens: int) -> Taken | None:
         """Caches for a sequence from what is in memory; None if there is nothing of it."""
@@ -196,8 +200,11 @@ class PromptCache:
         self._use(path.keys[:depth])
         self._store(key, path.keys[depth - 1], b"", "snapshot", snapshot)
 
-    def shrink(self, most_bytes: int, kept: Container[bytes] = frozenset()) -> int:
-        """Let go of what is above a bound, the least recently used first; returns how much."""
+    def shrink(self, most_bytes: int, path: Path | None = None) -> int:
+        """Let go of what is above a bound, the least recently used first, and nothing that a path
+        begins with; returns how much.
+        """
+        kept = frozenset[bytes]() if path is None else self._beginning(path)
         gone_bytes = self._shelf.shrink(max(0, most_bytes), kept)
         self.refused_bytes += gone_bytes
         return gone_bytes
@@ -233,6 +240,12 @@ class PromptCache:
             self._shelf.use(each for key in keys for each in (key, snapshot_key(key)))
         else:
             self._shelf.use(keys)
+
+    def _beginning(self, path: Path) -> frozenset[bytes]:
+        """The keys of its blocks, and that of the deepest snapshot."""
+        deepest = self._deepest(path.keys, len(path.keys)) if self.needs_snapshots else 0
+        snapshots = [snapshot_key(path.keys[deepest - 1])] if deepest else []
+        return frozenset([*path.keys, *snapshots])
 
     def _deepest(self, keys: Sequence[bytes], depth: int) -> int:
         """The greatest depth up to this one with a snapshot."""

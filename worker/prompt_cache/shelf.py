@@ -49,6 +49,10 @@ class Shelf(Generic[Content]):
         """Raises: KeyError."""
         return self._entries[key].content
 
+    def bytes_of(self, keys: Iterable[bytes]) -> int:
+        """What those of these entries take that are here."""
+        return sum(self._entries[key].bytes_ for key in keys if key in self._entries)
+
     def use(self, path: Iterable[bytes]) -> None:
         """Note a use of a path, given from its beginning; entries that are gone are passed over."""
         for key in reversed(list(path)):
