@@ -17,6 +17,7 @@ from gateway.cli.client import GatewayClient
 from gateway.cli.console import stdout_console
 from gateway.cli.failure import CommandError, NoSuchModelError
 from gateway.cli.local import local_settings
+from gateway.cli.narrow import print_table
 from gateway.cli.options import json_option, names_gateway, reaches_gateway
 from gateway.cli.own_gateway import own_gateway, state_dir_option
 from gateway.cli.uncut import UncutGroup
@@ -153,7 +154,7 @@ def list_keys(gateway: GatewayClient, *, as_json: bool, state_dir: Path | None) 
     elif not listed.keys:
         click.echo("There are no keys: everybody on this machine may do everything.")
     else:
-        stdout_console().print(_table(listed.keys))
+        print_table(stdout_console(), _table(listed.keys))
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from gateway.cli.bodies import EntryReading
 from gateway.cli.client import GatewayClient
 from gateway.cli.console import stdout_console
 from gateway.cli.moments import ago
+from gateway.cli.narrow import print_table
 from gateway.cli.options import json_option, reaches_gateway
 from gateway.cli.printable import printable
 from gateway.cli.shelf import Shelf
@@ -49,7 +50,7 @@ def command(gateway: GatewayClient, *, as_json: bool) -> None:
             ago(each.last_used_at, now),
             state(each),
         )
-    stdout_console().print(table)
+    print_table(stdout_console(), table)
 
 
 def used(entry: EntryReading) -> str:

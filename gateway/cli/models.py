@@ -14,6 +14,7 @@ from gateway.cli.console import stdout_console
 from gateway.cli.failure import CommandError
 from gateway.cli.memory_table import UNKNOWN, size
 from gateway.cli.moments import ago
+from gateway.cli.narrow import print_table
 from gateway.cli.options import json_option, reaches_gateway
 from gateway.cli.printable import printable
 
@@ -31,7 +32,7 @@ def command(gateway: GatewayClient, *, as_json: bool) -> None:
         click.echo(msgspec.json.format(gateway.models_json(), indent=2))
         return
     models = gateway.models()
-    stdout_console().print(_table(models, _on_disks(gateway)))
+    print_table(stdout_console(), _table(models, _on_disks(gateway)))
 
 
 def _on_disks(gateway: GatewayClient) -> dict[str, EntryReading]:

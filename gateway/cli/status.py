@@ -26,6 +26,7 @@ from gateway.cli.client import GatewayClient
 from gateway.cli.console import stdout_console
 from gateway.cli.memory_table import UNKNOWN, memory_table, share, size
 from gateway.cli.moments import duration
+from gateway.cli.narrow import print_table
 from gateway.cli.options import json_option, reaches_gateway
 from gateway.cli.printable import printable
 
@@ -70,7 +71,7 @@ def _print(console: Console, reading: GatewayReading, url: str) -> None:
     console.print(_budget_line(reading.memory))
     console.print(_prompts_line(reading.prompt_cache))
     console.print()
-    console.print(_table(reading.models))
+    print_table(console, _table(reading.models))
     if reading.groups or any(next(_remarks(each), None) for each in reading.models):
         console.print()
     for group in reading.groups:
@@ -81,10 +82,10 @@ def _print(console: Console, reading: GatewayReading, url: str) -> None:
         for line in _last_words(model):
             console.print(line, overflow="fold")
     console.print()
-    console.print(memory_table(reading))
+    print_table(console, memory_table(reading))
     if reading.hosts:
         console.print()
-        console.print(_hosts_table(reading.hosts))
+        print_table(console, _hosts_table(reading.hosts))
         for host in reading.hosts:
             if host.reason is not None:
                 console.print(printable(f"{host.name}: {host.reason}"))

@@ -71,6 +71,7 @@ class Bereavement:
     def __init__(self) -> None:
         self._missed: tuple[int, str] | None = None
         self._ended: list[_Ended] = []
+        self._in_order = False
 
     def missed(self, rank: int, host: str) -> None:
         """Rank 0 says that it has lost this one."""
@@ -79,7 +80,12 @@ class Bereavement:
 
     def ended(self, rank: int, host: str, end: RankEnd, step: Step | None) -> None:
         """One has ended, after this step."""
+        if self._in_order:
+            return
         self._ended.append(_Ended(rank, host, end, step))
+        # By itself, when nothing was to do any more: however the others end, they began nothing.
+        well = end.status is not None and end.status.code == 0
+        self._in_order = well and rank == 0 and step is None
 
     @property
     def loss(self) -> Loss | None:

@@ -20,6 +20,7 @@ from gateway.config.sizes import format_size
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.traffic import Traffic
 from gateway.events import EventLog
+from gateway.hosts.host import THIS_MACHINE
 from gateway.logs.line import about
 from gateway.model import refusals
 from gateway.model.condition import Condition
@@ -105,13 +106,14 @@ class Recovery:
         ordered = not self._condition.judged
         self._end = self._condition.end_cause or (None if ordered else Event.EXIT)
         expected = ordered and (self._condition.state is State.STOPPING or status.code == 0)
+        who = "" if worker.followers is None else f"rank 0 on {THIS_MACHINE} "
         reason = (
             (worker.loss and worker.loss.reason)
             or self._condition.end_reason
             or (
                 "stopped as asked"
                 if expected
-                else f"ended unexpectedly while {self._condition.state}"
+                else f"{who}ended unexpectedly while {self._condition.state}"
             )
         )
         self.last_exit = last_exit(status, reason, self._log)

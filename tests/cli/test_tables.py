@@ -19,6 +19,7 @@ from tests.support.gateway import Gateway
 NOBODY = "http://127.0.0.1:1"
 LONG = "mlx-community/Qwen3-Coder-480B-A35B-Instruct-4bit-DWQ-v2"
 IDS = (LONG, "demo")
+HOSTS = ("studio2", "the-other-studio-downstairs.example.org")
 MOST = 999_999_999_999
 
 # Verbs one after another in one process, each with its exit status: a start takes a second.
@@ -85,6 +86,40 @@ def test_nothing_is_cut_on_a_terminal(columns: int, crowded: CannedGateway, tmp_
     spaceless = re.sub(r"\s", "", text)
     assert spaceless.count("999,999,999,999") >= 16 or columns == 80
     assert "EADDRINUSE" in text
+
+
+@pytest.mark.parametrize("columns", [40, 50])
+def test_a_narrow_terminal_has_all_of_it_too(columns: int, crowded: CannedGateway) -> None:
+    listings = ("models", "list", "status", "key list")
+    with screen(*listings, command=COMMAND, url=crowded.url, columns=columns, lines=400) as seen:
+        assert seen.exit_status() == 0
+    told = _told(seen.text)
+    assert {verb: status for verb, (status, _) in told.items()} == dict.fromkeys(listings, "0")
+    assert "…" not in seen.text
+    for verb, names in (
+        ("models", IDS),
+        ("list", IDS),
+        ("status", (*IDS, *HOSTS)),
+        ("key list", ("laptop", LONG)),
+    ):
+        rows = told[verb][1]
+        # What is said of a name stands beside it or below it, and is indented there.
+        named = "".join(row.split()[0] for row in rows if row[:1].strip())
+        assert all(name in named for name in names), rows
+        assert all(row in ("", row[:columns].rstrip()) for row in rows)
+    stated = "\n".join(told["status"][1])
+    for each in (
+        "pid 4194304",
+        "context 1,048,576",
+        "holds 999 GB",
+        "cached 100%",
+        "queued 100000",
+    ):
+        assert stated.count(each) >= 2, each
+    assert stated.count("12.0 GB") == 2
+    for each in ("state unloaded", "size 999 GB", "context 1,048,576", "last used 99 d ago"):
+        assert "\n".join(told["models"][1]).count(each) == 2, each
+        assert "\n".join(told["list"][1]).count(each) == 2, each
 
 
 def test_a_pipe_gets_a_row_a_line(crowded: CannedGateway, tmp_path: Path) -> None:
@@ -207,6 +242,19 @@ def _status() -> dict[str, Any]:
             "granted_bytes": 0,
         },
         "models": [{"id": each, **model} for each in IDS],
+        "hosts": [
+            {
+                "name": each,
+                "url": f"https://{each}:8643",
+                "reachable": True,
+                "version": "1.0.0",
+                "budget_bytes": 12_000_000_000,
+                "held_bytes": 999_000_000_000,
+                "free_bytes": 0,
+                "ranks": 64,
+            }
+            for each in HOSTS
+        ],
     }
 
 

@@ -16,8 +16,10 @@ from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 import pytest
+from click.testing import CliRunner
 from textual.pilot import Pilot
 
+from gateway.cli import main
 from gateway.cli.client import GatewayClient
 from gateway.cli.top.app import Top
 from tests.cli.canned import CannedGateway
@@ -128,6 +130,16 @@ async def test_a_refusal_is_told_and_the_view_goes_on(fleet: Gateway) -> None:
         await screen.shows("failed", "names no model_type")
 
 
+async def test_how_to_quit_is_said_everywhere(gateway: Gateway) -> None:
+    done = CliRunner().invoke(main, ["top", "--help"])
+    assert "Press q to end it" in done.output
+    async with top(gateway.url, (30, 30)) as screen:
+        # Of the keys it is the last that a small screen cuts.
+        await screen.shows("q quit ? help l load u")
+        await screen.press("question_mark", "end")
+        await screen.shows("Escape or q closes")
+
+
 @pytest.mark.parametrize("size", [(60, 20), (200, 50)])
 async def test_other_screens_show_models_events_and_keys(
     gateway: Gateway, size: tuple[int, int]
@@ -183,7 +195,7 @@ async def test_help_tells_the_keys(gateway: Gateway) -> None:
         await screen.press("question_mark")
         await screen.shows("end the process without a drain")
         await screen.press("end")
-        await screen.shows("Escape closes this.")
+        await screen.shows("Escape or q closes this.")
         await screen.press("escape")
         await screen.shows("Events")
         await screen.press("question_mark", "ctrl+c")

@@ -127,13 +127,17 @@ def _count(files: list[Path], bits: int | None) -> tuple[int, str]:
 
 
 def _template(folder: Path) -> str:
+    """Of several files the one that a worker takes: the tokenizer's before the processor's."""
     if text := _text(folder / "chat_template.jinja"):
         return text
-    found = _object(folder / "tokenizer_config.json").get("chat_template")
-    if isinstance(found, list):
-        # Several, by name.
-        found = next((each.get("template") for each in found if isinstance(each, dict)), None)
-    return found if isinstance(found, str) else ""
+    for name in ("tokenizer_config.json", "chat_template.json"):
+        found = _object(folder / name).get("chat_template")
+        if isinstance(found, list):
+            # Several, by name.
+            found = next((each.get("template") for each in found if isinstance(each, dict)), None)
+        if isinstance(found, str) and found:
+            return found
+    return ""
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from gateway.cli.options import reaches_gateway
 def command(gateway: GatewayClient) -> None:
     """Watch the gateway live: memory, models, requests, events; with keys to steer models.
 
-    Press ? in it for its keys and columns. It waits for a gateway that isn't there, or goes away.
+    Press q to end it, and ? for its keys and columns. It waits for a gateway that isn't there, or
+    goes away.
     """
     _check_terminal()
     # Textual takes longer to import than other verbs take to run.

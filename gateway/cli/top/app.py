@@ -23,7 +23,8 @@ from gateway.cli.top.help import Help
 from gateway.cli.top.orders import ASKED_FIRST, Orders, Outcome, Verb, question
 from gateway.cli.top.view import View
 
-_KEYS: Final = "l load  u unload  r restart  k kill  ? help  q quit"
+# How to get away comes first: a narrow terminal cuts the rest.
+_KEYS: Final = "q quit  ? help  l load  u unload  r restart  k kill"
 _MESSAGE_LINES: Final = 3
 # The events' title, and the keys.
 _FIXED_LINES: Final = 2

@@ -42,7 +42,7 @@ Columns
   step      how long ago it last produced something
   restarts  deaths that nobody ordered
 
-Wide terminals have all columns. Escape closes this.
+Wide terminals have all columns. Escape or q closes this.
 """
 
 

@@ -118,6 +118,13 @@ def test_of_several_faults_it_is_the_first() -> None:
     assert loss == Loss("rank 2 on host-2 was lost (signal SIGSEGV)", crash)
 
 
+@given(st.lists(st.sampled_from([ALONE, WELL, KILLED, ExitStatus(1, None)]), max_size=4))
+def test_after_rank_0_has_ended_in_order_none_is_lost(statuses: list[ExitStatus]) -> None:
+    """As after a drain, which it hears of alone. A host may take long to give memory back."""
+    ends = [(rank, _end(status), None) for rank, status in enumerate(statuses, start=1)]
+    assert _judge((0, _end(WELL), None), *ends) is None
+
+
 def test_without_a_fault_none_was_lost() -> None:
     assert _judge((1, _end(WELL), None), (0, _end(WELL), None)) is None
     assert _judge((1, _end(ExitStatus(None, "SIGTERM")), Step.TERMINATE)) is None
