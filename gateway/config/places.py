@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from typing import Final, NamedTuple
 
-from gateway.system.threads import start_thread
+from gateway.system.inquiries import Inquiries
 
 # For all places together: they are asked side by side. A disk that sleeps takes seconds.
 _ANSWER_S: Final = 10.0
@@ -21,26 +19,23 @@ class Sought(NamedTuple):
 
 
 class Places:
-    """Asks each place on a thread of its own, and one that hangs only once."""
+    """Asks all of them at once."""
 
     def __init__(self) -> None:
-        # With the time when it was asked.
-        self._asked: dict[Sought, tuple[float, Future[str]]] = {}
+        self._inquiries: Inquiries[Sought, str] = Inquiries()
 
     def locate(self, looks: Mapping[Sought, Callable[[], str]]) -> dict[Sought, str | ValueError]:
         """What each look gave, or the sentence for the operator."""
         for sought, look in looks.items():
-            if sought not in self._asked or self._asked[sought][1].done():
-                self._asked[sought] = (time.monotonic(), _ask(sought.path, look))
+            self._inquiries.ask(sought, look, f"locate {sought.path}")
         return {sought: self._answer(sought) for sought in looks}
 
     def _answer(self, sought: Sought) -> str | ValueError:
         path = sought.path
-        began, answer = self._asked[sought]
         try:
-            return answer.result(max(0.0, began + _ANSWER_S - time.monotonic()))
+            return self._inquiries.answer(sought, _ANSWER_S)
         except TimeoutError:
-            seconds = time.monotonic() - began
+            seconds = self._inquiries.age_s(sought)
             return ValueError(
                 f"{path} did not answer within {seconds:.0f} s: is it on a mount that has died?"
             )
@@ -48,19 +43,3 @@ class Places:
             return ValueError(f"{path} can't be looked at: {error}.")
         except ValueError as error:
             return error
-
-
-def _ask(path: str, look: Callable[[], str]) -> Future[str]:
-    answer: Future[str] = Future()
-
-    def work() -> None:
-        try:
-            answer.set_result(look())
-        except BaseException as error:
-            answer.set_exception(error)
-
-    try:
-        start_thread(work, f"locate {path}")
-    except OSError as error:
-        answer.set_exception(error)
-    return answer

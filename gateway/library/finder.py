@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import time
-from concurrent.futures import Future
 from typing import Final
 
 import msgspec
@@ -15,7 +13,7 @@ from gateway.config.read import Configuration, Located
 from gateway.config.settings import ModelSettings, Settings
 from gateway.disks.denied import denied
 from gateway.library.search import Found, search
-from gateway.system.threads import start_thread
+from gateway.system.inquiries import Inquiries
 
 logger = logging.getLogger(__name__)
 
@@ -24,10 +22,10 @@ _ANSWER_S: Final = 10.0
 
 
 class Finder:
-    """Asks each place on a thread of its own, and one that hangs only once."""
+    """Asks all places at once."""
 
     def __init__(self) -> None:
-        self._asked: dict[str, tuple[float, Future[list[Found]]]] = {}
+        self._inquiries: Inquiries[str, list[Found]] = Inquiries()
         self._known: dict[str, list[Found]] = {}
         self._said: set[str] = set()
 
@@ -37,8 +35,7 @@ class Finder:
         """
         places = settings.discovery.discover
         for place in places:
-            if place not in self._asked or self._asked[place][1].done():
-                self._asked[place] = (time.monotonic(), _ask(place))
+            self._inquiries.ask(place, functools.partial(search, place), f"discover {place}")
         found: dict[str, Found] = {}
         for place in places:
             for each in self._answer(place):
@@ -68,9 +65,8 @@ class Finder:
         )
 
     def _answer(self, place: str) -> list[Found]:
-        began, answer = self._asked[place]
         try:
-            found = answer.result(max(0.0, began + _ANSWER_S - time.monotonic()))
+            found = self._inquiries.answer(place, _ANSWER_S)
         except TimeoutError:
             self._complain(place, f"it did not answer within {_ANSWER_S:g} s")
             return self._known.get(place, [])
@@ -119,19 +115,3 @@ def _is_allowed(source: str, allowed: tuple[str, ...]) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _ask(place: str) -> Future[list[Found]]:
-    answer: Future[list[Found]] = Future()
-    try:
-        start_thread(functools.partial(_work, place, answer), f"discover {place}")
-    except OSError as error:
-        answer.set_exception(error)
-    return answer
-
-
-def _work(place: str, answer: Future[list[Found]]) -> None:
-    try:
-        answer.set_result(search(place))
-    except BaseException as error:
-        answer.set_exception(error)
