@@ -191,6 +191,32 @@ def test_what_cannot_be_split_says_so(gateway: Gateway) -> None:
     eventually(lambda: gateway.model("stages")["state"] == "failed")
 
 
+def test_a_reload_under_load(gateway: Gateway) -> None:
+    """What concerns others leaves them alone; from several ranks to one and back streams go on."""
+    whole = open_stream(gateway, "Tell me a story.", "two", max_tokens=60, ignore_eos=True)
+    expected = whole.join().outcome
+    pids, config = _pids(gateway, "two"), gateway.config_path.read_text("utf-8")
+    alone = _table("two", DEMO, 2, "tensor").replace("local = 2", "local = 1")
+    for changed, ranks in (
+        (config.replace("restart_limit = 1000", "restart_limit = 999"), 2),
+        (config.replace(_table("two", DEMO, 2, "tensor"), alone), 1),
+        (config, 2),
+    ):
+        stream = open_stream(gateway, "Tell me a story.", "two", max_tokens=60, ignore_eos=True)
+        eventually(lambda stream=stream: stream.text)
+        gateway.config_path.write_text(changed, "utf-8")
+        gateway.client.post("/admin/v1/reload").raise_for_status()
+        assert stream.join().outcome == expected
+        if len(pids) == ranks:
+            assert _pids(gateway, "two") == pids
+        else:
+            eventually(lambda pids=pids: all(map(gone, pids)))
+            eventually(lambda: gateway.model("two")["state"] == "ready")
+            # One process alone has no list of ranks.
+            pids = _pids(gateway, "two") or [gateway.worker_pid("two")]
+            assert len(pids) == ranks
+
+
 def _upgrade(gateway: Gateway, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [BULKHEAD, "upgrade", "--url", gateway.url, *options],
