@@ -131,12 +131,14 @@ class Handover:
 
 
 def check_ranks(parts: Parts) -> None:
-    """Raises: UnfitError: a worker is led by rank 0, and followed by processes of this gateway,
-    which it can't give away.
+    """Raises: UnfitError: rank 0 is followed by processes that watch this gateway, or an agent that
+    does, and that nobody could tell to watch another.
     """
     for each in parts.fleet.roster.everyone:
         if each.worker is not None and each.worker.followers is not None:
+            name = each.model.id
             raise UnfitError(
-                f"{each.model.id!r} is loaded with several ranks, which can't be handed over: "
-                "unload it first, or restart the gateway"
+                f"{name!r} is loaded with several ranks, which can't be handed over: "
+                f"`bulkhead unload {name} --hold` first and `bulkhead load {name}` afterwards, "
+                "or restart the gateway"
             )

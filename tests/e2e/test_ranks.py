@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from mlx_lm import load, stream_generate
 
 from tests.cli.terminal import bulkhead
-from tests.support.gateway import Gateway, eventually, gone
+from tests.support.gateway import BULKHEAD, Gateway, eventually, gone
 from tests.support.shapes import DEMO, splittable
 from tests.support.streams import open_stream
 
@@ -43,7 +47,8 @@ def gateway(folders: dict[str, Path]) -> Iterator[Gateway]:
     tables += [_table(name, folders[kind], n, how) for name, (kind, n, how) in SPLITS.items()]
     running = Gateway(config=SETTINGS + "".join(tables))
     yield running
-    assert running.stop() in (0, -signal.SIGKILL), running.log
+    # The last test kills who serves, which who stands in for it tells by its status.
+    assert running.stop() in (0, 1, -signal.SIGKILL), running.log
 
 
 def _table(name: str, folder: Path, local: int, split: str) -> str:
@@ -187,6 +192,92 @@ def test_what_cannot_be_split_says_so(gateway: Gateway) -> None:
     eventually(lambda: gateway.model("stages")["state"] == "failed")
 
 
+def test_a_reload_under_load(gateway: Gateway) -> None:
+    """What concerns others leaves them alone; from several ranks to one and back streams go on."""
+    whole = open_stream(gateway, "Tell me a story.", "two", max_tokens=60, ignore_eos=True)
+    expected = whole.join().outcome
+    pids, config = _pids(gateway, "two"), gateway.config_path.read_text("utf-8")
+    alone = _table("two", DEMO, 2, "tensor").replace("local = 2", "local = 1")
+    for changed, ranks in (
+        (config.replace("restart_limit = 1000", "restart_limit = 999"), 2),
+        (config.replace(_table("two", DEMO, 2, "tensor"), alone), 1),
+        (config, 2),
+    ):
+        stream = open_stream(gateway, "Tell me a story.", "two", max_tokens=60, ignore_eos=True)
+        eventually(lambda stream=stream: stream.text)
+        gateway.config_path.write_text(changed, "utf-8")
+        gateway.client.post("/admin/v1/reload").raise_for_status()
+        assert stream.join().outcome == expected
+        if len(pids) == ranks:
+            assert _pids(gateway, "two") == pids
+        else:
+            eventually(lambda pids=pids: all(map(gone, pids)))
+            eventually(lambda: gateway.model("two")["state"] == "ready")
+            # One process alone has no list of ranks.
+            pids = _pids(gateway, "two") or [gateway.worker_pid("two")]
+            assert len(pids) == ranks
+
+
+def _upgrade(gateway: Gateway, *options: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [BULKHEAD, "upgrade", "--url", gateway.url, *options],
+        env={**os.environ, "BULKHEAD_STATE_DIR": str(gateway.state_dir)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_an_upgrade_is_refused_and_nobody_notices(gateway: Gateway) -> None:
+    whole = open_stream(gateway, "Tell me a story.", "two", max_tokens=60, ignore_eos=True)
+    expected = whole.join().outcome
+    pids, pid = _pids(gateway, "two"), gateway.status()["pid"]
+    stream = open_stream(gateway, "Tell me a story.", "two", max_tokens=60, ignore_eos=True)
+    eventually(lambda: stream.text)
+    refused = _upgrade(gateway)
+    assert "`bulkhead unload two --hold`" in " ".join(refused.communicate(timeout=120)[1].split())
+    assert refused.returncode == 1
+    assert stream.join().outcome == expected
+    assert (_pids(gateway, "two"), gateway.status()["pid"]) == (pids, pid)
+    assert gateway.say("Hello", "demo", max_tokens=5)
+
+
+def test_one_that_is_loaded_while_the_next_gateway_starts(gateway: Gateway, tmp_path: Path) -> None:
+    gateway.order("unload", "two").raise_for_status()
+    python, pid = tmp_path / "python", gateway.status()["pid"]
+    python.write_text(
+        f'#!/bin/sh\nwhile [ ! -e {tmp_path}/go ]; do sleep 0.1; done\nexec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    refused = _upgrade(gateway, "--python", str(python))
+    eventually(lambda: _runs(pid, python))
+    assert gateway.say("Hello", "two", max_tokens=5)
+    (tmp_path / "go").touch()
+    assert "is loaded with several ranks" in " ".join(refused.communicate(timeout=180)[1].split())
+    assert gateway.status()["pid"] == pid
+    for model_id in ("two", "demo"):
+        assert gateway.say("Hello", model_id, max_tokens=5)
+
+
+def _runs(pid: int, program: Path) -> bool:
+    children = psutil.Process(pid).children()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return any(str(program) in each.cmdline() for each in children)
+    return False
+
+
+def test_an_upgrade_does_as_it_was_told_to(gateway: Gateway) -> None:
+    """What the refusal says: the model is held over the upgrade, and loaded after it."""
+    pid = gateway.status()["pid"]
+    gateway.order("unload", "two", hold=True).raise_for_status()
+    done = _upgrade(gateway)
+    assert (done.communicate(timeout=180)[1], done.returncode) == ("", 0)
+    assert gateway.status()["pid"] != pid
+    assert gateway.model("two")["state"] == "held"
+    gateway.load("two")
+    assert gateway.say("Hello", "two", max_tokens=5)
+    assert len(_pids(gateway, "two")) == 2
+
+
 def test_a_killed_gateway_leaves_none(gateway: Gateway) -> None:
     """The last one: there is no gateway after it."""
     gateway.load("two")
@@ -194,5 +285,5 @@ def test_a_killed_gateway_leaves_none(gateway: Gateway) -> None:
     stream = open_stream(gateway, "Tell me a story.", "two", max_tokens=400, ignore_eos=True)
     eventually(lambda: stream.text)
     pids = _pids(gateway, "two")
-    gateway.process.kill()
+    os.kill(gateway.status()["pid"], signal.SIGKILL)
     eventually(lambda: all(map(gone, pids)))
