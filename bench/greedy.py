@@ -35,6 +35,8 @@ _TOKENS: Final = 1500
 _LONGEST_S: Final = 300.0
 # The streams run, and the crowd is there, before anything counts.
 _WARM_S: Final = 3.0
+# Gaps, below which nothing is said of one in a hundred.
+_FEWEST: Final = 500
 _TARGET: Final = 2.0
 _CASES: Final = ("alone", "polite", "greedy")
 
@@ -79,6 +81,8 @@ async def _gaps(address: Address, requests: Sequence[bytes]) -> list[float]:
     for each in streams:
         counted = [at for at in each.times if at >= begins_at]
         found += [after - before for before, after in itertools.pairwise(counted)]
+    if len(found) < _FEWEST:
+        raise FailedError("The streams ended before much was counted: give them more --tokens.")
     return found
 
 

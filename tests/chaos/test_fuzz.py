@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from gateway.memory.footprint import footprint
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import Gateway, chat_body, eventually
 from tests.support.openapi_fuzz import ASKED, ORDERED, ask_at_random, but
 from tests.support.raw_fuzz import send_at_random
 
@@ -89,12 +89,13 @@ class Fuzz:
 
 
 @pytest.mark.parametrize(
-    ("warm", "amount"),
+    ("warm", "kept", "amount"),
     [
-        pytest.param(Amount(100, "fuzzing", 0), Amount(150, "fuzzing", 2), id="short"),
+        pytest.param(Amount(100, "fuzzing", 0), 0, Amount(150, "fuzzing", 2), id="short"),
         pytest.param(
-            Amount(1000, "fuzzing,stateful", 20),
-            Amount(4000, "examples,coverage,fuzzing,stateful", 30),
+            Amount(500, "fuzzing", 5),
+            1000,
+            Amount(4000, "examples,coverage,fuzzing,stateful", 15),
             id="long",
             marks=pytest.mark.chaos,
         ),
@@ -103,6 +104,7 @@ class Fuzz:
 @pytest.mark.timeout(7200)
 def test_nothing_undocumented_comes_and_nothing_stays(
     warm: Amount,
+    kept: int,
     amount: Amount,
     start_gateway: Callable[..., Gateway],
     tmp_path: Path,
@@ -118,6 +120,7 @@ def test_nothing_undocumented_comes_and_nothing_stays(
     pid = gateway.worker_pid()
     # What imports, caches and the allocator keep for good.
     Fuzz(gateway, tmp_path).without_keys(warm)
+    _fill(gateway, kept)
     before, files = _settled(gateway), process.num_fds()
     fuzz = Fuzz(gateway, tmp_path)
     fuzz.without_keys(amount)
@@ -139,6 +142,15 @@ def test_nothing_undocumented_comes_and_nothing_stays(
     fuzz.upgrade(amount)
     assert gateway.say(STORY, temperature=0.0, max_tokens=20) == whole
     assert "Traceback" not in gateway.log
+
+
+def _fill(gateway: Gateway, count: int) -> None:
+    """What is kept up to a bound: pages of the mailbox's file, and a thousand events."""
+    asked = {"model": ASKED, "input": "Hello " * 300, "max_output_tokens": 1}
+    for _ in range(count):
+        assert gateway.client.post("/v1/responses", json=asked).status_code == 200
+        too_long = chat_body("Hello " * 10_000, ASKED)
+        assert gateway.client.post("/v1/chat/completions", json=too_long).status_code == 400
 
 
 def _settled(gateway: Gateway) -> int:
