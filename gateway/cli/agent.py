@@ -94,6 +94,14 @@ def _check_lease(_context: click.Context, _parameter: click.Parameter, text: str
     default="info",
     show_default=True,
 )
+@click.option(
+    "--log-to",
+    type=click.Choice(["stderr", "file"]),
+    default="stderr",
+    envvar="BULKHEAD_LOG",
+    hidden=True,
+    help="file: stderr is kept for crashes, as the log of a service is.",
+)
 def command(
     *,
     host: str,
@@ -104,6 +112,7 @@ def command(
     certificate: str | None,
     certificate_key: str | None,
     log_level: str,
+    log_to: str,
 ) -> None:
     """Let a gateway on another host have ranks of its models here.
 
@@ -131,7 +140,7 @@ def command(
         _fail([str(error)], status=1)
     except OSError as error:
         _fail([f"The state folder {folder.path} can't be used: {error}."], status=1)
-    with gateway_logs(folder, (), log_level, to_stderr=True):
+    with gateway_logs(folder, (), log_level, to_stderr=log_to == "stderr"):
         try:
             raise_file_limit()
         except (OSError, ValueError) as error:

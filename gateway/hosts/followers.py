@@ -131,6 +131,11 @@ class Followers:
         """On this machine; rank 0 counts."""
         return 1 + sum(each.is_here for each in self.each)
 
+    @property
+    def running_here(self) -> bool:
+        """One of them runs on this machine."""
+        return any(each.is_here and each.running is not None for each in self.each)
+
     async def told(self) -> Ranks | None:
         """What rank 0 is to be told, once they are started; None: they could not be."""
         return await asyncio.shield(self._told)

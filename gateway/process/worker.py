@@ -358,8 +358,13 @@ class Worker:
             )
             return
         self.given_up = True
+        here = self._exit_status is None or (
+            self.followers is not None and self.followers.running_here
+        )
         logger.error(
-            "Worker %d survived SIGKILL; its memory stays taken",
+            "Worker %d survived SIGKILL; its memory stays taken"
+            if here
+            else "Worker %d has ended; its ranks elsewhere are waited for",
             self.pid,
             extra=about(pid=self.pid),
         )

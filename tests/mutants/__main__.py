@@ -40,6 +40,9 @@ POLICIES: Final = {
         "test_rises.py test_habits.py test_record.py"
     ),
     "gateway/dispatch/queue.py": "tests/gateway/dispatch/test_queue.py",
+    "gateway/hosts/fate.py": "tests/gateway/hosts/test_fate.py",
+    "gateway/hosts/tenants.py": "tests/gateway/hosts/test_tenants.py",
+    "gateway/hosts/lease.py": "tests/gateway/hosts/test_lease.py",
     "worker/engines/room.py": "tests/worker/test_room.py",
     "worker/engines/pace.py": "tests/worker/test_pace.py",
 }

@@ -135,12 +135,13 @@ async def test_they_are_gone_when_all_have_ended(followers: Make, told: Told) ->
     await host.ranks[0].kill()
     await told.ended.wait()
     told.ended.clear()
-    assert (told.ends, made.fate.followers_gone) == ([0.0], False)
+    assert (told.ends, made.fate.followers_gone, made.running_here) == ([0.0], False, True)
     # What fails is up to the next step, and what has ended is left alone.
     await made.take(Step.TERMINATE)
     await made.take(Step.KILL)
     await told.ended.wait()
     assert made.fate.followers_gone
+    assert not made.running_here
     assert [each.taken for each in host.ranks] == [["kill"], ["end", "kill"]]
     assert told.ends == [0.0, None]
     assert made.fate.loss is not None

@@ -60,6 +60,52 @@ def test_nobody_is_ended_for_the_sleep_of_the_host():
     assert judged(lease, 5000.0, LEASE_S) is not None
 
 
+def test_what_is_on_the_way_sleeps_as_well():
+    lease = Lease(0.0, LEASE_S)
+    first = lease.answer(1.0)
+    assert lease.judge(1.0) is None
+    assert lease.judge(1001.0) is None
+    lease.turn(first)
+    assert judged(lease, 1001.0, LEASE_S - TICK_S) is None
+    assert lease.judge(1001.0 + LEASE_S) is not None
+
+
+def test_a_closed_connection_has_its_moment_after_a_sleep():
+    lease = Lease(0.0, LEASE_S)
+    lease.closed(1.0)
+    assert lease.judge(1.0) is None
+    assert lease.judge(101.0) is None
+    assert judged(lease, 101.0, RECONNECT_S - TICK_S) is None
+    assert "connection was closed" in str(lease.judge(101.0 + RECONNECT_S))
+
+
+def test_who_looks_late_was_asleep_and_who_looks_in_time_was_not():
+    """Late is more than a quarter of the lease, and more than a second."""
+    for lease_s, gap_s in ((LEASE_S, LEASE_S / 4), (2.0, 1.0)):
+        lease, contact = Lease(0.0, lease_s), Contact(0.0, lease_s)
+        looks = [gap_s * each for each in range(1, round(lease_s / gap_s) + 1)]
+        assert [lease.judge(each) is not None for each in looks] == [
+            contact.judge(each) for each in looks
+        ]
+        assert lease.judge(looks[-1]) is not None
+    lease, contact = Lease(0.0, LEASE_S), Contact(0.0, LEASE_S)
+    late_s = LEASE_S / 2
+    assert lease.judge(late_s) is None
+    assert not contact.judge(late_s)
+    for tick in range(1, round(LEASE_S / TICK_S)):
+        assert not contact.judge(late_s + tick * TICK_S)
+    assert judged(lease, late_s, LEASE_S - TICK_S) is None
+    assert contact.judge(late_s + LEASE_S)
+    assert lease.judge(late_s + LEASE_S) is not None
+
+
+def test_answers_are_counted_from_one():
+    """None is what nobody has got before the first."""
+    lease, contact = Lease(0.0, LEASE_S), Contact(0.0, LEASE_S)
+    assert contact.number == 0
+    assert [lease.answer(0.0), lease.answer(0.0)] == [1, 2]
+
+
 class LossyLink(RuleBasedStateMachine):
     """A gateway and an agent, each with its clock; what is on the way may be late or lost."""
 
