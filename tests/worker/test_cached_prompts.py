@@ -241,6 +241,31 @@ def test_what_was_stored(bench: Bench, tmp_path: Folder) -> None:
     assert _ids(again) == _ids(first) == _ids(answer(None)[0])
 
 
+def test_what_is_read_at_once_is_taken_over_bit_by_bit(
+    bench: Bench, tmp_path: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it, though the reading has long ended."""
+    monkeypatch.setattr("worker.prompt_cache.cache._MOST_ARRIVALS_BYTES", 1)
+    monkeypatch.setattr("worker.prompt_cache.cache._LEAST_LATE_S", 300.0)
+    store = PromptStore(tmp_path, 1 << 30, 1 << 30)
+    bench.paths = Paths(b"", store, needs_snapshots=bench.cutter.needs_snapshots)
+
+    def cached_tokens() -> int:
+        cache = PromptCache(bench.cutter, Disk(store, "m", b"", lambda: None))
+        engine = bench.engine(cache)
+        engine.add(bench.sequence("r", bench.tokens(700), boundaries=[700], max_tokens=1))
+        tokens = engine.step()
+        deadline = time.monotonic() + 60
+        while engine.fetching and time.monotonic() < deadline:
+            time.sleep(0.01)
+            tokens += engine.step()
+        tokens += _run(engine).get("r", [])
+        cache.close(at_most_s=60)
+        return tokens[0].cached_tokens
+
+    assert [cached_tokens() for _ in range(2)] == [0, 640]
+
+
 def test_caches_of_an_unknown_kind_are_not_kept() -> None:
     """As an architecture's own, whose state can be read but not set."""
 

@@ -72,7 +72,7 @@ class PromptCache:
         try:
             yield
         finally:
-            self.clear()
+            self._let_go()
             self.refused_bytes = 0
             self.rehearses = False
             self.speeds = speeds
@@ -156,6 +156,7 @@ class PromptCache:
                 continue
             self.speeds.observe_read(len(payload), seconds + time.monotonic() - began_at)
             self._shelf.put(key, block, block.nbytes)
+        self._disk.look_again()
 
     def _goes_on(self, request_id: str) -> bool:
         fetch, _, bytes_ = self._fetches[request_id]
@@ -166,6 +167,8 @@ class PromptCache:
         if fetch.done and any(each not in self._shelf for each in fetch.keys):
             # Arrived and not taken over yet, or never to come.
             self.collect()
+            if self._disk is not None and self._disk.look_again():
+                return True
         self.forget(request_id)
         return False
 
@@ -210,15 +213,20 @@ class PromptCache:
         return gone_bytes
 
     def clear(self) -> int:
-        """Let go of everything in memory."""
+        """Let go of everything in memory, and of what is on its way to disk or from there."""
+        if self._disk is not None:
+            self._disk.clear()
+        return self._let_go()
+
+    def close(self, at_most_s: float) -> None:
+        self._let_go()
+        if self._disk is not None:
+            self._disk.close(at_most_s)
+
+    def _let_go(self) -> int:
         for request_id in list(self._fetches):
             self.forget(request_id)
         return self._shelf.shrink(0)
-
-    def close(self, at_most_s: float) -> None:
-        self.clear()
-        if self._disk is not None:
-            self._disk.close(at_most_s)
 
     def _put(self, path: Path, at: int, key: bytes, block: Block, token_ids: Sequence[int]) -> None:
         self._shelf.put(key, block, block.nbytes)

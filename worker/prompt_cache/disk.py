@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from protocol.prompt_store import Entry, Measured, PromptStore
 
@@ -17,6 +17,8 @@ logger = logging.getLogger("worker")
 # What is made faster than it can be written isn't written: it would hold memory meanwhile.
 _MOST_PENDING_BYTES: Final = 512_000_000
 _MOST_PENDING: Final = 4096
+# One that is being written when all is cleared; a disk may hang.
+_CLEAR_S: Final = 1.0
 # Read and not yet taken over by the engine.
 _MOST_READ_BYTES: Final = 256_000_000
 
@@ -27,14 +29,30 @@ class Fetch:
 
     keys: Sequence[bytes]
     begun_at: float
+    # How often all was cleared before.
+    era: int
     # Written by the reading thread, last.
     done: bool = False
     abandoned: bool = field(default=False)
 
 
+class Arrival(NamedTuple):
+    """A payload, and the seconds that it took to read."""
+
+    key: bytes
+    payload: bytes
+    seconds: float
+
+
+class _Write(NamedTuple):
+    entry: Entry
+    parts: list[bytes | memoryview]
+    era: int
+
+
 class Disk:
-    """Of one worker. Its methods are for the engine thread and never wait, but the first and
-    `close`.
+    """Of one worker. Its methods are for the engine thread and never wait, but the first, `clear`
+    and `close`.
     """
 
     def __init__(
@@ -48,10 +66,11 @@ class Disk:
         self._owner = owner
         self._root = root
         self._wake = wake
-        self._writes: queue.SimpleQueue[tuple[Entry, list[bytes | memoryview]] | Measured | None]
-        self._writes = queue.SimpleQueue()
+        self._writes: queue.SimpleQueue[_Write | Measured | None] = queue.SimpleQueue()
         self._reads: queue.SimpleQueue[Fetch | None] = queue.SimpleQueue()
-        self._arrived: queue.SimpleQueue[tuple[bytes, bytes, float]] = queue.SimpleQueue()
+        self._arrived: queue.SimpleQueue[tuple[Fetch, Arrival]] = queue.SimpleQueue()
+        self._era = 0
+        self._writing = threading.Lock()
         self._lock = threading.Lock()
         self._pending_bytes = 0
         self._pending = 0
@@ -75,27 +94,41 @@ class Disk:
         with self._lock:
             self._pending += 1
             self._pending_bytes += entry.payload_bytes
-        self._writes.put((entry, parts))
+        self._writes.put(_Write(entry, parts, self._era))
 
     def note(self, measured: Measured) -> None:
         """For workers to come."""
         self._writes.put(measured)
 
     def fetch(self, keys: Sequence[bytes]) -> Fetch:
-        fetch = Fetch(keys, time.monotonic())
+        fetch = Fetch(keys, time.monotonic(), self._era)
         self._reads.put(fetch)
         return fetch
 
-    def arrived(self) -> tuple[bytes, bytes, float] | None:
-        """A key, its payload, and the seconds that it took to read."""
-        try:
-            found = self._arrived.get_nowait()
-        except queue.Empty:
-            return None
-        with self._lock:
-            self._read_bytes -= len(found[1])
-        self._taken.set()
-        return found
+    def arrived(self) -> Arrival | None:
+        while not self._arrived.empty():
+            fetch, arrival = self._arrived.get()
+            with self._lock:
+                self._read_bytes -= len(arrival.payload)
+            self._taken.set()
+            if fetch.era == self._era:
+                return arrival
+        return None
+
+    def look_again(self) -> bool:
+        """Whether there is more to take over: then the engine is woken for it."""
+        if self._arrived.empty():
+            return False
+        self._wake()
+        return True
+
+    def clear(self) -> None:
+        """Forget what waits to be written, and what was read and not taken over. What is being
+        written is waited for.
+        """
+        self._era += 1
+        if self._writing.acquire(timeout=_CLEAR_S):
+            self._writing.release()
 
     def close(self, at_most_s: float) -> None:
         """Write what waits, and end."""
@@ -110,15 +143,19 @@ class Disk:
             if isinstance(item, Measured):
                 self._store.note_speeds(self._root, item)
                 continue
-            entry, parts = item
-            try:
-                self._store.write(entry, parts, self._owner)
-            except Exception:
-                logger.exception("A prompt could not be stored")
+            with self._writing:
+                if item.era == self._era:
+                    self._write(item)
             with self._lock:
                 self._pending -= 1
-                self._pending_bytes -= entry.payload_bytes
-            del item, parts
+                self._pending_bytes -= item.entry.payload_bytes
+            del item
+
+    def _write(self, item: _Write) -> None:
+        try:
+            self._store.write(item.entry, item.parts, self._owner)
+        except Exception:
+            logger.exception("A prompt could not be stored")
 
     def _read_all(self) -> None:
         while (fetch := self._reads.get()) is not None:
@@ -143,5 +180,5 @@ class Disk:
                 return
             with self._lock:
                 self._read_bytes += len(payload)
-            self._arrived.put((key, payload, time.monotonic() - began_at))
+            self._arrived.put((fetch, Arrival(key, payload, time.monotonic() - began_at)))
             self._wake()
