@@ -348,13 +348,24 @@ class World(RuleBasedStateMachine):
         """While ranks run there, and whatever the agent was about to do."""
         self.lags = [(SLOWEST_S, stubborn)]
         self.a_rank_is_killed(0)
-        for _ in range(200):
-            if self._serves():
-                break
-            self._tick()
+        self._until_it_serves()
         self.a_link_changes(host, hears=False, answers=False)
         self.time_passes(ticks)
         self.an_agent_is_killed(host)
+
+    @rule(rank=st.integers(1, 4), ticks=st.integers(200, 500))
+    def a_follower_leaves(self, rank: int, ticks: int) -> None:
+        """While all of them run, and nobody else says anything."""
+        self._until_it_serves()
+        self.a_rank_ends_by_itself(rank)
+        self.time_passes(ticks)
+
+    def _until_it_serves(self) -> None:
+        """If it does so before long."""
+        for _ in range(200):
+            if self._serves():
+                return
+            self._tick()
 
     # As the gateway
 

@@ -17,8 +17,8 @@ from tests.gateway.hosts.rank_world import World, run_worlds
 @pytest.mark.parametrize(
     ("worlds", "incarnations", "lost"),
     [
-        pytest.param(150, 600, 5, id="short"),
-        pytest.param(1500, 10_000, 100, id="long", marks=pytest.mark.slow),
+        pytest.param(80, 300, 3, id="short"),
+        pytest.param(1000, 5_000, 50, id="long", marks=pytest.mark.slow),
     ],
 )
 def test_random_worlds(worlds: int, incarnations: int, lost: int) -> None:
@@ -140,4 +140,4 @@ def test_a_defect_is_caught(defect: type[Fate] | type[Tenants]) -> None:
     else:
         Defective.tenants = staticmethod(defect)
     with pytest.raises((AssertionError, ExceptionGroup)):
-        run_worlds(Defective, 2000)
+        run_worlds(Defective, 4000)
