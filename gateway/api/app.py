@@ -98,4 +98,6 @@ def build_app(parts: Parts, upgrader: Upgrader) -> ASGIApp:
     app.state.document = Document()
     keys = parts.keys
     visitors = Visitors(Callers(Heads(app), keys), parts.fleet, exposed=keys.exposed)
-    return Recorded(visitors, app.state.http_meter, RoutePaths(ROUTES), parts.spans)
+    return Recorded(
+        visitors, app.state.http_meter, RoutePaths(ROUTES), parts.spans, parts.fleet.faults
+    )

@@ -17,6 +17,7 @@ from gateway.dispatch.refusal import Refusal
 from gateway.edge.request_id import HEADER, request_id
 from gateway.logs.line import about
 from gateway.metrics.http_meter import Ended, HttpMeter
+from gateway.serve.faults import Faults
 from gateway.telemetry.spans import Life, Spans
 
 logger = logging.getLogger(__name__)
@@ -33,11 +34,13 @@ class Recorded:
         meter: HttpMeter,
         routes: RoutePaths,
         spans: Spans | None,
+        faults: Faults,
     ) -> None:
         self._app = app
         self._meter = meter
         self._routes = routes
         self._spans = spans
+        self._faults = faults
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.monotonic()
@@ -54,8 +57,9 @@ class Recorded:
 
         try:
             await self._app(scope, receive, send_with_id)
-        except Exception:
+        except Exception as error:
             # The client has been told by `on_defect`, or can't be told any more.
+            self._faults.note(f"{scope['method']} {self._routes.of(scope)}", error, time.time())
             logger.exception("%s", _name(scope), extra=about(request=record.id))
             if record.status is None:
                 defect = Refusal("internal_error", "The gateway failed on this request.")

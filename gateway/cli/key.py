@@ -23,7 +23,7 @@ from gateway.cli.own_gateway import own_gateway, state_dir_option
 from gateway.cli.uncut import UncutGroup
 from gateway.config.times import parse_time
 from gateway.keys.api_key import Terms
-from gateway.keys.bodies import KeyBody, KeyList, NewKey
+from gateway.keys.bodies import LATEST_EXPIRY, KeyBody, KeyList, NewKey
 from gateway.keys.key_file import KeyFile, KeyFileError
 
 
@@ -54,6 +54,8 @@ def _check_expires(
             ) from None
     if at <= time.time():
         raise click.BadParameter(f"{text!r} is over already.")
+    if at > LATEST_EXPIRY:
+        raise click.BadParameter(f"{text!r} is beyond the year 9999: without it there is no end.")
     return at
 
 

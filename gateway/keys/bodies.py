@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Final
+
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from gateway.keys.accounts import Counts
 from gateway.keys.api_key import ApiKey, Terms
+
+# The last second of the year 9999: calendars go no further.
+LATEST_EXPIRY: Final = 253_402_300_799
 
 
 class NewKey(Terms, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is to be made, by the fields of `Terms`."""
 
     name: str
+    expires_at: Annotated[float, Meta(le=LATEST_EXPIRY)] | None = None
 
     @property
     def terms(self) -> Terms:

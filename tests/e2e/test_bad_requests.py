@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -97,6 +98,21 @@ def test_what_changes_nothing_is_taken(gateway: Gateway) -> None:
         "/v1/completions", json={**COMPLETION, **neutral, "response_format": {"type": "text"}}
     )
     assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "messages", "responses"])
+def test_numbers_that_no_machine_word_holds(path: str, gateway: Gateway) -> None:
+    document = gateway.client.get("/openapi.json").json()
+    content = document["paths"][f"/v1/{path}"]["post"]["requestBody"]["content"]
+    name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
+    fields = document["components"]["schemas"][name]["properties"]
+    numbers = [each for each, schema in fields.items() if '"integer"' in json.dumps(schema)]
+    assert len(numbers) >= 2
+    for field in numbers:
+        for number in (1 << 64, -(1 << 63) - 1):
+            body = {**COMPLETION, **CHAT, "input": "Hello", "max_output_tokens": 1, field: number}
+            answer = gateway.client.post(f"/v1/{path}", json=body)
+            assert answer.status_code in (200, 400), (field, number, answer.text)
 
 
 def test_far_too_many_messages(gateway: Gateway) -> None:

@@ -305,6 +305,8 @@ def test_a_name_of_a_key_goes_into_no_path(gateway: Gateway) -> None:
         )
     past = gateway.client.post("/admin/v1/keys", json={"name": "late", "expires_at": 1.0})
     assert (past.status_code, past.json()["error"]["param"]) == (400, "expires_at")
+    never = gateway.client.post("/admin/v1/keys", json={"name": "late", "expires_at": 1e30})
+    assert (never.status_code, never.json()["error"]["param"]) == (400, "expires_at")
     assert gateway.client.delete("/admin/v1/keys/nobody").status_code == 404
 
 

@@ -23,6 +23,7 @@ from gateway.api.chat.writer import ChatCompletion, ChatFormat, Chunk
 from gateway.api.choices import submit_all
 from gateway.api.openapi.operation import EVENT_STREAM, GENERATES, Described, Operation
 from gateway.api.sampling import (
+    LARGEST_COUNT,
     check_generation,
     check_mailbox,
     generate_message,
@@ -47,7 +48,7 @@ class ChatBody(TemplateBody, kw_only=True):
     logprobs: bool | None = None
     # -1 is mlx_lm.server's "none".
     top_logprobs: Annotated[int, Meta(ge=-1, le=20)] | None = None
-    thinking_token_budget: Annotated[int, Meta(ge=-1)] | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=-1, le=LARGEST_COUNT)] | None = None
     include_reasoning: bool | None = None
 
 

@@ -33,6 +33,7 @@ from gateway.api.messages.bodies import (
 from gateway.api.messages.writer import Count, Message, MessageFormat
 from gateway.api.openapi.operation import EVENT_STREAM, GENERATES, Described, Operation
 from gateway.api.sampling import (
+    LARGEST_COUNT,
     GenerationBody,
     StopSequence,
     Tokens,
@@ -99,7 +100,7 @@ class MessagesBody(CountBody, kw_only=True):
     stop_sequences: Annotated[list[StopSequence], Meta(max_length=16)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=0)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=LARGEST_COUNT)] | None = None
 
 
 async def create_message(request: HttpRequest) -> Response:

@@ -22,6 +22,7 @@ from gateway.keys.api_key import Terms
 from gateway.keys.key_file import KeyFile, KeyFileError
 from gateway.keys.keys import Keys
 from gateway.metrics.http_meter import Ended, HttpMeter
+from gateway.serve.faults import Faults
 from gateway.state.state_dir import StateDir
 from protocol.answers import Usage
 
@@ -39,7 +40,10 @@ class World:
         self.began = asyncio.Event()
         self.ended = 0
         self.meter = HttpMeter()
-        recorded = Recorded(Callers(self._app, keys), self.meter, RoutePaths(ROUTES), None)
+        self.faults = Faults()
+        recorded = Recorded(
+            Callers(self._app, keys), self.meter, RoutePaths(ROUTES), None, self.faults
+        )
         transport = httpx.ASGITransport(recorded)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
@@ -55,6 +59,8 @@ class World:
                     )
                     return
                 await self.go.wait()
+            if "fail" in query:
+                raise OverflowError("too large")
             if "tokens" in query:
                 note_usage(scope, Usage(int(query["tokens"]), 0))
             caller = caller_of(request)
@@ -324,3 +330,15 @@ async def test_accounts_outlive_the_gateway(world: World) -> None:
         "admin": 5,
     }
     assert used["laptop"][1].requests == 1
+
+
+async def test_what_fails_on_a_request_is_a_fault(world: World) -> None:
+    for _ in range(2):
+        answer = await world.client.get("/health?fail=1")
+        assert answer.status_code == 500
+    (fault,) = world.faults.recent(time.time())
+    assert (fault.what, fault.reason, fault.times) == (
+        "GET /health",
+        "OverflowError: too large",
+        2,
+    )
