@@ -50,6 +50,9 @@ def gateway_logs(
     root = logging.getLogger()
     root.setLevel(level.upper())
     root.addHandler(entrance)
+    if not root.isEnabledFor(logging.DEBUG):
+        # It says each request at INFO; those to other hosts' agents come twice a second.
+        logging.getLogger("httpx").setLevel(logging.WARNING)
     writer.start()
     if sys.stderr is not None:
         faulthandler.enable()
