@@ -121,6 +121,19 @@ class Reloader:
         """For a signal: what comes of it is an event."""
         self._tasks.start(self._reload_quietly(), "reload")
 
+    async def warn_of_groups(self) -> None:
+        """Of those without room a start only warns: the other models are to be served, and what
+        theirs take may have been measured since the configuration was checked.
+        """
+        async with self._lock:
+            try:
+                await self._check_groups(
+                    self._present, self._fleet.steward.admission.ledger.budget_bytes
+                )
+            except ConfigError as error:
+                for mistake in error.mistakes:
+                    logger.warning("%s", mistake)
+
     async def close(self) -> None:
         await self._tasks.cancel_all()
 
@@ -147,7 +160,8 @@ class Reloader:
                 "MLX, which was asked for the memory that it may use,",
             )
         self._check_pinned(new, budget)
-        if new.settings.groups != self._present.settings.groups:
+        # What a load has measured since must not be in the way of a new certificate.
+        if new.settings != self._present.settings:
             await self._check_groups(new, budget)
         await self._renew_certificate()
         found = changes(self._present.settings, new.settings)
@@ -185,6 +199,8 @@ class Reloader:
 
     async def _check_groups(self, new: Configuration, budget_bytes: int) -> None:
         """Raises: ConfigError: one can't have its room."""
+        if not new.settings.groups:
+            return
         find = functools.partial(self._fleet.misfits, new.settings, budget_bytes)
         raise_misfits(new, await self._beside(find, _READ_S, "the models of groups"))
 

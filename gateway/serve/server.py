@@ -218,6 +218,7 @@ async def _serve(
         background.start(_resume_pulls(takeover, parts.pulls), "pulls")
     fleet.disks.start(lambda: fleet.settings.discovery.discover, reloader.rediscover)
     parts.last_used.start(lambda: fleet.roster.everyone)
+    background.start(reloader.warn_of_groups(), "groups")
     _collect_rarely()
     notifier.ready(fleet.caution or f"Serves on {address}")
     parts.door.watch(background)

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -112,7 +112,18 @@ def test_a_group_that_never_fits(gateway: Gateway, budget: int, tmp_path: Path) 
     answer = _bulkhead("config check", environment)
     assert answer.returncode == 1
     assert "groups.coding.models: its models need" in answer.stdout
+    gateway.config_path.write_text(_file(0, budget), "utf-8")
+    gateway.client.post("/admin/v1/reload").raise_for_status()
     gateway.config_path.write_text(_file(0, budget // 2), "utf-8")
     refused = gateway.client.post("/admin/v1/reload")
-    assert refused.status_code == 400
+    assert refused.status_code == 400, "whatever of it has changed: here the budget alone"
     assert "its models need" in refused.json()["error"]["message"]
+    assert gateway.status()["memory"]["budget_bytes"] == budget
+
+
+def test_a_start_only_warns_of_a_group_that_never_fits(
+    start_gateway: Callable[..., Gateway], budget: int
+) -> None:
+    running = start_gateway(models=(), config=_file(0, budget // 2))
+    eventually(lambda: "groups.coding.models: its models need" in running.log)
+    assert running.load("chat")["state"] == "ready", "the others are served"
