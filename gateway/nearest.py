@@ -41,6 +41,16 @@ def nearest_model(name: str, known: Iterable[str]) -> str | None:
     return None
 
 
+def alike(name: str, known: Iterable[str]) -> list[str]:
+    """Models' ids that are alike, the likeliest first."""
+    if len(name) > _LONGEST:
+        return []
+    ids = {each.lower(): each for each in known}
+    found = [ids[each] for each in difflib.get_close_matches(name.lower(), list(ids))]
+    first = nearest_model(name, ids.values())
+    return list(dict.fromkeys(found if first is None else [first, *found]))
+
+
 def suggestion(found: str | None) -> str:
     """A sentence to be put behind another one, or nothing."""
     return "" if found is None else f" Did you mean {found!r}?"

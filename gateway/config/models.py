@@ -175,6 +175,18 @@ def find_adapter(path: str, allowed: Iterable[str]) -> str:
     return located
 
 
+def find_pictures(path: str) -> str:
+    """A folder that requests may name pictures in.
+
+    Raises:
+        ValueError: with a sentence for the operator.
+    """
+    folder = expand_home(path)
+    if not _is_folder(str(folder)) and not not_yet(folder):
+        raise ValueError(f"There is no folder of pictures {path}.")
+    return str(folder)
+
+
 def find_folder(located: str) -> Path:
     """The folder behind what `locate` gave: of a repository, the revision that `main` names.
 

@@ -30,6 +30,7 @@ from gateway.config.locations import Place
 from gateway.config.mistakes import Mistake, Source
 from gateway.config.models import find_adapter, find_draft, find_model
 from gateway.config.network import TLS_PLACES, network_complaints
+from gateway.config.pictures import picture_complaints
 from gateway.config.places import Places, Sought
 from gateway.config.ranks import heads_complaints, key_complaints
 from gateway.config.rules import complaints
@@ -137,6 +138,7 @@ def read_configuration(
     settings = reading.settings()
     places = places or Places()
     reading.check_network(settings, places)
+    reading.check_pictures(settings, places)
     located = reading.locate_models(settings, places)
     reading.check_ranks(settings, located, places)
     reading.raise_mistakes()
@@ -212,6 +214,11 @@ class _Reading:
         for place, message in network_complaints(settings, places):
             if label(place) not in judged and not (unsure and place in TLS_PLACES):
                 self._complain(place, message)
+
+    def check_pictures(self, settings: Settings, places: Places) -> None:
+        """Whether the folders are there that requests may name pictures in."""
+        for place, message in picture_complaints(settings, places):
+            self._complain(place, message)
 
     def locate_models(self, settings: Settings, places: Places) -> dict[str, Located]:
         """What the workers are to load; not for models where some of it is missing."""

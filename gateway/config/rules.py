@@ -187,7 +187,7 @@ def _ranks(settings: Settings) -> Iterator[Complaint]:
             if index == 0 and place.host != LOCAL:
                 yield at, f"rank 0 runs beside the gateway: its host is {toml_text(LOCAL)}"
             elif place.host != LOCAL and place.host not in settings.hosts:
-                known = ", ".join(map(toml_text, (LOCAL, *settings.hosts)))
+                known = ", ".join(map(toml_text, dict.fromkeys((LOCAL, *settings.hosts))))
                 yield at, f"there is no host {toml_text(place.host)}; known are {known}"
         if model.backend == "jaccl" and any(
             len(each.interfaces) != len(model.places) - 1 for each in model.places

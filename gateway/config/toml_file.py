@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 import tomllib
 from pathlib import Path
 from typing import Any, Final
@@ -34,9 +36,13 @@ def read_document(path: Path) -> Document:
 
     Raises:
         FileNotFoundError: there is none.
-        UnreadableError: it is no text, or can't be opened.
+        UnreadableError: it is no file or no text, or can't be opened.
     """
     try:
+        mode = path.stat().st_mode
+        # A pipe is waited for as long as nobody writes, and read once: a reload gets nothing.
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or path == Path(os.devnull)):
+            raise UnreadableError("it is a pipe or a device: name a file, which can be read again")
         with path.open("rb") as file:
             content = file.read(_LARGEST_BYTES + 1)
         if len(content) > _LARGEST_BYTES:

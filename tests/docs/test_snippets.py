@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.cli import VERBS
 from gateway.config.read import read_settings
 from gateway.config.settings import Flags
 from tests.docs.fences import PAGES, ROOT, Fence, of_kind
@@ -18,6 +19,13 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 def _place(fence: object) -> str:
     assert isinstance(fence, Fence)
     return fence.place
+
+
+def test_every_verb_is_listed() -> None:
+    page = (ROOT / "docs" / "serving.md").read_text("utf-8")
+    listed = re.search(r"## Command line\n\n`bulkhead ([^`]+)`", page)
+    assert listed is not None
+    assert sorted(re.split(r"\s*\|\s*", listed[1])) == sorted(VERBS)
 
 
 @pytest.mark.parametrize("fence", of_kind("toml"), ids=_place)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.nearest import nearest, nearest_model, suggestion
+from gateway.nearest import alike, nearest, nearest_model, suggestion
 
 IDS = ("mlx-community/Qwen3-4B-4bit", "Llama-3.2-3B-Instruct-4bit", "demo", "a/b")
 
@@ -24,6 +24,21 @@ IDS = ("mlx-community/Qwen3-4B-4bit", "Llama-3.2-3B-Instruct-4bit", "demo", "a/b
 )
 def test_models_by_what_people_write(name: str, meant: str | None) -> None:
     assert nearest_model(name, IDS) == meant
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("acme/Tinny", ["acme/Tiny-4bit"]),
+        ("tiny-4bit", ["acme/Tiny-4bit"]),
+        ("acme/Large-4bit", ["acme/Large-8bit", "acme/Large-6bit"]),
+        ("other/Else", []),
+        ("acme/" * 10_000_000, []),
+    ],
+)
+def test_several_that_are_alike(name: str, meant: list[str]) -> None:
+    found = alike(name, ("acme/Tiny-4bit", "acme/Large-8bit", "acme/Large-6bit"))
+    assert sorted(found[: len(meant) or None]) == sorted(meant)
 
 
 def test_names() -> None:

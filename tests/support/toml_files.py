@@ -38,7 +38,7 @@ Draw = Callable[..., Any]
 # Not every text is a name, an origin or a folder.
 _OF_A_KIND = {
     "allowed_hosts": ("mac.example", "192.168.1.7", "fd00::7", "my_mac"),
-    "image_folders": ("/pictures", "~/größe", str(DEMO_FOLDER)),
+    "image_folders": ("/", "~", str(DEMO_FOLDER)),
     "discover": (HUGGING_FACE, "/models", "~/größe", str(DEMO_FOLDER)),
     "allowed_origins": ("https://chat.example", "http://localhost:3000", "http://[::1]:80"),
 }

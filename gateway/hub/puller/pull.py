@@ -108,7 +108,7 @@ class Pull:
         message = missing.message
         if reference.quantization is not None:
             message = f"There is none of {', '.join(reference.candidates)}."
-        if isinstance(self._source, Hub) and (alike := self._source.alike(reference)):
+        if alike := self._source.alike(reference):
             message += f" There are: {', '.join(alike)}."
         raise PullError("not_found", message)
 

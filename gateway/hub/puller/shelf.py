@@ -11,6 +11,8 @@ from typing import Final
 from gateway.hub.messages import PullError
 from gateway.hub.puller.digests import new_digest
 from gateway.hub.puller.source import Body, Listing, MissingError, RemoteFile, TroubleError
+from gateway.hub.reference import Reference
+from gateway.nearest import alike
 
 _CHUNK_BYTES: Final = 1 << 20
 # The hub keeps larger files in its store of large files, by their SHA-256.
@@ -40,6 +42,13 @@ class Shelf:
             commit = hashlib.sha1(lines.encode(), usedforsecurity=False).hexdigest()
         return Listing(repository, commit, files, {})
 
+    def alike(self, reference: Reference) -> list[str]:
+        try:
+            return alike(reference.repository, self._repositories())
+        except OSError:
+            # Not to be found has been told of already: this was to be more helpful.
+            return []
+
     @contextmanager
     def read(self, listing: Listing, file: RemoteFile, begin: int) -> Iterator[Body]:
         folder, _ = self._find(listing.repository)
@@ -49,6 +58,13 @@ class Shelf:
                 yield Body(begin, iter(lambda: opened.read(_CHUNK_BYTES), b""))
         except FileNotFoundError as error:
             raise TroubleError(f"{file.name} is gone from {folder}") from error
+
+    def _repositories(self) -> list[str]:
+        """In either form. Raises: OSError."""
+        plain = [f"{each.parent.name}/{each.name}" for each in self._folder.glob("[!.]*/[!.]*/")]
+        cached = [each.name.split("--", 2)[1:] for each in self._folder.glob("models--*--*/")]
+        inside = (each for each in plain if not each.startswith("models--"))
+        return sorted((*inside, *map("/".join, cached)))
 
     def _find(self, repository: str) -> tuple[Path, str | None]:
         """The folder, and the commit that it is of where that is known.

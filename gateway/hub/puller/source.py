@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 from msgspec import Struct
 
 from gateway.hub.messages import PullError
+from gateway.hub.reference import Reference
 
 # What mlx-lm and mlx-vlm open (mlx_lm.utils.DEFAULT_ALLOW_PATTERNS), less programs: remote code is
 # never trusted here. Encoders keep their last layers in folders of their own.
@@ -71,6 +72,9 @@ class Body(Struct):
 class Source(Protocol):
     def listing(self, repository: str) -> Listing:
         """Raises: PullError, TroubleError."""
+
+    def alike(self, reference: Reference) -> list[str]:
+        """Repositories with such a name, for whoever asked for one that isn't there."""
 
     def read(self, listing: Listing, file: RemoteFile, begin: int) -> AbstractContextManager[Body]:
         """The bytes from there on, or from the beginning if that can't be had.

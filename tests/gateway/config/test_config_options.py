@@ -101,8 +101,12 @@ def test_a_draft_model_of_the_cache_is_the_folder_of_its_revision(
             'models."a".draft_model: a model with pictures = true can\'t have one.',
         ),
         (
-            '[gateway]\nimage_folders = ["/a", "b"]',
+            '[gateway]\nimage_folders = ["/", "b"]',
             'gateway.image_folders: "b" is not an absolute path.',
+        ),
+        (
+            '[gateway]\nimage_folders = ["/", "/nowhere"]',
+            "gateway.image_folders: There is no folder of pictures /nowhere.",
         ),
     ],
 )

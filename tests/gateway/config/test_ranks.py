@@ -44,6 +44,14 @@ def _model(path: str | Path, keys: str) -> str:
     return f'[models.a]\npath = "{path}"\n{keys}\n'
 
 
+def test_every_known_host_is_named_once(tmp_path: Path, key: Path) -> None:
+    hosts = _host(key) + _host(key).replace("studio2", "local", 1)
+    mistakes = _mistakes(
+        tmp_path, hosts + _model("demo", 'ranks = [{ host = "local" }, { host = "studio3" }]')
+    )
+    assert any(each.endswith('known are "local", "studio2".') for each in mistakes), mistakes
+
+
 class TestKeys:
     def test_one_of_this_account_alone(self, tmp_path: Path, key: Path) -> None:
         assert _mistakes(tmp_path, _host(key)) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,16 @@ class TestFiles:
         with pytest.raises(UnreadableError, match="Is a directory"):
             read_document(tmp_path)
 
-    def test_what_is_no_configuration(self) -> None:
+    def test_nothing_is_waited_for(self, tmp_path: Path) -> None:
+        pipe = tmp_path / "pipe"
+        os.mkfifo(pipe)
+        for path in (pipe, Path("/dev/zero")):
+            with pytest.raises(UnreadableError, match="a pipe or a device"):
+                read_document(path)
+        assert read_document(Path(os.devnull)).tables == {}
+
+    def test_what_is_no_configuration(self, tmp_path: Path) -> None:
+        path = tmp_path / "config.toml"
+        path.write_bytes(bytes((1 << 20) + 1))
         with pytest.raises(UnreadableError, match="larger than 1 MiB"):
-            read_document(Path("/dev/zero"))
+            read_document(path)

@@ -292,6 +292,9 @@ def test_a_folder_instead_of_the_hub(hub: Hub, tmp_path: Path, layout: str) -> N
     missing = pull(cache, folder=str(shelf), model="org/other")
     assert isinstance(missing, Failed)
     assert (missing.code, str(shelf) in missing.message) == ("not_found", True)
+    near = pull(cache, folder=str(shelf), model=f"{NAME}z")
+    assert isinstance(near, Failed)
+    assert near.message.endswith(f" There are: {NAME}.")
     lost = pull(cache, folder=str(tmp_path / "unmounted"))
     assert isinstance(lost, Failed)
     assert lost.code == "offline"
