@@ -98,6 +98,18 @@ class Started(Struct, frozen=True):
     pid: int
 
 
+class Wish(Struct, frozen=True):
+    """A rank is to be promised so much."""
+
+    wanted_bytes: _Count
+
+
+class Promised(Struct, frozen=True):
+    """It is promised so much, which is less than was wanted where there isn't so much."""
+
+    promised_bytes: int
+
+
 class Turn(Struct, frozen=True):
     """`confirmed` is the number of the last answer that the gateway has got; `unwanted` are ranks
     that it knows nothing of, and that must end.

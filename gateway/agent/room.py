@@ -42,6 +42,13 @@ class Room:
             f"budget of {format_size(self.budget_bytes)} is free{others}"
         )
 
+    def raise_to(self, rank: str, wanted_bytes: int) -> int:
+        """Promise a rank so much, or what there is of it: what it is promised from now on."""
+        possible_bytes = self.free_bytes + max(self._promised[rank], self._held[rank])
+        wanted_bytes = min(wanted_bytes, possible_bytes)
+        self._promised[rank] = max(self._promised[rank], wanted_bytes)
+        return self._promised[rank]
+
     def note(self, rank: str, held_bytes: int) -> None:
         """A reading of a rank that may be gone by now."""
         if rank in self._held:

@@ -24,8 +24,10 @@ from gateway.agent.bodies import (
     OrderBody,
     Ports,
     PortsBody,
+    Promised,
     Started,
     Turn,
+    Wish,
 )
 from gateway.agent.sessions import Sessions
 from gateway.api.bodies import read_json
@@ -118,6 +120,14 @@ async def _footprint(request: Request) -> Response:
         ) from error
 
 
+async def _promise(request: Request) -> Response:
+    wish = await read_json(request, Wish)
+    sessions = _sessions(request)
+    # It may have ended while the body came.
+    rank = sessions.rank(request.path_params["rank"])
+    return _json(Promised(sessions.raise_promise(rank, wish.wanted_bytes)))
+
+
 async def _signal(request: Request) -> Response:
     rank = _sessions(request).rank(request.path_params["rank"])
     match request.path_params["signal"]:
@@ -140,6 +150,7 @@ ROUTES: Final = (
     Route("/v1/leases/{lease}/turn", _turn, methods=["POST"]),
     Route("/v1/leases/{lease}/ranks", _start, methods=["POST"]),
     Route("/v1/ranks/{rank}/footprint", _footprint, methods=["GET"]),
+    Route("/v1/ranks/{rank}/promise", _promise, methods=["POST"]),
     Route("/v1/ranks/{rank}/{signal}", _signal, methods=["POST"]),
 )
 

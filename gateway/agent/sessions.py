@@ -13,6 +13,7 @@ from gateway.agent.orders import complaint
 from gateway.agent.rank import HostedRank
 from gateway.agent.room import Room
 from gateway.agent.session import Session
+from gateway.config.sizes import format_size
 from gateway.dispatch.refusal import Refusal
 from gateway.hosts.local import versions
 from gateway.memory.footprint import FootprintError
@@ -117,6 +118,12 @@ class Sessions:
         logger.info("Rank %d of %s starts: pid %d", order.rank, order.name, rank.pid)
         self._tasks.start(self._release(rank), f"memory of rank {rank.pid}")
         return rank
+
+    def raise_promise(self, rank: HostedRank, wanted_bytes: int) -> int:
+        """What it may hold from now on, in bytes."""
+        promised_bytes = self.room.raise_to(rank.id, wanted_bytes)
+        logger.info("Rank %d is promised %s now", rank.pid, format_size(promised_bytes))
+        return promised_bytes
 
     def close(self, session: Session, reason: str) -> None:
         """Its ranks end; then it is forgotten."""

@@ -261,8 +261,12 @@ def _remark(compartment: Compartment, fleet: Fleet) -> str | None:
     worker = compartment.worker
     if worker is None or compartment.state is not State.READY:
         return None
-    return fleet.disks.remark(compartment) or fleet.steward.remark(
-        compartment.model.id, worker.short_of_memory
+    requests = worker.short_of_memory
+    elsewhere = None if worker.followers is None else worker.followers.promise.remark(requests)
+    return (
+        fleet.disks.remark(compartment)
+        or elsewhere
+        or fleet.steward.remark(compartment.model.id, requests)
     )
 
 

@@ -129,6 +129,9 @@ class Spares:
     def worker_misbehaved(self, worker: Worker, reason: str) -> None:
         self._end(worker, reason)
 
+    def worker_outgrew(self, worker: Worker, reason: str) -> None:
+        self._end(worker, reason)
+
     def worker_is_foreign(self, worker: Worker, reason: str) -> None:
         if (spare := self._spares.get(worker)) is not None:
             spare.dismissed = True

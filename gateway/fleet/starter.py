@@ -176,6 +176,7 @@ class Starter:
                 self._state_dir.rank_socket_path(worker.incarnation),
                 worker.follower_ended,
                 worker.followers_started,
+                worker.promise_moved,
             )
         )
 

@@ -14,7 +14,9 @@ from gateway.agent.bodies import (
     OrderBody,
     Ports,
     PortsBody,
+    Promised,
     Started,
+    Wish,
 )
 from gateway.clock.waiting import until_set
 from gateway.hosts.host import NoRoomError, RankOrder
@@ -131,6 +133,14 @@ class AgentLink:
         if self._leasehold is not None:
             self._leasehold.measured(rank, body.footprint.current_bytes)
         return body.footprint
+
+    async def raise_promise(self, rank: LeasedRank, wanted_bytes: int) -> int:
+        """What it may hold from now on, in bytes. Raises: OSError."""
+        path = f"/v1/ranks/{rank.id}/promise"
+        promised = await self._client.post(path, Wish(wanted_bytes), Promised, _ANSWER_S)
+        if self._leasehold is not None:
+            self._leasehold.measured(rank, promised.promised_bytes)
+        return promised.promised_bytes
 
     async def signal(self, rank: LeasedRank, signal: str) -> None:
         """dump, end or kill. Raises: OSError."""

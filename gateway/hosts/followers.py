@@ -13,12 +13,14 @@ from msgspec import Struct
 from gateway.hosts.fate import Fate
 from gateway.hosts.host import Host, RankEnd, RankOrder, RankProcess
 from gateway.hosts.local import LocalHost, own_address
+from gateway.hosts.promise import Promise
 from gateway.logs.line import about
 from gateway.memory.reading import Footprint
 from gateway.process.ladder import Step
 from gateway.system.tasks import Tasks
 from protocol.channel import new_keys
 from protocol.endpoint import endpoint
+from protocol.memory import Need
 from protocol.ranks import RankBackend, Ranks, RankSplit
 
 logger = logging.getLogger(__name__)
@@ -27,6 +29,8 @@ logger = logging.getLogger(__name__)
 _ANSWER_S: Final = 20.0
 # For a start: longer than any host itself waits. Nobody knows what was started after it.
 _START_S: Final = 60.0
+# A host that keeps too little is asked again: others may have ended there.
+_ASK_AGAIN_S: Final = 5.0
 
 
 class Plan(Struct, frozen=True):
@@ -102,22 +106,25 @@ class Followers:
         path: Path,
         on_end: Callable[[float | None], None],
         on_started: Callable[[str | None], None],
+        on_promise: Callable[[str | None], None],
     ) -> None:
         """Rank 0 will listen at `path`. `on_end` is told each end, and when all others are to be
-        ended for it; `on_started` that none comes any more, and what kept one from being started.
+        ended for it; `on_started` that none comes any more, and what kept one from being started;
+        `on_promise` that other hosts keep more for them or can't, and why these can't go on so.
         """
         self._plan = plan
         self._path = path
         self._on_end = on_end
         self._on_started = on_started
+        self._on_promise = on_promise
         self._keys = new_keys()
         self._tasks = Tasks(f"ranks of {plan.model_id}")
         self._told: asyncio.Future[Ranks | None] = asyncio.get_running_loop().create_future()
         self.fate = Fate()
         self._endpoint = endpoint(path)
         self._promised_bytes: dict[int, int] = {}
-        # What each rank may hold at most: as much as every other host keeps for one.
-        self.most_bytes: int | None = None
+        self.promise = Promise()
+        self._asking = False
         self.each = [Follower(rank, host) for rank, host in enumerate(plan.hosts) if rank]
         self._tasks.start(self._start(), "start")
 
@@ -159,6 +166,14 @@ class Followers:
         for each in self.each:
             if each.rank == rank:
                 self.fate.missed(rank, each.host.name)
+
+    def need(self, need: Need) -> None:
+        """What rank 0 says of itself."""
+        now = asyncio.get_running_loop().time()
+        self.promise.need(need.least_bytes, now, waits=need.held > 0 and not need.used_bytes)
+        if self.promise.wish_bytes is not None and not self._asking:
+            self._asking = True
+            self._tasks.start(self._ask_for_more(), "ask for memory")
 
     def close(self) -> None:
         """To be called when none is left. A leader that was killed leaves its socket's file."""
@@ -244,8 +259,41 @@ class Followers:
                 free_bytes[name] = figures.free_bytes // sharers
             wanted_bytes = min(self._plan.wanted_bytes, free_bytes[name])
             self._promised_bytes[each.rank] = max(self._plan.needed_bytes, wanted_bytes)
-        if self._plan.needed_bytes:
-            self.most_bytes = min(self._promised_bytes.values())
+            if self._plan.needed_bytes:
+                self.promise.keeps(each.rank, name, self._promised_bytes[each.rank])
+
+    async def _ask_for_more(self) -> None:
+        """Until there is enough, or nobody needs it any more."""
+        loop = asyncio.get_running_loop()
+        try:
+            while (wish_bytes := self.promise.wish_bytes) is not None and self.fate.may_start:
+                there = [each for each in self.each if not each.is_here]
+                if all(await asyncio.gather(*(self._ask_host(e, wish_bytes) for e in there))):
+                    self.promise.asked(wish_bytes)
+                failure = self.promise.given_up(loop.time())
+                self._on_promise(failure)
+                if failure is not None:
+                    return
+                if self.promise.wish_bytes is not None:
+                    await asyncio.sleep(_ASK_AGAIN_S)
+        finally:
+            self._asking = False
+            self.promise.forget()
+        if self.fate.may_start:
+            self._on_promise(None)
+
+    async def _ask_host(self, follower: Follower, wish_bytes: int) -> bool:
+        """Whether it has answered."""
+        if follower.running is None:
+            return False
+        try:
+            kept_bytes = await asyncio.wait_for(follower.running.keep(wish_bytes), _ANSWER_S)
+        except (OSError, TimeoutError) as error:
+            # If it lasts, its lease ends.
+            logger.warning("%s: memory for rank %d: %s", self._plan.model_id, follower.rank, error)
+            return False
+        self.promise.keeps(follower.rank, follower.host.name, kept_bytes)
+        return True
 
     def _order(self, follower: Follower) -> RankOrder:
         plan, rank = self._plan, follower.rank

@@ -76,6 +76,11 @@ class RankProcess(Protocol):
     async def footprint(self) -> Footprint:
         """Raises: FootprintError; OSError if no answer comes in time."""
 
+    async def keep(self, wanted_bytes: int) -> int:
+        """Have its host keep more for it: what it keeps from now on, in bytes, which is less where
+        there isn't so much. Raises: OSError.
+        """
+
     async def dump(self) -> None:
         """Have it print its stacks, and go on if it was stopped. Raises: OSError."""
 

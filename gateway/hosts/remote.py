@@ -25,6 +25,9 @@ class RemoteRank:
     async def footprint(self) -> Footprint:
         return await self._link.footprint(self._rank)
 
+    async def keep(self, wanted_bytes: int) -> int:
+        return await self._link.raise_promise(self._rank, wanted_bytes)
+
     async def dump(self) -> None:
         await self._link.signal(self._rank, "dump")
 

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from gateway.config.sizes import format_size
 from protocol.life import Heartbeat, Load, LoadProgress, PromptCacheCleared, Ready
 from protocol.memory import Bound, Limit, MlxMemory, Need
 from protocol.message import Message
@@ -31,14 +32,16 @@ def of_each(message: _M, ranks: int) -> _M:
     return _scaled(message, lambda bytes_: bytes_ // ranks) if ranks > 1 else message
 
 
-def within(message: Message, most_bytes: int | None) -> Message:
-    """With no more for each rank than other hosts keep for one of theirs."""
+def within(message: _M, most_bytes: int | None, bound_bytes: int | None) -> _M:
+    """With no more for each rank than other hosts keep for one of theirs, and `bound_bytes` at
+    best.
+    """
     if most_bytes is None or not isinstance(message, Limit | Load):
         return message
     limit_bytes, bound = message.limit_bytes, message.bound
-    if bound is not None and bound.bytes > most_bytes:
-        reason = f"{bound.reason}; other hosts keep no more for each of its ranks"
-        bound = msgspec.structs.replace(bound, bytes=most_bytes, reason=reason)
+    if bound is not None and bound_bytes is not None and bound.bytes > bound_bytes:
+        reason = f"Another host keeps no more than {format_size(bound_bytes)} for a rank of it."
+        bound = msgspec.structs.replace(bound, bytes=bound_bytes, reason=reason)
     if limit_bytes is not None:
         limit_bytes = min(limit_bytes, most_bytes)
     return msgspec.structs.replace(message, limit_bytes=limit_bytes, bound=bound)

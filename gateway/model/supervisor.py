@@ -268,6 +268,11 @@ class WorkerSupervisor:
         self._log_error("is ended", reason)
         self._condition.handle(Event.MISBEHAVED, reason)
 
+    def worker_outgrew(self, worker: Worker, reason: str) -> None:
+        if self._condition.state is State.READY:
+            self._log_error("is ended", reason)
+            self._condition.handle(Event.OVERGROWN, reason)
+
     def worker_is_foreign(self, worker: Worker, reason: str) -> None:
         if self._condition.state not in (State.STARTING, State.STOPPING):
             self.worker_misbehaved(worker, f"it broke the protocol: {reason}")

@@ -40,12 +40,13 @@ from protocol.life import (
     Ability,
     ClearPromptCache,
     Heartbeat,
+    Load,
     PromptCacheCleared,
     RankLost,
     Ready,
     Stop,
 )
-from protocol.memory import Need
+from protocol.memory import Limit, Need
 from protocol.message import Message
 from protocol.messages import WorkerMessage
 from protocol.moves import Move, Moved, Settle, Stay
@@ -84,6 +85,9 @@ class Listener(Protocol):
     def worker_said(self, worker: Worker, message: WorkerMessage) -> None: ...
 
     def worker_misbehaved(self, worker: Worker, reason: str) -> None: ...
+
+    def worker_outgrew(self, worker: Worker, reason: str) -> None:
+        """Hosts of its ranks have not the memory that it needs to go on."""
 
     def worker_is_foreign(self, worker: Worker, reason: str) -> None:
         """It is of another version than this gateway, and so would the next one be."""
@@ -141,6 +145,8 @@ class Worker:
         self._early: list[Message] | None = None if keys is None else [Settle()]
         self.settled = asyncio.Event()
         self.followers: Followers | None = None
+        # As it was told last, before what hosts of its ranks make of it.
+        self._limit: Limit | None = None
         self._tasks = Tasks(f"worker {incarnation}")
         self._lane = Lane(f"worker-{incarnation}")
         self._loop = asyncio.get_running_loop()
@@ -250,6 +256,13 @@ class Worker:
         elif failure is not None:
             self._misbehaved(failure)
 
+    def promise_moved(self, failure: str | None) -> None:
+        """Hosts of its ranks keep more for them, or can't; `failure`: they can't go on so."""
+        if failure is not None:
+            self._supervisor.worker_outgrew(self, failure)
+        elif self._limit is not None and not self.ended.is_set():
+            self.send(self._limit)
+
     def follower_ended(self, within_s: float | None) -> None:
         """One of them; all others are to be ended after so many seconds."""
         self._end_ranks(within_s)
@@ -274,8 +287,22 @@ class Worker:
         if self._early is not None:
             self._early.append(message)
             return
-        most_bytes = None if self.followers is None else self.followers.most_bytes
-        if not self._link.send(within(of_each(message, self._ranks), most_bytes)):
+        match message:
+            case Limit():
+                self._limit = message
+            case Load(limit_bytes=int(limit_bytes)):
+                self._limit = Limit(
+                    limit_bytes=limit_bytes,
+                    beside_bytes=message.beside_bytes,
+                    bound=message.bound,
+                )
+            case _:
+                pass
+        message = of_each(message, self._ranks)
+        if self.followers is not None:
+            promise = self.followers.promise
+            message = within(message, promise.most_bytes, promise.bound_bytes)
+        if not self._link.send(message):
             # Either it doesn't read, or it is gone and the news of that are on their way.
             self._loop.call_later(_LAST_FRAMES_S, self._check_reads)
 
@@ -383,6 +410,8 @@ class Worker:
                 self._process.send_signal(signal.SIGKILL)
 
     def _on_message(self, message: WorkerMessage) -> None:
+        if isinstance(message, Need) and self.followers is not None:
+            self.followers.need(message)
         message = of_all(message, self._ranks)
         match message:
             case Output(deltas=deltas):

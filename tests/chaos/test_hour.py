@@ -36,7 +36,7 @@ restart_limit = 10000
 disk = {BOUND_BYTES}
 """
 # The same model isn't killed sooner: that would be the death of its requests.
-SAFE_S = 20.0
+SAFE_S = 60.0
 # Files come and go while they are counted.
 COUNTING_BYTES = 1_000_000
 # An allocator's habits, beside what a leak would make of thousands of requests.

@@ -5,8 +5,10 @@ of either host. The other hosts are agents on loopback.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +18,10 @@ from gateway.memory.estimate.options import Options
 from tests.cli.terminal import bulkhead
 from tests.support.agent import Agent, model_table
 from tests.support.gateway import Gateway, eventually, gone
-from tests.support.shapes import sparse
+from tests.support.shapes import DEMO, sparse
 
 PROMPT = "Tell me a story about a small model."
+TOKENS = 32
 SETTINGS = "[workers]\nrestart_limit = 1000\nheartbeat_timeout_s = 5\n"
 
 
@@ -36,6 +39,18 @@ def gateway(agent: Agent) -> Iterator[Gateway]:
     yield gateway
     # The last test kills it.
     assert gateway.stop() in (0, -signal.SIGKILL), gateway.log
+
+
+def expect_small_processes(state_dir: Path) -> None:
+    """As if a worker without a model took next to nothing."""
+    Learned(state_dir / "learned.json").put_process(1_000_000)
+
+
+def agent_free_bytes(gateway: Gateway) -> int:
+    (free_bytes,) = eventually(
+        lambda: [each["free_bytes"] for each in gateway.status()["hosts"] if each["ranks"]]
+    )
+    return int(free_bytes)
 
 
 def processes(gateway: Gateway, agent: Agent) -> list[int]:
@@ -127,6 +142,26 @@ def test_a_model_that_fits_no_budget_but_two(tmp_path):
         assert gateway.stop() == 0
         assert small.stop() == 0
         assert large.stop() == 0
+
+
+def test_a_process_larger_than_was_estimated_leaves_room_for_the_sequence(tmp_path):
+    """At the first load on a new state folder, where nothing was measured."""
+    far = shutil.copytree(DEMO, tmp_path / "far")
+    agent = Agent()
+    config = SETTINGS + agent.table() + model_table("far", far, "local", "studio2")
+    gateway = Gateway(config=config, models=(), prepare=expect_small_processes)
+    try:
+        gateway.load("far")
+        before_bytes = agent_free_bytes(gateway)
+        answer = gateway.chat(
+            PROMPT, "far", temperature=0, max_tokens=TOKENS, ignore_eos=True
+        ).raise_for_status()
+        assert answer.json()["usage"]["completion_tokens"] == TOKENS
+        assert eventually(lambda: agent_free_bytes(gateway) < before_bytes)
+        assert gateway.model("far")["last_exit"] is None
+    finally:
+        assert gateway.stop() == 0
+        assert agent.stop() == 0
 
 
 def test_a_gateway_that_is_killed_leaves_nothing_anywhere(agent, gateway):

@@ -29,6 +29,19 @@ def test_a_rank_that_holds_more_than_it_was_promised_has_that():
     assert room.free_bytes == 6_000_000_000
 
 
+def test_a_promise_is_raised_as_far_as_there_is_room():
+    room = Room(10_000_000_000)
+    assert room.admit("a", 4_000_000_000) is None
+    assert room.admit("b", 3_000_000_000) is None
+    room.note("a", 5_000_000_000)
+    assert room.raise_to("a", 6_000_000_000) == 6_000_000_000
+    assert room.raise_to("a", 9_000_000_000) == 7_000_000_000
+    assert room.free_bytes == 0
+    # What was promised stays.
+    assert room.raise_to("a", 1_000_000_000) == 7_000_000_000
+    assert room.raise_to("b", 4_000_000_000) == 3_000_000_000
+
+
 class Host(RuleBasedStateMachine):
     ranks = Bundle("ranks")
 

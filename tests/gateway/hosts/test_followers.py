@@ -26,6 +26,9 @@ class ScriptedRank:
     async def footprint(self) -> Footprint:
         return Footprint(host_bytes=100 + self.pid, host_peak_bytes=None)
 
+    async def keep(self, wanted_bytes: int) -> int:
+        return wanted_bytes
+
     async def dump(self) -> None:
         self.taken.append("dump")
 
@@ -78,6 +81,7 @@ class Told:
     def __init__(self) -> None:
         self.ends: list[float | None] = []
         self.starts: list[str | None] = []
+        self.promises: list[str | None] = []
         self.ended = asyncio.Event()
 
     def end(self, within_s: float | None) -> None:
@@ -103,7 +107,9 @@ def followers(tmp_path: Path, told: Told) -> Callable[[ScriptedHost, int], Follo
             silence_s=5.0,
             cards=["4", "6"],
         )
-        return Followers(plan, tmp_path / "7.rank", told.end, told.starts.append)
+        return Followers(
+            plan, tmp_path / "7.rank", told.end, told.starts.append, told.promises.append
+        )
 
     return make
 

@@ -42,6 +42,9 @@ class Witness:
     def worker_misbehaved(self, worker: Worker, reason: str) -> None:
         raise AssertionError(reason)
 
+    def worker_outgrew(self, worker: Worker, reason: str) -> None:
+        raise AssertionError(reason)
+
     def worker_is_foreign(self, worker: Worker, reason: str) -> None:
         raise AssertionError(reason)
 
