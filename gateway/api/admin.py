@@ -14,9 +14,9 @@ from starlette.responses import Response
 from starlette.routing import Mount
 
 from gateway.api import events, keys, library, live, logs, pulls, requests
-from gateway.api.bodies import read_json
+from gateway.api.bodies import read_count, read_json
 from gateway.api.callers import caller_of
-from gateway.api.openapi.operation import LOADS, Described, Operation
+from gateway.api.openapi.operation import LOADS, Described, Operation, Query
 from gateway.api.status import ModelStatus, Status, gateway_status, model_status
 from gateway.config.settings import ConfigError
 from gateway.dispatch.refusal import Refusal
@@ -97,8 +97,11 @@ async def clear_prompts(request: Request) -> Response:
 async def estimate(request: Request) -> Response:
     """What a load would bring about now; nothing is loaded."""
     fleet: Fleet = request.app.state.fleet
+    compartment = _compartment(request)
+    configured_tokens = compartment.model.settings.context_tokens
+    tokens = max(1, read_count(request, "context_tokens", configured_tokens))
     try:
-        return _json(await fleet.steward.forecast(_compartment(request).tenancy))
+        return _json(await fleet.steward.forecast(compartment.tenancy, tokens))
     except UnreadableError as error:
         raise Refusal("model_unavailable", str(error)) from error
 
@@ -184,6 +187,7 @@ _ESTIMATE: Final = Operation(
     summary="What a load would bring about",
     tag="operation",
     answer=Forecast,
+    query=[Query("context_tokens", "integer", "Of the outline; else the model's own.")],
     refusals=("model_not_found", "model_unavailable"),
 )
 _ORDER: Final = Operation(

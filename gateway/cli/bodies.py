@@ -107,7 +107,17 @@ class GroupReading(Struct, frozen=True):
 
 
 class ForecastReading(Struct, frozen=True):
+    """`outline` is as it was sent; a gateway of an earlier version gives none."""
+
     about: str
+    outline: Raw = Raw(b"null")
+
+
+class ConfigReading(Struct, frozen=True):
+    """The file that the gateway has read, absolute, and what tells its content from another."""
+
+    file: str | None = None
+    digest: str | None = None
 
 
 class GatewayReading(Struct, frozen=True):
@@ -121,6 +131,7 @@ class GatewayReading(Struct, frozen=True):
     reason: str | None = None
     prompt_cache: PromptCacheReading = PromptCacheReading()
     hosts: tuple[HostReading, ...] = ()
+    config: ConfigReading = ConfigReading()
 
     def model(self, model_id: str) -> ModelReading | None:
         return next((each for each in self.models if each.id == model_id), None)

@@ -93,10 +93,13 @@ class GatewayClient:
         """The model of an id or alias."""
         return self.read(self.get(f"/v1/models/{_quoted(model_id)}"), ListedModel)
 
-    def forecast(self, model_id: str) -> ForecastReading:
-        """What a load would bring about now."""
+    def forecast(self, model_id: str, context_tokens: int | None) -> ForecastReading:
+        """What a load would bring about now; None: with the model's own context."""
         path = f"/admin/v1/models/{_quoted(model_id)}/estimate"
-        with self._answer("GET", path, _SLOW) as response:
+        query: dict[str, str | int] = (
+            {} if context_tokens is None else {"context_tokens": context_tokens}
+        )
+        with self._answer("GET", path, _SLOW, query=query) as response:
             return self.read(response.read(), ForecastReading)
 
     def get(self, path: str, **query: str | int) -> bytes:

@@ -13,6 +13,7 @@ from gateway.memory.admission import Admission
 from gateway.memory.appraiser import Appraiser, Guessed
 from gateway.memory.estimate.estimate import Estimate
 from gateway.memory.estimate.fitting import shortened
+from gateway.memory.estimate.outline import Outline, outline_of
 from gateway.model.model import Model
 
 logger = logging.getLogger(__name__)
@@ -72,6 +73,20 @@ class Estimates:
             return found.bytes
         possible_bytes = self._admission.ledger.possible_for(model.id)
         return shortened(found.estimate, possible_bytes).floor_bytes
+
+    async def outline(self, model: Model, company: dict[str, int]) -> Outline | None:
+        """What is to be told of it; None if its files aren't understood.
+
+        Raises:
+            UnreadableError: they can't be read now.
+        """
+        found = await self._appraiser.appraise(model)
+        if isinstance(found, Guessed):
+            return None
+        ledger = self._admission.ledger
+        possible_bytes = ledger.possible_for(model.id)
+        kept_bytes = ledger.usable_bytes - possible_bytes
+        return outline_of(found.estimate, max(0, possible_bytes), kept_bytes, company)
 
     def key_of(self, model_id: str, fixed_bytes: int) -> str | None:
         """By what its worker's `fixed_bytes` are kept; None if they are to be kept by nothing."""

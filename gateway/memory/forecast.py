@@ -10,13 +10,14 @@ from msgspec import Struct
 from gateway.config.sizes import format_size
 from gateway.memory.admission import Admission
 from gateway.memory.decisions import Admit, Decision, Evict, Refuse
+from gateway.memory.estimate.outline import Outline
 
 
 class Forecast(Struct, frozen=True):
     """`loads` are the floors of the models that it takes, in bytes: those of its group that aren't
     loaded among them. They would have `usable_bytes` with all others. `evicts` are idle models that
     would go at once; `displaces` busy ones, if it waits for as long as `queue.max_wait_s`. `about`
-    says all that.
+    says all that. `outline` is None if the model's files aren't understood.
     """
 
     model: str
@@ -28,6 +29,7 @@ class Forecast(Struct, frozen=True):
     evicts: tuple[str, ...]
     displaces: tuple[str, ...]
     about: str
+    outline: Outline | None = None
 
 
 def forecast(

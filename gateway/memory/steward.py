@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Final
 
+import msgspec
 from msgspec import Struct
 
 from gateway.clock.present import present_clock
@@ -223,8 +224,8 @@ class Steward:
             self.admission.reserve_spare(self._wanted_spares * process_bytes)
             self.decide_soon()
 
-    async def forecast(self, tenant: Tenant) -> Forecast:
-        """What its load would bring about now.
+    async def forecast(self, tenant: Tenant, context_tokens: int) -> Forecast:
+        """What its load would bring about now. The outline is of so long a context.
 
         Raises:
             UnreadableError: what it takes can't be told now.
@@ -236,8 +237,14 @@ class Steward:
             # One that can't be read stays out.
             if name in ledger.floors:
                 floors[name] = ledger.floors[name]
+        settings = msgspec.structs.replace(tenant.model.settings, context_tokens=context_tokens)
+        outline = await self._estimates.outline(
+            msgspec.structs.replace(tenant.model, settings=settings),
+            {name: each for name, each in floors.items() if name != model_id},
+        )
         self._note_all()
-        return forecast(self.admission, model_id, floors, tenant.priority, self._clock.now())
+        found = forecast(self.admission, model_id, floors, tenant.priority, self._clock.now())
+        return msgspec.structs.replace(found, outline=outline)
 
     def remark(self, model_id: str, requests: int) -> str | None:
         """What there is to say of the memory of a model that is loaded, in which so many requests
