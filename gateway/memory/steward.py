@@ -337,9 +337,7 @@ class Steward:
                     await self._hosts.check_room(settings.places, each_bytes)
                     break
                 except (ConnectionError, TimeoutError) as error:
-                    # Requests have deadlines of their own, as with a disk that isn't there.
-                    tenant.note_wait(f"it waits for a host: {error}; it is tried again")
-                    self._out_of_reach.add(tenant.model.id)
+                    self._note_out_of_reach(tenant, error)
                     await asyncio.sleep(_REACH_AGAIN_S)
         except NoRoomError as error:
             if tenant.waits_for_memory:
@@ -354,6 +352,12 @@ class Steward:
         finally:
             self._out_of_reach.discard(tenant.model.id)
         return False
+
+    def _note_out_of_reach(self, tenant: Tenant, error: OSError) -> None:
+        """Requests have deadlines of their own, as with a disk that isn't there."""
+        self._out_of_reach.add(tenant.model.id)
+        if tenant.waits_for_memory:
+            tenant.note_wait(f"it waits for a host: {error}; it is tried again")
 
     def _decide_now(self) -> None:
         if self._decision is not None:
