@@ -43,6 +43,8 @@ _SAME: Final = 0.05
 _BETWEEN_RELIEFS_S: Final = 10.0
 # For a small file of the state folder.
 _WRITE_S: Final = 30.0
+# Until a host out of reach is tried again.
+_REACH_AGAIN_S: Final = 2.0
 
 
 class HeldState(Struct, frozen=True, kw_only=True):
@@ -91,6 +93,8 @@ class Steward:
         self._decision: asyncio.Handle | None = None
         self._relieved_at = float("-inf")
         self._frozen = False
+        # Models that wait for a host of their ranks.
+        self._out_of_reach: set[str] = set()
 
     def register(self, tenants: Iterable[Tenant]) -> None:
         self._tenants = {each.model.id: each for each in tenants}
@@ -312,6 +316,9 @@ class Steward:
             if tenant.waits_for_memory:
                 tenant.cannot_be_read(str(error), watched=isinstance(error, AbsentError))
             return
+        if model_id in self._out_of_reach:
+            # It is asked for already.
+            return
         if not await self._has_room_elsewhere(tenant, needed_bytes):
             self.withdraw(model_id)
             return
@@ -330,9 +337,15 @@ class Steward:
         first: what is given up here for nothing would have to be loaded again.
         """
         settings = tenant.model.settings
+        each_bytes = needed_bytes // sharing(settings.ranks_here)
         try:
-            each_bytes = needed_bytes // sharing(settings.ranks_here)
-            await self._hosts.check_room(settings.places, each_bytes)
+            while tenant.waits_for_memory:
+                try:
+                    await self._hosts.check_room(settings.places, each_bytes)
+                    break
+                except (ConnectionError, TimeoutError) as error:
+                    self._note_out_of_reach(tenant, error)
+                    await asyncio.sleep(_REACH_AGAIN_S)
         except NoRoomError as error:
             if tenant.waits_for_memory:
                 tenant.has_no_room(
@@ -343,7 +356,15 @@ class Steward:
                 tenant.cannot_be_read(str(error), watched=False)
         else:
             return True
+        finally:
+            self._out_of_reach.discard(tenant.model.id)
         return False
+
+    def _note_out_of_reach(self, tenant: Tenant, error: OSError) -> None:
+        """Requests have deadlines of their own, as with a disk that isn't there."""
+        self._out_of_reach.add(tenant.model.id)
+        if tenant.waits_for_memory:
+            tenant.note_wait(f"it waits for a host: {error}; it is tried again")
 
     def _decide_now(self) -> None:
         if self._decision is not None:

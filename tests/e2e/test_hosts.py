@@ -17,7 +17,7 @@ from gateway.memory.estimate.learned import Learned
 from gateway.memory.estimate.options import Options
 from tests.cli.terminal import bulkhead
 from tests.support.agent import Agent, model_table
-from tests.support.gateway import Gateway, eventually, gone
+from tests.support.gateway import Gateway, chat_body, eventually, gone
 from tests.support.shapes import DEMO, sparse
 
 PROMPT = "Tell me a story about a small model."
@@ -99,6 +99,25 @@ def test_an_agent_that_ends_is_named(number, agent, gateway):
     shown = " ".join(bulkhead("status", url=gateway.url).stdout.split())
     assert "split: the last worker ended " in shown
     assert "rank 1 on studio2 was lost (" in shown
+
+
+def test_an_answer_waits_for_a_host_out_of_reach(agent, gateway):
+    gateway.load("split")
+    (_, there) = processes(gateway, agent)
+    body = chat_body(PROMPT, "split", max_tokens=400, ignore_eos=True, stream=True)
+    with gateway.client.stream("POST", "/v1/chat/completions", json=body) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        for each in (there, agent.process.pid):
+            os.kill(each, signal.SIGSTOP)
+        try:
+            eventually(lambda: "waits for a host" in (gateway.model("split")["reason"] or ""), 60)
+        finally:
+            for each in (agent.process.pid, there):
+                os.kill(each, signal.SIGCONT)
+        rest = list(lines)
+    assert "data: [DONE]" in rest
+    assert not any('"error"' in each for each in rest)
 
 
 def test_an_unload_leaves_nothing_there(agent, gateway):
