@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.hosts.bereavement import Loss
 from gateway.hosts.fate import LEADER_FOLLOWS_S, Fate
 from gateway.hosts.host import RankEnd
 from gateway.process.ladder import Step
@@ -29,24 +30,24 @@ def test_a_rank_takes_the_others_along(end: RankEnd) -> None:
     fate = running(1, 2)
     assert fate.follower_ended(2, "there", end) == 0.0
     assert fate.must_end()
-    assert fate.loss == f"rank 2 on there was lost ({end.reason})"
-    assert fate.loss_status == end.status
+    loss = Loss(f"rank 2 on there was lost ({end.reason})", end.status or ExitStatus(None, None))
+    assert fate.loss == loss
     # The first one is to blame.
     assert fate.follower_ended(1, "here", KILLED) is None
-    assert "rank 2" in fate.loss
-    assert fate.leader_ended() is None
+    assert fate.loss == loss
+    assert fate.leader_ended(LEFT) is None
     assert fate.over
 
 
 def test_rank_0_takes_the_others_along() -> None:
     fate = running(1, 2)
-    assert fate.leader_ended() == 0.0
+    assert fate.leader_ended(KILLED) == 0.0
     assert fate.must_end()
     assert fate.follower_ended(1, "here", KILLED) is None
     assert not fate.over
     assert fate.follower_ended(2, "here", KILLED) is None
     assert fate.over
-    assert fate.loss is None
+    assert fate.loss == Loss("rank 0 on this machine was lost (signal SIGKILL)", KILLED.status)
     assert not fate.must_end()
 
 
@@ -55,7 +56,7 @@ def test_an_order_to_end_is_given_once() -> None:
     fate.end()
     assert not fate.must_end()
     assert fate.follower_ended(1, "here", KILLED) is None
-    assert fate.leader_ended() is None
+    assert fate.leader_ended(LEFT) is None
     assert fate.loss is None
 
 
@@ -70,7 +71,7 @@ def test_one_that_leaves_was_told_to_by_rank_0() -> None:
     fate = running(1)
     assert fate.follower_ended(1, "here", LEFT) == LEADER_FOLLOWS_S
     assert fate.loss is None
-    fate.leader_ended()
+    fate.leader_ended(LEFT)
     assert fate.over
     assert not fate.must_end()
 
@@ -80,13 +81,14 @@ def test_unless_rank_0_stays() -> None:
     assert fate.follower_ended(1, "here", LEFT) == LEADER_FOLLOWS_S
     assert fate.follower_ended(2, "here", LEFT) == LEADER_FOLLOWS_S
     assert fate.must_end()
-    assert fate.loss == "rank 1 on here was lost (exit code 0)"
+    assert fate.loss is not None
+    assert fate.loss.reason == "rank 1 on here was lost (exit code 0)"
 
 
 def test_rank_0_that_follows_late_has_no_loss() -> None:
     fate = running(1, 2)
     fate.follower_ended(1, "here", LEFT)
-    assert fate.leader_ended() == 0.0
+    assert fate.leader_ended(LEFT) == 0.0
     assert fate.must_end()
     assert fate.loss is None
 
@@ -111,7 +113,7 @@ def test_one_that_comes_late_is_told_by_itself(told: Step, then: Step) -> None:
 
 def test_one_that_comes_after_rank_0_is_told() -> None:
     fate = Fate()
-    assert fate.leader_ended() == 0.0
+    assert fate.leader_ended(LEFT) == 0.0
     assert not fate.may_start
     assert fate.started(1) is Step.TERMINATE
     assert not fate.over
@@ -122,7 +124,7 @@ def test_one_that_comes_after_rank_0_is_told() -> None:
 
 def test_as_long_as_one_may_come_it_is_not_over() -> None:
     fate = Fate()
-    fate.leader_ended()
+    fate.leader_ended(LEFT)
     assert not fate.followers_gone
     assert not fate.over
     fate.none_more()
