@@ -34,6 +34,10 @@ _READING_S: Final = 8.0
 _SIGNAL_S: Final = 3.0
 
 
+class _LeaseEndedError(OSError):
+    """The agent has ended it, or is another one than before."""
+
+
 class AgentLink:
     """Opens a lease with the first rank, and lets go of it some time after the last one."""
 
@@ -88,6 +92,13 @@ class AgentLink:
                 f"{self.name}: ranks on other hosts run in the environment of the agent there; the "
                 "model's python can't be had."
             )
+        try:
+            return await self._start(order, log)
+        except _LeaseEndedError:
+            # This side hadn't heard of it yet.
+            return await self._start(order, log)
+
+    async def _start(self, order: RankOrder, log: WorkerLog) -> LeasedRank:
         held = await self._held()
         rank = held.expect(order.rank, log, order.needed_bytes)
         body = OrderBody(
@@ -108,6 +119,8 @@ class AgentLink:
                 self._disown(held, rank, error)
                 return rank
             held.forget(rank)
+            if held.ended_by(error):
+                raise _LeaseEndedError(f"{self.name}: {error}") from error
             if error.code == "insufficient_memory":
                 raise NoRoomError(f"{self.name}: {error}") from error
             raise OSError(f"{self.name}: {error}") from error

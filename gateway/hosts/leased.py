@@ -86,6 +86,14 @@ class Leasehold:
         self._ranks.pop(rank.id, None)
         self._tenants.ended(rank.id)
 
+    def ended_by(self, error: RefusedError) -> bool:
+        """Whether the host said by this that the lease is over."""
+        if error.code == "not_found":
+            self._none_left(f"{self._host} has ended it: {error}")
+        elif error.code == LEASE_OVER:
+            self._lose(f"{self._host} ends it: {error}")
+        return self.over
+
     def measured(self, rank: LeasedRank, footprint_bytes: int) -> None:
         self._tenants.measured(rank.id, footprint_bytes)
 
@@ -114,10 +122,7 @@ class Leasehold:
                 )
             except RefusedError as error:
                 self._failure = str(error)
-                if error.code == "not_found":
-                    self._none_left(f"{self._host} has ended it: {error}")
-                elif error.code == LEASE_OVER:
-                    self._lose(f"{self._host} ends it: {error}")
+                self.ended_by(error)
                 await asyncio.sleep(_RETRY_S)
             except OSError as error:
                 self._failure = str(error)

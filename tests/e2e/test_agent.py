@@ -273,6 +273,25 @@ async def test_a_link_that_comes_back_in_time_loses_nothing(agent, tmp_path):
         link.close()
 
 
+async def test_a_lease_that_has_ended_there_unheard_is_followed_by_another(agent, tmp_path):
+    """As that of an agent that was restarted a moment ago."""
+    log = rank_log(tmp_path)
+    link = agent.link()
+    try:
+        first = await link.start(order(), log)
+        assert link._leasehold is not None
+        with insecure(agent, key_of(agent)) as client:
+            ended = client.delete(f"/v1/leases/{link._leasehold.lease}")
+        assert ended.is_success, ended.text
+        second = await link.start(order(), log)
+        assert await asyncio.wait_for(asyncio.shield(first.end), 120)
+        assert not gone(second.pid)
+    finally:
+        await link.close()
+        log.close()
+    await until(lambda: not agent.children())
+
+
 async def test_a_rank_whose_start_nobody_heard_of_is_ended(agent, tmp_path):
     """The order goes through, and its answer doesn't come: it counts as one that runs until it is
     known to be gone.
