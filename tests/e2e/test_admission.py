@@ -137,16 +137,18 @@ def test_files_that_change_after_the_estimate(
 
 
 def test_a_busy_model_is_waited_for_and_a_priority_is_not(
-    start_gateway: Callable[..., Gateway], folder: Path, needed: int
+    start_gateway: Callable[..., Gateway], folder: Path, needed: int, tmp_path: Path
 ) -> None:
     running = start_gateway(
         *_budget(needed * 1.5),
         models=(),
+        # It is busy for as long as the others take to come, however fast the machine is.
+        environment=sitecustomize(tmp_path / "site", in_engine_step("time.sleep(0.01)")),
         config="[queue]\nmax_wait_s = 15.0\n"
         + _models(folder, "a", "b", "urgent", urgent={"priority": 5}),
     )
     running.load("a")
-    fields = {"max_tokens": 600, "ignore_eos": True, "temperature": 0.0}
+    fields = {"max_tokens": 400, "ignore_eos": True, "temperature": 0.0}
     undisturbed = open_stream(running, STORY, "a", **fields).join()
     busy = open_stream(running, STORY, "a", **fields)
     eventually(lambda: busy.text)
