@@ -118,8 +118,10 @@ def test_without_descriptors_readings_stop_and_go_on(
     pids = [running.load(each)["worker"]["pid"] for each in ("demo", "other")]
     eventually(lambda: running.status()["memory"]["footprint_bytes"])
     assert running.client.get("/health").json()["faults"] == []
-    undisturbed = open_stream(running, STORY, **LONG).join().outcome
-    stream = open_stream(running, STORY, **LONG)
+    # It outlasts the next readings: where it ends, a descriptor is free.
+    longer = {**LONG, "max_tokens": 1500}
+    undisturbed = open_stream(running, STORY, **longer).join().outcome
+    stream = open_stream(running, STORY, **longer)
     eventually(lambda: stream.text)
     # One that was idle for 5 s httpx would leave for another, which couldn't be had any more.
     running.client.get("/livez")
