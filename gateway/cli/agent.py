@@ -15,6 +15,7 @@ import click
 
 from gateway.agent import server
 from gateway.agent.server import Terms
+from gateway.cli.log_options import log_level_option, log_to_option
 from gateway.cli.printable import printable
 from gateway.config.kinds import Size, Time, UnexpectedError, toml_text
 from gateway.config.loopback import is_loopback
@@ -88,20 +89,8 @@ def _check_lease(_context: click.Context, _parameter: click.Parameter, text: str
 )
 @click.option("--certificate", help="Certificate in PEM [one that the agent makes].")
 @click.option("--certificate-key", help="Its key, in PEM and without a password.")
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-)
-@click.option(
-    "--log-to",
-    type=click.Choice(["stderr", "file"]),
-    default="stderr",
-    envvar="BULKHEAD_LOG",
-    hidden=True,
-    help="file: stderr is kept for crashes, as the log of a service is.",
-)
+@log_level_option
+@log_to_option
 def command(
     *,
     host: str,

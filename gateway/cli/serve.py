@@ -12,6 +12,7 @@ from typing import NoReturn
 import click
 
 from gateway.cli.flags import takes_flags
+from gateway.cli.log_options import log_level_option, log_to_option
 from gateway.cli.printable import printable
 from gateway.config.network import exposed, tls_files
 from gateway.config.places import Places
@@ -35,20 +36,8 @@ logger = logging.getLogger(__name__)
 
 
 @click.command("serve")
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-)
-@click.option(
-    "--log-to",
-    type=click.Choice(["stderr", "file"]),
-    default="stderr",
-    envvar="BULKHEAD_LOG",
-    hidden=True,
-    help="file: stderr is kept for crashes, as the log of a service is.",
-)
+@log_level_option
+@log_to_option
 @click.option(
     "--mistake-status",
     type=click.IntRange(0, 255),

@@ -9,14 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
     rule,
-    run_state_machine_as_test,
 )
 
 from gateway.agent.bodies import Ended, News
@@ -711,17 +709,3 @@ class World(RuleBasedStateMachine):
 
     def _tell(self, what: str) -> str:
         return "\n".join([f"{self.now}: {what}", *self.story, str(self.incarnation)])
-
-
-def run_worlds(world: type[World], examples: int) -> None:
-    run_state_machine_as_test(
-        world,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=20,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            phases=(Phase.generate,),
-            print_blob=False,
-        ),
-    )

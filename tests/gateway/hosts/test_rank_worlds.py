@@ -11,7 +11,8 @@ from gateway.hosts.host import RankEnd
 from gateway.hosts.tenants import Tenants
 from gateway.process.ladder import Step
 from protocol.grace import grace_s
-from tests.gateway.hosts.rank_world import World, run_worlds
+from tests.gateway.hosts.rank_world import World
+from tests.support.worlds import run_worlds
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from gateway.memory.groups import Group, Groups
 from gateway.memory.holder import Holder
 from gateway.memory.ledger import Ledger
 from gateway.memory.reclaim import Reclaim
-from tests.gateway.memory.world import BUDGET, MODELS, PATIENCE_S, SPARE, World, run_worlds
+from tests.gateway.memory.world import BUDGET, MODELS, PATIENCE_S, SPARE, World
+from tests.support.worlds import run_worlds
 
 _KINDS = ("together", "swap", "reserve", "swap reserve", "together reserve")
 

@@ -9,7 +9,8 @@ from gateway.memory.claim import Claim
 from gateway.memory.decisions import Decision
 from gateway.memory.holder import Need
 from gateway.memory.turn import Turn
-from tests.gateway.memory.world import BUDGET, PATIENCE_S, SPARE, World, run_worlds
+from tests.gateway.memory.world import BUDGET, PATIENCE_S, SPARE, World
+from tests.support.worlds import run_worlds
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
     rule,
-    run_state_machine_as_test,
 )
 
 from gateway.memory.admission import Admission
@@ -431,17 +429,3 @@ class World(RuleBasedStateMachine):
                 self._end(model)
         self.admission.decide(self.now)
         assert self.admission.ledger.committed_bytes == SPARE, "something leaks"
-
-
-def run_worlds(world: type[World], examples: int) -> None:
-    run_state_machine_as_test(
-        world,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=20,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            phases=(Phase.generate,),
-            print_blob=False,
-        ),
-    )
