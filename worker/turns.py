@@ -89,6 +89,7 @@ class Turns:
             thread.figures.active, thread.figures.waiting = 0, engine.waiting
         if tokens:
             thread.emit(Stepped(thread.figures.step, tokens))
+        engine.keep()
         for broken in engine.take_broken():
             thread.emit(GivenUp(no_further(broken)))
         if time.monotonic() - self._memory_read_at >= _MEMORY_READING_S:

@@ -95,4 +95,5 @@ def _run(engine: Engine, together: list[Sequence]) -> None:
         if not engine.active + engine.waiting:
             break
         engine.step()
+        engine.keep()
     engine.remove([sequence.request_id for sequence in together])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import random
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from mlx_lm.models.cache import KVCache
 from protocol.prompt_store import PromptStore
 from protocol.requests import Sampling
 from tests.support import shapes
+from tests.support.stepping import step
 from worker.caches import Caches
 from worker.engines.batched import BatchedEngine
 from worker.engines.room import Batch, CacheShape, Room, measure
@@ -124,7 +126,7 @@ def _run(engine: Engine, *sequences: Sequence) -> dict[str, list[Token]]:
     for _ in range(1000):
         if not engine.active + engine.waiting:
             return tokens
-        for token in engine.step():
+        for token in step(engine):
             tokens.setdefault(token.request_id, []).append(token)
     raise AssertionError("it doesn't end")
 
@@ -192,7 +194,7 @@ def test_memory_that_is_called_back(bench: Bench) -> None:
     engine.add(sequence)
     made: list[Token] = []
     while len(made) < 5:
-        made += engine.step()
+        made += step(engine)
     need = engine.need
     assert need.cache_bytes == cache.bytes_ > 0
     assert need.cache_wanted_bytes >= need.cache_bytes
@@ -220,12 +222,12 @@ def test_what_was_stored(bench: Bench, tmp_path: Folder) -> None:
     def answer(cache: PromptCache | None) -> tuple[list[Token], bool]:
         engine = bench.plain_engine() if cache is None else bench.engine(cache)
         engine.add(bench.sequence("r", bench.tokens(80), boundaries=[80], max_tokens=3))
-        tokens = engine.step()
+        tokens = step(engine)
         waited = engine.fetching
         assert not (waited and (tokens or engine.short or engine.active))
         deadline = time.monotonic() + 20
         while engine.fetching and time.monotonic() < deadline:
-            tokens += engine.step()
+            tokens += step(engine)
             time.sleep(0.001)
         return tokens + _run(engine).get("r", []), waited
 
@@ -254,11 +256,11 @@ def test_what_is_read_at_once_is_taken_over_bit_by_bit(
         cache = PromptCache(bench.cutter, Disk(store, "m", b"", lambda: None))
         engine = bench.engine(cache)
         engine.add(bench.sequence("r", bench.tokens(700), boundaries=[700], max_tokens=1))
-        tokens = engine.step()
+        tokens = step(engine)
         deadline = time.monotonic() + 60
         while engine.fetching and time.monotonic() < deadline:
             time.sleep(0.01)
-            tokens += engine.step()
+            tokens += step(engine)
         tokens += _run(engine).get("r", [])
         cache.close(at_most_s=60)
         return tokens[0].cached_tokens
@@ -318,7 +320,7 @@ def test_what_is_known_stays_where_memory_is_lent(
     tokens: list[Token] = []
     for _ in range(1000):
         need = engine.need
-        tokens += engine.step()
+        tokens += step(engine)
         room.limit_bytes = max(floor_bytes, need.wanted_bytes) + need.cache_wanted_bytes
         engine.make_room()
     assert _ids(tokens) == expected
@@ -336,7 +338,7 @@ def test_nobody_waits_for_long_where_nothing_is_lent(
     expected = _ids(_run(engine, sequence)["r"])
     room.limit_bytes = room.needed_bytes([Batch(1, 512)]) + cache.bytes_ // 2
     engine.add(sequence)
-    assert engine.step() == []
+    assert step(engine) == []
     assert (engine.fetching, engine.active, engine.waiting) == (True, 0, 1)
     assert engine.need.wanted_bytes + engine.need.cache_wanted_bytes > room.limit_bytes
     engine.remove(["r"])
@@ -345,6 +347,18 @@ def test_nobody_waits_for_long_where_nothing_is_lent(
     deadline = time.monotonic() + 60
     tokens: list[Token] = []
     while engine.active + engine.waiting and time.monotonic() < deadline:
-        tokens += engine.step()
+        tokens += step(engine)
     assert _ids(tokens) == expected
     assert not engine.fetching
+
+
+def test_without_a_prompt_cache_nothing_is_held_of_what_has_ended(bench: Bench) -> None:
+    """Models whose caches can't be restored have none."""
+    engine = bench.engine()
+    held_bytes = []
+    for number in range(4):
+        _run(engine, bench.sequence(str(number), bench.tokens(150, seed=number)))
+        gc.collect()
+        mx.clear_cache()
+        held_bytes.append(mx.get_active_memory())
+    assert held_bytes[1] == held_bytes[-1]

@@ -15,6 +15,7 @@ from protocol.requests import Generate, Sampling, Tools
 from protocol.tokens import pack
 from tests.support import shapes
 from tests.support.answers import text_of
+from tests.support.stepping import step
 from worker.context import Context
 from worker.engines.batched import BatchedEngine
 from worker.engines.room import CacheShape, Room
@@ -86,7 +87,7 @@ def _run(model: LoadedModel, generate: Generate) -> tuple[Prepared, Answer]:
     engine.add(prepared.sequence)
     answer = Answer([], [], None)
     while answer.finish_reason is None:
-        for token in engine.step():
+        for token in step(engine):
             answer.token_ids.append(token.token_id)
             answer.finish_reason = token.finish_reason
             parts = [] if token.finish_reason == "stop" else prepared.answer.add(token.token_id)

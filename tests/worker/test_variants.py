@@ -22,6 +22,7 @@ from protocol.prompts import TokenPrompt
 from protocol.requests import Generate, Sampling
 from protocol.tokens import pack
 from tests.support import shapes
+from tests.support.stepping import step
 from worker.caches import Caches
 from worker.engine_thread import Ended, EngineThread, Loaded, Stepped
 from worker.engines.batched import BatchedEngine
@@ -88,7 +89,7 @@ def _run(engine: Engine, sequence: Sequence) -> list[Token]:
     engine.add(sequence)
     tokens = []
     while engine.active + engine.waiting:
-        tokens += engine.step()
+        tokens += step(engine)
     return tokens
 
 

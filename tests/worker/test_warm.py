@@ -11,6 +11,7 @@ import pytest
 
 from protocol.prompt_store import Measured, PromptStore
 from tests.support import shapes
+from tests.support.stepping import step
 from worker.caches import Caches
 from worker.engines.batched import BatchedEngine
 from worker.engines.need import Need
@@ -54,7 +55,7 @@ class Bench:
         path = self.paths.find(token_ids, "", boundaries)
         self.engine.add(Sequence("r", token_ids, 1, None, ignore_eos=True, path=path))
         for steps in range(1, 100):
-            if self.engine.step():
+            if step(self.engine):
                 return steps
         raise AssertionError("no token")
 

@@ -71,6 +71,8 @@ class BatchedEngine:
         self._held: deque[Sequence] = deque()
         self._batches: deque[RowBatch] = deque()
         self._keeper = None if prompt_cache is None else Keeper(prompt_cache, room)
+        # What it has computed last hasn't been kept yet.
+        self._stepped: RowBatch | None = None
         self._stall_s = _CAUTION * stall_s
         self._pace = PrefillPace(largest_chunk(), beside_decoding_s=self._stall_s)
         self._begun = 0
@@ -149,6 +151,7 @@ class BatchedEngine:
             batch.remove(removed)
 
     def step(self) -> list[Token]:
+        self.keep()
         if self._keeper is not None:
             self._keeper.cache.collect()
         self.make_room()
@@ -159,11 +162,18 @@ class BatchedEngine:
         self._batches.rotate(-1)
         others_decode = any(each.decodes for each in self._batches if each is not batch)
         tokens = batch.step(beside_decoding=others_decode, share_s=self._share_s(batch))
+        self._stepped = batch
+        return tokens
+
+    def keep(self) -> None:
+        batch, self._stepped = self._stepped, None
+        if batch is None:
+            return
+        ended = batch.ended_rows()
         if self._keeper is not None:
-            self._keeper.keep(batch.cached_rows(), batch.ended_rows(), self._sizes())
+            self._keeper.keep(batch.cached_rows(), ended, self._sizes())
         if not len(batch) and len(self._batches) > 1:
             self._close(batch)
-        return tokens
 
     def make_room(self) -> None:
         """Put rows aside until the rest is within the limit."""
@@ -191,6 +201,7 @@ class BatchedEngine:
         return [broken for each in self._batches for broken in each.take_broken()]
 
     def close(self) -> None:
+        self._stepped = None
         for batch in list(self._batches):
             self._close(batch)
         del self._model

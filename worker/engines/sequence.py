@@ -137,6 +137,11 @@ class Engine(Protocol):
     def step(self) -> list[Token]:
         """One decoding step of everything that decodes, and one chunk of prefill."""
 
+    def keep(self) -> None:
+        """What the last step computed is kept for prompts that begin alike. Called once its tokens
+        are on their way, as it takes milliseconds a row; otherwise the next step begins with it.
+        """
+
     def clear_prompts(self) -> int:
         """Let go of all prompts that are kept in memory; returns how many bytes that were."""
 

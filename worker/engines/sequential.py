@@ -82,6 +82,8 @@ class SequentialEngine:
         self._keeper = None if prompt_cache is None else Keeper(prompt_cache, room)
         self._waiting: deque[Sequence] = deque()
         self._run: _Run | None = None
+        # What it has computed last hasn't been kept yet.
+        self._stepped: _Run | None = None
         self._pace = PrefillPace(largest_chunk())
         self._begun = 0
         self._begin = begin
@@ -155,6 +157,7 @@ class SequentialEngine:
 
     def step(self) -> list[Token]:
         """A chunk of the prompt, or a token."""
+        self.keep()
         if self._keeper is not None:
             self._keeper.cache.collect()
         self.make_room()
@@ -166,6 +169,11 @@ class SequentialEngine:
         if run.tokens is None and self._computes_prompt(run):
             return []
         return [self._generate(run)]
+
+    def keep(self) -> None:
+        run, self._stepped = self._stepped, None
+        if run is not None:
+            self._keep(run, ended=run is not self._run)
 
     def take_broken(self) -> list[Broken]:
         found, self._unfit = self._unfit, []
@@ -181,7 +189,7 @@ class SequentialEngine:
 
     def close(self) -> None:
         self._waiting.clear()
-        self._run = self._begin = None
+        self._run = self._stepped = self._begin = None
         self._model = self._draft = None
         del self._caches
 
@@ -307,9 +315,8 @@ class SequentialEngine:
             row.prompt_scores,
         )
         row.prompt_scores = None
-        ended = token.finish_reason is not None
-        self._keep(run, ended=ended)
-        if ended:
+        self._stepped = run
+        if token.finish_reason is not None:
             self._run = None
         return token
 

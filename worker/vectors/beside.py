@@ -37,6 +37,8 @@ class NoText:
     def step(self) -> list[Token]:
         return []
 
+    def keep(self) -> None: ...
+
     def clear_prompts(self) -> int:
         return 0
 
@@ -114,6 +116,9 @@ class WithVectors:
         if self._text.active + self._text.waiting == 0:
             return []
         return self._text.step()
+
+    def keep(self) -> None:
+        self._text.keep()
 
     def clear_prompts(self) -> int:
         return self._text.clear_prompts()

@@ -14,6 +14,7 @@ import pytest
 
 from protocol.prompt_store import PromptStore, payloads
 from tests.support import shapes
+from tests.support.stepping import step
 from worker.caches import Caches
 from worker.engines.batched import BatchedEngine
 from worker.engines.room import Batch, CacheShape, Room, measure
@@ -174,7 +175,7 @@ class World:
                 Sequence(request_id, prompt, ANSWER_TOKENS, None, ignore_eos=True, path=path)
             )
         while engine.active + engine.waiting:
-            for token in engine.step():
+            for token in step(engine):
                 answers[token.request_id].append(token.token_id)
                 if cached and token.finish_reason is not None:
                     self.cached_tokens += token.cached_tokens
