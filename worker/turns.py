@@ -98,6 +98,7 @@ class Turns:
 
     def _rest(self) -> None:
         self._thread.figures.active = self._thread.figures.waiting = 0
+        self._engine.keep()
         self._thread.figures.memory = read_memory()
         if self._lead is not None:
             self._lead.rest()

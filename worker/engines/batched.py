@@ -151,7 +151,8 @@ class BatchedEngine:
             batch.remove(removed)
 
     def step(self) -> list[Token]:
-        self.keep()
+        if self._stepped is not None:
+            self.keep()
         if self._keeper is not None:
             self._keeper.cache.collect()
         self.make_room()
@@ -168,6 +169,8 @@ class BatchedEngine:
     def keep(self) -> None:
         batch, self._stepped = self._stepped, None
         if batch is None:
+            if self._keeper is not None:
+                self._keeper.cache.store()
             return
         ended = batch.ended_rows()
         if self._keeper is not None:

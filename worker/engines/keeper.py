@@ -150,7 +150,8 @@ class Keeper:
     def keep(
         self, running: Iterable[CachedRow], ended: Iterable[CachedRow], sizes: list[Batch]
     ) -> None:
-        """Keep what rows have that is new."""
+        """Keep what rows have that is new. What was kept the last time is computed by now."""
+        self.cache.store()
         self._missing_bytes = 0
         for each in running:
             depth = each.row.seen_tokens // BLOCK_TOKENS
@@ -166,6 +167,9 @@ class Keeper:
         if not self.cache.needs_snapshots:
             for each in ended:
                 self._keep(each, each.row.seen_tokens // BLOCK_TOKENS, sizes)
+        if not sizes:
+            # No step follows that computes meanwhile.
+            self.cache.store()
 
     def _keep(
         self, each: CachedRow, depth: int, sizes: list[Batch], *, snapshot: bool = False

@@ -140,6 +140,7 @@ class Engine(Protocol):
     def keep(self) -> None:
         """What the last step computed is kept for prompts that begin alike. Called once its tokens
         are on their way, as it takes milliseconds a row; otherwise the next step begins with it.
+        Called once more, nothing of it waits to be computed.
         """
 
     def clear_prompts(self) -> int:

@@ -157,7 +157,8 @@ class SequentialEngine:
 
     def step(self) -> list[Token]:
         """A chunk of the prompt, or a token."""
-        self.keep()
+        if self._stepped is not None:
+            self.keep()
         if self._keeper is not None:
             self._keeper.cache.collect()
         self.make_room()
@@ -174,6 +175,8 @@ class SequentialEngine:
         run, self._stepped = self._stepped, None
         if run is not None:
             self._keep(run, ended=run is not self._run)
+        elif self._keeper is not None:
+            self._keeper.cache.store()
 
     def take_broken(self) -> list[Broken]:
         found, self._unfit = self._unfit, []

@@ -80,7 +80,8 @@ class Cutter:
     def cut(self, caches: list[Any], row: int, first: int, last: int) -> list[Block]:
         """Blocks `first` up to `last` of a row of a batch's caches, or of single ones.
 
-        They are computed, and share no memory with the caches.
+        They are being computed, and share no memory with the caches once they are: to wait for
+        them would keep a GPU without work after the step that it computes now.
         """
         begin, end = first * BLOCK_TOKENS, last * BLOCK_TOKENS
         leaves = leaves_of(caches)
@@ -93,11 +94,11 @@ class Cutter:
             Block(tuple(mx.array(each[:, :, at : at + BLOCK_TOKENS]) for each in joined))
             for at in range(0, end - begin, BLOCK_TOKENS)
         ]
-        mx.eval([block.arrays for block in blocks])
+        mx.async_eval([block.arrays for block in blocks])  # type: ignore[no-untyped-call]
         return blocks
 
     def snapshot(self, caches: list[Any], row: int) -> Block:
-        """What can't be cut of a row's caches, as it is now."""
+        """What can't be cut of a row's caches, as it is now; it is being computed, too."""
         leaves = leaves_of(caches)
         arrays: list[mx.array] = []
         structure = []
@@ -107,7 +108,7 @@ class Cutter:
             structure.append(_take_apart(single.state, arrays))
         # A rotating cache has its keys as the model transposed them, and a copy would be so too.
         copies = tuple(mx.array(mx.contiguous(each)) for each in arrays)
-        mx.eval(copies)
+        mx.async_eval(copies)  # type: ignore[no-untyped-call]
         return Block(copies, structure)
 
     def join(self, blocks: Sequence[Block], snapshot: Block | None) -> list[Any]:

@@ -14,7 +14,7 @@ from worker.prompt_cache.cost import Speeds
 from worker.prompt_cache.disk import Disk, Fetch
 from worker.prompt_cache.keys import BLOCK_TOKENS, snapshot_key
 from worker.prompt_cache.path import Path, usable_depth
-from worker.prompt_cache.payload import PayloadError, from_bytes, to_parts
+from worker.prompt_cache.payload import Payload, PayloadError, from_bytes
 from worker.prompt_cache.shelf import Shelf
 
 # Taken over from the reading thread between two steps: some milliseconds.
@@ -31,6 +31,13 @@ class Taken(NamedTuple):
     tokens: int
 
 
+class _Unstored(NamedTuple):
+    """What is to go to disk once it is computed."""
+
+    entry: Entry
+    payload: Payload
+
+
 class PromptCache:
     """Not thread-safe: the engine thread calls everything."""
 
@@ -43,11 +50,14 @@ class PromptCache:
         self._disk = disk
         self._shelf: Shelf[Block] = Shelf()
         self._fetches: dict[str, tuple[Fetch, Path, int]] = {}
+        self._unstored: list[_Unstored] = []
+        self._unstored_bytes = 0
 
     @property
     def bytes_(self) -> int:
         """Memory that it holds."""
-        return self._shelf.bytes_ + (0 if self._disk is None else self._disk.pending_bytes)
+        pending_bytes = 0 if self._disk is None else self._disk.pending_bytes
+        return self._shelf.bytes_ + self._unstored_bytes + pending_bytes
 
     @property
     def shelf_bytes(self) -> int:
@@ -72,6 +82,7 @@ class PromptCache:
         try:
             yield
         finally:
+            self.store()
             self._let_go()
             self.refused_bytes = 0
             self.rehearses = False
@@ -203,6 +214,13 @@ class PromptCache:
         self._use(path.keys[:depth])
         self._store(key, path.keys[depth - 1], b"", "snapshot", snapshot)
 
+    def store(self) -> None:
+        """Hand what was kept before on to the disk; waits until it is computed."""
+        for each in self._forget_unstored():
+            parts = each.payload.parts()
+            if self._disk is not None and not self.rehearses:
+                self._disk.write(each.entry, parts)
+
     def shrink(self, most_bytes: int, path: Path | None = None) -> int:
         """Let go of what is above a bound, the least recently used first, and nothing that a path
         begins with; returns how much.
@@ -214,14 +232,20 @@ class PromptCache:
 
     def clear(self) -> int:
         """Let go of everything in memory, and of what is on its way to disk or from there."""
+        self._forget_unstored()
         if self._disk is not None:
             self._disk.clear()
         return self._let_go()
 
     def close(self, at_most_s: float) -> None:
+        self.store()
         self._let_go()
         if self._disk is not None:
             self._disk.close(at_most_s)
+
+    def _forget_unstored(self) -> list[_Unstored]:
+        unstored, self._unstored, self._unstored_bytes = self._unstored, [], 0
+        return unstored
 
     def _let_go(self) -> int:
         for request_id in list(self._fetches):
@@ -237,11 +261,11 @@ class PromptCache:
         self._store(key, parent, tokens, "block", block)
 
     def _store(self, key: bytes, parent: bytes, tokens: bytes, kind: str, block: Block) -> None:
-        if self._disk is not None and self._disk.has_room(block.nbytes):
-            parts = to_parts(block)
-            bytes_ = sum(memoryview(each).nbytes for each in parts)
-            if not self.rehearses:
-                self._disk.write(Entry(key, parent, tokens, bytes_, kind), parts)
+        if self._disk is not None and self._disk.has_room(self._unstored_bytes + block.nbytes):
+            payload = Payload(block)
+            entry = Entry(key, parent, tokens, payload.nbytes, kind)
+            self._unstored.append(_Unstored(entry, payload))
+            self._unstored_bytes += payload.nbytes
 
     def _use(self, keys: Sequence[bytes]) -> None:
         if self.needs_snapshots:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.prompt_cache.blocks import Block
-from worker.prompt_cache.payload import PayloadError, from_bytes, to_parts
+from worker.prompt_cache.payload import Payload, PayloadError, from_bytes
 
 BLOCK = Block(
     (
@@ -22,7 +22,7 @@ BLOCK = Block(
 
 
 def _bytes(block: Block) -> bytes:
-    return b"".join(bytes(each) for each in to_parts(block))
+    return b"".join(bytes(each) for each in Payload(block).parts())
 
 
 def test_what_was_packed_is_unpacked() -> None:
