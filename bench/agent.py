@@ -1,8 +1,9 @@
 """`python -m bench.agent`: an agent's session: a long system prompt, and turns of tool results.
 
-Bulkhead and mlx_lm.server take turns on whole sessions, greedy and one request at a time. A third
-case has Bulkhead answer for another model between every two turns, with room for one of them; a
-fourth is mlx-lm's own loop in one process that keeps its cache, the least that the work can take.
+Bulkhead and mlx_lm.server take turns on whole sessions, greedy and one request at a time. In two
+further cases Bulkhead answers for another model between every two turns, and only one of them is
+loaded at a time: with one spare worker, as it is by default, and with two. The last one is mlx-lm's
+own loop in one process that keeps its cache, the least that the work can take.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from gateway.config.models import DEMO_FOLDER
 _TARGET: Final = 0.6
 _SWAP_TARGET: Final = 1.3
 _SWAPPED: Final = "Bulkhead, another model between turns"
+_SWAPPED_BY_TWO: Final = f"{_SWAPPED}, two spares"
 
 
 class Session(NamedTuple):
@@ -70,7 +72,8 @@ def main() -> int:
     print(
         f"\nAgainst {MlxLmServer.name}: {walls[Bulkhead.name] / walls[MlxLmServer.name]:.2f} "
         f"(target {_TARGET}); with swaps against without: "
-        f"{walls[_SWAPPED] / walls[Bulkhead.name]:.2f} (target {_SWAP_TARGET}); "
+        f"{walls[_SWAPPED] / walls[Bulkhead.name]:.2f} (target {_SWAP_TARGET}), with two spares "
+        f"{walls[_SWAPPED_BY_TWO] / walls[Bulkhead.name]:.2f}; "
         f"against the loop: {walls[Bulkhead.name] / walls[Kept.name]:.2f}."
     )
     return 0
@@ -84,24 +87,23 @@ def _measure(folder: Path, parsed: argparse.Namespace) -> dict[str, list[Session
         theirs = MlxLmServer(folder / "model", folder / "server.log")
         ends.callback(theirs.stop)
         other = f"{folder / 'model'}=other"
-        swapping = Bulkhead(
-            folder / "model", folder / "swapping", folder / "swapping.log", "--model", other
-        )
-        ends.callback(swapping.stop)
+        subjects: list[tuple[str, Server]] = [(ours.name, ours), (theirs.name, theirs)]
+        for spares, name in enumerate((_SWAPPED, _SWAPPED_BY_TWO), start=1):
+            swapping = Bulkhead(
+                *(folder / "model", folder / f"state-{spares}", folder / f"swapping-{spares}.log"),
+                *("--model", other, "--spare", str(spares)),
+            )
+            ends.callback(swapping.stop)
+            subjects.append((name, swapping))
         loop = Kept(folder / "model")
         ends.callback(loop.stop)
-        subjects: list[tuple[str, Server]] = [
-            (ours.name, ours),
-            (theirs.name, theirs),
-            (_SWAPPED, swapping),
-        ]
         for _, server in subjects:
             ask(server.address, server.model, "Good morning.", 8)
         loop.ask("Good morning.", 8)
         for number in range(parsed.rounds):
             for name, server in subjects:
                 words = Words(folder / "model", number)
-                session = _session(server, words, parsed, swaps=name == _SWAPPED)
+                session = _session(server, words, parsed, swaps=name in (_SWAPPED, _SWAPPED_BY_TWO))
                 sessions.setdefault(name, []).append(session)
                 print(f"{name}: {session.wall_s:.1f} s", file=sys.stderr)
             sessions.setdefault(loop.name, []).append(

@@ -88,11 +88,11 @@ def targets(report: Report) -> Iterator[Target]:
     for streams in report.stream_counts:
         if streams > 1:
             ratio = speed_ratio(report, RAW, streams)
-            yield Target(f"{BULKHEAD} / {RAW}, {_streams(streams)}", ratio, 0.85)
+            yield Target(f"{BULKHEAD} / {RAW}, {_streams(streams)}", ratio, 0.9)
         yield Target(
             f"{BULKHEAD} / {SERVER}, {_streams(streams)}",
             speed_ratio(report, SERVER, streams),
-            0.9 if streams == 1 else 1.25,
+            0.9 if streams == 1 else 1.15,
         )
         yield Target(
             f"{BULKHEAD}, sampled / greedy, {_streams(streams)}",
