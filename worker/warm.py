@@ -13,7 +13,7 @@ from worker.engines.sequence import Engine, Sequence
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.keys import BLOCK_TOKENS, KEY_BYTES, chain
 from worker.prompt_cache.path import Path
-from worker.sampling.settings import RowSampling, SamplingDefaults, make_row_sampling
+from worker.sampling.settings import SamplingDefaults, make_row_sampling
 
 # Chunks of prefill grow from the shortest to the longest: each length is a shape of its own.
 _PROMPT_TOKENS: Final = (32, 128, 512, 2048)
@@ -57,8 +57,12 @@ def compile_kernels(
     settings = [make_row_sampling(each, SamplingDefaults(), vocabulary) for each in _SAMPLINGS]
     for tokens in _PROMPT_TOKENS:
         if tokens > most_tokens:
-            break
-        greedy, *sampled = _answers(tokens, [None, *settings])
+            return
+        greedy = Sequence("greedy", [0] * tokens, _ANSWER_TOKENS, None, ignore_eos=True)
+        sampled = [
+            Sequence(f"sampled {at}", [0] * tokens, _ANSWER_TOKENS, each, ignore_eos=True)
+            for at, each in enumerate(settings)
+        ]
         if tokens == _PROMPT_TOKENS[0]:
             for each in sampled:
                 _run(engine, [each])
@@ -71,21 +75,7 @@ def compile_kernels(
         began_at = time.monotonic()
         _run(engine, [greedy])
         if (time.monotonic() - began_at) * 4 > _LONG_S:
-            break
-    # Buffers of long prompts have pushed those of short ones out of MLX's cache, which the first
-    # request would have to wait for.
-    for each in _answers(min(_PROMPT_TOKENS[0], most_tokens), [None, *settings[:1]]):
-        _run(engine, [each])
-    if most_tokens >= _KEPT_TOKENS:
-        _run(engine, [_kept(_KEPT_TOKENS, prompt_cache)])
-
-
-def _answers(tokens: int, settings: list[RowSampling | None]) -> list[Sequence]:
-    """To prompts of so many tokens, one in each way."""
-    return [
-        Sequence(f"warm {at}", [0] * tokens, _ANSWER_TOKENS, each, ignore_eos=True)
-        for at, each in enumerate(settings)
-    ]
+            return
 
 
 def _kept(tokens: int, prompt_cache: PromptCache | None) -> Sequence:
