@@ -212,11 +212,11 @@ class PromptCache:
         snapshot = self._cutter.snapshot(caches, row)
         self._shelf.put(key, snapshot, snapshot.nbytes)
         self._use(path.keys[:depth])
-        self._store(key, path.keys[depth - 1], b"", "snapshot", snapshot)
+        self._want_stored(key, path.keys[depth - 1], b"", "snapshot", snapshot)
 
     def store(self) -> None:
         """Hand what was kept before on to the disk; waits until it is computed."""
-        for each in self._forget_unstored():
+        for each in self._take_unstored():
             parts = each.payload.parts()
             if self._disk is not None and not self.rehearses:
                 self._disk.write(each.entry, parts)
@@ -232,7 +232,7 @@ class PromptCache:
 
     def clear(self) -> int:
         """Let go of everything in memory, and of what is on its way to disk or from there."""
-        self._forget_unstored()
+        self._take_unstored()
         if self._disk is not None:
             self._disk.clear()
         return self._let_go()
@@ -243,7 +243,7 @@ class PromptCache:
         if self._disk is not None:
             self._disk.close(at_most_s)
 
-    def _forget_unstored(self) -> list[_Unstored]:
+    def _take_unstored(self) -> list[_Unstored]:
         unstored, self._unstored, self._unstored_bytes = self._unstored, [], 0
         return unstored
 
@@ -258,9 +258,11 @@ class PromptCache:
             return
         parent = path.keys[at - 1] if at else path.root
         tokens = pack(list(token_ids[at * BLOCK_TOKENS : (at + 1) * BLOCK_TOKENS]))
-        self._store(key, parent, tokens, "block", block)
+        self._want_stored(key, parent, tokens, "block", block)
 
-    def _store(self, key: bytes, parent: bytes, tokens: bytes, kind: str, block: Block) -> None:
+    def _want_stored(
+        self, key: bytes, parent: bytes, tokens: bytes, kind: str, block: Block
+    ) -> None:
         if self._disk is not None and self._disk.has_room(self._unstored_bytes + block.nbytes):
             payload = Payload(block)
             entry = Entry(key, parent, tokens, payload.nbytes, kind)
