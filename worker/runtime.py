@@ -14,6 +14,7 @@ from protocol.life import Device, Hello, Load, LoadFailed, LoadProgress, Ready
 from protocol.messages import PROTOCOL_VERSION
 from protocol.requests import Embed, Generate
 from worker.caches import Caches
+from worker.collection import leave_imports_alone
 from worker.context import ContextInForce
 from worker.engine_thread import (
     EngineThread,
@@ -54,6 +55,7 @@ def serve(thread: EngineThread, incarnation: int) -> None:
             device=device,
         )
     )
+    leave_imports_alone()
     command = thread.next_command(wait=True)
     if isinstance(command, Load):
         _serve_model(thread, command, device)

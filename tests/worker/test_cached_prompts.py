@@ -24,7 +24,7 @@ from worker.engines.room import Batch, CacheShape, Room, measure
 from worker.engines.sequence import Engine, Sequence, Token
 from worker.engines.sequential import SequentialEngine
 from worker.loading import LoadedModel, load
-from worker.prompt_cache.blocks import Cutter
+from worker.prompt_cache.blocks import Cutter, Span
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.disk import Disk
 from worker.prompt_cache.path import Paths
@@ -155,6 +155,53 @@ def test_the_next_turn(bench: Bench) -> None:
         second = answer(turn, cache, 6)
         assert {each.cached_tokens for each in second} == {known}
         assert _ids(second) == expected
+
+
+@pytest.mark.parametrize(
+    "bench",
+    # Of other caches nothing is kept when an answer ends.
+    [("full", True, None), ("full", False, None), ("full", False, 8)],
+    indirect=True,
+    ids=["batched", "sequential", "quantized"],
+)
+def test_rows_that_end_together(bench: Bench) -> None:
+    """What each has is kept as its own."""
+    cache = PromptCache(bench.cutter, None)
+    prompts = [bench.tokens(100, seed=seed) for seed in range(3)]
+    prompts.append(prompts[2])
+    first = _run(
+        bench.engine(cache),
+        *(bench.sequence(str(at), each, max_tokens=90) for at, each in enumerate(prompts)),
+    )
+    for at, prompt in enumerate(prompts):
+        answer = _ids(first[str(at)])
+        alone = _run(bench.plain_engine(), bench.sequence("r", prompt, max_tokens=90))["r"]
+        assert answer == _ids(alone)
+        turn = prompt + answer + bench.tokens(10, seed=at)
+        second = _run(bench.engine(cache), bench.sequence("r", turn, max_tokens=6))["r"]
+        assert second[0].cached_tokens == 128
+        anew = _run(bench.plain_engine(), bench.sequence("r", turn, max_tokens=6))["r"]
+        assert _ids(second) == _ids(anew)
+
+
+def test_rows_are_cut_together_as_alone(folder: Folder) -> None:
+    """Bit by bit, whatever their padding."""
+    bench = Bench(_loaded("full", folder), batched=True)
+    rows = []
+    for length in (70, 200, 130):
+        caches = bench.caches.make()
+        mx.eval(bench.model(mx.array([bench.tokens(length, seed=length)]), cache=caches))
+        rows.append(caches)
+    batch = [KVCache.merge(list(layer)) for layer in zip(*rows, strict=True)]
+    spans = [Span(batch, 0, 0, 1), Span(batch, 1, 1, 3), Span(batch, 2, 2, 2), Span(batch, 2, 0, 2)]
+    together = bench.cutter.cut_all(spans)
+    assert [len(each) for each in together] == [1, 2, 0, 2]
+    for span, blocks in zip(spans, together, strict=True):
+        alone = bench.cutter.cut(rows[span.row], 0, span.first, span.last) if blocks else []
+        for one, other in zip(blocks, alone, strict=True):
+            assert [each.shape for each in one.arrays] == [each.shape for each in other.arrays]
+            for left, right in zip(one.arrays, other.arrays, strict=True):
+                assert mx.array_equal(left, right)
 
 
 def test_what_branches(bench: Bench) -> None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from mlx_lm.generate import BatchGenerator, StopSequences
+from mlx_lm.generate import StopSequences
 
+from worker.engines.lending import LendingGenerator, RowCaches
 from worker.engines.order import RowOrder
 from worker.engines.pace import PrefillPace
 from worker.engines.prompt_scores import score_prompt, scored_chunk
@@ -88,7 +89,7 @@ class RowBatch:
         self._generator = (
             lead.generator(self._tap, max_rows, prompts)
             if lead is not None
-            else BatchGenerator(
+            else LendingGenerator(
                 self._tap, completion_batch_size=max_rows, prefill_batch_size=prompts
             )
         )
@@ -103,7 +104,7 @@ class RowBatch:
         # What the last step spent on prompts.
         self.prefill_s = 0.0
         # Those that have ended, with their caches, until they are asked for.
-        self._ended: list[tuple[Row, list[Any]]] = []
+        self._ended: list[tuple[Row, RowCaches]] = []
         # At the end of a segment of their prompt by the last step.
         self._at_boundary: list[Row] = []
         # In the order in which they came.
@@ -231,7 +232,9 @@ class RowBatch:
             )
             row.prompt_scores = None
             if response.finish_reason is not None:
-                self._ended.append((row, response.prompt_cache))
+                caches = response.prompt_cache
+                lent = caches if isinstance(caches, RowCaches) else RowCaches(caches, 0)
+                self._ended.append((row, lent))
                 self._forget(response.uid)
         return tokens
 
@@ -320,7 +323,7 @@ class RowBatch:
         """Those that ended since the last call."""
         ended, self._ended = self._ended, []
         return [
-            CachedRow(row, caches, 0, prefilling=False, at_boundary=False)
+            CachedRow(row, *caches, prefilling=False, at_boundary=False)
             for row, caches in ended
             if row.kept is not None
         ]

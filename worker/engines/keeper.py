@@ -10,7 +10,7 @@ from worker.engines.batch import CachedRow, Row
 from worker.engines.need import Need
 from worker.engines.room import Batch, Room
 from worker.engines.sequence import Sequence
-from worker.prompt_cache.cache import PromptCache, Taken
+from worker.prompt_cache.cache import Computed, PromptCache, Taken
 from worker.prompt_cache.keys import BLOCK_TOKENS
 from worker.prompt_cache.path import Path
 
@@ -89,7 +89,7 @@ class Keeper:
         if most_bytes is None or self.cache.shelf_bytes <= most_bytes:
             return
         if path is not None:
-            self.cache.shrink(most_bytes, path)
+            self.cache.shrink(most_bytes, [path])
         self.cache.shrink(most_bytes)
 
     def waits(self, sequence: Sequence, sizes: list[Batch], prefilling: list[Row]) -> bool:
@@ -165,8 +165,7 @@ class Keeper:
             left = depth - (each.row.kept or 0)
             self._missing_bytes += left * self.cache.block_bytes
         if not self.cache.needs_snapshots:
-            for each in ended:
-                self._keep(each, each.row.seen_tokens // BLOCK_TOKENS, sizes)
+            self._keep_ended(ended, sizes)
         if not sizes:
             # No step follows that computes meanwhile.
             self.cache.store()
@@ -174,34 +173,44 @@ class Keeper:
     def _keep(
         self, each: CachedRow, depth: int, sizes: list[Batch], *, snapshot: bool = False
     ) -> None:
-        row, path = each.row, each.row.sequence.path
-        if path is None or row.kept is None:
+        row = each.row
+        if row.kept is None or (depth <= row.kept and not snapshot):
             return
-        first = row.kept
-        if depth <= first and not snapshot:
+        computed = _computed(each, depth)
+        if computed is None:
             return
-        bytes_ = max(0, depth - first) * self.cache.block_bytes
+        bytes_ = self._bytes_of(computed)
         if snapshot:
             bytes_ += self._room.shape.row_bytes
-        if not self._makes_room(bytes_, sizes, path):
+        if not self._makes_room(bytes_, sizes, [computed.path]):
             return  # There may be more room later: until it ends the row has all its caches.
-        token_ids = row.sequence.token_ids
-        if row.generated:
-            token_ids = token_ids + row.generated
-        so_far = path.to(token_ids[: depth * BLOCK_TOKENS])
-        cut = Path(so_far.root, so_far.keys[:depth], so_far.stored)
-        self.cache.keep(cut, token_ids, each.caches, each.place, first)
+        self.cache.keep([computed])
         if snapshot:
-            self.cache.keep_snapshot(cut, each.caches, each.place, depth)
-        row.kept = max(first, depth)
+            self.cache.keep_snapshot(computed.path, each.caches, each.place, depth)
+        row.kept = max(row.kept, depth)
 
-    def _makes_room(self, bytes_: int, sizes: list[Batch], path: Path) -> bool:
-        """Not at the cost of the path itself: what comes after a gap can't be found."""
+    def _keep_ended(self, ended: Iterable[CachedRow], sizes: list[Batch]) -> None:
+        """All of them at once, or as many as there is room for."""
+        found = (_computed(each, each.row.seen_tokens // BLOCK_TOKENS) for each in ended)
+        new = [each for each in found if each is not None and each.first < len(each.path.keys)]
+        paths = [each.path for each in new]
+        if self._makes_room(sum(self._bytes_of(each) for each in new), sizes, paths):
+            self.cache.keep(new)
+            return
+        for each in new:
+            if self._makes_room(self._bytes_of(each), sizes, [each.path]):
+                self.cache.keep([each])
+
+    def _bytes_of(self, computed: Computed) -> int:
+        return max(0, len(computed.path.keys) - computed.first) * self.cache.block_bytes
+
+    def _makes_room(self, bytes_: int, sizes: list[Batch], paths: list[Path]) -> bool:
+        """Not at the cost of these paths: what comes after a gap can't be found."""
         most_bytes = self._most_bytes(sizes)
         if most_bytes is None:
             return True
         if bytes_ <= most_bytes:
-            self.cache.shrink(most_bytes - bytes_, path)
+            self.cache.shrink(most_bytes - bytes_, paths)
         if self.cache.shelf_bytes + bytes_ <= most_bytes:
             return True
         self.cache.refused_bytes = max(self.cache.refused_bytes, bytes_)
@@ -235,6 +244,19 @@ class Keeper:
             row.kept <= last < min(len(path.keys), len(other.keys))
             and path.keys[last] == other.keys[last]
         )
+
+
+def _computed(each: CachedRow, depth: int) -> Computed | None:
+    """So many blocks of a row; None: nothing of it is to be kept."""
+    row, path = each.row, each.row.sequence.path
+    if path is None or row.kept is None:
+        return None
+    token_ids = row.sequence.token_ids
+    if row.generated:
+        token_ids = token_ids + row.generated
+    so_far = path.to(token_ids[: depth * BLOCK_TOKENS])
+    cut = Path(so_far.root, so_far.keys[:depth], so_far.stored)
+    return Computed(cut, token_ids, each.caches, each.place, row.kept)
 
 
 def _has_prompt_left(row: Row) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import mlx.core as mx
 from mlx_lm.models.cache import (
@@ -28,6 +28,8 @@ from worker.prompt_cache.keys import BLOCK_TOKENS
 GROWING: Final = (KVCache, ConcatenateKVCache, QuantizedKVCache, BatchKVCache)
 # Their states can be taken out and put back.
 _FIXED: Final = (RotatingKVCache, ArraysCache, ChunkedKVCache)
+# From so many blocks on it costs less to cut them together: twice an operation for each array.
+_TOGETHER: Final = 3
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,15 @@ class Block:
     @property
     def nbytes(self) -> int:
         return sum(each.nbytes for each in self.arrays)
+
+
+class Span(NamedTuple):
+    """Blocks `first` up to `last` of a row of a batch's caches, or of single ones."""
+
+    caches: list[Any]
+    row: int
+    first: int
+    last: int
 
 
 class Cutter:
@@ -77,6 +88,17 @@ class Cutter:
     def needs_snapshots(self) -> bool:
         return bool(self._fixed)
 
+    def cut_all(self, spans: Sequence[Span]) -> list[list[Block]]:
+        """The blocks of each, as `cut` has them. Of a batch's rows they are cut together: to a GPU
+        each array of each row would be work of its own, and some rows longer than a step.
+        """
+        blocks = sum(each.last - each.first for each in spans)
+        if blocks >= _TOGETHER and all(each.caches is spans[0].caches for each in spans):
+            leaves = leaves_of(spans[0].caches)
+            if all(isinstance(leaves[at], BatchKVCache) for at in self._growing):
+                return self._cut_together(leaves, spans)
+        return [self.cut(*each) if each.first < each.last else [] for each in spans]
+
     def cut(self, caches: list[Any], row: int, first: int, last: int) -> list[Block]:
         """Blocks `first` up to `last` of a row of a batch's caches, or of single ones.
 
@@ -96,6 +118,26 @@ class Cutter:
         ]
         mx.async_eval([block.arrays for block in blocks])  # type: ignore[no-untyped-call]
         return blocks
+
+    def _cut_together(self, leaves: list[Any], spans: Sequence[Span]) -> list[list[Block]]:
+        places = [(span.row, at) for span in spans for at in range(span.first, span.last)]
+        rows = mx.array([[row] for row, _ in places])
+        begins = mx.array([[at * BLOCK_TOKENS] for _, at in places])
+        in_rows = begins + mx.arange(BLOCK_TOKENS)
+        gathered: dict[int, tuple[mx.array, ...]] = {}
+        for at in self._growing:
+            leaf = leaves[at]
+            tokens = in_rows + leaf.left_padding[rows]
+            # Each of shape (blocks, tokens, heads, width).
+            gathered[at] = (leaf.keys[rows, :, tokens], leaf.values[rows, :, tokens])
+        joined = [mx.stack([gathered[at][part] for at, part in group]) for group in self._groups]
+        cut = [
+            Block(tuple(mx.contiguous(each[:, at].swapaxes(1, 2)) for each in joined))
+            for at in range(len(places))
+        ]
+        mx.async_eval([block.arrays for block in cut])  # type: ignore[no-untyped-call]
+        blocks = iter(cut)
+        return [[next(blocks) for _ in range(span.first, span.last)] for span in spans]
 
     def snapshot(self, caches: list[Any], row: int) -> Block:
         """What can't be cut of a row's caches, as it is now; it is being computed, too."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 from protocol.prompt_store import Entry
 from protocol.tokens import pack
-from worker.prompt_cache.blocks import Block, Cutter
+from worker.prompt_cache.blocks import Block, Cutter, Span
 from worker.prompt_cache.cost import Speeds
 from worker.prompt_cache.disk import Disk, Fetch
 from worker.prompt_cache.keys import BLOCK_TOKENS, snapshot_key
@@ -29,6 +29,16 @@ class Taken(NamedTuple):
 
     caches: list[Any]
     tokens: int
+
+
+class Computed(NamedTuple):
+    """A row of some caches, to be kept from the depth `first` on as far as its path goes."""
+
+    path: Path
+    token_ids: Sequence[int]
+    caches: list[Any]
+    row: int
+    first: int
 
 
 class _Unstored(NamedTuple):
@@ -185,24 +195,23 @@ class PromptCache:
 
     # To keep
 
-    def keep(
-        self, path: Path, token_ids: Sequence[int], caches: list[Any], row: int, first: int
-    ) -> int:
-        """Keep the blocks of a row from the depth `first` on, as far as its path goes. Returns up
-        to where it has them.
-        """
-        depth = len(path.keys)
-        while first < depth and path.keys[first] in self._shelf:
-            first += 1
-        if first < depth:
-            blocks = self._cutter.cut(caches, row, first, depth)
-            for at, block in enumerate(blocks, start=first):
-                self._put(path, at, path.keys[at], block, token_ids)
-        self._use(path.keys)
+    def keep(self, rows: Sequence[Computed]) -> None:
+        """Keep their blocks, those that several have once."""
+        coming: set[bytes] = set()
+        spans = []
+        for each in rows:
+            keys, first = each.path.keys, each.first
+            while first < len(keys) and (keys[first] in self._shelf or keys[first] in coming):
+                first += 1
+            coming.update(keys[first:])
+            spans.append(Span(each.caches, each.row, first, len(keys)))
+        for each, span, blocks in zip(rows, spans, self._cutter.cut_all(spans), strict=True):
+            for at, block in enumerate(blocks, start=span.first):
+                self._put(each.path, at, each.path.keys[at], block, each.token_ids)
+            self._use(each.path.keys)
         disk = None if self.rehearses else self._disk
         if disk is not None and (news := self.speeds.take_news()) is not None:
             disk.note(news)
-        return depth
 
     def keep_snapshot(self, path: Path, caches: list[Any], row: int, depth: int) -> None:
         """Keep what can't be cut of a row that has seen just so many blocks."""
@@ -221,11 +230,11 @@ class PromptCache:
             if self._disk is not None and not self.rehearses:
                 self._disk.write(each.entry, parts)
 
-    def shrink(self, most_bytes: int, path: Path | None = None) -> int:
-        """Let go of what is above a bound, the least recently used first, and nothing that a path
-        begins with; returns how much.
+    def shrink(self, most_bytes: int, paths: Iterable[Path] = ()) -> int:
+        """Let go of what is above a bound, the least recently used first, and nothing that these
+        paths begin with; returns how much.
         """
-        kept = frozenset[bytes]() if path is None else self._beginning(path)
+        kept = frozenset[bytes]().union(*map(self._beginning, paths))
         gone_bytes = self._shelf.shrink(max(0, most_bytes), kept)
         self.refused_bytes += gone_bytes
         return gone_bytes

@@ -8,6 +8,7 @@ from typing import Any
 
 from protocol.life import Load
 from worker.caches import Caches
+from worker.collection import leave_imports_alone
 from worker.engines.room import Room, measure
 from worker.limits import Limits, read_device, release_memory
 from worker.loading import LoadedModel, load
@@ -24,6 +25,7 @@ from worker.ranks.tokens import following
 def follow(link: FollowerLink, rank: int, should_stop: Callable[[], bool]) -> None:
     """Returns once rank 0 has said that it is over, or `should_stop` has."""
     link.say(Here(versions()))
+    leave_imports_alone()
     order = link.next(should_stop)
     if isinstance(order, Begin):
         _follow(link, rank, order, should_stop)
