@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 
 # Read between two looks at the stop flag: short against a shutdown, long against the overhead.
 _SLICE_BYTES: Final = 64 << 20
+# MLX is given so much to read in advance: what makes a tokenizer holds Python's lock for half a
+# second at a time.
+_AHEAD_BYTES: Final = 2 << 30
 
 
 @dataclass(frozen=True)
@@ -119,17 +124,21 @@ def load(
             part(model, config)
         if adapter is not None:
             add_adapter(model, adapter)
-        tokenizer = read_tokenizer(folder, config.get("eos_token_id"))
-        if eyes is not None and not tokenizer.has_chat_template:
-            # Some have it in their processor's files alone.
-            tokenizer.chat_template = eyes.chat_template
-            tokenizer.has_chat_template = eyes.chat_template is not None
-        vocabulary = _vocabulary(config, tokenizer)
-        draft = _Draft()
-        if draft_path is not None:
-            draft = _load_draft(draft_path, tokenizer, vocabulary)
-        models = [model] if draft.model is None else [model, draft.model]
-        weight_bytes = _read_weights(models, on_progress, should_stop)
+        # A large vocabulary takes a second, in which weights can be read.
+        with ThreadPoolExecutor(1, "tokenizer") as beside:
+            reading = beside.submit(_read_words, folder, config, eyes)
+            draft = _Draft()
+            if draft_path is not None:
+                draft = _load_draft(draft_path, reading.result())
+
+            def stops() -> bool:
+                if reading.done():
+                    reading.result()
+                return should_stop()
+
+            models = [model] if draft.model is None else [model, draft.model]
+            weight_bytes = _read_weights(models, on_progress, stops)
+            words = reading.result()
         if fingerprint(folder, adapter) != before:
             raise ModelError(f"The files in {folder} changed during the load.", permanent=False)
     except (LoadAbandonedError, ModelError):
@@ -140,26 +149,51 @@ def load(
     except Exception as error:
         # Architectures parse config.json each in its own way, and fail in as many.
         raise ModelError(one_sentence(error)) from error
-    answer_format = find_format(tokenizer)
     return LoadedModel(
         model=model,
-        tokenizer=tokenizer,
+        tokenizer=words.tokenizer,
         weight_bytes=weight_bytes,
-        vocabulary=vocabulary,
+        vocabulary=words.vocabulary,
         context_tokens=context_tokens_of(config),
         config=config,
         folder=folder,
         is_headless=is_headless(folder),
         fingerprint=before,
         sampling_defaults=sampling_defaults(folder),
-        answer_format=answer_format,
-        chat_template=ChatTemplate(tokenizer),
-        constraints=Constraints(
-            Compiled(tokenizer, vocabulary, tokenizer.eos_token_ids), tokenizer, answer_format
-        ),
+        answer_format=words.answer_format,
+        chat_template=words.chat_template,
+        constraints=words.constraints,
         draft=draft.model,
         draft_fingerprint=draft.fingerprint,
         eyes=eyes,
+    )
+
+
+class _Words(NamedTuple):
+    """What a model's text is made with."""
+
+    tokenizer: Any
+    vocabulary: int
+    answer_format: Format
+    chat_template: ChatTemplate
+    constraints: Constraints
+
+
+def _read_words(folder: Path, config: dict[str, Any], eyes: PictureProcessor | None) -> _Words:
+    tokenizer = read_tokenizer(folder, config.get("eos_token_id"))
+    if eyes is not None and not tokenizer.has_chat_template:
+        # Some have it in their processor's files alone.
+        tokenizer.chat_template = eyes.chat_template
+        tokenizer.has_chat_template = eyes.chat_template is not None
+    vocabulary = _vocabulary(config, tokenizer)
+    answer_format = find_format(tokenizer)
+    compiled = Compiled(tokenizer, vocabulary, tokenizer.eos_token_ids)
+    return _Words(
+        tokenizer,
+        vocabulary,
+        answer_format,
+        ChatTemplate(tokenizer),
+        Constraints(compiled, tokenizer, answer_format),
     )
 
 
@@ -183,7 +217,7 @@ class _Draft(NamedTuple):
     fingerprint: str = ""
 
 
-def _load_draft(source: str, tokenizer: Any, vocabulary: int) -> _Draft:
+def _load_draft(source: str, words: _Words) -> _Draft:
     """Its weights are read later, with the model's."""
     try:
         folder = find_folder(source)
@@ -193,13 +227,13 @@ def _load_draft(source: str, tokenizer: Any, vocabulary: int) -> _Draft:
         own = read_tokenizer(folder, config.get("eos_token_id"))
     except ModelError as error:
         raise ModelError(f"The draft model: {error.reason}", permanent=error.permanent) from error
-    if own.get_vocab() != tokenizer.get_vocab():
+    if own.get_vocab() != words.tokenizer.get_vocab():
         raise ModelError(f"The draft model in {folder} has other tokens than the model.")
-    if _vocabulary(config, own) > vocabulary:
+    if _vocabulary(config, own) > words.vocabulary:
         # What it makes up of the rows beyond would have no embedding in the model.
         raise ModelError(
             f"The draft model in {folder} has {_vocabulary(config, own)} embeddings, the model "
-            f"{vocabulary}."
+            f"{words.vocabulary}."
         )
     return _Draft(model, digest)
 
@@ -299,18 +333,42 @@ def _read_weights(
         if isinstance(array, mx.array)
     ]
     total = sum(array.nbytes for array in arrays)
-    done = pending_bytes = 0
+    done = ahead_bytes = 0
+    ahead: deque[_Slice] = deque()
+
+    def await_first() -> None:
+        nonlocal done, ahead_bytes
+        first = ahead.popleft()
+        mx.eval(first.arrays)
+        ahead_bytes -= first.nbytes
+        done += first.nbytes
+        on_progress(done, total)
+        if should_stop():
+            raise LoadAbandonedError
+
+    for each in _slices(arrays):
+        mx.async_eval(each.arrays)  # type: ignore[no-untyped-call] # MLX leaves its types out
+        ahead.append(each)
+        ahead_bytes += each.nbytes
+        while ahead_bytes > _AHEAD_BYTES:
+            await_first()
+    while ahead:
+        await_first()
+    return total
+
+
+class _Slice(NamedTuple):
+    arrays: list[mx.array]
+    nbytes: int
+
+
+def _slices(arrays: Iterable[mx.array]) -> Iterator[_Slice]:
     pending: list[mx.array] = []
+    pending_bytes = 0
     for array in arrays:
         pending.append(array)
         pending_bytes += array.nbytes
         if pending_bytes >= _SLICE_BYTES:
-            mx.eval(pending)
-            done += pending_bytes
+            yield _Slice(pending, pending_bytes)
             pending, pending_bytes = [], 0
-            on_progress(done, total)
-            if should_stop():
-                raise LoadAbandonedError
-    mx.eval(pending)
-    on_progress(total, total)
-    return total
+    yield _Slice(pending, pending_bytes)
