@@ -97,13 +97,12 @@ def _measure(model: Path, parsed: argparse.Namespace) -> list[Round]:
     from worker.engines.batched import BatchedEngine
     from worker.engines.room import Room, measure
     from worker.loading import load
-    from worker.warm import warm
+    from worker.warm import Warming
 
     loaded = load(str(model), lambda _done, _total: None, lambda: False)
-    engine = BatchedEngine(
-        loaded.model, [], 32, Room(measure(loaded.model)), loaded.weight_bytes, stall_s=_STALL_S
-    )
-    warm(engine, None, _LONG_TOKENS, loaded.vocabulary)
+    room = Room(measure(loaded.model))
+    engine = BatchedEngine(loaded.model, [], 32, room, loaded.weight_bytes, stall_s=_STALL_S)
+    Warming(engine, None, room, _LONG_TOKENS, loaded.vocabulary).begin(awaited=False)
     chance = random.Random(1)
     rounds = []
     for number in range(parsed.rounds + 1):

@@ -55,7 +55,8 @@ class Load(Message, frozen=True, tag="load"):
     A chunk of prefill may hold up running streams for `stall_s` beside one step. `prompt_cache`
     None keeps prompts in memory alone; what is stored is `model_id`'s. With `kv_bits` sequences are
     kept quantized. The adapter and the draft model are folders. With `ranks` other processes
-    compute it too: bytes are those of each.
+    compute it too: bytes are those of each. Where it is `awaited` by requests, kernels that these
+    may not need are compiled later.
     """
 
     path: str
@@ -76,6 +77,7 @@ class Load(Message, frozen=True, tag="load"):
     bound: Bound | None = None
     pictures: bool = False
     ranks: Ranks | None = None
+    awaited: bool = False
 
 
 class LoadProgress(Message, frozen=True, tag="load-progress"):

@@ -167,6 +167,11 @@ class EngineThread:
             if command is not None:
                 yield command
 
+    @property
+    def is_wanted(self) -> bool:
+        """There are commands, or will be at once."""
+        return self.arriving > 0 or not self._commands.empty() or self._finishing.is_set()
+
     def should_finish(self) -> bool:
         return self._finishing.is_set()
 

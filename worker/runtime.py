@@ -31,7 +31,7 @@ from worker.turns import Turns, take_bound
 from worker.vectors.beside import NoText, WithVectors
 from worker.vectors.job import Job
 from worker.vectors.making import Making, make_vectors
-from worker.warm import warm
+from worker.warm import Warming
 from worker.writing import check_batches, make_text
 
 if TYPE_CHECKING:
@@ -132,12 +132,14 @@ def _serve_alone(
     lead = None if leader is None else leader.lead
     text = None if caches is None else make_text(thread, loaded, command, limits, caches, lead)
     engine: Engine = NoText() if text is None else text.engine
+    warming = None
     if text is not None:
-        warm(engine, text.prompt_cache, context.now.tokens, loaded.vocabulary)
+        warming = Warming(engine, text.prompt_cache, room, context.now.tokens, loaded.vocabulary)
+        warming.begin(awaited=command.awaited)
         rehearse(loaded, context.now, text.paths)
     if making is not None:
         engine = WithVectors(engine, making.engine, room)
-    turns = Turns(thread, engine, limits, context, lead)
+    turns = Turns(thread, engine, limits, context, lead, warming)
     if thread.should_finish():
         engine.close()
         return

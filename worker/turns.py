@@ -28,7 +28,10 @@ from worker.vectors.job import Job
 
 if TYPE_CHECKING:
     from worker.ranks.lead import Lead
+    from worker.warm import Warming
 
+# Nobody has come for so long: what was left of warming up is done.
+_QUIET_S = 1.0
 _MEMORY_READING_S = 1.0
 _ANSWER_S = 0.02
 # What comes too late for a sequence, of a disk or of memory, is noticed so often.
@@ -47,12 +50,14 @@ class Turns:
         limits: Limits,
         context: ContextInForce,
         lead: Lead | None = None,
+        warming: Warming | None = None,
     ) -> None:
         self._thread = thread
         self._engine = engine
         self._limits = limits
         self._context = context
         self._lead = lead
+        self._warming = warming
         self._told: Need | None = None
         self._memory_read_at = 0.0
 
@@ -102,7 +107,13 @@ class Turns:
         self._thread.figures.memory = read_memory()
         if self._lead is not None:
             self._lead.rest()
-        self._obey(self._thread.next_command(wait=True))
+        warming = self._warming
+        quiet_s = None if warming is None or warming.is_over else _QUIET_S
+        command = self._thread.next_command(wait=True, at_most_s=quiet_s)
+        if command is None and warming is not None:
+            warming.go_on(lambda: self._thread.is_wanted)
+            return
+        self._obey(command)
         self._gather()
 
     def _gather(self) -> None:

@@ -1,14 +1,19 @@
-"""Kernels are compiled, and what a device prepares is prepared, before the first request comes."""
+"""Kernels are compiled, and what a device prepares is prepared, before the first request comes; or,
+where that waits for the load, behind it.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Generator
 from contextlib import nullcontext
 from typing import Final
 
 import mlx.core as mx
 
 from protocol.requests import Sampling
+from worker.engines.batch import AHEAD_TOKENS
+from worker.engines.room import Batch, Room
 from worker.engines.sequence import Engine, Sequence
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.keys import BLOCK_TOKENS, KEY_BYTES, chain
@@ -35,65 +40,122 @@ _SAMPLINGS: Final = (
 )
 
 
-def warm(
-    engine: Engine, prompt_cache: PromptCache | None, context_tokens: int, vocabulary: int
-) -> None:
-    """Run greedy and sampled answers, alone and together, and one whose prompt is kept."""
-    with nullcontext() if prompt_cache is None else prompt_cache.rehearsal():
-        most_tokens = max(1, context_tokens - _ANSWER_TOKENS)
-        if mx.default_device().type == mx.DeviceType.cpu:
-            # Nothing is kept there for a shape or a graph: the first answer takes as long as the
-            # next. One shows that the model works, and how fast.
-            _run(engine, [_kept(min(_KEPT_TOKENS, most_tokens), prompt_cache)])
-        else:
-            compile_kernels(engine, prompt_cache, most_tokens, vocabulary)
-    mx.reset_peak_memory()
+class Warming:
+    """Compiles part by part, in the load or once nobody waits for that."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        prompt_cache: PromptCache | None,
+        room: Room,
+        context_tokens: int,
+        vocabulary: int,
+    ) -> None:
+        self._engine = engine
+        self._prompt_cache = prompt_cache
+        self._room = room
+        self._most_tokens = max(1, context_tokens - _ANSWER_TOKENS)
+        self._parts = _parts(self._most_tokens, vocabulary)
+        self._next: list[Sequence] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self._next is None
+
+    def begin(self, *, awaited: bool) -> None:
+        """In the load: all of it, or what shows that the model works and how fast, where requests
+        wait that compile what they need themselves.
+        """
+        with nullcontext() if self._prompt_cache is None else self._prompt_cache.rehearsal():
+            self._run([self._kept()])
+            # On a CPU nothing is kept for a shape or a graph: the first answer takes as long as
+            # the next.
+            if mx.default_device().type != mx.DeviceType.cpu:
+                self.compile(awaited=awaited)
+        mx.reset_peak_memory()
+
+    def compile(self, *, awaited: bool) -> None:
+        """For a GPU: all of it, or nothing yet."""
+        self._next = next(self._parts)
+        if awaited:
+            return
+        if self._most_tokens >= _KEPT_TOKENS:
+            # What is known now is taken from the prompt cache.
+            self._run([self._kept()])
+        while self._next is not None:
+            self._advance(self._run(self._next))
+
+    def go_on(self, is_interrupted: Callable[[], bool]) -> None:
+        """The next part, with an engine that has nothing to do. It is given up as soon as somebody
+        comes, and begun anew another time; without memory to spare that is the end.
+        """
+        part, cache = self._next, self._prompt_cache
+        if part is None:
+            return
+        longest_tokens = len(part[0].token_ids) + _ANSWER_TOKENS + AHEAD_TOKENS
+        needed_bytes = self._room.needed_bytes([Batch(len(part), longest_tokens)])
+        kept_bytes = 0 if cache is None else cache.bytes_
+        limit_bytes = self._room.limit_bytes
+        if limit_bytes is not None and needed_bytes + kept_bytes > limit_bytes:
+            self._next = None
+            return
+        with nullcontext() if cache is None else cache.unnoticed():
+            seconds = self._run(part, is_interrupted)
+        if not is_interrupted():
+            self._advance(seconds)
+
+    def _advance(self, seconds: float) -> None:
+        try:
+            self._next = self._parts.send(seconds)
+        except StopIteration:
+            self._next = None
+
+    def _kept(self) -> Sequence:
+        token_ids = [0] * min(_KEPT_TOKENS, self._most_tokens)
+        path = None
+        if self._prompt_cache is not None:
+            keys = tuple(chain(_ROOT, token_ids))
+            boundaries = (1,) if keys and self._prompt_cache.needs_snapshots else ()
+            path = Path(_ROOT, keys, boundaries=boundaries)
+        return Sequence("kept", token_ids, _ANSWER_TOKENS, None, ignore_eos=True, path=path)
+
+    def _run(
+        self, together: list[Sequence], is_interrupted: Callable[[], bool] = lambda: False
+    ) -> float:
+        """Seconds that it took."""
+        began_at = time.monotonic()
+        engine = self._engine
+        for sequence in together:
+            engine.add(sequence)
+        # An engine that has no room for them is left as it is.
+        for _ in range(_MOST_STEPS):
+            if not engine.active + engine.waiting or is_interrupted():
+                break
+            engine.step()
+            engine.keep()
+        engine.remove([sequence.request_id for sequence in together])
+        return time.monotonic() - began_at
 
 
-def compile_kernels(
-    engine: Engine, prompt_cache: PromptCache | None, most_tokens: int, vocabulary: int
-) -> None:
-    """For a GPU, with prompts of up to so many tokens, as far as they are soon computed."""
+def _parts(most_tokens: int, vocabulary: int) -> Generator[list[Sequence], float, None]:
+    """Sequences that run together; is sent how many seconds they took. With prompts of up to so
+    many tokens, as far as they are soon computed.
+    """
     settings = [make_row_sampling(each, SamplingDefaults(), vocabulary) for each in _SAMPLINGS]
     for tokens in _PROMPT_TOKENS:
-        if tokens > most_tokens:
+        if tokens > most_tokens and tokens != _PROMPT_TOKENS[0]:
             return
-        greedy = Sequence("greedy", [0] * tokens, _ANSWER_TOKENS, None, ignore_eos=True)
+        prompt = [0] * min(tokens, most_tokens)
+        greedy = Sequence("greedy", prompt, _ANSWER_TOKENS, None, ignore_eos=True)
         sampled = [
-            Sequence(f"sampled {at}", [0] * tokens, _ANSWER_TOKENS, each, ignore_eos=True)
+            Sequence(f"sampled {at}", prompt, _ANSWER_TOKENS, each, ignore_eos=True)
             for at, each in enumerate(settings)
         ]
         if tokens == _PROMPT_TOKENS[0]:
             for each in sampled:
-                _run(engine, [each])
-            _run(engine, sampled)
-            if most_tokens >= _KEPT_TOKENS:
-                # It is cut into blocks for the prompt cache, and then taken from there.
-                _run(engine, [_kept(_KEPT_TOKENS, prompt_cache)])
-                _run(engine, [_kept(_KEPT_TOKENS, prompt_cache)])
-        _run(engine, [greedy, *sampled])
-        began_at = time.monotonic()
-        _run(engine, [greedy])
-        if (time.monotonic() - began_at) * 4 > _LONG_S:
+                yield [each]
+            yield sampled
+        yield [greedy, *sampled]
+        seconds = yield [greedy]
+        if seconds * (1 + len(_SAMPLINGS)) > _LONG_S:
             return
-
-
-def _kept(tokens: int, prompt_cache: PromptCache | None) -> Sequence:
-    token_ids = [0] * tokens
-    path = None
-    if prompt_cache is not None:
-        keys = tuple(chain(_ROOT, token_ids))
-        path = Path(_ROOT, keys, boundaries=(1,) if keys and prompt_cache.needs_snapshots else ())
-    return Sequence("kept", token_ids, _ANSWER_TOKENS, None, ignore_eos=True, path=path)
-
-
-def _run(engine: Engine, together: list[Sequence]) -> None:
-    for sequence in together:
-        engine.add(sequence)
-    # An engine that has no room for them is left as it is.
-    for _ in range(_MOST_STEPS):
-        if not engine.active + engine.waiting:
-            break
-        engine.step()
-        engine.keep()
-    engine.remove([sequence.request_id for sequence in together])

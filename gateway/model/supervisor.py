@@ -190,6 +190,7 @@ class WorkerSupervisor:
                 bound=self._tenancy.tell_bound(),
                 pictures=self._model.settings.pictures,
                 ranks=ranks,
+                awaited=self._traffic.waiting > 0,
             )
         )
 

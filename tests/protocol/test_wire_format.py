@@ -136,6 +136,7 @@ SAMPLES: dict[type[Message], Message] = {
             silence_s=10.0,
             devices=((None, "rdma_en2"), ("rdma_en2", None)),
         ),
+        awaited=True,
     ),
     Generate: _generate(PROMPTS[ChatPrompt]),
     Embed: Embed(

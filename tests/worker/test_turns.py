@@ -25,6 +25,7 @@ from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.disk import Disk
 from worker.prompt_cache.path import Paths
 from worker.turns import Turns
+from worker.warm import Warming
 
 PROMPT = [5 + each % 200 for each in range(900)]
 
@@ -45,7 +46,8 @@ class Worker:
         limits = Limits(room, read_device(), loaded.weight_bytes, wire=False)
         # More than it will want: nobody answers what it says.
         limits.take(1 << 34, 1 << 20)
-        self.turns = Turns(self.thread, engine, limits, ContextInForce(4096))
+        self.warming = Warming(engine, self.cache, room, 40, loaded.vocabulary)
+        self.turns = Turns(self.thread, engine, limits, ContextInForce(4096), warming=self.warming)
 
     def answer(self) -> tuple[int, list[Need]]:
         """How much of the prompt was cached, and what was said until the engine rested."""
@@ -84,3 +86,18 @@ def test_a_block_that_is_read_is_no_news(tmp_path: Folder) -> None:
         assert after != msgspec.structs.replace(before, cache_bytes=after.cache_bytes)
     # Once nothing is left to do it is told to the byte what can't be taken away.
     assert needs[-1].cache_bytes > 0
+
+
+def test_what_is_left_of_warming_up_is_done_at_rest(tmp_path: Folder) -> None:
+    model = shapes.full_attention(tmp_path / "model")
+    worker = Worker(model, PromptStore(tmp_path / "store", 1 << 30, 1 << 30))
+    worker.warming.compile(awaited=True)
+    running = threading.Thread(target=worker.turns.run)
+    running.start()
+    until = time.monotonic() + 120
+    while not worker.warming.is_over and time.monotonic() < until:
+        time.sleep(0.05)
+    worker.thread.finish()
+    running.join(60)
+    assert worker.warming.is_over
+    worker.cache.close(60)

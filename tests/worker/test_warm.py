@@ -23,7 +23,7 @@ from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.disk import Disk
 from worker.prompt_cache.path import Paths
-from worker.warm import compile_kernels, warm
+from worker.warm import Warming
 
 CONTEXT = 1024
 
@@ -35,7 +35,7 @@ class Bench:
         loaded = load(str(model), lambda _done, _total: None, lambda: False)
         caches = Caches(loaded.model)
         cutter = Cutter(caches.run, caches.make)
-        room = Room(measure(caches.run, caches.make))
+        self.room = room = Room(measure(caches.run, caches.make))
         self.vocabulary = loaded.vocabulary
         self.store = PromptStore(folder / "store", 1 << 30, 1 << 30)
         self.disk = Disk(self.store, "m", b"", lambda: None)
@@ -47,8 +47,11 @@ class Bench:
             else SequentialEngine(loaded.model, (), room, caches, self.cache)
         )
 
+    def warming(self, context_tokens: int = CONTEXT) -> Warming:
+        return Warming(self.engine, self.cache, self.room, context_tokens, self.vocabulary)
+
     def warm(self, context_tokens: int = CONTEXT) -> None:
-        warm(self.engine, self.cache, context_tokens, self.vocabulary)
+        self.warming(context_tokens).begin(awaited=False)
 
     def steps_to_first_token(self, token_ids: list[int]) -> int:
         boundaries = [len(token_ids)] if self.paths.needs_boundaries else []
@@ -102,13 +105,61 @@ def test_prompts_are_kept_afterwards(bench: Bench) -> None:
 
 
 def test_what_a_gpu_does(bench: Bench) -> None:
+    warming = bench.warming(200)
     with bench.cache.rehearsal():
-        compile_kernels(bench.engine, bench.cache, 200, bench.vocabulary)
+        warming.compile(awaited=False)
         assert bench.engine.active + bench.engine.waiting == 0
         assert bench.cache.bytes_ > 0
+    assert warming.is_over
     assert bench.engine.need == Need(0, 0, 0)
     bench.write_all()
     assert bench.store.used_bytes() == 0
+
+
+def test_what_is_left_is_done_later(bench: Bench) -> None:
+    """It leaves alone what is kept and known by then."""
+    warming = bench.warming(200)
+    warming.compile(awaited=True)
+    bench.steps_to_first_token([5] * 110)
+    bench.engine.keep()
+    kept_bytes, speeds = bench.cache.bytes_, bench.cache.speeds
+    known = speeds.prefill_tokens_per_s
+    for _ in range(20):
+        assert not warming.is_over
+        warming.go_on(lambda: False)
+        assert bench.engine.active + bench.engine.waiting == 0
+        if warming.is_over:
+            break
+    assert bench.cache.shelf_bytes > 0
+    assert bench.cache.bytes_ <= kept_bytes
+    assert bench.cache.speeds is speeds
+    assert speeds.prefill_tokens_per_s == known
+    stored_bytes = bench.store.used_bytes()
+    bench.write_all()
+    assert bench.store.used_bytes() >= stored_bytes > 0
+
+
+def test_who_comes_interrupts_it(bench: Bench) -> None:
+    warming = bench.warming(200)
+    warming.compile(awaited=True)
+    calls = iter([False, True])
+    warming.go_on(lambda: next(calls, True))
+    assert not warming.is_over
+    assert bench.engine.active + bench.engine.waiting == 0
+    bench.write_all()
+
+
+def test_without_memory_to_spare_it_is_left_alone(bench: Bench) -> None:
+    bench.steps_to_first_token([5] * 110)
+    bench.engine.keep()
+    warming = bench.warming(200)
+    warming.compile(awaited=True)
+    bench.room.limit_bytes = bench.room.needed_bytes([]) + bench.cache.bytes_
+    kept_bytes = bench.cache.shelf_bytes
+    warming.go_on(lambda: False)
+    assert warming.is_over
+    assert bench.cache.shelf_bytes == kept_bytes > 0
+    bench.write_all()
 
 
 @pytest.mark.parametrize("context_tokens", [1, 4, 66])

@@ -84,17 +84,24 @@ class PromptCache:
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
-        """All is done as for a request, but nothing is written to disk, and nothing stays: neither
-        prompts nor what they say of speeds.
-        """
+        """All is done as for a request, and nothing stays of it."""
+        with self.unnoticed():
+            try:
+                yield
+            finally:
+                self.store()
+                self._let_go()
+                self.refused_bytes = 0
+
+    @contextmanager
+    def unnoticed(self) -> Iterator[None]:
+        """Nothing that is kept is written to disk, and what prompts say of speeds is forgotten."""
+        self.store()
         speeds, self.speeds = self.speeds, Speeds()
         self.rehearses = True
         try:
             yield
         finally:
-            self.store()
-            self._let_go()
-            self.refused_bytes = 0
             self.rehearses = False
             self.speeds = speeds
 
