@@ -135,13 +135,14 @@ def _firsts(server: Server, words: Words, rounds: int) -> None:
     print(f"\nThe first token of short requests after a load, medians of {rounds} loads (ms).\n")
     print(f"| | {' | '.join(str(1 + i) for i in range(_FIRSTS))} | first to tenth |")
     print(f"| --- |{' ---: |' * (_FIRSTS + 1)}")
-    for name, temperature in (("greedy", 0.0), ("sampled", 0.8)):
+    # A GPU prepares what it computes for each length of a prompt.
+    cases = (("greedy", 0.0, 0), ("sampled", 0.8, 0), ("greedy, of lengths that differ", 0.0, 7))
+    for name, temperature, longer in cases:
         loads = []
         for _ in range(rounds):
             server.unload()
-            loads.append(
-                [server.ask(words.take(100), 16, temperature).first_s for _ in range(_FIRSTS)]
-            )
+            prompts = [words.take(100 + longer * number) for number in range(_FIRSTS)]
+            loads.append([server.ask(each, 16, temperature).first_s for each in prompts])
         medians = [statistics.median(each) * 1e3 for each in zip(*loads, strict=True)]
         shown = " | ".join(f"{each:.0f}" for each in medians)
         print(f"| {name} | {shown} | {medians[0] / medians[9]:.2f} (target {_FIRST_TARGET}) |")
