@@ -3,7 +3,8 @@
 Bulkhead and mlx_lm.server take turns on whole sessions, greedy and one request at a time. In two
 further cases Bulkhead answers for another model between every two turns, and only one of them is
 loaded at a time: with one spare worker, as it is by default, and with two. The last one is mlx-lm's
-own loop in one process that keeps its cache, the least that the work can take.
+own loop in one process that keeps its cache, the least that the work can take. vllm-mlx takes part
+if its program is named.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from bench.kept import Kept
 from bench.machine import describe_machine
 from bench.model import copy_without_end
 from bench.results import FailedError
-from bench.servers import Bulkhead, MlxLmServer, Server
+from bench.servers import Bulkhead, MlxLmServer, Server, VllmMlx
 from bench.tiny import build_agent_model, build_half_billion_model
 from gateway.config.models import DEMO_FOLDER
 
@@ -46,6 +47,7 @@ class Session(NamedTuple):
 def main() -> int:
     parser = arguments.parser("bench.agent", __doc__, rounds=3, model=None, shown="2 layers")
     parser.add_argument("--half-billion", action="store_true", help="a model for a GPU")
+    parser.add_argument("--vllm-mlx", metavar="PROGRAM", help="vllm-mlx's program, if there is one")
     parser.add_argument("--turns", type=int, default=20, metavar="N")
     parser.add_argument("--system", type=int, default=8000, metavar="TOKENS")
     parser.add_argument("--result", type=int, default=900, metavar="TOKENS")
@@ -88,6 +90,10 @@ def _measure(folder: Path, parsed: argparse.Namespace) -> dict[str, list[Session
         ends.callback(theirs.stop)
         other = f"{folder / 'model'}=other"
         subjects: list[tuple[str, Server]] = [(ours.name, ours), (theirs.name, theirs)]
+        if parsed.vllm_mlx is not None:
+            peer = VllmMlx(parsed.vllm_mlx, folder / "model", folder / "vllm-mlx.log")
+            ends.callback(peer.stop)
+            subjects.append((peer.name, peer))
         for spares, name in enumerate((_SWAPPED, _SWAPPED_BY_TWO), start=1):
             swapping = Bulkhead(
                 *(folder / "model", folder / f"state-{spares}", folder / f"swapping-{spares}.log"),

@@ -36,13 +36,15 @@ class Server:
     name: str
     address: Address
 
-    def __init__(self, arguments: list[str], log: Path, model: str) -> None:
+    def __init__(
+        self, arguments: list[str], log: Path, model: str, program: str = sys.executable
+    ) -> None:
         """`model` is the name that requests ask for."""
         self._log = log
         self.model = model
         with log.open("wb") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=stderr, text=True
+                [program, *arguments], stdout=subprocess.PIPE, stderr=stderr, text=True
             )
 
     def processes(self) -> dict[str, int]:
@@ -134,16 +136,15 @@ class Bulkhead(Server):
         return {GATEWAY: self._process.pid, WORKER: model["worker"]["pid"]}
 
 
-class MlxLmServer(Server):
-    """`mlx_lm.server`, a single process. By default it decodes 32 requests at once too."""
+class Peer(Server):
+    """Another project's server, a single process that listens at `--port`."""
 
-    name = SERVER
-
-    def __init__(self, model: Path, log: Path) -> None:
+    def __init__(
+        self, arguments: list[str], log: Path, model: str, program: str = sys.executable
+    ) -> None:
         with socket.create_server((_HOST, 0)) as listener:
             port = listener.getsockname()[1]
-        arguments = ["-m", "mlx_lm", "server", "--model", str(model), "--port", str(port)]
-        super().__init__(arguments, log, "default_model")
+        super().__init__([*arguments, "--port", str(port)], log, model, program)
         self.address = (_HOST, port)
         deadline = time.monotonic() + _START_S
         while not self._listens():
@@ -157,3 +158,24 @@ class MlxLmServer(Server):
         except OSError:
             return False
         return True
+
+
+class MlxLmServer(Peer):
+    """`mlx_lm.server`. By default it decodes 32 requests at once too."""
+
+    name = SERVER
+
+    def __init__(self, model: Path, log: Path) -> None:
+        super().__init__(["-m", "mlx_lm", "server", "--model", str(model)], log, "default_model")
+
+
+class VllmMlx(Peer):
+    """`vllm-mlx serve`, whose program lies in an environment of its own. Its other engine computes
+    every prompt anew.
+    """
+
+    name = "vllm-mlx"
+
+    def __init__(self, program: str, model: Path, log: Path) -> None:
+        arguments = ["serve", str(model), "--host", _HOST, "--continuous-batching"]
+        super().__init__(arguments, log, str(model), program)

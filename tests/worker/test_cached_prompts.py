@@ -24,6 +24,7 @@ from worker.engines.room import Batch, CacheShape, Room, measure
 from worker.engines.sequence import Engine, Sequence, Token
 from worker.engines.sequential import SequentialEngine
 from worker.loading import LoadedModel, load
+from worker.prompt_cache import blocks
 from worker.prompt_cache.blocks import Cutter, Span
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.disk import Disk
@@ -184,9 +185,14 @@ def test_rows_that_end_together(bench: Bench) -> None:
         assert _ids(second) == _ids(anew)
 
 
-def test_rows_are_cut_together_as_alone(folder: Folder) -> None:
-    """Bit by bit, whatever their padding."""
+@pytest.mark.parametrize("most_blocks", [1, 3, 100])
+def test_rows_are_cut_together_as_alone(
+    folder: Folder, most_blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit by bit, whatever their padding, and so many at a time."""
     bench = Bench(_loaded("full", folder), batched=True)
+    most_bytes = most_blocks * bench.cutter.block_bytes
+    monkeypatch.setattr(blocks, "_MOST_TOGETHER_BYTES", most_bytes)
     rows = []
     for length in (70, 200, 130):
         caches = bench.caches.make()
@@ -196,9 +202,9 @@ def test_rows_are_cut_together_as_alone(folder: Folder) -> None:
     spans = [Span(batch, 0, 0, 1), Span(batch, 1, 1, 3), Span(batch, 2, 2, 2), Span(batch, 2, 0, 2)]
     together = bench.cutter.cut_all(spans)
     assert [len(each) for each in together] == [1, 2, 0, 2]
-    for span, blocks in zip(spans, together, strict=True):
-        alone = bench.cutter.cut(rows[span.row], 0, span.first, span.last) if blocks else []
-        for one, other in zip(blocks, alone, strict=True):
+    for span, cut in zip(spans, together, strict=True):
+        alone = bench.cutter.cut(rows[span.row], 0, span.first, span.last) if cut else []
+        for one, other in zip(cut, alone, strict=True):
             assert [each.shape for each in one.arrays] == [each.shape for each in other.arrays]
             for left, right in zip(one.arrays, other.arrays, strict=True):
                 assert mx.array_equal(left, right)

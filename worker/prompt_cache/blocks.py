@@ -6,7 +6,7 @@ recurrent, chunked) can't: they are kept as they are at chosen places, as snapsh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -30,6 +30,8 @@ GROWING: Final = (KVCache, ConcatenateKVCache, QuantizedKVCache, BatchKVCache)
 _FIXED: Final = (RotatingKVCache, ArraysCache, ChunkedKVCache)
 # From so many blocks on it costs less to cut them together: twice an operation for each array.
 _TOGETHER: Final = 3
+# What they are copied through, and more than once.
+_MOST_TOGETHER_BYTES: Final = 128_000_000
 
 
 @dataclass(frozen=True)
@@ -92,11 +94,23 @@ class Cutter:
         """The blocks of each, as `cut` has them. Of a batch's rows they are cut together: to a GPU
         each array of each row would be work of its own, and some rows longer than a step.
         """
-        blocks = sum(each.last - each.first for each in spans)
-        if blocks >= _TOGETHER and all(each.caches is spans[0].caches for each in spans):
-            leaves = leaves_of(spans[0].caches)
-            if all(isinstance(leaves[at], BatchKVCache) for at in self._growing):
-                return self._cut_together(leaves, spans)
+        groups: list[list[Span]] = []
+        for each in spans:
+            if groups and self._fits(each, groups[-1]):
+                groups[-1].append(each)
+            else:
+                groups.append([each])
+        return [blocks for group in groups for blocks in self._cut_group(group)]
+
+    def _fits(self, span: Span, group: list[Span]) -> bool:
+        together_bytes = _blocks_in([*group, span]) * self.block_bytes
+        return span.caches is group[0].caches and together_bytes <= _MOST_TOGETHER_BYTES
+
+    def _cut_group(self, spans: Sequence[Span]) -> list[list[Block]]:
+        leaves = leaves_of(spans[0].caches)
+        batched = all(isinstance(leaves[at], BatchKVCache) for at in self._growing)
+        if batched and len(spans) > 1 and _blocks_in(spans) >= _TOGETHER:
+            return self._cut_together(leaves, spans)
         return [self.cut(*each) if each.first < each.last else [] for each in spans]
 
     def cut(self, caches: list[Any], row: int, first: int, last: int) -> list[Block]:
@@ -168,6 +182,10 @@ class Cutter:
             for at, state in zip(self._fixed, snapshot.structure, strict=True):
                 leaves[at].state = _put_together(state, snapshot.arrays)
         return caches
+
+
+def _blocks_in(spans: Iterable[Span]) -> int:
+    return sum(each.last - each.first for each in spans)
 
 
 def leaves_of(caches: Sequence[Any]) -> list[Any]:
