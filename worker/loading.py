@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -35,9 +36,9 @@ if TYPE_CHECKING:
 
 # Read between two looks at the stop flag: short against a shutdown, long against the overhead.
 _SLICE_BYTES: Final = 64 << 20
-# MLX is given so much to read in advance: what makes a tokenizer holds Python's lock for half a
-# second at a time.
-_AHEAD_BYTES: Final = 2 << 30
+# MLX is given as much to read in advance as it reads in this time: what makes a tokenizer holds
+# Python's lock for as long, and a stop waits for it.
+_AHEAD_S: Final = 0.5
 
 
 @dataclass(frozen=True)
@@ -335,6 +336,7 @@ def _read_weights(
     total = sum(array.nbytes for array in arrays)
     done = ahead_bytes = 0
     ahead: deque[_Slice] = deque()
+    began_at = time.monotonic()
 
     def await_first() -> None:
         nonlocal done, ahead_bytes
@@ -350,7 +352,7 @@ def _read_weights(
         mx.async_eval(each.arrays)  # type: ignore[no-untyped-call] # MLX leaves its types out
         ahead.append(each)
         ahead_bytes += each.nbytes
-        while ahead_bytes > _AHEAD_BYTES:
+        while len(ahead) > 1 and ahead_bytes > done / (time.monotonic() - began_at) * _AHEAD_S:
             await_first()
     while ahead:
         await_first()
