@@ -135,7 +135,7 @@ def _serve_alone(
     warming = None
     if text is not None:
         warming = Warming(engine, text.prompt_cache, room, context.now.tokens, loaded.vocabulary)
-        warming.begin(awaited=command.awaited)
+        warming.begin(awaited=command.awaited, is_interrupted=thread.should_finish)
         rehearse(loaded, context.now, text.paths)
     if making is not None:
         engine = WithVectors(engine, making.engine, room)

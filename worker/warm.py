@@ -62,28 +62,28 @@ class Warming:
     def is_over(self) -> bool:
         return self._next is None
 
-    def begin(self, *, awaited: bool) -> None:
+    def begin(self, *, awaited: bool, is_interrupted: Callable[[], bool] = lambda: False) -> None:
         """In the load: all of it, or what shows that the model works and how fast, where requests
         wait that compile what they need themselves.
         """
         with nullcontext() if self._prompt_cache is None else self._prompt_cache.rehearsal():
-            self._run([self._kept()])
+            self._run([self._kept()], is_interrupted)
             # On a CPU nothing is kept for a shape or a graph: the first answer takes as long as
             # the next.
             if mx.default_device().type != mx.DeviceType.cpu:
-                self.compile(awaited=awaited)
+                self.compile(awaited=awaited, is_interrupted=is_interrupted)
         mx.reset_peak_memory()
 
-    def compile(self, *, awaited: bool) -> None:
+    def compile(self, *, awaited: bool, is_interrupted: Callable[[], bool] = lambda: False) -> None:
         """For a GPU: all of it, or nothing yet."""
         self._next = next(self._parts)
         if awaited:
             return
         if self._most_tokens >= _KEPT_TOKENS:
             # What is known now is taken from the prompt cache.
-            self._run([self._kept()])
-        while self._next is not None:
-            self._advance(self._run(self._next))
+            self._run([self._kept()], is_interrupted)
+        while self._next is not None and not is_interrupted():
+            self._advance(self._run(self._next, is_interrupted))
 
     def go_on(self, is_interrupted: Callable[[], bool]) -> None:
         """The next part, with an engine that has nothing to do. It is given up as soon as somebody

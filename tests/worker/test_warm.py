@@ -139,6 +139,22 @@ def test_what_is_left_is_done_later(bench: Bench) -> None:
     assert bench.store.used_bytes() >= stored_bytes > 0
 
 
+def test_an_unload_interrupts_it_in_the_load(bench: Bench) -> None:
+    warming = bench.warming(200)
+    asked = 0
+
+    def is_interrupted() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > 3
+
+    with bench.cache.rehearsal():
+        warming.compile(awaited=False, is_interrupted=is_interrupted)
+    assert not warming.is_over
+    assert bench.engine.active + bench.engine.waiting == 0
+    bench.write_all()
+
+
 def test_who_comes_interrupts_it(bench: Bench) -> None:
     warming = bench.warming(200)
     warming.compile(awaited=True)
