@@ -112,7 +112,7 @@ class Turns:
         command = self._thread.next_command(wait=True, at_most_s=quiet_s)
         if command is None and warming is not None:
             warming.go_on(lambda: self._thread.is_wanted)
-            return
+            command = self._thread.next_command(wait=False)
         self._obey(command)
         self._gather()
 

@@ -76,7 +76,7 @@ class Warming:
 
     def compile(self, *, awaited: bool, is_interrupted: Callable[[], bool] = lambda: False) -> None:
         """For a GPU: all of it, or nothing yet."""
-        self._next = next(self._parts)
+        self._next = next(self._parts, None)
         if awaited:
             return
         if self._most_tokens >= _KEPT_TOKENS:
@@ -143,9 +143,9 @@ def _parts(most_tokens: int, vocabulary: int) -> Generator[list[Sequence], float
     """
     settings = [make_row_sampling(each, SamplingDefaults(), vocabulary) for each in _SAMPLINGS]
     for tokens in _PROMPT_TOKENS:
-        if tokens > most_tokens and tokens != _PROMPT_TOKENS[0]:
+        if tokens > most_tokens:
             return
-        prompt = [0] * min(tokens, most_tokens)
+        prompt = [0] * tokens
         greedy = Sequence("greedy", prompt, _ANSWER_TOKENS, None, ignore_eos=True)
         sampled = [
             Sequence(f"sampled {at}", prompt, _ANSWER_TOKENS, each, ignore_eos=True)
