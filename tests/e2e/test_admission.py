@@ -370,7 +370,7 @@ def test_rows_and_what_is_pinned_beside(
 
 class TestKeeping:
     def test_time_to_live_and_keep_alive(self, start_gateway: Callable[..., Gateway]) -> None:
-        running = start_gateway(models=(), config='[models.demo]\npath = "demo"\nttl_s = 1.0\n')
+        running = start_gateway(models=(), config='[models.demo]\npath = "demo"\nttl_s = 4.0\n')
         assert _ask(running, "demo").status_code == 200
         eventually(lambda: running.model()["state"] == "unloaded")
         assert re.match(r"idle for [1-9]\d* s$", running.model()["last_exit"]["reason"])
@@ -381,7 +381,7 @@ class TestKeeping:
         time.sleep(1)
         assert running.model()["state"] == "ready", "that was said to an earlier worker"
         assert _ask(running, "demo", keep_alive=-1).status_code == 200
-        time.sleep(2)
+        time.sleep(5)
         assert running.model()["state"] == "ready"
         refused = _ask(running, "demo", keep_alive="a while")
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "keep_alive")
