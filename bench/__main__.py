@@ -62,8 +62,6 @@ def _measure(parsed: argparse.Namespace) -> Report:
         if parsed.model is None:
             build_tiny_model(DEMO_FOLDER, source)
         copy_without_end(source, model)
-        # By it mlx_lm.server looks for calls of tools in what it samples here, and fails on some.
-        (model / "chat_template.jinja").unlink(missing_ok=True)
         raw = Raw(model)
         ends.callback(raw.stop)
         bulkhead = Bulkhead(model, folder / "state", folder / "bulkhead.log")

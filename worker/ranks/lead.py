@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.generate import BatchGenerator
 
 from worker.engines.tap import LogitsTap
+from worker.engines.unscored import UnscoredGenerator
 from worker.prompt_cache.blocks import Block, Cutter
 from worker.ranks.links import LeaderLink
 from worker.ranks.orders import (
@@ -111,7 +111,7 @@ class Lead:
         self._forgotten.append(self._kept.pop(identity))
 
 
-class LeadingGenerator(BatchGenerator):  # type: ignore[misc]  # mlx-lm is untyped
+class LeadingGenerator(UnscoredGenerator):
     """A batch in all ranks."""
 
     def __init__(self, lead: Lead, number: int, tap: LogitsTap, rows: int, prompts: int) -> None:

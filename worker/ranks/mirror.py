@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlx_lm.generate import BatchGenerator
-
 from worker.engines.batch import until
 from worker.engines.tap import LogitsTap
+from worker.engines.unscored import UnscoredGenerator
 from worker.limits import Limits, trim
 from worker.prompt_cache.blocks import Block, Cutter
 from worker.ranks.lead import finish_step
@@ -34,7 +33,7 @@ from worker.ranks.tokens import Sampler
 class _Batch:
     def __init__(self, model: Any, order: Open) -> None:
         self.tap = LogitsTap(model)
-        self.generator = BatchGenerator(
+        self.generator = UnscoredGenerator(
             self.tap, completion_batch_size=order.rows, prefill_batch_size=order.prompts
         )
         # Of rows that ended with the last step.

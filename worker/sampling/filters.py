@@ -17,8 +17,8 @@ import numpy as np
 from worker.sampling.blocks import in_blocks, width
 from worker.sampling.settings import RowSampling
 
-# On a CPU MLX sorts twenty times as slowly as NumPy. But to wait for it within a step leaves it
-# without work: that costs more than to have it sort so little, with 32 rows.
+# On a CPU MLX sorts twenty times as slowly as NumPy. But while it is waited for within a step it
+# has nothing to do, and with 32 rows it loses more by that than by sorting so little.
 _SMALL_VOCABULARY: Final = 1024
 
 
@@ -29,7 +29,6 @@ class Filters:
 
     def __init__(self, rows: Sequence[RowSampling], vocabulary: int, *, on_cpu: bool) -> None:
         self._count = len(rows)
-        self._by_numpy = on_cpu and vocabulary > _SMALL_VOCABULARY
         self._log_min_p: mx.array | None = None
         if any(each.min_p > 0.0 for each in rows):
             logs = [math.log(each.min_p) if each.min_p > 0.0 else -math.inf for each in rows]
@@ -42,6 +41,7 @@ class Filters:
         top_k = [rows[index].top_k for index in ranked]
         # A row's sums are to be the same whoever shares the batch: whole, and by the same means.
         self._sums = any(each < 1.0 for each in top_p)
+        self._by_numpy = self._sums and on_cpu and vocabulary > _SMALL_VOCABULARY
         self._largest = vocabulary if self._sums else max(top_k, default=0)
         # No sum of probabilities is 2.
         self._top_p = mx.array([each if each < 1.0 else 2.0 for each in top_p])[:, None]
@@ -70,7 +70,7 @@ class Filters:
 
     def _least_of_ranked(self, logprobs: mx.array) -> mx.array:
         """The value at which top_p is reached, or that at which top_k is, if it is larger."""
-        if self._sums and self._by_numpy:
+        if self._by_numpy:
             return _least_by_numpy(logprobs, self._top_p, self._beyond_top_k)
         ascending = _largest(logprobs, self._largest)
         if not self._sums:
@@ -82,7 +82,7 @@ class Filters:
 
 
 def _least_by_numpy(logprobs: mx.array, top_p: mx.array, beyond_top_k: mx.array) -> mx.array:
-    """The same."""
+    """As `Filters._least_of_ranked`."""
     ascending = np.sort(np.array(logprobs), axis=-1)
     reached = np.cumsum(np.exp(ascending[:, ::-1]), axis=-1)[:, ::-1]
     beyond_top_p = (reached >= np.array(top_p)).sum(axis=-1, keepdims=True) - 1

@@ -8,7 +8,7 @@ import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
 
 from tests.support import shapes
-from worker.engines.lending import LendingGenerator
+from worker.engines.unscored import UnscoredGenerator
 from worker.loading import load
 
 PROMPTS = [[20, 21, 22], list(range(30, 70)), [80]]
@@ -26,12 +26,12 @@ def _responses(generator: Any) -> list[Any]:
 def test_rows_have_no_log_probabilities_once_they_are_in_the_batch() -> None:
     model = load(str(shapes.DEMO), lambda _done, _total: None, lambda: False).model
     own = _responses(BatchGenerator(model))
-    lending = _responses(LendingGenerator(model))
-    assert [(each.uid, each.token) for each in lending] == [(each.uid, each.token) for each in own]
+    unscored = _responses(UnscoredGenerator(model))
+    assert [(each.uid, each.token) for each in unscored] == [(each.uid, each.token) for each in own]
     assert all(isinstance(each.logprobs, mx.array) for each in own)
     # The first token is one of a batch that mlx-lm makes of a prompt.
-    later = [each for index, each in enumerate(lending) if each.uid in _uids(lending[:index])]
-    assert len(later) == len(lending) - len(PROMPTS)
+    later = [each for index, each in enumerate(unscored) if each.uid in _uids(unscored[:index])]
+    assert len(later) == len(unscored) - len(PROMPTS)
     assert all(each.logprobs is None for each in later)
 
 
