@@ -35,7 +35,7 @@ class UnfitError(Exception):
 
 
 class SuccessorProcess:
-    """A thread reaps it, and another keeps the last that it prints until it serves."""
+    """One thread keeps the last that it prints until it serves; another waits for that, and reaps."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class SuccessorProcess:
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
-        start_thread(self._read, "successor-output")
+        self._reader = start_thread(self._read, "successor-output")
         start_thread(self._reap, "successor")
 
     @classmethod
@@ -136,6 +136,8 @@ class SuccessorProcess:
 
     def _reap(self) -> None:
         self._process.wait()
+        # What it began may have its stderr, and hold that open.
+        self._reader.join(_LAST_WORDS_S / 2)
         # The loop may be over.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._ended.set)

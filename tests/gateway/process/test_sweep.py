@@ -59,8 +59,8 @@ def records(tmp_path: Path) -> WorkerRecords:
 
 def _eventually_has_child(identity: ProcessIdentity) -> ProcessIdentity:
     for _ in range(200):
-        if children := descendants([identity.pid])[identity.pid]:
-            return next(iter(children))
+        if children := psutil.Process(identity.pid).children():
+            return identify(children[0].pid)
         time.sleep(0.02)
     raise AssertionError("no child")
 
