@@ -35,7 +35,7 @@ class UnfitError(Exception):
 
 
 class SuccessorProcess:
-    """One thread keeps the last that it prints until it serves; another waits for that, and reaps."""
+    """One thread keeps the last it prints until it serves; another waits for that, and reaps."""
 
     def __init__(
         self,
