@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import random
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path as Folder
@@ -319,6 +320,81 @@ def test_what_is_read_at_once_is_taken_over_bit_by_bit(
         return tokens[0].cached_tokens
 
     assert [cached_tokens() for _ in range(2)] == [0, 640]
+
+
+FULL = pytest.mark.parametrize("bench", [("full", True, None)], indirect=True)
+
+
+def _run_to_end(engine: Engine, prompts: list[Sequence]) -> dict[str, list[Token]]:
+    for each in prompts:
+        engine.add(each)
+    tokens: dict[str, list[Token]] = {}
+    deadline = time.monotonic() + 60
+    while engine.active + engine.waiting and time.monotonic() < deadline:
+        for token in step(engine):
+            tokens.setdefault(token.request_id, []).append(token)
+        if engine.fetching and not engine.active:
+            time.sleep(0.001)
+    return tokens
+
+
+@FULL
+def test_many_that_were_stored(bench: Bench, tmp_path: Folder) -> None:
+    """More than are read at a time: none is computed because others are read before it."""
+    store = PromptStore(tmp_path, 1 << 30, 1 << 30)
+    bench.paths = Paths(b"", store, needs_snapshots=False)
+
+    def cached_tokens() -> list[int]:
+        cache = PromptCache(bench.cutter, Disk(store, "m", b"", lambda: None))
+        prompts = [bench.sequence(str(at), bench.tokens(80, seed=at)) for at in range(20)]
+        found = _run_to_end(bench.engine(cache), prompts)
+        cache.close(at_most_s=20)
+        return [tokens[0].cached_tokens for tokens in found.values()]
+
+    assert cached_tokens() == [0] * 20
+    assert cached_tokens() == [64] * 20
+
+
+@FULL
+def test_a_disk_that_hangs(bench: Bench, tmp_path: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is waited for once, and asked again when it has come back."""
+    store = PromptStore(tmp_path, 1 << 30, 1 << 30)
+    bench.paths = Paths(b"", store, needs_snapshots=False)
+    prompts = [bench.tokens(80, seed=at) for at in range(12)]
+    cache = PromptCache(bench.cutter, Disk(store, "m", b"", lambda: None))
+    sequences = [bench.sequence(str(at), each) for at, each in enumerate(prompts)]
+    expected = _run_to_end(bench.engine(cache), sequences)
+    cache.close(at_most_s=20)
+
+    hangs, read = threading.Event(), store.read
+
+    def hanging(key: bytes) -> bytes | None:
+        hangs.wait(60)
+        return read(key)
+
+    monkeypatch.setattr(store, "read", hanging)
+    monkeypatch.setattr("worker.prompt_cache.cache._LEAST_LATE_S", 0.2)
+    cache = PromptCache(bench.cutter, Disk(store, "m", b"", lambda: None))
+    engine = bench.engine(cache)
+    sequences = [bench.sequence(str(at), each) for at, each in enumerate(prompts[:11])]
+    found = _run_to_end(engine, sequences)
+    assert len(found) == 11
+    for name, tokens in found.items():
+        assert _ids(tokens) == _ids(expected[name])
+        assert tokens[0].cached_tokens == 0
+    last = bench.sequence("11", prompts[11])
+    assert last.path is not None
+    engine.add(last)
+    step(engine)
+    assert not engine.fetching
+    engine.remove(["11"])
+    hangs.set()
+    deadline = time.monotonic() + 20
+    while not cache.is_worth_fetching(last.path, 80, 1 << 40) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    found = _run_to_end(engine, [last])
+    assert found["11"][0].cached_tokens == 64
+    cache.close(at_most_s=20)
 
 
 def test_caches_of_an_unknown_kind_are_not_kept() -> None:

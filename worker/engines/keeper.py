@@ -93,20 +93,23 @@ class Keeper:
         self.cache.shrink(most_bytes)
 
     def waits(self, sequence: Sequence, sizes: list[Batch], prefilling: list[Row]) -> bool:
-        """Whether a sequence should stay out for now: its blocks are being read, or a row computes
-        them.
+        """Whether a sequence should stay out for now: its blocks are being read or are to be, or a
+        row computes them.
         """
         path = sequence.path
         if path is None or not path.keys:
             return False
         self._has_seen_blocks |= not self.cache.rehearses
-        request_id = sequence.request_id
+        request_id, tokens = sequence.request_id, len(sequence.token_ids)
+        free_bytes = self._free_bytes(sizes)
         if request_id in self._fetching or len(self._fetching) < _MOST_FETCHES:
-            if self.cache.fetch(request_id, path, len(sequence.token_ids), self._free_bytes(sizes)):
+            if self.cache.fetch(request_id, path, tokens, free_bytes):
                 self._fetching.add(request_id)
                 return True
             self._fetching.discard(request_id)
-        depth = self.cache.depth(path, len(sequence.token_ids))
+        elif self.cache.is_worth_fetching(path, tokens, free_bytes):
+            return True
+        depth = self.cache.depth(path, tokens)
         return any(self._will_share(row, path, depth) for row in prefilling)
 
     def waits_for_room(self, sequence: Sequence, joined: list[Batch]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from worker.prompt_cache.keys import BLOCK_TOKENS, snapshot_key
 from worker.prompt_cache.path import Path, usable_depth
 from worker.prompt_cache.payload import Payload, PayloadError, from_bytes
 from worker.prompt_cache.shelf import Shelf
+
+logger = logging.getLogger("worker")
 
 # Taken over from the reading thread between two steps: some milliseconds.
 _MOST_ARRIVALS_BYTES: Final = 32_000_000
@@ -41,6 +44,14 @@ class Computed(NamedTuple):
     first: int
 
 
+class _Coming(NamedTuple):
+    """What is read for a request; it is late from a time on, by the monotonic clock."""
+
+    fetch: Fetch
+    bytes_: int
+    late_at: float
+
+
 class _Unstored(NamedTuple):
     """What is to go to disk once it is computed."""
 
@@ -59,7 +70,9 @@ class PromptCache:
         self._cutter = cutter
         self._disk = disk
         self._shelf: Shelf[Block] = Shelf()
-        self._fetches: dict[str, tuple[Fetch, Path, int]] = {}
+        self._coming: dict[str, _Coming] = {}
+        # Until it is over the disk is taken to hang.
+        self._late: Fetch | None = None
         self._unstored: list[_Unstored] = []
         self._unstored_bytes = 0
 
@@ -120,6 +133,8 @@ class PromptCache:
     def take(self, path: Path, tokens: int) -> Taken | None:
         """Caches for a sequence from what is in memory; None if there is nothing of it."""
         depth = self.depth(path, tokens)
+        if depth < self._stored_depth(path, tokens):
+            self.speeds.count(read=False)
         if not depth:
             return None
         keys = path.keys[:depth]
@@ -135,39 +150,62 @@ class PromptCache:
 
         `room_bytes` is what they may take of memory beside what is there.
         """
-        if request_id in self._fetches:
+        if request_id in self._coming:
             return self._goes_on(request_id)
         disk = self._disk
-        if disk is None:
+        if disk is None or not self.is_worth_fetching(path, tokens, room_bytes):
             return False
-        begin = self.depth(path, tokens)
-        end = min(path.stored, usable_depth(tokens))
-        if self.needs_snapshots:
-            end = max((each for each in path.stored_snapshots if each <= end), default=0)
+        end = self._stored_depth(path, tokens)
+        keys = self._missing(path, end)
+        bytes_ = len(keys) * self.block_bytes
+        if self.needs_snapshots and (key := snapshot_key(path.keys[end - 1])) not in self._shelf:
+            keys.append(key)
+        self._use(path.keys[:end])
+        self.speeds.count(read=True)
+        # What others wait for is read before it.
+        expected_s = self.speeds.read_s(self.coming_bytes + bytes_) or 0.0
+        late_at = time.monotonic() + max(_LEAST_LATE_S, _LATE * expected_s)
+        self._coming[request_id] = _Coming(disk.fetch(keys), bytes_, late_at)
+        return True
+
+    def is_worth_fetching(self, path: Path, tokens: int, room_bytes: int) -> bool:
+        """Whether blocks of a sequence of so many tokens should be read. `room_bytes` as above."""
+        if self._disk is None or self._hangs:
+            return False
+        begin, end = self.depth(path, tokens), self._stored_depth(path, tokens)
         if end <= begin:
             return False
-        keys = [each for each in path.keys[:end] if each not in self._shelf]
-        bytes_ = len(keys) * self.block_bytes
+        bytes_ = len(self._missing(path, end)) * self.block_bytes
         if not self.speeds.worth_reading(bytes_, (end - begin) * BLOCK_TOKENS):
             return False
         if bytes_ > room_bytes:
             self.refused_bytes = max(self.refused_bytes, bytes_)
             return False
-        if self.needs_snapshots and (key := snapshot_key(path.keys[end - 1])) not in self._shelf:
-            keys.append(key)
-        self._use(path.keys[:end])
-        self._fetches[request_id] = (disk.fetch(keys), path, bytes_)
         return True
+
+    @property
+    def _hangs(self) -> bool:
+        return self._late is not None and not self._late.done
+
+    def _stored_depth(self, path: Path, tokens: int) -> int:
+        """How many blocks of a sequence of so many tokens could be had from disk."""
+        end = min(path.stored, usable_depth(tokens))
+        if self.needs_snapshots:
+            return max((each for each in path.stored_snapshots if each <= end), default=0)
+        return end
+
+    def _missing(self, path: Path, end: int) -> list[bytes]:
+        return [each for each in path.keys[:end] if each not in self._shelf]
 
     def forget(self, request_id: str) -> None:
         """Nobody waits for its blocks any more."""
-        if (found := self._fetches.pop(request_id, None)) is not None:
-            found[0].abandoned = True
+        if (found := self._coming.pop(request_id, None)) is not None:
+            found.fetch.abandoned = True
 
     @property
     def coming_bytes(self) -> int:
         """What is being read and will be in memory."""
-        return sum(bytes_ for _, _, bytes_ in self._fetches.values())
+        return sum(each.bytes_ for each in self._coming.values())
 
     def collect(self) -> None:
         """Take over what was read."""
@@ -187,12 +225,16 @@ class PromptCache:
         self._disk.look_again()
 
     def _goes_on(self, request_id: str) -> bool:
-        fetch, _, bytes_ = self._fetches[request_id]
-        expected_s = self.speeds.read_s(bytes_) or 0.0
-        late_s = max(_LEAST_LATE_S, _LATE * expected_s)
-        if not fetch.done and time.monotonic() - fetch.begun_at < late_s:
-            return True
-        if fetch.done and any(each not in self._shelf for each in fetch.keys):
+        fetch, _, late_at = self._coming[request_id]
+        if not fetch.done:
+            if time.monotonic() < late_at:
+                return True
+            if not self._hangs:
+                self._late = fetch
+                logger.warning(
+                    "The disk is late with stored prompts: until it answers none is read"
+                )
+        elif any(each not in self._shelf for each in fetch.keys):
             # Arrived and not taken over yet, or never to come.
             self.collect()
             if self._disk is not None and self._disk.look_again():
@@ -264,7 +306,7 @@ class PromptCache:
         return unstored
 
     def _let_go(self) -> int:
-        for request_id in list(self._fetches):
+        for request_id in list(self._coming):
             self.forget(request_id)
         return self._shelf.shrink(0)
 

@@ -10,9 +10,9 @@ _NOTHING: Final = Measured()
 # How much of the last measurement a speed is: neither a page cache that happened to be warm nor a
 # disk that was busy once decides alone.
 _WEIGHT: Final = 0.3
-# So often the other way is taken before reading is tried again: a disk that was slow once would
-# be for ever, as only reading tells its speed.
-_TRIED_AGAIN: Final = 16
+# So many prompts are computed before reading is tried again: a disk that was slow once would be for
+# ever, as only reading tells its speed.
+_TRIED_AGAIN: Final = 15
 # Others are told of a speed that has changed by so much.
 _NEWS: Final = 0.25
 # Less says more about the overhead than about the speed.
@@ -46,11 +46,11 @@ class Speeds:
         if self.read_bytes_per_s is None or self.prefill_tokens_per_s is None:
             return tokens > 0
         worth = bytes_ / self.read_bytes_per_s < tokens / self.prefill_tokens_per_s
-        self._computed = 0 if worth else self._computed + 1
-        if self._computed < _TRIED_AGAIN:
-            return worth
-        self._computed = 0
-        return True
+        return worth or self._computed >= _TRIED_AGAIN
+
+    def count(self, *, read: bool) -> None:
+        """A prompt of which blocks are stored is read, or it is computed."""
+        self._computed = 0 if read else self._computed + 1
 
     def take_news(self) -> Measured | None:
         """What is worth telling others since the last call."""

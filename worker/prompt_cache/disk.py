@@ -28,7 +28,6 @@ class Fetch:
     """Payloads on their way, in the order of `keys`."""
 
     keys: Sequence[bytes]
-    begun_at: float
     # How often all was cleared before.
     era: int
     # Written by the reading thread, last.
@@ -101,7 +100,7 @@ class Disk:
         self._writes.put(measured)
 
     def fetch(self, keys: Sequence[bytes]) -> Fetch:
-        fetch = Fetch(keys, time.monotonic(), self._era)
+        fetch = Fetch(keys, self._era)
         self._reads.put(fetch)
         return fetch
 
