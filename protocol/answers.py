@@ -48,7 +48,7 @@ class Usage(Struct, frozen=True):
 
 
 class Delta(Struct, frozen=True, array_like=True):
-    """What one engine step added to one request. Positional on the wire: most bytes are these.
+    """What steps of the engine added to one request. Positional on the wire: most bytes are these.
 
     `parts` may lag behind `token_ids` (an unfinished character, stop sequence or tag is held back);
     they are complete in the delta that carries the finish reason and the usage, and the stop
@@ -77,7 +77,7 @@ class Rendered(Message, frozen=True, tag="rendered"):
 
 
 class Output(Message, frozen=True, tag="output"):
-    """Everything one engine step made, for all requests."""
+    """Everything that steps made since the last one, for all requests."""
 
     step: int
     deltas: tuple[Delta, ...]

@@ -10,7 +10,7 @@ from protocol.life import Hello
 from protocol.message import Message
 from protocol.messages import PROTOCOL_VERSION, GatewayMessage, WorkerMessage
 
-# A worker's frame holds one engine step of text. A gateway's frame holds a whole prompt; the
+# A worker's frame holds some steps of text. A gateway's frame holds a whole prompt; the
 # gateway refuses larger HTTP bodies first.
 MAX_WORKER_FRAME_BYTES: Final = 1 << 20
 MAX_GATEWAY_FRAME_BYTES: Final = 1 << 26

@@ -53,7 +53,7 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
 
 
 class Logprobs(Part, frozen=True, tag="p"):
-    """Of the tokens of this step. Their text may come later."""
+    """Of some tokens. Their text may come later."""
 
     tokens: tuple[TokenLogprob, ...]
 

@@ -20,6 +20,7 @@ from protocol.life import ClearPromptCache, Load, Ready
 from protocol.memory import Limit, MlxMemory
 from protocol.message import Message
 from protocol.requests import Embed, Generate
+from worker.beat import Beat
 from worker.priority import import_at_low_priority
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ class EngineThread:
 
     def __init__(self, incarnation: int, wake: Callable[[], None], *, spare: bool) -> None:
         self.figures = EngineFigures()
+        self.beat = Beat()
         # Prompts in tokenization; written by the sender.
         self.arriving = 0
         self._incarnation = incarnation
@@ -149,6 +151,12 @@ class EngineThread:
         """Hand an event to the sender, waiting while it has too many already."""
         self._events.put(event)
         self._wake()
+
+    def emit_step(self, step: Stepped) -> None:
+        """Hand a step to the sender, who is woken if it would look too late for it."""
+        self._events.put(step)
+        if self.beat.wakes(time.monotonic(), awaited=any(each.awaited for each in step.tokens)):
+            self._wake()
 
     def lose(self, rank: int | None) -> None:
         """From another thread than the engine's, which may be waiting for the rank that is gone."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import deque
 
@@ -62,7 +63,7 @@ class GatewayLink:
             self._poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if unsent else 0))
             if self._next is not None:
                 self._poller.register(self._next[0], zmq.POLLIN)
-        self._poller.poll(int(seconds * 1000))
+        self._poller.poll(math.ceil(seconds * 1000))
         self._clear_wake()
 
     def send(self, message: Message) -> None:

@@ -30,6 +30,7 @@ from worker.engine_thread import (
     Stepped,
 )
 from worker.link import GatewayLink
+from worker.outbox import Outbox
 from worker.parent import ParentWatch
 from worker.preparation import Preparation
 from worker.vectors.job import Job
@@ -83,6 +84,7 @@ class Conversation:
         self._preparation = Preparation(self._engine.emit)
         self._loaded: Loaded | None = None
         self._requests: dict[str, Answering] = {}
+        self._outbox = Outbox()
         self._stop_requested = False
         self._stopping = False
         self._draining = False
@@ -104,7 +106,7 @@ class Conversation:
         self._engine.start()
         heartbeat_at = time.monotonic()
         while self._exit_status is None:
-            self._link.wait(max(0.0, heartbeat_at - time.monotonic()))
+            self._link.wait(self._idle_s(heartbeat_at, time.monotonic()))
             if self._stop_requested:
                 self._stop()
             self._link.send_unsent()
@@ -118,6 +120,11 @@ class Conversation:
                 self._send_heartbeat()
         self._link.close()
         return self._exit_status
+
+    def _idle_s(self, heartbeat_at: float, now: float) -> float:
+        heartbeat_s = max(0.0, heartbeat_at - now)
+        beat_s = self._engine.beat.left_s(now)
+        return heartbeat_s if beat_s is None else min(heartbeat_s, beat_s)
 
     # From the gateway
 
@@ -168,12 +175,16 @@ class Conversation:
     # From the engine
 
     def _read_engine(self) -> None:
+        self._engine.beat.look(time.monotonic())
         while self._link.unsent < _UNSENT_FRAMES or self._stopping:
-            match self._engine.next_event():
+            event = self._engine.next_event()
+            if not isinstance(event, Stepped) or self._outbox.full:
+                self._send_output()
+            match event:
                 case None:
                     return
                 case Stepped(step, tokens):
-                    self._send_step(step, tokens)
+                    self._add_step(step, tokens)
                 case RequestFailed() as failure:
                     self._engine.arriving -= 1
                     if self._requests.pop(failure.request_id, None) is not None:
@@ -231,8 +242,7 @@ class Conversation:
             return
         self._engine.post(prepared.sequence)
 
-    def _send_step(self, step: int, tokens: list[Token]) -> None:
-        deltas = []
+    def _add_step(self, step: int, tokens: list[Token]) -> None:
         for token in tokens:
             request = self._requests.get(token.request_id)
             if request is None:
@@ -245,17 +255,21 @@ class Conversation:
                 # A detokenizer that fails on one text must not end the other streams.
                 logger.exception("Detokenizing request %s failed", token.request_id)
                 self._drop(token.request_id)
+                self._send_output()
                 self._refuse(token.request_id, "The answer could not be decoded to text.")
                 continue
             if delta is None:
                 continue
-            deltas.append(delta)
+            self._outbox.add(step, delta)
             if delta.finish_reason is not None:
                 del self._requests[token.request_id]
                 if token.finish_reason is None:
                     self._engine.post(Remove((token.request_id,)))
-        if deltas:
-            self._send(Output(step=step, deltas=tuple(deltas)))
+
+    def _send_output(self) -> None:
+        if (output := self._outbox.take()) is not None:
+            self._send(output)
+            self._engine.beat.strike(time.monotonic())
 
     def _drop(self, request_id: str) -> None:
         self._requests.pop(request_id, None)

@@ -93,7 +93,7 @@ class Turns:
             # All of them wait for memory: that is no step.
             thread.figures.active, thread.figures.waiting = 0, engine.waiting
         if tokens:
-            thread.emit(Stepped(thread.figures.step, tokens))
+            thread.emit_step(Stepped(thread.figures.step, tokens))
         engine.keep()
         for broken in engine.take_broken():
             thread.emit(GivenUp(no_further(broken)))

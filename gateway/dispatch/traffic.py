@@ -10,7 +10,6 @@ from msgspec import Struct
 
 from gateway.clock.countdown import Presence
 from gateway.dispatch import refusals
-from gateway.dispatch.beat import Beat
 from gateway.dispatch.progress import ModelChangedError
 from gateway.dispatch.quarantine import Quarantine
 from gateway.dispatch.queue import QueueFullError, RequestQueue
@@ -96,7 +95,6 @@ class Traffic:
         self._draining = False
         self._successor: Successor | None = None
         self._loop = asyncio.get_running_loop()
-        self._beat = Beat(self._loop)
         self._presence = Presence(self._loop.time())
 
     @property
@@ -209,13 +207,8 @@ class Traffic:
             progress = request.progress
             if not progress.rendered:
                 raise ProtocolBreachError("it sent output before the prompt's tokens")
-            first = request.answered_at is None
             if request.deliver(delta, now):
-                if first or request.over:
-                    # Whoever waits for the first of it, or is at its end, waits for no beat.
-                    request.tell(now)
-                else:
-                    self._beat.note(request)
+                request.tell(now)
             if delta.token_ids and not request.probe:
                 if request.prompt_counts and request.timing.last_token_at is None:
                     self.meter.prompt_tokens += progress.prompt_tokens
@@ -229,7 +222,6 @@ class Traffic:
                 request.park(now)
                 self._note_park(request)
                 self.dispatch()
-        self._beat.end_message()
         return useful
 
     def embedded(self, message: Embedded) -> bool:

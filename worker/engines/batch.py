@@ -228,6 +228,7 @@ class RowBatch:
                     row.cached_tokens,
                     self._sampler.take_score(response.uid),
                     row.prompt_scores,
+                    first=len(row.generated) == 1,
                 )
             )
             row.prompt_scores = None

@@ -82,6 +82,13 @@ class Token:
     cached_tokens: int = 0
     score: Score | None = None
     prompt_scores: list[Score] | None = None
+    # Since the sequence began, here or anew.
+    first: bool = False
+
+    @property
+    def awaited(self) -> bool:
+        """Somebody waits for the first of an answer, and for its end."""
+        return self.first or self.finish_reason is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -316,6 +316,7 @@ class SequentialEngine:
             row.cached_tokens,
             score,
             row.prompt_scores,
+            first=len(row.generated) == 1,
         )
         row.prompt_scores = None
         self._stepped = run
