@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import mlx.core as mx
+from mlx_lm.generate import generation_stream
 
 from protocol.life import Device
 from protocol.memory import MlxMemory
@@ -57,6 +58,7 @@ class Limits:
         # What a peak leaves behind is what the next one takes: given back, it would be allocated
         # anew each time, which on a GPU waits for everything.
         peaks_bytes = int(self.room.free_bytes * (1.0 - 1.0 / self.room.shape.peak))
+        _settle()
         mx.set_cache_limit(max(self.room.working_bytes, _LEAST_CACHE_BYTES) + peaks_bytes)
         # Weights alone: their sum is within the budget, and so within the recommended working set,
         # above which set_wired_limit raises. Without one nothing can be wired.
@@ -66,6 +68,7 @@ class Limits:
 
 def trim() -> None:
     """Give back the buffers that MLX keeps for reuse."""
+    _settle()
     mx.clear_cache()
 
 
@@ -97,7 +100,16 @@ def release_memory() -> None:
     """
     mx.set_wired_limit(0)
     mx.synchronize()
-    mx.clear_cache()
+    trim()
+
+
+def _settle() -> None:
+    """Let what is being computed end. MLX's allocator for CPUs waits for that itself, with Python's
+    lock: of a worker whose peer is gone nothing would be heard any more (MLX 0.32.4).
+    """
+    if mx.default_device() == mx.cpu:
+        mx.synchronize(generation_stream)
+        mx.synchronize()
 
 
 def _bytes(value: str | int | None) -> int | None:

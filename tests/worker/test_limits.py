@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_lm.generate import generation_stream
 
 from protocol.life import Device
 from protocol.memory import Need
@@ -14,7 +16,7 @@ from worker.context import ContextInForce
 from worker.engine_thread import EngineFigures, Limit
 from worker.engines.need import Need as EngineNeed
 from worker.engines.room import CacheShape, Room
-from worker.limits import Limits
+from worker.limits import Limits, trim
 from worker.turns import Turns
 
 MB = 10**6
@@ -86,3 +88,31 @@ def test_buffers_go_back_when_less_is_left_to_mlx(
     assert isinstance(thread.said[-1], Need)
     assert limits.mlx_bytes == (limit_mb - beside_mb) * MB
     assert limits.room.grown_bytes == (beside_mb - 100) * MB
+
+
+def test_other_threads_run_while_limits_wait_for_what_is_computed() -> None:
+    """A worker whose peers are gone waits for them there, and is to say so."""
+    values = mx.random.normal((400, 400))
+    mx.eval(values)
+    ticks = 0
+    over = threading.Event()
+
+    def tick() -> None:
+        nonlocal ticks
+        while not over.wait(0.001):
+            ticks += 1
+
+    ticking = threading.Thread(target=tick)
+    ticking.start()
+    with mx.stream(generation_stream):
+        product = values
+        for _ in range(40):
+            product = product @ values * 1e-2
+        mx.async_eval(product)
+    before = ticks
+    trim()
+    after = ticks
+    over.set()
+    ticking.join()
+    # With the lock held it is one or two.
+    assert after - before > 10
