@@ -23,9 +23,9 @@ class Histogram:
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
 
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self.sum += value
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self.sum += value * times
 
     @property
     def count(self) -> int:

@@ -44,11 +44,11 @@ class ModelMeter:
             self.queue_s.observe(timing.queue_s)
 
     def tokens(self, timing: Timing, count: int, now: float) -> None:
-        """So many more of an answer have come, at once."""
+        """So many more of an answer have come, at once: they share the time since the last ones."""
         self.generated_tokens += count
         if timing.last_token_at is None:
             timing.first_token_s = now - timing.arrived_at
             self.first_token_s.observe(timing.first_token_s)
         else:
-            self.between_tokens_s.observe(now - timing.last_token_at)
+            self.between_tokens_s.observe((now - timing.last_token_at) / count, count)
         timing.last_token_at = now

@@ -25,12 +25,13 @@ def test_waits_are_counted_from_the_arrival_and_once() -> None:
     meter.tokens(timing, 1, 105.0)
     # Parked, and sent to another worker.
     meter.sent(timing, 120.0)
-    meter.tokens(timing, 3, 125.0)
+    meter.tokens(timing, 4, 125.0)
     assert (timing.queue_s, timing.first_token_s) == (2.0, 5.0)
     assert (meter.queue_s.sum, _count(meter.queue_s)) == (2.0, 1)
     assert (meter.first_token_s.sum, _count(meter.first_token_s)) == (5.0, 1)
-    assert (meter.between_tokens_s.sum, _count(meter.between_tokens_s)) == (20.0, 1)
-    assert meter.generated_tokens == 4
+    assert (meter.between_tokens_s.sum, _count(meter.between_tokens_s)) == (20.0, 4)
+    assert (5.0, 4) in meter.between_tokens_s.buckets()
+    assert meter.generated_tokens == 5
 
 
 def test_what_failed_says_nothing_of_how_long_answers_take() -> None:
