@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from worker.prompts import Prepared
     from worker.vectors.job import Job
 
-# Steps that may wait for the sender; beyond that the engine waits for it.
-_OUTBOX_STEPS: Final = 256
+# Of steps above all, that may wait for the sender; beyond that the engine waits for it.
+_MOST_EVENTS: Final = 256
 # What mlx-lm wants of transformers: nearly all the time of the imports, and nothing of MLX.
 _SLOW_IMPORT: Final = "transformers.models.auto.tokenization_auto"
 # Starts threads as it is imported, and threads keep the priority of the one that starts them.
@@ -118,7 +118,7 @@ class EngineThread:
         self._spare = spare
         self._wake = wake
         self._commands: queue.SimpleQueue[EngineCommand] = queue.SimpleQueue()
-        self._events: queue.Queue[EngineEvent] = queue.Queue(_OUTBOX_STEPS)
+        self._events: queue.Queue[EngineEvent] = queue.Queue(_MOST_EVENTS)
         self._finishing = threading.Event()
         self._loading = threading.Event()
         # A daemon, so that a stop during the imports need not wait for them.

@@ -58,7 +58,7 @@ class Limits:
         # What a peak leaves behind is what the next one takes: given back, it would be allocated
         # anew each time, which on a GPU waits for everything.
         peaks_bytes = int(self.room.free_bytes * (1.0 - 1.0 / self.room.shape.peak))
-        _settle()
+        _wait_for_computing()
         mx.set_cache_limit(max(self.room.working_bytes, _LEAST_CACHE_BYTES) + peaks_bytes)
         # Weights alone: their sum is within the budget, and so within the recommended working set,
         # above which set_wired_limit raises. Without one nothing can be wired.
@@ -68,7 +68,7 @@ class Limits:
 
 def trim() -> None:
     """Give back the buffers that MLX keeps for reuse."""
-    _settle()
+    _wait_for_computing()
     mx.clear_cache()
 
 
@@ -103,9 +103,9 @@ def release_memory() -> None:
     trim()
 
 
-def _settle() -> None:
-    """Let what is being computed end. MLX's allocator for CPUs waits for that itself, with Python's
-    lock: of a worker whose peer is gone nothing would be heard any more (MLX 0.32.4).
+def _wait_for_computing() -> None:
+    """MLX's allocator for CPUs does that itself, but with Python's lock: of a worker whose peer is
+    gone nothing would be heard any more (MLX 0.32.4).
     """
     if mx.default_device() == mx.cpu:
         mx.synchronize(generation_stream)

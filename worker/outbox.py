@@ -19,9 +19,9 @@ class Outbox:
         self._deltas: dict[str, list[Delta]] = {}
         self._count = 0
 
-    @property
-    def full(self) -> bool:
-        return self._count >= _MOST_TOKENS
+    def fits(self, tokens: int) -> bool:
+        """Whether a step of so many can be sent along; alone any step can."""
+        return self._count + tokens <= _MOST_TOKENS
 
     def add(self, step: int, delta: Delta) -> None:
         self._step = step

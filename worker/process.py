@@ -178,7 +178,7 @@ class Conversation:
         self._engine.beat.look(time.monotonic())
         while self._link.unsent < _UNSENT_FRAMES or self._stopping:
             event = self._engine.next_event()
-            if not isinstance(event, Stepped) or self._outbox.full:
+            if not isinstance(event, Stepped) or not self._outbox.fits(len(event.tokens)):
                 self._send_output()
             match event:
                 case None:

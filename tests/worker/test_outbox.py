@@ -43,10 +43,9 @@ def test_no_log_probability_is_lost() -> None:
 
 def test_it_is_bounded() -> None:
     outbox = Outbox()
-    count = 0
-    while not outbox.full:
+    for count in range(200):
         outbox.add(count, _delta("a", count))
-        count += 1
-    assert count == 256
+    assert outbox.fits(56)
+    assert not outbox.fits(57)
     outbox.take()
-    assert not outbox.full
+    assert outbox.fits(256)

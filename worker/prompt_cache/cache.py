@@ -152,16 +152,12 @@ class PromptCache:
         """
         if request_id in self._coming:
             return self._goes_on(request_id)
-        disk = self._disk
-        if disk is None or not self.is_worth_fetching(path, tokens, room_bytes):
+        disk, keys = self._disk, self._worth_reading(path, tokens, room_bytes)
+        if disk is None or not keys:
             return False
-        end = self._stored_depth(path, tokens)
-        keys = self._missing(path, end)
-        bytes_ = len(keys) * self.block_bytes
-        if self.needs_snapshots and (key := snapshot_key(path.keys[end - 1])) not in self._shelf:
-            keys.append(key)
-        self._use(path.keys[:end])
+        self._use(path.keys[: self._stored_depth(path, tokens)])
         self.speeds.count(read=True)
+        bytes_ = len(keys) * self.block_bytes
         # What others wait for is read before it.
         expected_s = self.speeds.read_s(self.coming_bytes + bytes_) or 0.0
         late_at = time.monotonic() + max(_LEAST_LATE_S, _LATE * expected_s)
@@ -169,19 +165,26 @@ class PromptCache:
         return True
 
     def is_worth_fetching(self, path: Path, tokens: int, room_bytes: int) -> bool:
-        """Whether blocks of a sequence of so many tokens should be read. `room_bytes` as above."""
+        """Whether `fetch` would begin to read blocks of a sequence of so many tokens."""
+        return bool(self._worth_reading(path, tokens, room_bytes))
+
+    def _worth_reading(self, path: Path, tokens: int, room_bytes: int) -> list[bytes]:
+        """The keys of what is on disk and not in memory, if to read it is faster."""
         if self._disk is None or self._hangs:
-            return False
+            return []
         begin, end = self.depth(path, tokens), self._stored_depth(path, tokens)
         if end <= begin:
-            return False
-        bytes_ = len(self._missing(path, end)) * self.block_bytes
+            return []
+        keys = [each for each in path.keys[:end] if each not in self._shelf]
+        bytes_ = len(keys) * self.block_bytes
         if not self.speeds.worth_reading(bytes_, (end - begin) * BLOCK_TOKENS):
-            return False
+            return []
         if bytes_ > room_bytes:
             self.refused_bytes = max(self.refused_bytes, bytes_)
-            return False
-        return True
+            return []
+        if self.needs_snapshots and (key := snapshot_key(path.keys[end - 1])) not in self._shelf:
+            keys.append(key)
+        return keys
 
     @property
     def _hangs(self) -> bool:
@@ -193,9 +196,6 @@ class PromptCache:
         if self.needs_snapshots:
             return max((each for each in path.stored_snapshots if each <= end), default=0)
         return end
-
-    def _missing(self, path: Path, end: int) -> list[bytes]:
-        return [each for each in path.keys[:end] if each not in self._shelf]
 
     def forget(self, request_id: str) -> None:
         """Nobody waits for its blocks any more."""
