@@ -40,8 +40,12 @@ def _models(folder: Path, *names: str, **settings: dict[str, Any]) -> str:
 
 @pytest.fixture(scope="module")
 def needed(folder: Path) -> int:
-    """What one of them is granted, in bytes."""
+    """What one of them is granted once it has been measured on this machine, in bytes."""
     running = Gateway(models=(), config=_models(folder, "a"))
+    running.load("a")
+    learned = running.state_dir / "learned.json"
+    eventually(lambda: learned.exists() and str(folder) in learned.read_text())
+    assert running.order("unload", "a").status_code == 200
     granted: int = running.load("a")["worker"]["granted_bytes"]
     assert running.stop() == 0, running.log
     return granted

@@ -13,7 +13,7 @@ from gateway.state.state_file import read_state, write_state
 # A worker with its imports done and no model, until one was measured. On the CPU and with CUDA (its
 # context and libraries) it was, elsewhere; on Metal it is a guess on the safe side.
 PROCESS_BYTES: Final = {
-    BackEnd.CPU: 53_000_000,
+    BackEnd.CPU: 60_000_000,
     BackEnd.CUDA: 900_000_000,
     BackEnd.METAL: 300_000_000,
 }
