@@ -199,7 +199,7 @@ class EngineThread:
             # Here, not above: this import is the slow one, and belongs to this thread.
             from worker.runtime import serve
 
-            serve(self, self._incarnation)
+            serve(self, self._incarnation, spare=self._spare)
         except Exception:
             traceback.print_exc()
             failed = True

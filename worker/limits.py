@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Final
 
 import mlx.core as mx
@@ -70,6 +71,13 @@ def trim() -> None:
     """Give back the buffers that MLX keeps for reuse."""
     _wait_for_computing()
     mx.clear_cache()
+
+
+def give_back_buffers() -> None:
+    """What weights came through to a card the C library keeps, once 4 GB of it (malloc_trim(3))."""
+    give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if give_back is not None and mx.cuda.is_available():
+        give_back(0)
 
 
 def read_device() -> Device:

@@ -9,6 +9,8 @@ import time
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+import mlx.core as mx
+
 from protocol.answers import RequestFailed
 from protocol.life import Device, Hello, Load, LoadFailed, LoadProgress, Ready
 from protocol.messages import PROTOCOL_VERSION
@@ -22,7 +24,7 @@ from worker.engine_thread import (
 )
 from worker.engines.room import NO_CACHES, Room, measure
 from worker.engines.sequence import Engine
-from worker.limits import Limits, read_device, read_memory, release_memory
+from worker.limits import Limits, give_back_buffers, read_device, read_memory, release_memory
 from worker.loading import LoadedModel, load
 from worker.model_error import LoadAbandonedError, ModelError
 from worker.prompts import Prepared, prepare
@@ -41,9 +43,14 @@ if TYPE_CHECKING:
 _STORE_S = 5.0
 
 
-def serve(thread: EngineThread, incarnation: int) -> None:
+def serve(thread: EngineThread, incarnation: int, *, spare: bool) -> None:
     """Run one worker's life on the calling thread; returns once the memory is released."""
     device = read_device()
+    # A CPU has nothing to prepare.
+    if spare and mx.default_device() != mx.cpu:
+        from worker.practice import practise
+
+        practise()
     thread.emit(
         Hello(
             protocol_version=PROTOCOL_VERSION,
@@ -117,6 +124,7 @@ def _serve_alone(
         working_bytes=command.working_bytes,
         working_token_bytes=command.working_token_bytes,
     )
+    give_back_buffers()
     limits = Limits(room, device, loaded.weight_bytes, wire=command.wire)
     if command.limit_bytes is not None:
         limits.take(command.limit_bytes, command.beside_bytes)
