@@ -110,7 +110,7 @@ class Readings:
     async def _read_footprint(self, worker: Worker) -> None:
         worker.count_tokens()
         try:
-            worker.memory.note_footprint(await worker.read_footprint())
+            await worker.measure()
         except (FootprintError, OSError) as error:
             # It may just have ended. If it hangs, that costs nobody else's reading.
             logger.debug("No footprint of process %d: %s", worker.pid, error)

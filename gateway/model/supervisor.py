@@ -203,7 +203,7 @@ class WorkerSupervisor:
     async def _measure(self) -> None:
         worker = self.worker
         try:
-            worker.memory.note_footprint(await worker.read_footprint())
+            await worker.measure()
             self._tenancy.measured(worker)
         except (FootprintError, OSError) as error:
             if not worker.ended.is_set():

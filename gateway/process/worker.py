@@ -306,12 +306,16 @@ class Worker:
             # Either it doesn't read, or it is gone and the news of that are on their way.
             self._loop.call_later(_LAST_FRAMES_S, self._check_reads)
 
-    async def read_footprint(self) -> Footprint:
-        """Of all its ranks that are on this machine.
+    async def measure(self) -> None:
+        """Read the footprint of all its ranks that are on this machine.
 
         Raises:
             FootprintError; OSError if no answer comes, or there is no thread for it.
         """
+        loaded = self.memory.is_loaded
+        self.memory.note_footprint(await self._read_footprint(), loaded=loaded)
+
+    async def _read_footprint(self) -> Footprint:
         own = await self._lane.run(self._footprint.read, _READING_S, f"the footprint of {self.pid}")
         self.own_footprint_bytes = own.current_bytes
         if self.followers is None:

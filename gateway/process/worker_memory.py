@@ -90,7 +90,16 @@ class WorkerMemory:
         if self.weight_bytes is not None:
             self.prompt_cache_bytes = max(0, prompt_cache_bytes)
 
-    def note_footprint(self, footprint: Footprint) -> None:
+    @property
+    def is_loaded(self) -> bool:
+        return self.weight_bytes is not None
+
+    def note_footprint(self, footprint: Footprint, *, loaded: bool) -> None:
+        """A reading that began with its model `loaded`, or without: if that has changed meanwhile
+        a part may be missing.
+        """
+        if loaded is not self.is_loaded:
+            return
         self.footprint = footprint
         if self._mlx is not None and self.weight_bytes is not None:
             account_bytes = self._mlx.active_bytes + self._mlx.cache_bytes

@@ -1,0 +1,19 @@
+"""What is known of the memory of a worker."""
+
+from __future__ import annotations
+
+from gateway.memory.reading import Footprint
+from gateway.process.worker_memory import WorkerMemory
+from protocol.memory import MlxMemory
+
+HALF, WHOLE = Footprint(80, 80), Footprint(160, 160)
+
+
+def test_a_reading_that_began_before_its_model_was_there_is_not_taken_for_it() -> None:
+    memory = WorkerMemory()
+    began_loaded = memory.is_loaded
+    memory.loaded(100, MlxMemory(active_bytes=100))
+    memory.note_footprint(HALF, loaded=began_loaded)
+    assert memory.held_bytes is None
+    memory.note_footprint(WHOLE, loaded=memory.is_loaded)
+    assert memory.held_bytes == 160
