@@ -379,7 +379,7 @@ class TestModel:
         ("budget", "expected", "parts"),
         [
             ("60MB", "error", ("Its floor is ", "can be had")),
-            ("102MB", "warning", ("Its context of 4,096 tokens doesn't fit",)),
+            ("109MB", "warning", ("Its context of 4,096 tokens doesn't fit",)),
         ],
     )
     def test_one_that_does_not_fit(
