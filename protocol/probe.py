@@ -69,7 +69,6 @@ class StepTimes(Struct, frozen=True):
     limit_below_s: float
     small_cache_s: float
     no_cache_s: float
-    wired_s: float | None
 
 
 class AttentionPeak(Struct, frozen=True):

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import gc
+import logging
+import traceback
+from collections.abc import Iterator
 from typing import Final
 
 import mlx.core as mx
-from mlx_lm.generate import generation_stream
 
 from protocol.life import Device
 from protocol.memory import MlxMemory
 from worker.engines.room import Room
+from worker.wiring import synchronize, wiring
+
+logger = logging.getLogger("worker")
 
 # MLX's limit is a guard rail and lies above what the engine keeps to: past it every command buffer
 # is waited for, and each miss empties the buffer cache (mlx transforms.cpp, allocator.cpp).
@@ -25,11 +32,9 @@ _LARGEST_BYTES: Final = 1 << 62
 class Limits:
     """Of one worker with a model. The engine steers by `room`; MLX's limits follow it."""
 
-    def __init__(self, room: Room, device: Device, weight_bytes: int, *, wire: bool) -> None:
+    def __init__(self, room: Room, weight_bytes: int) -> None:
         self.room = room
-        self._device = device
         self._weight_bytes = weight_bytes
-        self._wire = wire
         self._least_beside_bytes = _LARGEST_BYTES
 
     def take(self, limit_bytes: int, beside_bytes: int) -> None:
@@ -38,7 +43,7 @@ class Limits:
         self.room.limit_bytes = limit_bytes
         self.room.fixed_bytes = beside_bytes + self._weight_bytes
         self.room.grown_bytes = beside_bytes - self._least_beside_bytes
-        self.apply()
+        self._apply()
 
     @property
     def mlx_bytes(self) -> int:
@@ -47,12 +52,7 @@ class Limits:
             return 0
         return self.room.limit_bytes - (self.room.fixed_bytes - self._weight_bytes)
 
-    def apply(self) -> None:
-        """Set MLX's limits. A BatchGenerator resets the wired one when it is built and closed: call
-        this afterwards. Without a limit MLX's own stay.
-        """
-        if self.room.limit_bytes is None:
-            return
+    def _apply(self) -> None:
         # Below what is active a limit does nothing but harm.
         mlx_bytes = max(self.mlx_bytes, mx.get_active_memory())
         mx.set_memory_limit(mlx_bytes + max(int(mlx_bytes * _GUARD_SHARE), _LEAST_GUARD_BYTES))
@@ -61,10 +61,6 @@ class Limits:
         peaks_bytes = int(self.room.free_bytes * (1.0 - 1.0 / self.room.shape.peak))
         _wait_for_computing()
         mx.set_cache_limit(max(self.room.working_bytes, _LEAST_CACHE_BYTES) + peaks_bytes)
-        # Weights alone: their sum is within the budget, and so within the recommended working set,
-        # above which set_wired_limit raises. Without one nothing can be wired.
-        most_bytes = self._device.recommended_working_set_bytes or 0
-        mx.set_wired_limit(min(self._weight_bytes, most_bytes) if self._wire else 0)
 
 
 def trim() -> None:
@@ -100,15 +96,41 @@ def read_memory() -> MlxMemory:
     )
 
 
+@contextlib.contextmanager
+def released_memory() -> Iterator[None]:
+    """However the block ends, what MLX held for it is given back."""
+    try:
+        yield
+    except Exception as error:
+        _clear_frames(error)
+        raise
+    finally:
+        # A model's modules refer to each other in cycles.
+        gc.collect()
+        release_memory()
+
+
 def release_memory() -> None:
-    """Give back what MLX holds, once nothing refers to the model any more.
+    """Give back what MLX holds, once nothing refers to it any more.
 
     Unwiring and emptying the cache before the exit is what keeps wired pages from being stranded
     on macOS (omlx#2184).
     """
-    mx.set_wired_limit(0)
-    mx.synchronize()
-    trim()
+    try:
+        synchronize()
+    except RuntimeError:
+        # A GPU that fails says so once more. There is nothing left to wait for.
+        logger.exception("What was still being computed failed")
+    wiring.undo()
+    mx.clear_cache()
+
+
+def _clear_frames(error: BaseException) -> None:
+    """What failed, and what led to it, refers to whatever its functions had: the model too."""
+    last: BaseException | None = error
+    while last is not None:
+        traceback.clear_frames(last.__traceback__)
+        last = last.__cause__ or last.__context__
 
 
 def _wait_for_computing() -> None:
@@ -116,8 +138,7 @@ def _wait_for_computing() -> None:
     gone nothing would be heard any more (MLX 0.32.4).
     """
     if mx.default_device() == mx.cpu:
-        mx.synchronize(generation_stream)
-        mx.synchronize()
+        synchronize()
 
 
 def _bytes(value: str | int | None) -> int | None:

@@ -9,7 +9,6 @@ take 0.3 s after that, and 0.7 without (MLX 0.32.4).
 
 from __future__ import annotations
 
-import gc
 import logging
 from typing import Final
 
@@ -20,7 +19,7 @@ from mlx_lm.models import llama
 from worker.caches import Caches
 from worker.engines.batched import BatchedEngine
 from worker.engines.room import Room, measure
-from worker.limits import release_memory
+from worker.limits import released_memory
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.warm import Warming
@@ -36,11 +35,10 @@ def practise() -> None:
     What fails here is left to the load.
     """
     try:
-        _answer_twice()
+        with released_memory():
+            _answer_twice()
     except Exception:
         logger.debug("A spare worker could not practise", exc_info=True)
-    gc.collect()
-    release_memory()
 
 
 def _answer_twice() -> None:

@@ -20,20 +20,24 @@ from protocol.probe import (
     Trim,
 )
 from worker.errand import Errand
-from worker.limits import read_device, read_memory, release_memory, trim
+from worker.limits import read_device, read_memory, released_memory, trim
 from worker.probes.attention import measure_attention
 from worker.probes.back_end import back_end
 from worker.probes.steps import time_steps
+from worker.wiring import wiring
 
 
 def run(errand: Errand) -> None:
     """Until nothing more is asked; then what is held goes back as a worker's does."""
     errand.begin()
+    with released_memory():
+        _obey_all(errand)
+
+
+def _obey_all(errand: Errand) -> None:
     held: list[mx.array] = []
     for order in errand.orders(ProbeOrder):
         errand.answer(_obey(order, held))
-    held.clear()
-    release_memory()
 
 
 def _obey(order: Any, held: list[mx.array]) -> Struct:
@@ -62,9 +66,8 @@ def _import() -> Imported:
 
 
 def _hold(held: list[mx.array], size_bytes: int, *, wire: bool) -> MlxMemory:
-    recommended_bytes = read_device().recommended_working_set_bytes
-    if wire and recommended_bytes:
-        mx.set_wired_limit(min(size_bytes, recommended_bytes))
+    if wire:
+        wiring.wire(size_bytes, read_device())
     missing_bytes = size_bytes - sum(each.nbytes for each in held)
     if missing_bytes > 0:
         held.append(mx.ones((missing_bytes // 4,), mx.float32))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import platform
 import time
@@ -24,7 +23,7 @@ from worker.engine_thread import (
 )
 from worker.engines.room import NO_CACHES, Room, measure
 from worker.engines.sequence import Engine
-from worker.limits import Limits, give_back_buffers, read_device, read_memory, release_memory
+from worker.limits import Limits, give_back_buffers, read_device, read_memory, released_memory
 from worker.loading import LoadedModel, load
 from worker.model_error import LoadAbandonedError, ModelError
 from worker.prompts import Prepared, prepare
@@ -34,6 +33,7 @@ from worker.vectors.beside import NoText, WithVectors
 from worker.vectors.job import Job
 from worker.vectors.making import Making, make_vectors
 from worker.warm import Warming
+from worker.wiring import wiring
 from worker.writing import check_batches, make_text
 
 if TYPE_CHECKING:
@@ -65,10 +65,8 @@ def serve(thread: EngineThread, incarnation: int, *, spare: bool) -> None:
     leave_imports_alone()
     command = thread.next_command(wait=True)
     if isinstance(command, Load):
-        _serve_model(thread, command, device)
-        # The model's modules refer to each other in cycles.
-        gc.collect()
-        release_memory()
+        with released_memory():
+            _serve_model(thread, command, device)
 
 
 def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
@@ -125,7 +123,9 @@ def _serve_alone(
         working_token_bytes=command.working_token_bytes,
     )
     give_back_buffers()
-    limits = Limits(room, device, loaded.weight_bytes, wire=command.wire)
+    if command.wire:
+        wiring.wire(loaded.weight_bytes, device)
+    limits = Limits(room, loaded.weight_bytes)
     if command.limit_bytes is not None:
         limits.take(command.limit_bytes, command.beside_bytes)
     making = None
@@ -138,7 +138,7 @@ def _serve_alone(
     context = _context(command, loaded, making)
     take_bound(command.bound, room, context)
     lead = None if leader is None else leader.lead
-    text = None if caches is None else make_text(thread, loaded, command, limits, caches, lead)
+    text = None if caches is None else make_text(thread, loaded, command, room, caches, lead)
     engine: Engine = NoText() if text is None else text.engine
     warming = None
     if text is not None:

@@ -14,9 +14,9 @@ from worker.engine_thread import (
     Look,
 )
 from worker.engines.batched import BatchedEngine
+from worker.engines.room import Room
 from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine
-from worker.limits import Limits
 from worker.loading import LoadedModel
 from worker.model_error import ModelError
 from worker.prompt_cache.blocks import Cutter
@@ -58,7 +58,7 @@ def make_text(
     thread: EngineThread,
     loaded: LoadedModel,
     command: Load,
-    limits: Limits,
+    room: Room,
     caches: Caches,
     lead: Lead | None,
 ) -> Text:
@@ -72,7 +72,7 @@ def make_text(
     if store is not None:
         disk = Disk(store, command.model_id, root, lambda: thread.post(Look()))
     prompt_cache = PromptCache(cutter, disk) if cutter.can_restore else None
-    engine = _build_engine(loaded, command, limits, caches, prompt_cache, lead)
+    engine = _build_engine(loaded, command, room, caches, prompt_cache, lead)
     return Text(engine, paths, prompt_cache)
 
 
@@ -98,7 +98,7 @@ def prompt_root(loaded: LoadedModel, command: Load) -> bytes:
 def _build_engine(
     loaded: LoadedModel,
     command: Load,
-    limits: Limits,
+    room: Room,
     caches: Caches,
     prompt_cache: PromptCache | None,
     lead: Lead | None,
@@ -109,9 +109,8 @@ def _build_engine(
             loaded.model,
             loaded.eos_token_ids,
             command.max_concurrency,
-            limits.room,
+            room,
             loaded.weight_bytes,
-            limits.apply,
             prompt_cache,
             command.stall_s,
             lead,
@@ -119,7 +118,7 @@ def _build_engine(
     return SequentialEngine(
         loaded.model,
         loaded.eos_token_ids,
-        limits.room,
+        room,
         caches,
         prompt_cache,
         loaded.draft,

@@ -121,7 +121,6 @@ TIMES = StepTimes(
     limit_below_s=0.020,
     small_cache_s=0.011,
     no_cache_s=0.012,
-    wired_s=0.009,
 )
 
 
@@ -129,7 +128,6 @@ TIMES = StepTimes(
     ("times", "back_end", "busy", "differing"),
     [
         ({}, BackEnd.METAL, 0.1, {}),
-        ({"wired_s": None}, BackEnd.CPU, 0.1, {}),
         ({"limit_below_s": 0.010}, BackEnd.CPU, 0.1, {}),
         ({"limit_below_s": 0.010}, BackEnd.METAL, 0.1, {1: DIFFERS}),
         ({"limit_above_s": 0.020}, BackEnd.METAL, 0.1, {0: DIFFERS}),
@@ -140,7 +138,6 @@ TIMES = StepTimes(
             0.1,
             {2: DIFFERS, 3: DIFFERS},
         ),
-        ({"wired_s": 0.1}, BackEnd.METAL, 0.1, {4: DIFFERS}),
     ],
 )
 def test_steps(
@@ -148,7 +145,7 @@ def test_steps(
 ) -> None:
     figures = StepFigures(msgspec.structs.replace(TIMES, **times), busy)
     lines = list(judge_steps(figures, back_end))
-    assert len(lines) == 5
+    assert len(lines) == 4
     assert {
         index: each.verdict for index, each in enumerate(lines) if each.verdict is not AS_ASSUMED
     } == differing

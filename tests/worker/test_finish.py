@@ -9,7 +9,7 @@ from worker.context import ContextInForce
 from worker.engine_thread import EngineCommand, EngineThread
 from worker.engines.batched import BatchedEngine
 from worker.engines.room import CacheShape, Room
-from worker.limits import Limits, read_device
+from worker.limits import Limits
 from worker.loading import load
 from worker.turns import Turns
 
@@ -30,7 +30,7 @@ def test_an_order_among_the_commands_that_are_read_at_once() -> None:
         loaded = load(str(DEMO_FOLDER), lambda _done, _total: None, lambda: False)
         room = Room(CacheShape(0, 0, 1.0))
         engine = BatchedEngine(loaded.model, loaded.eos_token_ids, 4, room)
-        limits = Limits(room, read_device(), loaded.weight_bytes, wire=False)
+        limits = Limits(room, loaded.weight_bytes)
         Turns(_LateOrder(1, lambda: None, spare=False), engine, limits, ContextInForce(4096)).run()
         ran.set()
 

@@ -10,7 +10,6 @@ import mlx.core as mx
 import pytest
 from mlx_lm.generate import generation_stream
 
-from protocol.life import Device
 from protocol.memory import Need
 from worker.context import ContextInForce
 from worker.engine_thread import EngineFigures, Limit
@@ -67,12 +66,7 @@ def test_buffers_go_back_when_less_is_left_to_mlx(
     limit_mb: int, beside_mb: int, *, trimmed: bool
 ) -> None:
     """Whether the limit fell, or what drivers hold beside MLX's account grew."""
-    limits = Limits(
-        Room(CacheShape(1, 0, 1.5), working_bytes=64 * MB),
-        Device(name="", architecture=""),
-        0,
-        wire=False,
-    )
+    limits = Limits(Room(CacheShape(1, 0, 1.5), working_bytes=64 * MB), 0)
     limits.take(1000 * MB, 100 * MB)
     assert limits.mlx_bytes == 900 * MB
     thread = _Thread(Limit(limit_bytes=limit_mb * MB, beside_bytes=beside_mb * MB))

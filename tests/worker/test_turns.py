@@ -18,7 +18,7 @@ from worker.engine_thread import EngineThread, Look, Stepped
 from worker.engines.batched import BatchedEngine
 from worker.engines.room import Room, measure
 from worker.engines.sequence import Sequence
-from worker.limits import Limits, read_device
+from worker.limits import Limits
 from worker.loading import load
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
@@ -43,7 +43,7 @@ class Worker:
         self.cache = PromptCache(cutter, disk)
         self.paths = Paths(b"", store, needs_snapshots=cutter.needs_snapshots)
         engine = BatchedEngine(loaded.model, (), 8, room, prompt_cache=self.cache)
-        limits = Limits(room, read_device(), loaded.weight_bytes, wire=False)
+        limits = Limits(room, loaded.weight_bytes)
         # More than it will want: nobody answers what it says.
         limits.take(1 << 34, 1 << 20)
         self.warming = Warming(engine, self.cache, room, 40, loaded.vocabulary)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from worker.engines.batch import AHEAD_TOKENS, Row, RowBatch
@@ -53,13 +53,12 @@ class BatchedEngine:
         max_concurrency: int,
         room: Room,
         weight_bytes: int = 0,
-        on_built: Callable[[], None] = lambda: None,
         prompt_cache: PromptCache | None = None,
         stall_s: float = 0.1,
         lead: Lead | None = None,
     ) -> None:
-        """`on_built` is called after mlx-lm has set limits of its own. A chunk of prefill holds up
-        rows that decode for about `stall_s`. With a `lead` other ranks do the same.
+        """A chunk of prefill holds up rows that decode for about `stall_s`. With a `lead` other
+        ranks do the same.
         """
         self._lead = lead
         self._model = model
@@ -67,7 +66,6 @@ class BatchedEngine:
         self._max_concurrency = max_concurrency
         self._room = room
         self._worth_bytes = max(weight_bytes, step_bytes())
-        self._on_built = on_built
         self._held: deque[Sequence] = deque()
         self._batches: deque[RowBatch] = deque()
         self._keeper = None if prompt_cache is None else Keeper(prompt_cache, room)
@@ -342,7 +340,6 @@ class BatchedEngine:
             self._room.working_bytes,
             self._lead,
         )
-        self._on_built()
         self._batches.append(batch)
         return batch
 
@@ -353,7 +350,6 @@ class BatchedEngine:
     def _close(self, batch: RowBatch) -> None:
         self._batches.remove(batch)
         batch.close()
-        self._on_built()
 
 
 def _soon_tokens(batch: RowBatch) -> int:

@@ -8,6 +8,9 @@ from typing import Any, ClassVar
 
 from mlx_lm.generate import BatchGenerator, GenerationBatch
 
+# With which what a BatchGenerator does to the wired limit does nothing.
+import worker.wiring  # noqa: F401
+
 
 class UnscoredBatch(GenerationBatch):  # type: ignore[misc]  # mlx-lm is untyped
     """mlx-lm cuts each row's out of the batch's at the end of a step, two operations a row.

@@ -10,7 +10,6 @@ from typing import Final
 import mlx.core as mx
 
 from protocol.probe import StepTimes
-from worker.limits import read_device
 from worker.probes.back_end import back_end
 
 _LAYERS: Final = 16
@@ -31,7 +30,6 @@ def time_steps(seconds: float) -> StepTimes:
     step()
     active_bytes = mx.get_active_memory()
     own = _read_limits()
-    recommended_bytes = read_device().recommended_working_set_bytes
     kinds: dict[str, Callable[[], object]] = {
         "without_limits_s": lambda: None,
         "limit_above_s": lambda: mx.set_memory_limit(active_bytes + _ABOVE_BYTES),
@@ -39,9 +37,6 @@ def time_steps(seconds: float) -> StepTimes:
         "small_cache_s": lambda: mx.set_cache_limit(_SMALL_CACHE_BYTES),
         "no_cache_s": lambda: mx.set_cache_limit(0),
     }
-    if recommended_bytes:
-        wired_bytes = min(active_bytes, recommended_bytes)
-        kinds["wired_s"] = lambda: mx.set_wired_limit(wired_bytes)
     share_s = seconds / (_ROUNDS * len(kinds))
     times: dict[str, list[float]] = {name: [] for name in kinds}
     for _ in range(_ROUNDS):
@@ -50,10 +45,8 @@ def time_steps(seconds: float) -> StepTimes:
             step()
             times[name] += _times(step, share_s)
             _restore(own)
-    wired = times.pop("wired_s", None)
     return StepTimes(
         active_bytes=active_bytes,
-        wired_s=None if wired is None else median(wired),
         **{name: median(each) for name, each in times.items()},
     )
 
@@ -101,4 +94,3 @@ def _restore(limits: tuple[int, int]) -> None:
     memory_bytes, cache_bytes = limits
     mx.set_memory_limit(memory_bytes)
     mx.set_cache_limit(cache_bytes)
-    mx.set_wired_limit(0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,7 @@ from protocol.life import Load
 from worker.caches import Caches
 from worker.collection import leave_imports_alone
 from worker.engines.room import Room, measure
-from worker.limits import Limits, read_device, release_memory
+from worker.limits import Limits, read_device, released_memory
 from worker.loading import LoadedModel, load
 from worker.model_error import LoadAbandonedError, ModelError
 from worker.prompt_cache.blocks import Cutter
@@ -20,6 +19,7 @@ from worker.ranks.mirror import Mirror
 from worker.ranks.orders import Begin, HasFailed, HasLoaded, Here
 from worker.ranks.parts import split_model
 from worker.ranks.tokens import following
+from worker.wiring import wiring
 
 
 def follow(link: FollowerLink, rank: int, should_stop: Callable[[], bool]) -> None:
@@ -28,10 +28,8 @@ def follow(link: FollowerLink, rank: int, should_stop: Callable[[], bool]) -> No
     leave_imports_alone()
     order = link.next(should_stop)
     if isinstance(order, Begin):
-        _follow(link, rank, order, should_stop)
-        # The model's modules refer to each other in cycles.
-        gc.collect()
-        release_memory()
+        with released_memory():
+            _follow(link, rank, order, should_stop)
 
 
 def _follow(link: FollowerLink, rank: int, begin: Begin, should_stop: Callable[[], bool]) -> None:
@@ -71,7 +69,9 @@ def _mirror(group: Any, loaded: LoadedModel, command: Load) -> Mirror:
     """The same computations as rank 0's, in the same order: each of them meets the others."""
     caches = Caches(loaded.model, None, command.kv_bits)
     room = Room(measure(caches.run, caches.make), working_bytes=command.working_bytes)
-    limits = Limits(room, read_device(), loaded.weight_bytes, wire=command.wire)
+    if command.wire:
+        wiring.wire(loaded.weight_bytes, read_device())
+    limits = Limits(room, loaded.weight_bytes)
     if command.limit_bytes is not None:
         limits.take(command.limit_bytes, command.beside_bytes)
     return Mirror(loaded.model, Cutter(caches.run, caches.make), limits, following(group))

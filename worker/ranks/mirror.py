@@ -67,10 +67,8 @@ class Mirror:
                 self._batches[batch].generator.remove(rows)
             case Open(batch):
                 self._batches[batch] = _Batch(self._model, order)
-                self._limits.apply()
             case Close(batch):
                 self._batches.pop(batch).generator.close()
-                self._limits.apply()
             case Cut(place, first, last, number):
                 blocks = self._cutter.cut(*self._at(place), first, last)
                 self._kept.update(enumerate(blocks, start=number))

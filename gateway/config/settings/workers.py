@@ -37,10 +37,10 @@ class MemorySettings(Section, frozen=True):
         bool,
         Key(
             Switch(),
-            "Keep weights from being paged out, on macOS: an idle model answers at once, and the "
-            "rest of the machine has less to spare.",
+            "Ask macOS to keep weights resident. It may unwire them all the same, and wired memory "
+            "has taken part in panics of the machine.",
         ),
-    ] = True
+    ] = False
 
 
 class WorkersSettings(Section, frozen=True):

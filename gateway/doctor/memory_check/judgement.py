@@ -151,10 +151,6 @@ def judge_steps(figures: StepFigures, back_end: BackEnd) -> Iterator[Line]:
     yield _step("32 MB of buffers are enough for a step", base, times.small_cache_s, busy)
     without = "without any buffers steps are slower, but not by half"
     yield _step(without, base, times.no_cache_s, busy, most=_MILD)
-    if times.wired_s is None:
-        yield line("steps", "memory can't be wired here", "no recommended working set", holds=True)
-    else:
-        yield _step("wired memory isn't slower", base, times.wired_s, busy)
 
 
 def _step(

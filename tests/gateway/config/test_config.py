@@ -310,12 +310,12 @@ def test_an_interpreter_may_be_below_the_home(monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_a_load_must_find_room_for_and_wiring(tmp_path: Path) -> None:
     path = tmp_path / "bulkhead.toml"
-    path.write_text("[memory]\nordinary_tokens = 1000\nwire_weights = false\n")
+    path.write_text("[memory]\nordinary_tokens = 1000\nwire_weights = true\n")
     memory = read_settings(Flags(config=path), {}).memory
-    assert (memory.ordinary_tokens, memory.wire_weights) == (1000, False)
+    assert (memory.ordinary_tokens, memory.wire_weights) == (1000, True)
     path.write_text("")
     memory = read_settings(Flags(config=path), {}).memory
-    assert (memory.ordinary_tokens, memory.wire_weights) == (4096, True)
+    assert (memory.ordinary_tokens, memory.wire_weights) == (4096, False)
     path.write_text('[memory]\nordinary_tokens = 0\nwire_weights = "no"\n')
     with pytest.raises(ConfigError) as caught:
         read_settings(Flags(config=path), {})
