@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 
@@ -145,11 +146,25 @@ def test_survives_the_worker(client: openai.OpenAI, gateway: Gateway) -> None:
         (data_url(png(RED)[:-30]), "can't be decoded"),
         ("http://127.0.0.1:1/a.png", "not an address of the internet"),
         ("http://localhost/a.png", "not an address of the internet"),
+        ("http://a..b/a.png", "no name of a machine"),
+        (f"http://{'a' * 64}/a.png", "no name of a machine"),
+        ("http://xn--/a.png", "no address"),
         ("/etc/hosts", "no such file in gateway.image_folders"),
     ],
-    ids=["100 megapixels", "bomb", "cut off", "loopback", "localhost", "outside"],
+    ids=[
+        "100 megapixels",
+        "bomb",
+        "cut off",
+        "loopback",
+        "localhost",
+        "dots",
+        "label",
+        "punycode",
+        "outside",
+    ],
 )
-def test_refused(client: openai.OpenAI, url: str, reason: str) -> None:
+def test_refused(client: openai.OpenAI, gateway: Gateway, url: str, reason: str) -> None:
     with pytest.raises(openai.BadRequestError, match=reason) as caught:
         _answer(client, data_url(png(RED)), url)
     assert caught.value.param == "messages[0].content[2].image_url"
+    assert httpx.get(f"{gateway.url}/health").json()["faults"] == []

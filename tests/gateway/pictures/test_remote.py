@@ -124,6 +124,11 @@ async def test_redirected_to_loopback(server: Server) -> None:
         (_answer(b"", "200 OK", "Content-Encoding: gzip"), "compressed"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nshort", "can't be fetched"),
         (b"SSH-2.0\r\n", "can't be fetched"),
+        (b"HTTP/1.1 304 Not Modified\r\n\r\n", "status 304"),
+        (_answer(b"", "302 Found"), "status 302"),
+        (_answer(b"", "302 Found", "Location: http://["), "no address"),
+        (_answer(b"", "302 Found", "Location: //a..b/"), "no name of a machine"),
+        (_answer(b"", "302 Found", "Location: http://127.0.0.1:99999/"), "no port"),
     ],
 )
 async def test_refused(server: Server, answer: bytes, reason: str) -> None:
@@ -136,6 +141,22 @@ async def test_slow(server: Server) -> None:
     assert "did not come within" in await _refused(Remote(_anywhere), server.url("/slow"), 1.0)
 
 
-@pytest.mark.parametrize("url", ["http://", "http://[::1", "http://a b/", "http://user:x@host/"])
-async def test_no_address(url: str) -> None:
-    await _refused(Remote(_anywhere), url)
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("http://", "no http or https address"),
+        ("http://[::1", "no address"),
+        ("http://a b/", "can't be fetched"),
+        ("http://user:x@host/", "a name or a password"),
+        ("http://a..b/x.png", "'a..b' is no name of a machine"),
+        ("http://.../x.png", "'...' is no name of a machine"),
+        ("http://.a/", "no name of a machine"),
+        ("http://xn--/x.png", "no address"),
+        ("http://xn--a.com/", "no address"),
+        (f"http://{'a' * 64}.com/", "1 to 63 characters"),
+        ("http://1.1.1.1:99999/", "99999 is no port"),
+        ("http://1.1.1.1:0/", "0 is no port"),
+    ],
+)
+async def test_no_address(url: str, reason: str) -> None:
+    assert reason in await _refused(Remote(_anywhere), url)
