@@ -19,7 +19,6 @@ RequestErrorCode: TypeAlias = Literal[
 ]
 RequestField: TypeAlias = Literal[
     "prompt",
-    "max_tokens",
     "constraint",
     "tools",
     "template_arguments",

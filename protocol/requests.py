@@ -73,8 +73,8 @@ class Generate(Message, frozen=True, tag="generate"):
     """Run one request, or go on with one that an earlier worker began.
 
     `max_tokens` None: up to the end of the context; 0: the prompt's tokens are counted, also beyond
-    the context, and nothing is computed but their `prompt_logprobs`. What of `max_tokens` the
-    context has no room for is refused, or with `cut_to_context` not given.
+    the context, and nothing is computed but their `prompt_logprobs`. Clients can't know the
+    context: what of `max_tokens` it has no room for isn't given.
 
     `delivered` are the packed ids that the client has the text of: they count towards `max_tokens`,
     and generation goes on after them. Only requests with the same `cache_salt` share prompts. What
@@ -91,7 +91,6 @@ class Generate(Message, frozen=True, tag="generate"):
     prompt: Prompt
     sampling: Sampling
     max_tokens: int | None = None
-    cut_to_context: bool = False
     priority: int = 0
     stop: tuple[str, ...] = ()
     include_stop: bool = False

@@ -39,18 +39,8 @@ class ContextInForce:
         context = self._cut(room.longest_tokens(self.now.tokens))
         if not context.tokens:
             return self._no_room(room).told(sequence.request_id)
-        tokens = len(sequence.token_ids)
-        if not sequence.open_end and tokens < context.tokens:
-            error = answer_too_long(context, tokens, sequence.max_tokens)
-            return error.told(sequence.request_id)
-        why = f": it has {tokens}"
-        if not sequence.open_end:
-            why = (
-                f" for an answer of up to {sequence.max_tokens}: it has {tokens}, together "
-                f"{tokens + sequence.max_tokens}"
-            )
-        error = too_long(context, why, "Shorten the prompt or ask for fewer tokens.", "prompt")
-        return error.told(sequence.request_id)
+        why = f": it has {len(sequence.token_ids)}"
+        return too_long(context, why, "Shorten the prompt.", "prompt").told(sequence.request_id)
 
     def _no_room(self, room: Room) -> PromptError:
         least_mb = -(-room.least_bytes // 1_000_000)
@@ -73,16 +63,4 @@ def too_long(context: Context, why: str, advice: str, field: RequestField) -> Pr
         f"This model's maximum context length is {context.tokens} tokens. However, the prompt is "
         f"too long{why}.{context.note} {advice}",
         field,
-    )
-
-
-def answer_too_long(context: Context, tokens: int, wanted: int) -> PromptError:
-    """For a prompt of so many tokens, which alone would fit."""
-    return PromptError(
-        "context_length_exceeded",
-        f"This model's maximum context length is {context.tokens} tokens. However, an answer "
-        f"of up to {wanted} (max_tokens) is too large: the prompt has {tokens}, together "
-        f"{tokens + wanted}.{context.note} Ask for at most {context.tokens - tokens}, or shorten "
-        "the prompt.",
-        "max_tokens",
     )

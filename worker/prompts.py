@@ -13,7 +13,7 @@ from protocol.tokens import BYTES_PER_TOKEN
 from worker.answer.budget import ReasoningBudget, reasoning_budget
 from worker.answer.stream import AnswerStream, answer_stream
 from worker.chat.template import ChatTemplate
-from worker.context import Context, answer_too_long, too_long
+from worker.context import Context, too_long
 from worker.engines.sequence import Broken, Sequence
 from worker.loading import LoadedModel
 from worker.logprobs import LogprobWriter
@@ -100,12 +100,8 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
     if room < 1 and not _counts(generate):
         why = f": it has {len(prompt_ids)}, which leaves no room for an answer"
         raise too_long(context, why, *_blamed(generate))
-    wanted = room if generate.max_tokens is None else generate.max_tokens
-    if generate.cut_to_context and room > 0:
-        wanted = min(wanted, room)
+    wanted = max(0, room if generate.max_tokens is None else min(generate.max_tokens, room))
     prompt_only = wanted == 0 and not _counts(generate)
-    if wanted > max(room, 0):
-        raise answer_too_long(context, len(prompt_ids), wanted)
     if wanted and len(delivered) >= wanted:
         raise PromptError(
             "invalid_request_error",
@@ -148,7 +144,6 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
                 if paths.needs_boundaries
                 else (),
             ),
-            open_end=bool(delivered) or generate.max_tokens is None or generate.cut_to_context,
             constrained=constrained,
             logprobs=generate.logprobs,
             prompt_logprobs=prompt_logprobs,

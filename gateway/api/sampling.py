@@ -198,12 +198,9 @@ def _another(sampling: Sampling, index: int) -> Sampling:
 
 
 def _params(body: GenerationBody, prompt_param: str) -> dict[RequestField, str]:
-    """What this client calls the fields of `Generate`. Not its limit is to blame if it set none."""
-    limit = prompt_param
-    if body.limit is not None:
-        limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    """What this client calls the fields of `Generate`."""
     names: dict[RequestField, str] = {each: each for each in _SAME_NAMES}
-    names |= {"prompt": prompt_param, "max_tokens": limit, "prompt_logprobs": "echo"}
+    names |= {"prompt": prompt_param, "prompt_logprobs": "echo"}
     names["template_arguments"] = "chat_template_kwargs"
     return names | {"constraint": body.constraint_param}
 

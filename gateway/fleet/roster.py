@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from gateway.dispatch.refusal import Refusal
 from gateway.keys.caller import Caller
@@ -12,6 +13,9 @@ from gateway.model.compartment import Compartment
 from gateway.model.model import Model
 from gateway.nearest import nearest_model, suggestion
 from gateway.system.tasks import Tasks
+
+# Ollama's tag of what has none.
+LATEST: Final = ":latest"
 
 
 class Roster:
@@ -34,12 +38,12 @@ class Roster:
         return [*self.configured.values(), *self._leaving.values()]
 
     def find(self, name: str, caller: Caller) -> Compartment:
-        """The compartment of a model's id or alias.
+        """The compartment of a model's id or alias, also with the tag that Ollama's lists have.
 
         Raises:
             Refusal: there is none, or none that the caller may know of.
         """
-        compartment = self._by_name.get(name)
+        compartment = self._by_name.get(name) or self._by_name.get(name.removesuffix(LATEST))
         if compartment is None or not _may_use(caller, compartment):
             raise self._unknown(name, caller)
         return compartment

@@ -136,7 +136,7 @@ def test_a_stream_that_is_refused_or_left_says_so(gateway: Gateway) -> None:
         next(answer.iter_lines())
     eventually(lambda: left() == before + 1)
     assert _line(gateway, "leaves")["outcome"] == "client_left"
-    gateway.chat("x", max_tokens=100_000, headers={"x-request-id": "too-long"})
+    gateway.chat("word " * 50_000, headers={"x-request-id": "too-long"})
     assert _line(gateway, "too-long")["outcome"] == "context_length_exceeded"
     page = ("Origin: http://evil.example", "X-Request-Id: page", "Connection: close")
     assert ask(gateway, get("/livez", *page)).status == 403

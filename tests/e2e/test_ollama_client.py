@@ -184,6 +184,22 @@ def test_what_is_wrong_is_said(client: ollama.Client, gateway: Gateway) -> None:
     }
 
 
+def test_a_model_that_is_here_counts_as_pulled(client: ollama.Client) -> None:
+    for name in ("demo", "demo:latest"):
+        assert client.pull(name).status == "success"
+        assert [each.status for each in client.pull(name, stream=True)] == ["success"]
+
+
+def test_it_is_what_codex_asks_for(gateway: Gateway) -> None:
+    """Ollama of 0.13.4 at least; it then sends the listed name to OpenAI's Responses."""
+    version = gateway.client.get("/api/version").json()["version"]
+    assert tuple(map(int, version.split("."))) >= (0, 13, 4)
+    (listed,) = gateway.client.get("/api/tags").json()["models"]
+    body = {"model": listed["name"], "input": "Hi", "max_output_tokens": 2}
+    answer = gateway.client.post("/v1/responses", json=body)
+    assert (answer.status_code, answer.json()["model"]) == (200, "demo")
+
+
 def test_files_are_not_its_business(client: ollama.Client) -> None:
     asked = [
         lambda: client.pull("llama3.2"),

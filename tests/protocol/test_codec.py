@@ -247,7 +247,7 @@ _from_worker: dict[type[Message], st.SearchStrategy[Any]] = {
             ]
         ),
         message=_texts,
-        field=_optional(st.sampled_from(["prompt", "max_tokens", "inputs", "truncate"])),
+        field=_optional(st.sampled_from(["prompt", "tools", "inputs", "truncate"])),
         picture=_optional(_integers),
     ),
     Heartbeat: st.builds(

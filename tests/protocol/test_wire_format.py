@@ -87,7 +87,6 @@ def _generate(prompt: Prompt) -> Generate:
         prompt=prompt,
         sampling=SAMPLING,
         max_tokens=100,
-        cut_to_context=True,
         priority=3,
         stop=("\n\n", "END"),
         include_stop=True,

@@ -39,19 +39,12 @@ def test_who_waited_in_vain_is_told_why() -> None:
     context = ContextInForce(4096)
     room = Room(CacheShape(1, 0, 1.0), limit_bytes=10, most_bytes=512)
     context.take(Bound(512, None, WHY))
-    asked = Sequence("r", [0] * 600, 100, None, ignore_eos=False)
-    failed = context.hopeless(asked, room)
+    failed = context.hopeless(Sequence("r", [0] * 600, 100, None, ignore_eos=False), room)
     assert (failed.request_id, failed.code) == ("r", "context_length_exceeded")
     assert failed.message == (
-        "This model's maximum context length is 512 tokens. However, the prompt is too long for an "
-        f"answer of up to 100: it has 600, together 700. {WHY} The model itself could hold 4096. "
-        "Shorten the prompt or ask for fewer tokens."
+        "This model's maximum context length is 512 tokens. However, the prompt is too long: it "
+        f"has 600. {WHY} The model itself could hold 4096. Shorten the prompt."
     )
-    failed = context.hopeless(Sequence("r", [0] * 9, 900, None, ignore_eos=False), room)
-    assert (failed.code, failed.field) == ("context_length_exceeded", "max_tokens")
-    assert "of up to 900 (max_tokens) is too large: the prompt has 9, together" in failed.message
-    failed = context.hopeless(asked.rest([1]), room)
-    assert "too long: it has 601. At most" in failed.message
 
 
 @pytest.fixture(scope="module")
@@ -59,34 +52,32 @@ def demo() -> LoadedModel:
     return load(str(shapes.DEMO), lambda _done, _total: None, lambda: False)
 
 
-def _told(demo: LoadedModel, tokens: int, *, cut: bool) -> Prepared | RequestFailed:
+def _told(demo: LoadedModel, tokens: int, most: int = 32_000) -> Prepared | RequestFailed:
     prompt = TokenPrompt(pack([5] * tokens))
-    generate = Generate("r", prompt, Sampling(seed=0), max_tokens=32_000, cut_to_context=cut)
+    generate = Generate("r", prompt, Sampling(seed=0), max_tokens=most)
     return prepare(generate, demo, Context(100), Paths(b"", None, needs_snapshots=False))
 
 
-def test_an_answer_is_cut_to_what_the_context_leaves(demo: LoadedModel) -> None:
-    prepared = _told(demo, 60, cut=True)
+@pytest.mark.parametrize(("most", "given"), [(32_000, 40), (41, 40), (39, 39)])
+def test_an_answer_is_cut_to_what_the_context_leaves(
+    demo: LoadedModel, most: int, given: int
+) -> None:
+    prepared = _told(demo, 60, most)
     assert isinstance(prepared, Prepared)
-    assert (prepared.sequence.max_tokens, prepared.sequence.open_end) == (40, True)
+    assert prepared.sequence.max_tokens == given
 
 
 def test_a_prompt_is_never_cut(demo: LoadedModel) -> None:
-    failed = _told(demo, 100, cut=True)
+    failed = _told(demo, 100)
     assert isinstance(failed, RequestFailed)
     assert (failed.code, failed.field) == ("context_length_exceeded", "prompt")
     assert "the prompt is too long: it has 100, which leaves no room" in failed.message
 
 
-def test_the_answer_is_named_where_the_prompt_alone_would_fit(demo: LoadedModel) -> None:
-    failed = _told(demo, 60, cut=False)
-    assert isinstance(failed, RequestFailed)
-    assert (failed.code, failed.field) == ("context_length_exceeded", "max_tokens")
-    assert failed.message == (
-        "This model's maximum context length is 100 tokens. However, an answer of up to 32000 "
-        "(max_tokens) is too large: the prompt has 60, together 32060. Ask for at most 40, or "
-        "shorten the prompt."
-    )
+def test_a_prompt_of_any_length_is_counted(demo: LoadedModel) -> None:
+    prepared = _told(demo, 200, 0)
+    assert isinstance(prepared, Prepared)
+    assert (len(prepared.prompt_ids), prepared.prompt_only) == (200, False)
 
 
 def test_a_context_of_nothing_is_no_mistake_of_the_client() -> None:

@@ -190,7 +190,9 @@ class BatchedEngine:
 
     def take_hopeless(self) -> list[Sequence]:
         hopeless = [
-            each for each in self._held if not self._room.could_hold(each.sure_tokens(AHEAD_TOKENS))
+            each
+            for each in self._held
+            if not self._room.could_hold(len(each.token_ids) + AHEAD_TOKENS)
         ]
         for each in hopeless:
             self._held.remove(each)

@@ -20,9 +20,7 @@ from worker.vision.inputs import PictureInputs
 
 @dataclass(frozen=True)
 class Sequence:
-    """A request ready for the engine. `sampling` None is greedy. `open_end`: it needn't
-    become as long as it may, since it was begun already, or its client named no length.
-    """
+    """A request ready for the engine. `sampling` None is greedy."""
 
     request_id: str
     token_ids: list[int]
@@ -37,7 +35,6 @@ class Sequence:
     stop_token_ids: tuple[int, ...] = ()
     # None: neither taken from the prompt cache nor kept there.
     path: Path | None = None
-    open_end: bool = False
     # How many alternatives beside its own score each token has; None: no score.
     logprobs: int | None = None
     # The same of the prompt's tokens, before the first one of the answer.
@@ -50,10 +47,6 @@ class Sequence:
         """With a constraint that token says that the answer is whole."""
         return not self.ignore_eos or self.constrained is not None
 
-    def sure_tokens(self, ahead: int) -> int:
-        """How many it must be possible to hold, if an engine is so many tokens ahead."""
-        return len(self.token_ids) + max(ahead, 0 if self.open_end else self.max_tokens)
-
     def rest(self, generated: list[int]) -> Sequence:
         """What is left to do for another turn in an engine."""
         done = len(generated)
@@ -61,7 +54,6 @@ class Sequence:
             self,
             token_ids=self.token_ids + generated,
             max_tokens=self.max_tokens - done,
-            open_end=self.open_end or done > 0,
             # mlx-lm samples a step ahead of what it gives out.
             sampling=None if self.sampling is None else self.sampling.again_after(done),
             constrained=None if self.constrained is None else self.constrained.after(generated),

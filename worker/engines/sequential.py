@@ -132,7 +132,7 @@ class SequentialEngine:
 
     def take_hopeless(self) -> list[Sequence]:
         hopeless = [
-            each for each in self._waiting if not self._room.could_hold(each.sure_tokens(ahead=1))
+            each for each in self._waiting if not self._room.could_hold(len(each.token_ids) + 1)
         ]
         for each in hopeless:
             self._waiting.remove(each)

@@ -171,8 +171,6 @@ def _generate(
     return msgspec.structs.replace(
         # Nothing is computed for an answer of no token.
         generate_message(generation, prompt, 0 if count else generation.limit),
-        # Clients can't know the context, and ask for what Anthropic's models can.
-        cut_to_context=True,
         parsed=True,
         tools=_tools(body),
         constraint=_constraint(body),

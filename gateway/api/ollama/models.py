@@ -23,8 +23,8 @@ from gateway.model.compartment import Compartment
 from gateway.model.lifecycle import State
 from gateway.version import VERSION
 
-# The first with everything that is done here; log probabilities came last.
-_SPOKEN: Final = "0.12.11"
+# The first with everything that is done here, which Codex asks for: it has `/v1/responses`.
+_SPOKEN: Final = "0.13.4"
 # What stands for "never" where a time must be.
 _NEVER: Final = "9999-12-31T23:59:59Z"
 _THINKING_WORDS: Final = ("enable_thinking", "reasoning_effort", "<think>")

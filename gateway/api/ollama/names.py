@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from starlette.requests import Request
 
 from gateway.api.callers import caller_of
 from gateway.dispatch.refusal import Refusal
 from gateway.fleet.fleet import Fleet
+from gateway.fleet.roster import LATEST
 from gateway.model.compartment import Compartment
-
-_LATEST: Final = ":latest"
 
 
 def find_model(request: Request, name: str | None) -> Compartment:
-    """The model of an id or alias, or of one before `:latest`.
+    """The model of an id or alias.
 
     Raises:
         Refusal: there is none, or it isn't named.
@@ -25,15 +22,9 @@ def find_model(request: Request, name: str | None) -> Compartment:
             "invalid_request_error", "model is missing: name one of /api/tags.", param="model"
         )
     fleet: Fleet = request.app.state.fleet
-    caller = caller_of(request)
-    try:
-        return fleet.roster.find(name, caller)
-    except Refusal:
-        if not name.endswith(_LATEST):
-            raise
-        return fleet.roster.find(name.removesuffix(_LATEST), caller)
+    return fleet.roster.find(name, caller_of(request))
 
 
 def tagged(model_id: str) -> str:
     """The id with a tag: clients that compare names add it to those without one."""
-    return model_id if ":" in model_id.rpartition("/")[2] else model_id + _LATEST
+    return model_id if ":" in model_id.rpartition("/")[2] else model_id + LATEST

@@ -145,8 +145,6 @@ def _generate(
     told = prompt.template_arguments if isinstance(prompt, ChatPrompt) else ""
     return msgspec.structs.replace(
         generate_message(asked, prompt, asked.limit),
-        # Ollama's own context ends an answer, too.
-        cut_to_context=True,
         parsed=parsed,
         tools=tools,
         constraint=constraint_of(body),

@@ -62,11 +62,7 @@ async def create_response(request: HttpRequest) -> Response:
     generate = await beside_the_loop(size, build, cut)
     requests = new_requests(request, fleet, body.generation(), [generate], "input")
     for each in requests:
-        each.params = {
-            **each.params,
-            "max_tokens": "input" if body.max_output_tokens is None else "max_output_tokens",
-            "constraint": "text.format",
-        }
+        each.params = {**each.params, "constraint": "text.format"}
     form = Form(_skeleton(body, compartment, response_id), body.seals_reasoning)
     items = await beside_the_loop(size, encode_items, asked.items)
     if body.background:

@@ -18,7 +18,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.model.compartment import Compartment
 from protocol.requests import Generate
 
-# What an answer without a limit finds, if the context is not a small one.
+# What an answer finds at most, if the context is not a small one.
 _ROOM_TOKENS: Final = 1024
 _SMALL: Final = 4
 
@@ -92,5 +92,5 @@ async def _fits(
     if request.usage is None or worker is None or worker.context_tokens is None:
         return True
     context = worker.context_tokens
-    room = generate.max_tokens or min(_ROOM_TOKENS, context // _SMALL)
+    room = min(generate.max_tokens or _ROOM_TOKENS, context // _SMALL)
     return request.usage.prompt_tokens + room <= context
