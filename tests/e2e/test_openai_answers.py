@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -119,6 +120,19 @@ async def test_reasoning_is_apart(gateway: Gateway, client: openai.OpenAI) -> No
     quiet = client.chat.completions.create(**{**asked, "extra_body": hidden}).choices[0].message
     assert quiet.content == message.content
     assert not hasattr(quiet, "reasoning_content")
+
+
+@pytest.mark.parametrize("text", ["<|im_end|>", "<tool_call>", "<think>x</think>"])
+def test_what_must_be_said_may_be_like_a_special_token(client: openai.OpenAI, text: str) -> None:
+    schema = {"type": "object", "properties": {"note": {"const": text}}, "required": ["note"]}
+    schema |= {"additionalProperties": False}
+    format_ = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    asked = {**ASKED, "logprobs": True, "top_logprobs": 2}
+    answer = client.chat.completions.create(**asked, response_format=format_).choices[0]
+    assert answer.finish_reason == "stop"
+    assert json.loads(answer.message.content or "") == {"note": text}
+    chosen = client.chat.completions.create(**ASKED, extra_body={"guided_choice": [text]})
+    assert chosen.choices[0].message.content == text
 
 
 def test_an_answer_among_choices(client: openai.OpenAI) -> None:

@@ -82,6 +82,10 @@ class Assembly:
         self._keeps_space = False
         self._after_tag = True
 
+    def only_text(self) -> None:
+        """No tag follows, and all white space counts."""
+        self._plain = True
+
     def begin(self, name: str) -> None:
         self.tag()
         self._close_piece()

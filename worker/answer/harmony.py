@@ -39,12 +39,18 @@ class HarmonySplitter:
         self._pending = ""
         # A call that has no argument yet, by its name.
         self._name: str | None = None
+        self._final = False
+        self._settled = False
         if header is not None:
             self.feed(header)
 
     @property
     def reasoning(self) -> bool:
         return self._state == "reasoning"
+
+    def settle(self) -> None:
+        """The final message is the last."""
+        self._settled = self._final
 
     def feed(self, text: str) -> None:
         self._pending += text
@@ -101,6 +107,7 @@ class HarmonySplitter:
             self._assembly.text(self._take_header())
             return
         self._take_header()
+        self._final = match["channel"] == "final"
         self._to("reasoning" if match["channel"] == "analysis" else "text")
 
     def _take_header(self) -> str:
@@ -113,7 +120,8 @@ class HarmonySplitter:
         self._assembly.tag()
 
     def _read_message(self) -> bool:
-        text, marker, self._pending = markers(_ENDS).cut(self._pending)
+        ends = () if self._settled else _ENDS
+        text, marker, self._pending = markers(ends).cut(self._pending)
         self._give(text)
         if marker is None or self._over:
             return False

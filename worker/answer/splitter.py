@@ -21,6 +21,9 @@ class Splitter(Protocol):
     def reasoning(self) -> bool:
         """Whether what comes next is reasoning."""
 
+    def settle(self) -> None:
+        """If no tag is open, none follows: what looks like one is text."""
+
     def feed(self, text: str) -> None: ...
 
     def finish(self, *, complete: bool) -> None:
@@ -34,6 +37,9 @@ class PlainSplitter:
 
     def __init__(self, assembly: Assembly) -> None:
         self._assembly = assembly
+
+    def settle(self) -> None:
+        """There are none anyway."""
 
     def feed(self, text: str) -> None:
         self._assembly.text(text)
@@ -78,6 +84,12 @@ class TagSplitter:
     @property
     def reasoning(self) -> bool:
         return self._state == "reasoning"
+
+    def settle(self) -> None:
+        if self._state == "normal" and self._reader is None and not self._assembly.calls:
+            self._markers["normal"] = markers(())
+            self._bare = None
+            self._assembly.only_text()
 
     def feed(self, text: str) -> None:
         self._pending += text

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
-from protocol.parts import AnswerPart
+from protocol.parts import AnswerPart, Text
 from protocol.requests import Generate
 from worker.answer.assembly import Assembly
 from worker.answer.format import Format
@@ -23,7 +24,18 @@ class AnswerStream:
     as that one would.
     """
 
-    def __init__(self, detokenizer: Detokenizer, assembly: Assembly, splitter: Splitter) -> None:
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        assembly: Assembly,
+        splitter: Splitter,
+        bound: Callable[[int, bool], bool] | None = None,
+    ) -> None:
+        """`bound` tells of a token, and whether text came before it, that it is of what a
+        constraint is for: no tags are in there, only texts like them.
+        """
+        self._bound = bound
+        self._spoken = False
         self._detokenizer = detokenizer
         self._assembly = assembly
         self._splitter = splitter
@@ -46,11 +58,15 @@ class AnswerStream:
 
     def add(self, token_id: int) -> list[AnswerPart]:
         """The parts that are certain now."""
+        if self._bound is not None and self._bound(token_id, self._spoken):
+            self._splitter.settle()
         was_reasoning = self._splitter.reasoning
         self._detokenizer.add_token(token_id)
         self._feed(self._detokenizer.last_segment)
         self.reasoning_tokens += was_reasoning or self._splitter.reasoning
-        return self._assembly.take()
+        parts = self._assembly.take()
+        self._spoken = self._spoken or any(isinstance(each, Text) for each in parts)
+        return parts
 
     def finish(self, *, complete: bool) -> list[AnswerPart]:
         """What was held back; `complete` if the model ended the answer, by a token of its own."""
@@ -95,4 +111,18 @@ def answer_stream(
             state=state,
             bounded=generate.reasoning_tokens is not None,
         )
-    return AnswerStream(detokenizer_after(prompt_ids, tokenizer), assembly, splitter)
+    bound = None if generate.constraint is None else _bound(format_, tokenizer, calls=calls)
+    return AnswerStream(detokenizer_after(prompt_ids, tokenizer), assembly, splitter, bound)
+
+
+def _bound(format_: Format, tokenizer: Any, *, calls: bool) -> Callable[[int, bool], bool]:
+    """For an answer that must match something."""
+    tags = [] if format_.reasoning is None else [format_.reasoning.start]
+    if calls:
+        tags += [each.start for each in format_.blocks]
+    ids = [tokenizer.encode(each, add_special_tokens=False) for each in tags]
+    openers = frozenset(each[0] for each in ids if len(each) == 1)
+    if calls and any(len(each) > 1 for each in ids):
+        # Only its text tells such a tag.
+        return lambda _, spoken: spoken
+    return lambda token_id, _: token_id not in openers

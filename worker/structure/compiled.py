@@ -12,15 +12,20 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 import llguidance.hf
+import numpy as np
 from llguidance import LLMatcher, LLTokenizer
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from protocol.requests import Constraint
 from worker.structure.grammar import ConstraintError, grammar_of
+from worker.structure.matching import Matching
 from worker.structure.trial import limits, outcome
 
 logger = logging.getLogger(__name__)
 
 _LONGEST_REASON: Final = 500
+# Of an answer, to see whether it can be written.
+_STEPS: Final = 48
 # Less than what the gateway takes for noise of a footprint: no request waits for their memory.
 _MOST_BYTES: Final = 24_000_000
 # Of a refusal, beside its texts.
@@ -71,7 +76,7 @@ class Compiled:
         """Tokens that are no text to llguidance, and don't end an answer. The tokenizer's own list
         has fewer: tags aren't in it.
         """
-        trie = self._trie()
+        trie = self.tokenizer
         added = self._wrapper._tokenizer.added_tokens_decoder
         return {
             each.content: token_id
@@ -119,11 +124,31 @@ class Compiled:
     def _compile(self, grammar: str, tried: str) -> _Kept:
         reason, bytes_ = outcome(tried)
         if reason is None:
-            matcher = LLMatcher(self._trie(), grammar, log_level=0, limits=limits())
-            if not matcher.is_error():
+            matcher = LLMatcher(self.tokenizer, grammar, log_level=0, limits=limits())
+            reason = matcher.get_error() or self._unwritable(matcher)
+            if not reason:
                 return _Kept(matcher, bytes_)
-            reason = matcher.get_error()
         raise ConstraintError(one_line(reason))
+
+    def _unwritable(self, matcher: LLMatcher) -> str:
+        """Why this model's tokens can't write what it asks for, as far as an answer of some tokens
+        shows; empty: they can. The trial has other tokens: all of one byte.
+        """
+        matching = Matching(matcher.deep_copy(), self.tokenizer)
+        mask = allocate_token_bitmask(1, self.width)
+        for step in range(_STEPS):
+            if matching.matcher.is_stopped():
+                break
+            fill_next_token_bitmask(matching.matcher, mask)
+            matching.amend(mask[0])
+            allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+            if not len(allowed):
+                break
+            matching.feed(int(allowed[step * 7919 % len(allowed)]))
+        if matching.matcher.stop_reason() not in ("NoExtensionBias", "InternalError"):
+            # A text that grows too complex may be one that no model would write.
+            return ""
+        return f"its text can't be written in this model's tokens: {matching.error}"
 
     def _keep(self, key: Constraint | str, kept: _Kept) -> None:
         text = key if isinstance(key, str) else key.source
@@ -137,7 +162,8 @@ class Compiled:
                 _, gone = self._kept.popitem(last=False)
                 self._bytes -= gone.bytes
 
-    def _trie(self) -> LLTokenizer:
+    @property
+    def tokenizer(self) -> LLTokenizer:
         """Made once, since it takes some 100 MB for a large vocabulary. llguidance holds the
         interpreter's lock meanwhile: half a second in which the engine begins no step.
         """

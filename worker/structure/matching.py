@@ -8,7 +8,7 @@ from enum import Enum, auto
 from typing import Final
 
 import numpy as np
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 # No tag has more.
@@ -33,8 +33,7 @@ class Constrained:
     """A sequence's constraint, and the tokens of its answer before its turn in an engine."""
 
     compiled: LLMatcher
-    # Entries of its masks.
-    width: int
+    tokenizer: LLTokenizer
     before: tuple[int, ...] = ()
     thinking: Thinking | None = None
 
@@ -43,7 +42,7 @@ class Constrained:
 
     def begin(self) -> Matching:
         """Where a turn begins. A copy takes microseconds, and so does a token."""
-        matching = Matching(self.compiled.deep_copy(), self.width, self.thinking)
+        matching = Matching(self.compiled.deep_copy(), self.tokenizer, self.thinking)
         for token_id in self.before:
             matching.feed(token_id)
         return matching
@@ -60,14 +59,21 @@ class Stage(Enum):
 class Matching:
     """Follows an answer, token by token."""
 
-    def __init__(self, matcher: LLMatcher, width: int, thinking: Thinking | None = None) -> None:
+    def __init__(
+        self, matcher: LLMatcher, tokenizer: LLTokenizer, thinking: Thinking | None = None
+    ) -> None:
         self.matcher = matcher
-        self.width = width
+        self._tokenizer = tokenizer
         self._thinking = thinking
         self._last: list[int] = []
         self.stage = Stage.BOUND
         if thinking is not None:
             self.stage = Stage.THINKING if thinking.open else Stage.FIRST
+
+    @property
+    def width(self) -> int:
+        """Entries of its masks."""
+        return self._tokenizer.vocab_size
 
     @property
     def error(self) -> str:
@@ -93,12 +99,30 @@ class Matching:
         bit for each token, of the matcher or all set.
         """
         thinking = self._thinking
+        bits = mask.view(np.uint32)
+        if self.stage is not Stage.THINKING:
+            self._spell(bits)
         if thinking is None or self.stage is Stage.BOUND:
             return
-        bits = mask.view(np.uint32)
         if self.stage is Stage.FIRST:
             if thinking.begin is not None:
                 bits[thinking.begin // 32] |= np.uint32(1 << thinking.begin % 32)
             return
         for token_id in thinking.eos:
             bits[token_id // 32] &= ~np.uint32(1 << token_id % 32)
+
+    def _spell(self, bits: NDArray[np.uint32]) -> None:
+        """A text that must come next is tokenized by llguidance as any text. If that makes one of
+        the tokenizer's special tokens of it, or the tokenizer normalizes it to another text, then
+        the mask has a token that the matcher refuses. The text is written in other tokens instead.
+        """
+        if np.count_nonzero(bits) != 1:
+            return
+        word = int(bits.argmax())
+        forced = word * 32 + int(bits[word]).bit_length() - 1
+        text = self.matcher.compute_ff_bytes().decode(errors="ignore")
+        if bits[word].bit_count() != 1 or not text or self.matcher.validate_tokens([forced]):
+            return
+        for token_id in self._tokenizer.greedy_tokenize(text)[:1]:
+            bits[word] = 0
+            bits[token_id // 32] = np.uint32(1 << token_id % 32)

@@ -60,7 +60,7 @@ class Constraints:
         if matcher is None:
             return None
         thinking = self._thinking(generate, prompt_ids, calls=calls)
-        constrained = Constrained(matcher, self._compiled.width, tuple(delivered), thinking)
+        constrained = Constrained(matcher, self._compiled.tokenizer, tuple(delivered), thinking)
         if error := constrained.begin().error:
             raise ConstraintError(f"what was delivered doesn't match it: {error}")
         return constrained

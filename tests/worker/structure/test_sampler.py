@@ -67,7 +67,7 @@ def test_what_other_settings_forbid_may_come_if_nothing_else_may() -> None:
 
 def _constrained(model: LoadedModel, thinking: Thinking | None = None) -> Constrained:
     compiled = model.constraints._compiled
-    return Constrained(compiled.find(YES), compiled.width, thinking=thinking)
+    return Constrained(compiled.find(YES), compiled.tokenizer, thinking=thinking)
 
 
 def _thinking(model: LoadedModel, *, open_: bool) -> Thinking:

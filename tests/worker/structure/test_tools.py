@@ -32,7 +32,7 @@ MOST_TOKENS = 250
 WEATHER = {
     "type": "object",
     "properties": {
-        "city": {"enum": ["Köln", 'a "b"', "{", "</tool_call>"]},
+        "city": {"enum": ["Köln", 'a "b"', "{", "</tool_call>", "<|im_end|>", "<think>"]},
         "days": {"type": "integer", "minimum": 0, "maximum": 14},
     },
     "required": ["city", "days"],
@@ -80,9 +80,12 @@ class Model:
         assert matching.stage is not Stage.THINKING
         made: list[int] = []
         whole = False
-        mask = allocate_token_bitmask(1, constrained.width)
+        mask = allocate_token_bitmask(1, constrained.tokenizer.vocab_size)
         while not whole and len(made) < MOST_TOKENS:
             fill_next_token_bitmask(matching.matcher, mask)
+            if made:
+                # The first one might begin reasoning.
+                matching.amend(mask[0])
             bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
             token_id = chance.choice(np.flatnonzero(bits).tolist())
             matching.feed(token_id)
@@ -232,7 +235,7 @@ def test_strict_arguments_of_a_call_that_may_be(name: str, tmp_path: Path) -> No
 
 def _first(constrained: Constrained) -> Any:
     """Which tokens it may begin with, as bits."""
-    mask = allocate_token_bitmask(1, constrained.width)
+    mask = allocate_token_bitmask(1, constrained.tokenizer.vocab_size)
     fill_next_token_bitmask(constrained.compiled.deep_copy(), mask)
     return mask
 
