@@ -18,6 +18,7 @@ from worker.engine_thread import (
     Stepped,
 )
 from worker.engines.batch import PREFILL_ROWS
+from worker.engines.healing import Healing
 from worker.engines.room import Room
 from worker.engines.sequence import Engine, Sequence
 from worker.gathering import Gathering
@@ -54,6 +55,7 @@ class Turns:
     ) -> None:
         self._thread = thread
         self._engine = engine
+        self._healing = Healing(engine)
         self._limits = limits
         self._context = context
         self._lead = lead
@@ -62,26 +64,32 @@ class Turns:
         self._memory_read_at = 0.0
 
     def run(self) -> None:
+        while not self._thread.should_finish():
+            try:
+                self._turn()
+            except RuntimeError as error:
+                self._healing.heal(error)
+
+    def _turn(self) -> None:
         thread, engine = self._thread, self._engine
-        while not thread.should_finish():
-            self._obey_all()
-            if thread.should_finish():
-                # Among those commands was the one to finish: no other follows.
-                return
-            self._refuse_hopeless()
-            asked = self._tell_need()
-            if engine.active + engine.waiting == 0:
-                self._rest()
-            elif engine.fetching and not engine.active:
-                self._obey(thread.next_command(wait=True, at_most_s=_FETCH_S))
-                self._step()
-            elif engine.short and (asked or not engine.active):
-                # The answer takes a millisecond; alone, without it, there is nothing to compute.
-                wait_s = _ANSWER_S if engine.active else _MEMORY_READING_S
-                self._obey(thread.next_command(wait=True, at_most_s=wait_s))
-                self._step()
-            else:
-                self._step()
+        self._obey_all()
+        if thread.should_finish():
+            # Among those commands was the one to finish: no other follows.
+            return
+        self._refuse_hopeless()
+        asked = self._tell_need()
+        if engine.active + engine.waiting == 0:
+            self._rest()
+        elif engine.fetching and not engine.active:
+            self._obey(thread.next_command(wait=True, at_most_s=_FETCH_S))
+            self._step()
+        elif engine.short and (asked or not engine.active):
+            # The answer takes a millisecond; alone, without it, there is nothing to compute.
+            wait_s = _ANSWER_S if engine.active else _MEMORY_READING_S
+            self._obey(thread.next_command(wait=True, at_most_s=wait_s))
+            self._step()
+        else:
+            self._step()
 
     def _step(self) -> None:
         thread, engine = self._thread, self._engine

@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from protocol.requests import Sampling
 from worker.engines.batch import AHEAD_TOKENS
+from worker.engines.healing import Healing
 from worker.engines.room import Batch, Room
 from worker.engines.sequence import Engine, Sequence
 from worker.prompt_cache.cache import PromptCache
@@ -52,6 +53,7 @@ class Warming:
         vocabulary: int,
     ) -> None:
         self._engine = engine
+        self._healing = Healing(engine)
         self._prompt_cache = prompt_cache
         self._room = room
         self._most_tokens = max(1, context_tokens - _ANSWER_TOKENS)
@@ -131,8 +133,11 @@ class Warming:
         for _ in range(_MOST_STEPS):
             if not engine.active + engine.waiting or is_interrupted():
                 break
-            engine.step()
-            engine.keep()
+            try:
+                engine.step()
+                engine.keep()
+            except RuntimeError as error:
+                self._healing.heal(error)
         engine.remove([sequence.request_id for sequence in together])
         return time.monotonic() - began_at
 

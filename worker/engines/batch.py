@@ -214,8 +214,10 @@ class RowBatch:
                 decoding=self.decodes or beside_decoding, share_s=share_s
             )
         self._order.observe(prompt_responses, responses)
+        # Whatever may fail comes before a row counts a token as its own.
+        scores = [self._sampler.take_score(each.uid) for each in responses]
         tokens = []
-        for response in responses:
+        for response, score in zip(responses, scores, strict=True):
             row = self._rows[response.uid]
             row.generated.append(response.token)
             # mlx-lm has computed what it gives out, and begun the next one.
@@ -226,7 +228,7 @@ class RowBatch:
                     response.token,
                     response.finish_reason,
                     row.cached_tokens,
-                    self._sampler.take_score(response.uid),
+                    score,
                     row.prompt_scores,
                     first=len(row.generated) == 1,
                 )

@@ -203,6 +203,21 @@ class BatchedEngine:
     def take_broken(self) -> list[Broken]:
         return [broken for each in self._batches for broken in each.take_broken()]
 
+    def begin_anew(self) -> bool:
+        if self._lead is not None:
+            # Other ranks have computed what this one hasn't.
+            return False
+        self._stepped = None
+        batches, self._batches = self._batches, deque()
+        rows = [row for each in batches for row in each.rows]
+        for row in sorted(rows, key=lambda each: each.number, reverse=True):
+            self._hold_first(row.sequence.rest(row.generated))
+        for each in batches:
+            each.close()
+        self.clear_prompts()
+        self._pace.shorten()
+        return True
+
     def close(self) -> None:
         self._stepped = None
         for batch in list(self._batches):
@@ -261,8 +276,8 @@ class BatchedEngine:
                 and batch.takes(self._uncached_tokens(sequence))
                 and not self._waits_for_room(batch, sequence)
             ):
-                self._held.remove(sequence)
                 self._insert(batch, sequence)
+                self._held.remove(sequence)
             elif batch is not None:
                 later.append(Joining(batch, tokens))
             elif rows:

@@ -23,6 +23,8 @@ _GROWTH: Final = 4
 _TELLING: Final = 64
 # What was measured so many chunks ago may be of another hour: machines do other things too.
 _FRESH: Final = 8
+# What was too much for the device is tried again after so many chunks.
+_CALM: Final = 64
 # So many earlier tokens to look at cost no more than what else a token takes, in any model.
 _FREE_CONTEXT: Final = 1024
 
@@ -55,7 +57,16 @@ class PrefillPace:
         self._speeds: dict[int, _Speed] = {}
         self._chunks: dict[int, int] = {}
         self._last = _FIRST
+        # Over all rows, and what a device that failed has left of the most.
+        self._whole = _FIRST
+        self._bearable = largest
+        self._calm = 0
         self._observed = 0
+
+    def shorten(self) -> None:
+        """The device gave up: a quarter of the last chunk is the most, and slowly more again."""
+        self._bearable = max(_SMALLEST, self._whole // 4)
+        self._calm = 0
 
     def observe(self, tokens: int, seconds: float, context: int = 0) -> None:
         """Take in one chunk: tokens over all rows, how long they took, and how many there were
@@ -63,6 +74,9 @@ class PrefillPace:
         """
         if tokens <= 0 or seconds <= 0:
             return
+        self._calm += 1
+        if self._calm >= _CALM:
+            self._bearable, self._calm = min(self._largest, 2 * self._bearable), 0
         measured = tokens / seconds
         known = self._tokens_per_s(context)
         if tokens < _TELLING and seconds <= self._beside_decoding_s:
@@ -76,17 +90,19 @@ class PrefillPace:
         """Tokens per row of the next chunk, for `rows` sequences in prefill of which the longest
         has come to `context`. `share_s` is what others leave of the bound beside decoding.
         """
+        most = self._bearable // max(rows, 1)
         tokens_per_s = self._tokens_per_s(context)
         if tokens_per_s is None:
-            return _FIRST
+            return max(_SMALLEST, min(_FIRST, most))
         bound_s = min(self._beside_decoding_s, share_s) if decoding else self._alone_s
         fitting = int(tokens_per_s * bound_s / max(rows, 1))
         # One slow or fast chunk says little: grow by steps, shrink at once.
         here = _magnitude(context)
         last = self._chunks[here] if here in self._fresh and here in self._chunks else self._last
-        wanted = min(fitting, last * _GROWTH, self._largest // max(rows, 1))
+        wanted = min(fitting, last * _GROWTH, most)
         self._last = max(_SMALLEST, 1 << max(wanted, 1).bit_length() - 1)
         self._chunks[here] = self._last
+        self._whole = self._last * rows
         return self._last
 
     def _tokens_per_s(self, context: int) -> float | None:

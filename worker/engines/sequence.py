@@ -145,5 +145,10 @@ class Engine(Protocol):
     def clear_prompts(self) -> int:
         """Let go of all prompts that are kept in memory; returns how many bytes that were."""
 
+    def begin_anew(self) -> bool:
+        """After a failure of the device, which may have spoilt whatever is kept: put all aside, to
+        be computed anew in shorter chunks. False if that can't be.
+        """
+
     def close(self) -> None:
         """Let go of caches and of the model."""

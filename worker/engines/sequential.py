@@ -25,6 +25,7 @@ from worker.engines.prompt_scores import score_prompt, scored_chunk
 from worker.engines.room import Batch, Room, largest_chunk
 from worker.engines.sequence import Broken, Sequence, Token
 from worker.engines.tap import LARGE_VOCABULARY
+from worker.gpu_failure import passing_kind
 from worker.model_error import one_sentence
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.keys import BLOCK_TOKENS
@@ -124,9 +125,7 @@ class SequentialEngine:
 
     def make_room(self) -> None:
         if self._run is not None and not self._room.holds(self._sizes()):
-            row = self._run.row
-            self._waiting.appendleft(row.sequence.rest(row.generated))
-            self._run = None
+            self._put_aside(self._run.row)
         if self._keeper is not None:
             self._keeper.give_way(self._sizes())
 
@@ -190,11 +189,23 @@ class SequentialEngine:
     def clear_prompts(self) -> int:
         return 0 if self._keeper is None else self._keeper.cache.clear()
 
+    def begin_anew(self) -> bool:
+        if self._run is not None:
+            self._put_aside(self._run.row)
+        self._stepped = None
+        self.clear_prompts()
+        self._pace.shorten()
+        return True
+
     def close(self) -> None:
         self._waiting.clear()
         self._run = self._stepped = self._begin = None
         self._model = self._draft = None
         del self._caches
+
+    def _put_aside(self, row: Row) -> None:
+        self._waiting.appendleft(row.sequence.rest(row.generated))
+        self._run = None
 
     def _sizes(self) -> list[Batch]:
         """After the next step."""
@@ -242,7 +253,7 @@ class SequentialEngine:
                 return True
         except Exception as error:
             # That pictures and tokens don't fit each other, each model finds out in its own way.
-            if sequence.pictures is None:
+            if sequence.pictures is None or passing_kind(error) is not None:
                 raise
             logger.exception("A prompt with pictures can't be computed")
             self._unfit.append(Broken(sequence.request_id, one_sentence(error), pictures=True))

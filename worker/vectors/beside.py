@@ -42,6 +42,9 @@ class NoText:
     def clear_prompts(self) -> int:
         return 0
 
+    def begin_anew(self) -> bool:
+        return True
+
     def close(self) -> None: ...
 
 
@@ -122,6 +125,10 @@ class WithVectors:
 
     def clear_prompts(self) -> int:
         return self._text.clear_prompts()
+
+    def begin_anew(self) -> bool:
+        self._vectors.begin_anew()
+        return self._text.begin_anew()
 
     def close(self) -> None:
         self._text.close()

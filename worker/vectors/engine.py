@@ -122,6 +122,14 @@ class VectorEngine:
         if batch.at >= longest:
             self._finish(batch)
 
+    def begin_anew(self) -> None:
+        """With the batch that was being computed, in shorter chunks."""
+        if self._batch is not None:
+            places = [each for each in self._batch.places if each.job in self._runs]
+            self._waiting[self._batch.kind].give_back(places)
+            self._end_batch()
+        self._pace.shorten()
+
     def close(self) -> None:
         self._end_batch()
         self._runs.clear()

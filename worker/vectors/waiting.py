@@ -45,6 +45,12 @@ class WaitingTexts:
         if self._by_job.pop(job, None):
             self._all = [each for each in self._all if each.job != job]
 
+    def give_back(self, taken: list[Place]) -> None:
+        """They weren't computed after all."""
+        for each in taken:
+            insort(self._all, each)
+            insort(self._by_job.setdefault(each.job, []), each)
+
     def longest(self) -> int:
         """The length of the text that must be in the next batch; 0 if there is none."""
         first = self._first_job()
