@@ -9,6 +9,7 @@ from msgspec import Struct
 from protocol.memory import Bound, MlxMemory
 from protocol.message import Message
 from protocol.ranks import Ranks
+from protocol.requests import SamplingDefaults
 
 # What a model makes of a text.
 Ability: TypeAlias = Literal["text", "embedding", "score"]
@@ -100,6 +101,7 @@ class Ready(Message, frozen=True, tag="ready"):
     fingerprint: str
     memory: MlxMemory
     abilities: tuple[Ability, ...] = ("text",)
+    sampling: SamplingDefaults = SamplingDefaults()
 
 
 class LoadFailed(Message, frozen=True, tag="load-failed"):

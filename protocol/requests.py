@@ -49,6 +49,15 @@ class Sampling(Struct, frozen=True, kw_only=True):
     xtc_threshold: float = 0.1
 
 
+class SamplingDefaults(Struct, frozen=True):
+    """What a model's generation_config.json says; OpenAI's defaults where it says nothing."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+
+
 class Tools(Struct, frozen=True, kw_only=True):
     """What a model may call. `definitions` is OpenAI's list of tools, as JSON text; with "required"
     it calls one, that of this `name` if there is one. Without `parallel` it calls one at most.

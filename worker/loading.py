@@ -18,6 +18,7 @@ from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 from safetensors import safe_open
 
 from protocol.encoders import encoder_of
+from protocol.requests import SamplingDefaults
 from worker.adapter import WEIGHTS, add_adapter, check_adapter
 from worker.answer.format import Format
 from worker.answer.formats import find_format
@@ -25,7 +26,6 @@ from worker.chat.template import ChatTemplate
 from worker.fingerprint import fingerprint
 from worker.model_error import LoadAbandonedError, ModelError, one_sentence
 from worker.model_files import check_files, check_shard, find_folder, sampling_defaults
-from worker.sampling.settings import SamplingDefaults
 from worker.structure.compiled import Compiled
 from worker.structure.requests import Constraints
 from worker.token_bytes import TokenBytes

@@ -9,8 +9,8 @@ from typing import Any, Final
 from huggingface_hub.constants import HF_HUB_CACHE
 from safetensors import SafetensorError, safe_open
 
+from protocol.requests import SamplingDefaults
 from worker.model_error import ModelError, one_sentence
-from worker.sampling.settings import SamplingDefaults
 
 _SAMPLING_BOUNDS: Final = {
     "temperature": (0.0, 100.0),

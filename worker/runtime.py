@@ -159,6 +159,7 @@ def _serve_alone(
         fingerprint=loaded.fingerprint,
         memory=read_memory(),
         abilities=("text",) if making is None else making.abilities,
+        sampling=loaded.sampling_defaults,
     )
     thread.figures.memory = ready.memory
 

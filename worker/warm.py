@@ -11,7 +11,7 @@ from typing import Final
 
 import mlx.core as mx
 
-from protocol.requests import Sampling
+from protocol.requests import Sampling, SamplingDefaults
 from worker.engines.batch import AHEAD_TOKENS
 from worker.engines.healing import Healing
 from worker.engines.room import Batch, Room
@@ -19,7 +19,7 @@ from worker.engines.sequence import Engine, Sequence
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.keys import BLOCK_TOKENS, KEY_BYTES, chain
 from worker.prompt_cache.path import Path
-from worker.sampling.settings import SamplingDefaults, make_row_sampling
+from worker.sampling.settings import make_row_sampling
 
 # Chunks of prefill grow from the shortest to the longest: each length is a shape of its own.
 _PROMPT_TOKENS: Final = (32, 128, 512, 2048)

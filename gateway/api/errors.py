@@ -53,7 +53,10 @@ class AnthropicErrorBody(Struct):
 
 
 class AnthropicErrorEnvelope(Struct, tag_field="type", tag="error"):
+    """The request's id is in a header."""
+
     error: AnthropicErrorBody
+    request_id: None = None
 
 
 class OllamaErrorEnvelope(Struct):

@@ -16,7 +16,7 @@ from gateway.metrics.timing import Timing
 from protocol.answers import Delta, Embedded, FinishReason, RequestFailed, RequestField, Usage
 from protocol.parts import AnswerPart, merged
 from protocol.prompts import ChatPrompt
-from protocol.requests import Embed, Generate, Task
+from protocol.requests import Embed, Generate, SamplingDefaults, Task
 
 
 class Piece(Struct, frozen=True):
@@ -100,6 +100,8 @@ class Request:
         self.priority = priority
         self.keep_alive_s = keep_alive_s
         self.params = params or {}
+        # What it didn't say of its sampling, once it was sent.
+        self.sampling = SamplingDefaults()
         self.deadline_s = deadline_s
         self.arrived_at = now
         self.timing = Timing(now)

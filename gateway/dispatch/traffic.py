@@ -22,7 +22,7 @@ from gateway.metrics.model_meter import ModelMeter
 from protocol.answers import Embedded, Output, Rendered, RequestFailed
 from protocol.life import Ability
 from protocol.message import Message
-from protocol.requests import Cancel, Embed
+from protocol.requests import Cancel, Embed, SamplingDefaults
 
 
 class Connection(Struct, frozen=True):
@@ -32,6 +32,7 @@ class Connection(Struct, frozen=True):
     fingerprint: str
     context_tokens: int
     abilities: tuple[Ability, ...] = ("text",)
+    sampling: SamplingDefaults = SamplingDefaults()
 
 
 class ProtocolBreachError(Exception):
@@ -284,6 +285,7 @@ class Traffic:
                 self.meter.resumed += 1
                 self._emit("resume", request)
             connection.send(message)
+            request.sampling = connection.sampling
             self._queue.run(request)
             now = self._loop.time()
             request.start(now)

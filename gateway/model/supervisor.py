@@ -143,6 +143,7 @@ class WorkerSupervisor:
             fingerprint,
             self._model.settings.context_tokens,
             self.worker.abilities,
+            self.worker.sampling,
         )
 
     def settle(self) -> None:
@@ -299,6 +300,7 @@ class WorkerSupervisor:
             case Ready() as ready:
                 worker.fingerprint = ready.fingerprint
                 worker.abilities = ready.abilities
+                worker.sampling = ready.sampling
                 self._tenancy.reload_s = self._loop.time() - self._began_at
                 self._traffic.meter.load_s.observe(self._tenancy.reload_s)
                 self._tasks.start(self._measure(), "first reading")

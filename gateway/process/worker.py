@@ -50,6 +50,7 @@ from protocol.memory import Limit, Need
 from protocol.message import Message
 from protocol.messages import WorkerMessage
 from protocol.moves import Move, Moved, Settle, Stay
+from protocol.requests import SamplingDefaults
 from protocol.signals import DUMP_STACKS
 
 logger = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ class WorkerState(Struct, frozen=True, kw_only=True):
     short_of_memory: int
     fingerprint: str | None
     abilities: tuple[Ability, ...]
+    sampling: SamplingDefaults
     # Orders to let go of prompts that it hasn't answered yet.
     clears: int
 
@@ -133,6 +135,7 @@ class Worker:
         self.short_of_memory = 0
         self.fingerprint: str | None = None
         self.abilities: tuple[Ability, ...] = ("text",)
+        self.sampling = SamplingDefaults()
         # Who waits for its word that they are gone, in the order of asking.
         self._clears: deque[asyncio.Future[int]] = deque()
         self.tokens_per_s: float | None = None
@@ -210,6 +213,7 @@ class Worker:
             short_of_memory=self.short_of_memory,
             fingerprint=self.fingerprint,
             abilities=self.abilities,
+            sampling=self.sampling,
             clears=len(self._clears),
         )
 
@@ -226,6 +230,7 @@ class Worker:
         self.short_of_memory = state.short_of_memory
         self.fingerprint = state.fingerprint
         self.abilities = state.abilities
+        self.sampling = state.sampling
         self._clears.extend(self._loop.create_future() for _ in range(state.clears))
 
     def read_output(self, begun: bytes) -> None:

@@ -49,7 +49,7 @@ from protocol.parts import (
 )
 from protocol.pictures import Picture
 from protocol.prompts import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
-from protocol.requests import Cancel, Embed, Generate, Sampling
+from protocol.requests import Cancel, Embed, Generate, Sampling, SamplingDefaults
 from protocol.tokens import LARGEST_TOKEN_ID, pack, unpack
 
 _LONGEST_SENTENCE = 1000
@@ -223,6 +223,7 @@ _from_worker: dict[type[Message], st.SearchStrategy[Any]] = {
         fingerprint=_texts,
         memory=_memories,
         abilities=_tuples(st.sampled_from(["text", "embedding", "score"])),
+        sampling=st.builds(SamplingDefaults, _floats, _floats, _integers, _floats),
     ),
     LoadFailed: st.builds(LoadFailed, reason=_texts, permanent=st.booleans()),
     Rendered: st.builds(Rendered, request_id=_texts, token_ids=_packed, last=st.booleans()),

@@ -43,7 +43,15 @@ from protocol.parts import (
 from protocol.pictures import Picture
 from protocol.prompts import CalledTool, ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from protocol.ranks import Ranks
-from protocol.requests import Cancel, Constraint, Embed, Generate, Sampling, Tools
+from protocol.requests import (
+    Cancel,
+    Constraint,
+    Embed,
+    Generate,
+    Sampling,
+    SamplingDefaults,
+    Tools,
+)
 from protocol.tokens import pack
 
 MEMORY = MlxMemory(active_bytes=1 << 40, cache_bytes=7, peak_bytes=(1 << 40) + 1)
@@ -186,6 +194,7 @@ SAMPLES: dict[type[Message], Message] = {
         fingerprint="0f3a",
         memory=MEMORY,
         abilities=("embedding", "score"),
+        sampling=SamplingDefaults(0.6, 0.95, 20, 0.05),
     ),
     LoadFailed: LoadFailed(reason="there are no weights", permanent=True),
     Rendered: Rendered(request_id="r-1", token_ids=pack([1, 2, 3]), last=True),

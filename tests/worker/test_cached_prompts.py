@@ -16,7 +16,7 @@ import pytest
 from mlx_lm.models.cache import KVCache
 
 from protocol.prompt_store import PromptStore
-from protocol.requests import Sampling
+from protocol.requests import Sampling, SamplingDefaults
 from tests.support import shapes
 from tests.support.stepping import step
 from worker.caches import Caches
@@ -31,7 +31,7 @@ from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.disk import Disk
 from worker.prompt_cache.path import Paths
 from worker.sampling.adjustments import make_adjustments
-from worker.sampling.settings import SamplingDefaults, make_row_sampling
+from worker.sampling.settings import make_row_sampling
 
 SHAPES: dict[str, Callable[[Folder], Folder]] = {
     "full": shapes.full_attention,

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from protocol.requests import SamplingDefaults
 from tests.support import shapes
 from worker.loading import load
 from worker.model_error import LoadAbandonedError, ModelError
-from worker.sampling.settings import SamplingDefaults
 
 
 def _config(folder: Path, **fields: object) -> None:

@@ -19,7 +19,7 @@ from mlx_lm.utils import load_model
 
 from protocol.life import Load, LoadFailed, LoadProgress
 from protocol.prompts import TokenPrompt
-from protocol.requests import Generate, Sampling
+from protocol.requests import Generate, Sampling, SamplingDefaults
 from protocol.tokens import pack
 from tests.support import shapes
 from tests.support.stepping import step
@@ -38,7 +38,7 @@ from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import Paths
 from worker.prompts import Prepared
 from worker.sampling.adjustments import make_adjustments
-from worker.sampling.settings import SamplingDefaults, make_row_sampling
+from worker.sampling.settings import make_row_sampling
 from worker.writing import prompt_root
 
 UNBOUNDED = Room(CacheShape(0, 0, 1.0))

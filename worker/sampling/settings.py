@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from protocol.requests import Sampling
+from protocol.requests import Sampling, SamplingDefaults
 
 _MASK64: Final = (1 << 64) - 1
 # Less is greedy for any two logits that differ; far less makes them infinite.
@@ -13,16 +13,6 @@ _LEAST_TEMPERATURE: Final = 1e-6
 # One less than a float32 has: a number halfway between two of their multiples is exact, and times a
 # total it is neither 0 nor that total.
 _UNIFORM_BITS: Final = 23
-
-
-@dataclass(frozen=True)
-class SamplingDefaults:
-    """What generation_config.json says; OpenAI's defaults where it says nothing."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
 
 
 class Uniforms(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, Self, TypeAlias
 
 import msgspec
 from msgspec import Raw, Struct
@@ -25,25 +25,44 @@ _STOP_REASONS: Final[dict[FinishReason, StopReason]] = {
 _SIGNATURE: Final = "bulkhead"
 
 
-class UsageBody(Struct):
+class OutputTokensDetails(Struct):
+    """`thinking_tokens` of the output were reasoning and its tags."""
+
+    thinking_tokens: int
+
+
+class DeltaUsage(Struct):
     """Unlike OpenAI's, `input_tokens` don't count what was found in the cache."""
 
     input_tokens: int
     output_tokens: int
     cache_read_input_tokens: int
+    output_tokens_details: OutputTokensDetails
     cache_creation_input_tokens: int = 0
+    server_tool_use: None = None
 
     @classmethod
-    def of(cls, usage: Usage) -> UsageBody:
+    def of(cls, usage: Usage) -> Self:
         return cls(
             usage.prompt_tokens - usage.cached_tokens,
             usage.completion_tokens,
             usage.cached_tokens,
+            OutputTokensDetails(usage.reasoning_tokens),
         )
+
+
+class UsageBody(DeltaUsage):
+    """Strict decoders want what is Anthropic's own, too."""
+
+    cache_creation: None = None
+    inference_geo: None = None
+    service_tier: Literal["standard"] = "standard"
+    speed: Literal["standard"] = "standard"
 
 
 class TextBlock(Struct, tag_field="type", tag="text"):
     text: str
+    citations: None = None
 
 
 class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
@@ -51,10 +70,15 @@ class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
     signature: str
 
 
+class DirectCaller(Struct, frozen=True, tag_field="type", tag="direct"):
+    """The model itself calls, and no program that it wrote."""
+
+
 class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
     id: str
     name: str
     input: Raw
+    caller: DirectCaller = DirectCaller()
 
 
 Block: TypeAlias = TextBlock | ThinkingBlock | ToolUseBlock
@@ -68,6 +92,16 @@ class Message(Struct, tag_field="type", tag="message"):
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: UsageBody
+    stop_details: None = None
+    container: None = None
+    diagnostics: None = None
+
+
+class Delta(Struct):
+    stop_reason: StopReason
+    stop_sequence: str | None
+    stop_details: None = None
+    container: None = None
 
 
 class MessageFormat:
@@ -84,7 +118,7 @@ class MessageFormat:
         self._open: str | None = None
 
     def opening(self, index: int) -> bytes:
-        usage = UsageBody(self._request.progress.prompt_tokens, 0, 0)
+        usage = UsageBody.of(Usage(self._request.progress.prompt_tokens, 0))
         return _event("message_start", message=self._message([], None, usage)) + _event("ping")
 
     def piece(self, index: int, piece: Piece) -> bytes:
@@ -95,11 +129,9 @@ class MessageFormat:
 
     def closing(self, usage: Usage) -> bytes:
         reason = self._request.finish_reason or "stop"
-        delta = {
-            "stop_reason": _stop_reason(reason, self._request.stop_sequence),
-            "stop_sequence": self._request.stop_sequence,
-        }
-        return _event("message_delta", delta=delta, usage=UsageBody.of(usage)) + _event(
+        stop_sequence = self._request.stop_sequence
+        delta = Delta(_stop_reason(reason, stop_sequence), stop_sequence)
+        return _event("message_delta", delta=delta, usage=DeltaUsage.of(usage)) + _event(
             "message_stop"
         )
 

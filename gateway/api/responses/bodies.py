@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-import msgspec
 from msgspec import Meta, Raw, Struct
 
 from gateway.api.bodies import ABSENT, Part, given
@@ -63,12 +62,12 @@ class FunctionTool(Part, omit_defaults=True):
     strict: bool | None = None
 
 
-class NamedTool(Struct):
+class NamedTool(Struct, omit_defaults=True):
     type: str
     name: str | None = None
 
 
-class ToolChoice(Struct):
+class ToolChoice(Struct, omit_defaults=True):
     """One function, or a choice among some."""
 
     type: str
@@ -222,11 +221,6 @@ def _format(text: TextConfig | None) -> ResponseFormat | None:
         raise _refusal("text.format.schema is missing: send the schema.", "text.format.schema")
     schema = JsonSchemaBody(asked.name, asked.schema_, asked.strict, asked.description)
     return ResponseFormat(asked.type, schema if asked.type == "json_schema" else None)
-
-
-def echoed(value: Struct | str | list[Any] | None, default: bytes) -> Raw:
-    """A part of the body as the response has it."""
-    return Raw(default if value is None else msgspec.json.encode(value))
 
 
 def _refusal(message: str, param: str) -> Refusal:

@@ -14,7 +14,7 @@ from gateway.mailbox.entry import Outcome, Status
 
 class ResponseFamily:
     def form(self, form: bytes, request: Request, first_number: int) -> Format:
-        return ResponseFormat(Form.decode(form), first_number=first_number, announced=True)
+        return ResponseFormat(Form.decode(form), request, first_number=first_number, announced=True)
 
     def failure(self, body: bytes, refusal: Refusal) -> Outcome:
         response = decode(body)

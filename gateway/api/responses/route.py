@@ -21,7 +21,13 @@ from gateway.api.kept import mailbox_of, owner_of, work_of
 from gateway.api.openapi.operation import EVENT_STREAM, GENERATES, Described, Operation
 from gateway.api.responses import count, stored, truncation
 from gateway.api.responses.asked import gather, generate_of
-from gateway.api.responses.bodies import ResponseBody, check_body, echoed
+from gateway.api.responses.bodies import ResponseBody, check_body
+from gateway.api.responses.echo import (
+    echoed_choice,
+    echoed_reasoning,
+    echoed_text,
+    echoed_tools,
+)
 from gateway.api.responses.items import encode_items
 from gateway.api.responses.shape import ResponseObject, new_id
 from gateway.api.responses.writer import Form, ResponseFormat
@@ -63,7 +69,12 @@ async def create_response(request: HttpRequest) -> Response:
     requests = new_requests(request, fleet, body.generation(), [generate], "input")
     for each in requests:
         each.params = {**each.params, "constraint": "text.format"}
-    form = Form(_skeleton(body, compartment, response_id), body.seals_reasoning)
+    form = Form(
+        _skeleton(body, compartment, response_id),
+        body.seals_reasoning,
+        temperature=body.temperature,
+        top_p=body.top_p,
+    )
     items = await beside_the_loop(size, encode_items, asked.items)
     if body.background:
         return await _in_background(request, fleet, requests, form, items, body)
@@ -76,7 +87,7 @@ async def create_response(request: HttpRequest) -> Response:
     return _Answer(
         compartment,
         requests,
-        ResponseFormat(form),
+        ResponseFormat(form, requests[0]),
         mailbox,
         _entry(request, form) if form.response.store else None,
         items,
@@ -150,20 +161,22 @@ def _skeleton(body: ResponseBody, compartment: Compartment, response_id: str) ->
         created_at=int(time.time()),
         status="in_progress",
         background=False,
+        frequency_penalty=body.frequency_penalty or 0.0,
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,
         metadata=body.metadata or {},
         model=compartment.model.id,
         parallel_tool_calls=body.parallel_tool_calls is not False,
+        presence_penalty=body.presence_penalty or 0.0,
         previous_response_id=body.previous_response_id,
-        reasoning=echoed(body.reasoning, b'{"effort":null,"summary":null}'),
+        reasoning=echoed_reasoning(body),
         store=body.stored,
-        temperature=body.temperature,
-        text=echoed(body.text and body.text.format and body.text, b'{"format":{"type":"text"}}'),
-        tool_choice=echoed(body.tool_choice, b'"auto"'),
-        tools=echoed(body.tools, b"[]"),
+        temperature=1.0 if body.temperature is None else body.temperature,
+        text=echoed_text(body),
+        tool_choice=echoed_choice(body),
+        tools=echoed_tools(body),
         top_logprobs=body.top_logprobs or 0,
-        top_p=body.top_p,
+        top_p=1.0 if body.top_p is None else body.top_p,
         truncation=body.truncation or "disabled",
     )
 

@@ -109,13 +109,16 @@ class IncompleteDetails(Struct):
 
 
 class ResponseObject(Struct, kw_only=True):
-    """What was asked for and what came of it."""
+    """What was asked for and what came of it. Nothing that OpenAI or Open Responses requires is
+    left out, and what has a default there is never null.
+    """
 
     id: str
     object: Literal["response"] = "response"
     created_at: int
     status: Status
     background: bool
+    frequency_penalty: float = 0.0
     completed_at: int | None = None
     error: ErrorBody | None = None
     incomplete_details: IncompleteDetails | None = None
@@ -126,18 +129,19 @@ class ResponseObject(Struct, kw_only=True):
     model: str
     output: list[OutputItem] = []
     parallel_tool_calls: bool
+    presence_penalty: float = 0.0
     previous_response_id: str | None
     prompt_cache_key: str | None = None
     reasoning: Raw = ABSENT
     safety_identifier: str | None = None
     service_tier: Literal["default"] = "default"
     store: bool
-    temperature: float | None
+    temperature: float
     text: Raw
     tool_choice: Raw
     tools: Raw
     top_logprobs: int
-    top_p: float | None
+    top_p: float
     truncation: Literal["auto", "disabled"]
     usage: UsageBody | None = None
     user: str | None = None

@@ -27,7 +27,7 @@ from gateway.api.responses.shape import (
     hexadecimal,
 )
 from gateway.dispatch.refusal import Refusal
-from gateway.dispatch.request import Piece
+from gateway.dispatch.request import Piece, Request
 from gateway.mailbox.entry import Status
 from protocol.answers import FinishReason, Usage
 from protocol.parts import AnswerPart, Reasoning, Text, ToolCall
@@ -40,6 +40,9 @@ class Form(Struct):
 
     response: ResponseObject
     seals_reasoning: bool
+    # As they were asked for: what wasn't is the model's.
+    temperature: float | None = None
+    top_p: float | None = None
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self)
@@ -52,8 +55,12 @@ class Form(Struct):
 class ResponseFormat:
     """One response, streamed or whole."""
 
-    def __init__(self, form: Form, *, first_number: int = 0, announced: bool = False) -> None:
+    def __init__(
+        self, form: Form, request: Request, *, first_number: int = 0, announced: bool = False
+    ) -> None:
         """With `announced` its client knows already that it is there."""
+        self._form = form
+        self._request = request
         self._response = form.response
         self._response.status = "in_progress"
         self._seals_reasoning = form.seals_reasoning
@@ -82,6 +89,7 @@ class ResponseFormat:
 
     def opening(self, index: int) -> bytes:
         self._opened = True
+        self._fill_sampling()
         created = b"" if self._announced else self._lifecycle("created")
         return created + self._lifecycle("in_progress")
 
@@ -109,6 +117,7 @@ class ResponseFormat:
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         if not self._over:
             (choice,) = choices
+            self._fill_sampling()
             self.piece(0, Piece(tuple(choice.parts), choice.finish_reason, usage))
             self._finish(usage)
         return self.body
@@ -119,6 +128,14 @@ class ResponseFormat:
         self._response.status = "failed"
         self._response.error = ErrorBody.of(refusal)
         return events + self._lifecycle("failed")
+
+    def _fill_sampling(self) -> None:
+        """The worker that has the request said what its model's own settings are."""
+        form, own = self._form, self._request.sampling
+        self._response.temperature = (
+            own.temperature if form.temperature is None else form.temperature
+        )
+        self._response.top_p = own.top_p if form.top_p is None else form.top_p
 
     # Parts
 

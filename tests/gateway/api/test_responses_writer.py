@@ -17,7 +17,7 @@ from gateway.api.responses.family import ResponseFamily
 from gateway.api.responses.shape import ResponseObject
 from gateway.api.responses.writer import Form, ResponseFormat
 from gateway.dispatch.refusal import Refusal
-from gateway.dispatch.request import Piece
+from gateway.dispatch.request import Piece, Request
 from protocol.answers import FinishReason, Usage
 from protocol.parts import (
     Alternative,
@@ -29,6 +29,8 @@ from protocol.parts import (
     ToolCall,
     merged,
 )
+from protocol.prompts import TextPrompt
+from protocol.requests import Generate, Sampling, SamplingDefaults
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 USAGE = Usage(10, 5, cached_tokens=4, reasoning_tokens=2)
@@ -59,15 +61,22 @@ def _form(*, seals: bool = False) -> Form:
         parallel_tool_calls=True,
         previous_response_id=None,
         store=True,
-        temperature=None,
+        temperature=1.0,
         text=Raw(b'{"format":{"type":"text"}}'),
         tool_choice=Raw(b'"auto"'),
         tools=Raw(b'[{"type":"function","name":"weather","parameters":{},"strict":true}]'),
         top_logprobs=0,
-        top_p=None,
+        top_p=1.0,
         truncation="disabled",
     )
     return Form.decode(Form(response, seals).encode())
+
+
+def _request() -> Request:
+    generate = Generate(request_id="r", prompt=TextPrompt("x"), sampling=Sampling(seed=1))
+    request = Request(generate, now=100.0, deadline_s=5.0)
+    request.sampling = SamplingDefaults(temperature=0.7, top_p=0.8)
+    return request
 
 
 def _events(data: bytes) -> list[Any]:
@@ -83,7 +92,7 @@ def _events(data: bytes) -> list[Any]:
 def _streamed(
     parts: list[AnswerPart], reason: FinishReason = "stop", first_number: int = 0
 ) -> list[Any]:
-    form = ResponseFormat(_form(), first_number=first_number)
+    form = ResponseFormat(_form(), _request(), first_number=first_number)
     data = form.opening(0)
     for part in parts:
         data += form.piece(0, Piece((part,), None, None))
@@ -94,7 +103,7 @@ def _streamed(
 def _whole(
     parts: list[AnswerPart], reason: FinishReason = "stop", *, seals: bool = False
 ) -> Response:
-    form = ResponseFormat(_form(seals=seals))
+    form = ResponseFormat(_form(seals=seals), _request())
     body = form.whole([Choice(merged(parts), reason)], USAGE)
     assert form.body == body
     return Response.model_validate(json.loads(body))
@@ -205,7 +214,7 @@ def test_an_answer_that_its_limit_cuts() -> None:
 
 @pytest.mark.parametrize("opened", [False, True])
 def test_a_stream_that_fails(opened: bool) -> None:
-    form = ResponseFormat(_form())
+    form = ResponseFormat(_form(), _request())
     data = b""
     if opened:
         data = form.opening(0) + form.piece(0, Piece((Text("Half"),), None, None))
@@ -242,7 +251,7 @@ def test_reasoning_is_sealed_for_clients_that_ask() -> None:
 )
 def test_how_the_mailbox_ends_one(code: Any, known: str) -> None:
     family = ResponseFamily()
-    queued = ResponseFormat(_form()).body
+    queued = ResponseFormat(_form(), _request()).body
     failed = family.failure(queued, Refusal(code, "Why."))
     response = Response.model_validate(json.loads(failed.body))
     assert (response.status, response.error.code, response.error.type) == ("failed", known, code)

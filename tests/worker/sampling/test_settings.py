@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.requests import Sampling
-from worker.sampling.settings import RowSampling, SamplingDefaults, make_row_sampling, uniforms
+from protocol.requests import Sampling, SamplingDefaults
+from worker.sampling.settings import RowSampling, make_row_sampling, uniforms
 
 VOCABULARY = 16
 DEFAULTS = SamplingDefaults()

@@ -1,0 +1,34 @@
+"""Answers as strict decoders read them: with every field that a client's specification names."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter
+
+
+def decode(kind: Any, data: object, optional: Mapping[str, Collection[str]]) -> Any:
+    """`data` as this type of a client's library, without any conversion.
+
+    The libraries give what may be null a default, and so forgive that it is missing: here nothing
+    may be, but what is `optional`, by the names of types.
+    """
+    found = TypeAdapter(kind).validate_python(data, strict=True)
+    missing = sorted(_missing(found, optional))
+    assert not missing, missing
+    return found
+
+
+def _missing(value: Any, optional: Mapping[str, Collection[str]]) -> set[str]:
+    match value:
+        case BaseModel():
+            name = type(value).__name__
+            fields = set(type(value).model_fields) - set(optional.get(name, ()))
+            inner = [getattr(value, each) for each in value.model_fields_set]
+            found = {f"{name}.{each}" for each in fields - value.model_fields_set}
+            return found.union(*(_missing(each, optional) for each in inner))
+        case list():
+            return set().union(*(_missing(each, optional) for each in value))
+        case _:
+            return set()
