@@ -13,7 +13,7 @@ from gateway.api.errors import error_response
 from gateway.api.framing import Framing, framing_of
 from gateway.api.record import Record, note_outcome
 from gateway.dispatch.refusal import Refusal
-from gateway.keys.access import Need, counts, needed, shown_key
+from gateway.keys.access import Need, counts, needed, passed_on, shown_key
 from gateway.keys.caller import ANYBODY, STRANGER, Caller
 from gateway.keys.desk import Desk
 from gateway.keys.keys import Keys
@@ -37,6 +37,9 @@ class Callers:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._keys.required:
+            if (header := passed_on(scope["headers"])) is not None:
+                await error_response(_passed_on(header), scope["path"])(scope, receive, send)
+                return
             scope["state"][_KEY] = ANYBODY
             await self._app(scope, receive, send)
             return
@@ -151,6 +154,15 @@ def _uncounted(record: Record) -> Usage | None:
 
 def _tokens(usage: Usage | None) -> int:
     return 0 if usage is None else usage.prompt_tokens + usage.completion_tokens
+
+
+def _passed_on(header: str) -> Refusal:
+    return Refusal(
+        "permission_denied",
+        f"A proxy has passed this on (it has {header[:100]!r}), and without API keys everybody who "
+        "reaches the proxy would be the operator: make a key with `bulkhead key add NAME` on the "
+        "gateway's machine, and send it as Authorization: Bearer KEY.",
+    )
 
 
 def _unknown(need: Need, *, shown: bool) -> Refusal:

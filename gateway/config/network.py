@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from gateway.config.kinds import toml_text
 from gateway.config.locations import Place
 from gateway.config.loopback import is_loopback
 from gateway.config.models import expand_home
@@ -35,12 +36,19 @@ def tls_files(settings: GatewaySettings) -> tuple[Path, Path] | None:
 def network_complaints(settings: Settings, places: Places) -> Iterator[tuple[Place, str]]:
     """What is missing, or can't be used."""
     gateway = settings.gateway
-    if exposed(gateway) and not _has_keys(gateway):
+    if exposed(gateway) and not has_keys(gateway):
         yield (
             ("gateway", "host"),
             f"{gateway.host} is not loopback: without API keys the gateway listens on 127.0.0.1, "
-            f"::1 or localhost only; {_first_key(gateway)} makes the first one",
+            f"::1 or localhost only; {first_key(gateway)} makes the first one",
         )
+    for index, name in enumerate(gateway.allowed_hosts):
+        if not is_loopback(name) and not has_keys(gateway):
+            yield (
+                ("gateway", "allowed_hosts", index),
+                f"{toml_text(name)} is not this machine alone: without API keys whoever comes by "
+                f"that name would be the operator; {first_key(gateway)} makes the first one",
+            )
     for one, other in (("tls_certificate", "tls_key"), ("tls_key", "tls_certificate")):
         if getattr(gateway, one) is not None and getattr(gateway, other) is None:
             yield ("gateway", one), f"it needs {other} beside it"
@@ -72,7 +80,7 @@ def network_cautions(settings: GatewaySettings) -> Iterator[str]:
         yield soon
 
 
-def _first_key(settings: GatewaySettings) -> str:
+def first_key(settings: GatewaySettings) -> str:
     """The command knows nothing of a file or a flag that names another folder."""
     command = "bulkhead key add NAME"
     if settings.state_dir is not None:
@@ -84,7 +92,7 @@ def _state_dir(settings: GatewaySettings) -> StateDir:
     return StateDir(Path(settings.state_dir or default_state_dir()))
 
 
-def _has_keys(settings: GatewaySettings) -> bool:
+def has_keys(settings: GatewaySettings) -> bool:
     """Revoked ones are enough: they keep everybody out. A file that can't be read is told of by the
     start, which doesn't go on then.
     """

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gateway.config.keys import label
 from gateway.config.loopback import is_loopback
-from gateway.config.network import network_cautions, network_complaints
+from gateway.config.network import first_key, has_keys, network_cautions, network_complaints
 from gateway.config.places import Places
 from gateway.doctor.finding import Finding, error, ok, warning
 from gateway.doctor.installation import Installation
@@ -33,4 +33,10 @@ def look_at_network(installation: Installation) -> Iterator[Finding]:
         if running.holder is not None:
             host, tls = running.address[0], running.tls
         who = "This machine alone" if is_loopback(host) else "Other machines"
-        yield ok(_CHECK, f"{who} can reach {host}, by {'TLS' if tls else 'plain HTTP'}.")
+        keyless = (
+            ""
+            if has_keys(gateway)
+            else " There is no API key, so what a proxy passes on, as Caddy or Tailscale, is "
+            f"refused until {first_key(gateway)} makes one."
+        )
+        yield ok(_CHECK, f"{who} can reach {host}, by {'TLS' if tls else 'plain HTTP'}.{keyless}")

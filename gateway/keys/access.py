@@ -19,6 +19,9 @@ _ADMIN_PATHS: Final = (
     "/api/delete",
 )
 _BEARER: Final = b"bearer "
+# What proxies, tunnels and `tailscale serve` say of who has really come.
+_PASSED_ON: Final = (b"forwarded", b"via", b"x-real-ip")
+_PASSED_ON_PREFIXES: Final = (b"x-forwarded-", b"tailscale-")
 
 
 class Need(Enum):
@@ -43,6 +46,16 @@ def counts(method: str, path: str) -> bool:
     from what is known.
     """
     return method == "POST" and path != "/api/show" and not path.endswith("/cancel")
+
+
+def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """The header by which a request says that somebody else's came through a proxy, which may be
+    on this machine. Names are in lower case.
+    """
+    for name, _ in headers:
+        if name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIXES):
+            return name.decode("latin-1")
+    return None
 
 
 def shown_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:

@@ -31,7 +31,20 @@ def tls(folder: Path, **ends: float) -> str:
 
 
 def test_loopback_needs_nothing(tmp_path: Path) -> None:
+    severity, evidence = found(tmp_path)
+    assert (severity, "what a proxy passes on" in evidence) == ("ok", True)
+    assert f"`bulkhead key add NAME --state-dir {tmp_path}` makes one" in evidence
+    KeyFile(tmp_path / "keys.json").add("laptop", Terms(), 1.0)
     assert found(tmp_path) == ("ok", "This machine alone can reach 127.0.0.1, by plain HTTP.")
+
+
+def test_another_name(tmp_path: Path) -> None:
+    names = 'allowed_hosts = ["localhost", "mac.example"]'
+    severity, evidence = found(tmp_path, names)
+    assert (severity, "mac.example" in evidence, "key add" in evidence) == ("error", True, True)
+    KeyFile(tmp_path / "keys.json").add("laptop", Terms(), 1.0)
+    severity, evidence = found(tmp_path, names)
+    assert severity == "ok"
 
 
 def test_another_host(tmp_path: Path) -> None:
@@ -65,5 +78,7 @@ def test_a_gateway_whose_configuration_is_elsewhere(tmp_path: Path) -> None:
     write_address(state_dir, Address("https://127.0.0.1:1", os.getpid(), "served.crt"))
     installation = Installation(Flags(state_dir=state_dir.path), {})
     assert installation.running().url == "https://127.0.0.1:1"
-    assert found_by(installation) == ("ok", "This machine alone can reach 127.0.0.1, by TLS.")
+    severity, evidence = found_by(installation)
+    assert severity == "ok"
+    assert evidence.startswith("This machine alone can reach 127.0.0.1, by TLS.")
     state_dir.release()

@@ -16,6 +16,8 @@ import httpx
 import psutil
 import pytest
 
+from gateway.keys.api_key import Terms
+from gateway.keys.key_file import KeyFile
 from tests.support.faults import in_engine_step, sitecustomize
 from tests.support.gateway import Gateway, chat_body, eventually
 from tests.support.raw_http import HOST, ask, connect, get, parse, post, read_all, send
@@ -94,8 +96,11 @@ def test_an_allowed_page_gets_cors(start_gateway: Callable[..., Gateway]) -> Non
         [gateway]
         allowed_origins = ["https://chat.example"]
         allowed_hosts = ["mac.example"]
-        """
+        """,
+        prepare=lambda state_dir: KeyFile(state_dir / "keys.json").add("one", Terms(), 1.0),
     )
+    admin = (running.state_dir / "admin.key").read_text().strip()
+    running.client.headers["authorization"] = f"Bearer {admin}"
     page = {"Origin": "https://chat.example"}
     preflight = running.client.options(
         CHAT,
@@ -126,6 +131,53 @@ def test_an_allowed_page_gets_cors(start_gateway: Callable[..., Gateway]) -> Non
     assert "gateway.allowed_origins" in running.client.post("/admin/v1/reload").json()["applied"]
     assert running.client.get("/livez", headers=other).status_code == 200
     assert running.client.get("/livez", headers=page).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        ("Forwarded", "for=192.0.2.60;proto=http"),
+        ("X-Forwarded-For", "192.0.2.60"),
+        ("x-forwarded-proto", "https"),
+        ("X-Forwarded-Host", "mac.example"),
+        ("Via", "1.1 Caddy"),
+        ("Tailscale-User-Login", "somebody@example.com"),
+        ("X-Real-IP", "192.0.2.60"),
+    ],
+    ids=lambda header: header[0],
+)
+def test_without_keys_nothing_comes_through_a_proxy(
+    gateway: Gateway, header: tuple[str, str]
+) -> None:
+    """Everybody who reaches the proxy would be the operator."""
+    for path in ("/v1/models", "/admin/v1/status", "/ui/", "/health", "/livez"):
+        answer = gateway.client.get(path, headers=dict([header]))
+        assert answer.status_code == 403, path
+        error = answer.json()["error"]
+        assert error["code"] == "permission_denied"
+        assert header[0].lower() in error["message"]
+        assert "bulkhead key add NAME" in error["message"]
+    chat = gateway.client.post(CHAT, json=chat_body("Hello"), headers=dict([header]))
+    assert chat.status_code == 403
+    kill = gateway.client.post("/admin/v1/models/demo/kill", json={}, headers=dict([header]))
+    assert kill.status_code == 403
+    assert gateway.client.get("/v1/models").status_code == 200
+
+
+def test_names_and_proxies_come_with_the_first_key(start_gateway: Callable[..., Gateway]) -> None:
+    running = start_gateway(config="[gateway]\n")
+    passed_on = {"X-Forwarded-For": "192.0.2.60", "Host": "mac.example"}
+    running.config_path.write_text('[gateway]\nallowed_hosts = ["mac.example"]\n')
+    refused = running.client.post("/admin/v1/reload")
+    assert (refused.status_code, "bulkhead key add NAME" in refused.text) == (400, True)
+    assert running.client.get("/v1/models", headers={"Host": "mac.example"}).status_code == 403
+    key = running.client.post("/admin/v1/keys", json={"name": "phone"}).json()["key"]
+    admin = {"x-api-key": (running.state_dir / "admin.key").read_text().strip()}
+    assert running.client.post("/admin/v1/reload", headers=admin).status_code == 200
+    assert running.client.get("/v1/models", headers=passed_on).status_code == 401
+    theirs = {**passed_on, "Authorization": f"Bearer {key}"}
+    assert running.client.get("/v1/models", headers=theirs).status_code == 200
+    assert running.client.get("/admin/v1/status", headers=theirs).status_code == 403
 
 
 def test_a_page_cannot_push_itself_before_others(

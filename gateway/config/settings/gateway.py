@@ -47,7 +47,8 @@ class GatewaySettings(Section, frozen=True):
         tuple[str, ...],
         Key(
             Texts("names"),
-            "Names that requests may have as their Host beside this machine's own.",
+            "Names that requests may have as their Host beside this machine's own; they need API "
+            "keys.",
         ),
     ] = ()
     allowed_origins: Annotated[

@@ -98,6 +98,17 @@ def test_another_host_needs_keys_and_is_warned_of_plain_http(tmp_path: Path) -> 
     assert list(network_cautions(GatewaySettings())) == []
 
 
+def test_a_name_beyond_loopback_needs_keys(tmp_path: Path) -> None:
+    assert complaints(settings(tmp_path, allowed_hosts=("localhost", "127.0.0.9", "::1"))) == []
+    named = settings(tmp_path, allowed_hosts=("localhost", "mac.tail1234.ts.net"))
+    ((place, text),) = complaints(named)
+    assert place == "allowed_hosts"
+    assert "mac.tail1234.ts.net" in text
+    assert f"`bulkhead key add NAME --state-dir {tmp_path}` makes the first one" in text
+    KeyFile(tmp_path / "keys.json").add("laptop", Terms(), 1.0)
+    assert complaints(named) == []
+
+
 def test_a_bad_renewal_changes_nothing(tmp_path: Path) -> None:
     paths = write_certificate(tmp_path)
     certificates = Certificates(*paths, tmp_path / "served.crt")
