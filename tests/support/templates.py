@@ -9,9 +9,27 @@ from typing import Any
 
 from mlx_lm.utils import load_tokenizer
 
+from protocol.prompts import CalledTool, ChatMessage, ChatPrompt
+from protocol.requests import Tools
 from tests.support.shapes import DEMO
+from worker.chat.template import ChatTemplate
 
 _ADDED = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+
+# With reasoning, two calls and a result.
+HISTORY = (
+    ChatMessage("user", "Hi"),
+    ChatMessage(
+        "assistant",
+        "",
+        reasoning="Hm",
+        tool_calls=(
+            CalledTool("call_one", "weather", '{"city":"Köln", "n": [1]}'),
+            CalledTool("call_two", "now", "{}"),
+        ),
+    ),
+    ChatMessage("tool", "warm", tool_call_id="call_one"),
+)
 
 
 def templated(
@@ -38,3 +56,25 @@ def templated(
     config |= {"chat_template": template, **settings}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return load_tokenizer(folder)
+
+
+class Templates:
+    """Renders conversations; each template's tokenizer is made once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._made: dict[str, tuple[Any, ChatTemplate]] = {}
+
+    def render(
+        self,
+        template: str,
+        messages: tuple[ChatMessage, ...] = HISTORY,
+        tools: Tools | None = None,
+        arguments: dict[str, Any] | None = None,
+    ) -> str:
+        if template not in self._made:
+            tokenizer = templated(self._folder / str(len(self._made)), template)
+            self._made[template] = tokenizer, ChatTemplate(tokenizer)
+        tokenizer, chat = self._made[template]
+        text = json.dumps(arguments) if arguments else ""
+        return str(tokenizer.decode(chat.tokens(ChatPrompt(messages, text), tools)))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
 from protocol.prompts import CalledTool, ChatMessage
+from worker.chat.late import as_users, takes_late
 
 Message: TypeAlias = dict[str, Any]
 RenderText: TypeAlias = Callable[[list[Message]], str]
@@ -30,6 +31,12 @@ class History:
         self._template = template
         self._render = render
         self._wants_text: bool | None = None
+        self._takes_late: bool | None = None
+
+    def placed(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
+        """The same conversation, with system messages where the template takes them."""
+        late = any(each.role == "system" for each in messages[1:])
+        return as_users(messages) if late and not self.takes_late else messages
 
     def messages(self, messages: Iterable[ChatMessage]) -> list[Message]:
         ids = _Ids(self._template)
@@ -70,6 +77,13 @@ class History:
         if self._wants_text is None:
             self._wants_text = _wants_text(self._render)
         return self._wants_text
+
+    @property
+    def takes_late(self) -> bool:
+        """Whether the template has system messages where they stand."""
+        if self._takes_late is None:
+            self._takes_late = takes_late(self._render)
+        return self._takes_late
 
 
 def _wants_text(render: RenderText) -> bool:

@@ -82,6 +82,7 @@ class ChatTemplate:
             prompt.template_arguments, None if self._is_program else template
         )
         history = self._history(template)
+        messages = history.placed(messages)
         written = history.messages(messages)
         if content is not None:
             for message, each in zip(written, messages, strict=True):

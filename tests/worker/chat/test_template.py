@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from protocol.prompts import CalledTool, ChatMessage, ChatPrompt
 from protocol.requests import Tools
-from tests.support.templates import templated
+from tests.support.templates import HISTORY, Templates, templated
 from worker.chat.template import ChatTemplate
 from worker.prompt_error import PromptError
 
@@ -57,42 +56,7 @@ DATED = (
     "{%- for a in [1] %}{% break %}{% endfor %}"
 )
 
-HISTORY = (
-    ChatMessage("user", "Hi"),
-    ChatMessage(
-        "assistant",
-        "",
-        reasoning="Hm",
-        tool_calls=(
-            CalledTool("call_one", "weather", '{"city":"Köln", "n": [1]}'),
-            CalledTool("call_two", "now", "{}"),
-        ),
-    ),
-    ChatMessage("tool", "warm", tool_call_id="call_one"),
-)
 TOOLS = Tools(definitions=json.dumps([{"type": "function", "function": {"name": "weather"}}]))
-
-
-class Templates:
-    """Made once each."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._made: dict[str, tuple[Any, ChatTemplate]] = {}
-
-    def render(
-        self,
-        template: str,
-        messages: tuple[ChatMessage, ...] = HISTORY,
-        tools: Tools | None = None,
-        arguments: dict[str, Any] | None = None,
-    ) -> str:
-        if template not in self._made:
-            tokenizer = templated(self._folder / str(len(self._made)), template)
-            self._made[template] = tokenizer, ChatTemplate(tokenizer)
-        tokenizer, chat = self._made[template]
-        text = json.dumps(arguments) if arguments else ""
-        return str(tokenizer.decode(chat.tokens(ChatPrompt(messages, text), tools)))
 
 
 @pytest.fixture(scope="module")
