@@ -90,8 +90,9 @@ class PromptCacheStatus(Struct):
 
 
 class ModelStatus(Struct):
-    """The oldest request's age counts from its arrival, also of one that was parked; null if there
-    is none. `context_tokens` is the longest prompt with its answer, once the model is loaded.
+    """`failure` is what requests were told that could not be served; null while nothing is wrong.
+    The oldest request's age counts from its arrival, also of one that was parked; null if there is
+    none. `context_tokens` is the longest prompt with its answer, once the model is loaded.
     `floor_bytes` are its own as long as it is loaded, `lent_bytes` may be called back,
     `returning_bytes` were and are held still, and with `wanted_bytes` in all nothing in it would
     wait.
@@ -100,6 +101,7 @@ class ModelStatus(Struct):
     id: str
     state: str
     reason: str | None
+    failure: str | None
     pinned: bool
     queue_depth: int
     oldest_waiting_s: float | None
@@ -233,10 +235,12 @@ def model_status(compartment: Compartment, fleet: Fleet) -> ModelStatus:
     worker = compartment.worker
     estimated = fleet.steward.estimate_of(compartment.model.id)
     holder = fleet.steward.admission.ledger.holder(compartment.model.id)
+    failure, held = compartment.condition.failure, compartment.state is State.HELD
     return ModelStatus(
         id=compartment.model.id,
         state=compartment.state,
         reason=compartment.condition.reason or _remark(compartment, fleet),
+        failure=None if failure is None or held else failure.message,
         pinned=compartment.model.settings.pinned,
         queue_depth=compartment.traffic.waiting,
         oldest_waiting_s=compartment.traffic.oldest_waiting_s,

@@ -74,6 +74,7 @@ class ModelReading(Struct, frozen=True):
     oldest_waiting_s: float | None = None
     oldest_active_s: float | None = None
     reason: str | None = None
+    failure: str | None = None
     context_tokens: int | None = None
     floor_bytes: int | None = None
     lent_bytes: int | None = None
@@ -109,6 +110,7 @@ class GroupReading(Struct, frozen=True):
 class ForecastReading(Struct, frozen=True):
     """`outline` is as it was sent; a gateway of an earlier version gives none."""
 
+    model: str
     about: str
     outline: Raw = Raw(b"null")
 

@@ -34,7 +34,7 @@ from gateway.config.keys import (
 from gateway.config.locations import Place
 from gateway.config.mistakes import Mistake, Source
 from gateway.config.network import network_cautions
-from gateway.config.read import Configuration, raise_misfits, read_configuration
+from gateway.config.read import Configuration, raise_absent, raise_misfits, read_configuration
 from gateway.config.schema import schema
 from gateway.config.settings import ConfigError, Flags
 from gateway.memory.budget import budget_bytes
@@ -82,6 +82,7 @@ def check(flags: Flags, *, as_json: bool) -> None:
     """
     try:
         configuration = read_configuration(flags, os.environ)
+        raise_absent(configuration.absent.values())
         _check_groups(configuration)
     except ConfigError as error:
         _print_mistakes(error.mistakes, as_json=as_json)

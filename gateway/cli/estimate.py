@@ -22,6 +22,7 @@ from gateway.config.settings import ConfigError, Flags, ModelSettings, Settings
 from gateway.config.sizes import format_size
 from gateway.memory.budget import budget_bytes
 from gateway.memory.estimate.beside import possible_beside
+from gateway.memory.estimate.estimate import MOST_ROWS
 from gateway.memory.estimate.fitting import whole
 from gateway.memory.estimate.learned import Learned
 from gateway.memory.estimate.options import options_in
@@ -39,8 +40,9 @@ class Printed(Struct):
     """The JSON form; sizes in bytes. `floor_bytes`, the sum of the parts, must be had for a load;
     `possible_bytes` can be had beside what is pinned. `rows` are sequences by their tokens.
     `company` are the floors of models that are loaded with it; `forecast` is what a running gateway
-    says that its load would bring about. `gateway` is the address of the one that has told all of
-    it; null: it was calculated here, by the configuration that is found here.
+    says that its load would bring about, and `failure` why the last one failed. `gateway` is the
+    address of the one that has told all of it; null: it was calculated here, by the configuration
+    that is found here.
     """
 
     model: str
@@ -57,6 +59,7 @@ class Printed(Struct):
     granted_context_tokens: int
     company: dict[str, int]
     forecast: str | None
+    failure: str | None
     gateway: str | None
 
 
@@ -68,6 +71,7 @@ class _Running(NamedTuple):
     url: str
     reading: GatewayReading
     about: str | None = None
+    failure: str | None = None
     outline: Outline | None = None
 
 
@@ -75,6 +79,7 @@ class _Answer(NamedTuple):
     outline: Outline
     grouped: bool
     forecast: str | None
+    failure: str | None
     gateway: str | None
 
 
@@ -102,15 +107,16 @@ def command(
     what is loaded with it; and what a load would evict now.
     """
     draft = read_draft(Flags(config=config, state_dir=state_dir), os.environ)
-    own = StateDir(Path(draft.settings.gateway.state_dir or default_state_dir()))
-    running = _running(model, context_tokens, own)
+    settings = draft.settings
+    own = StateDir(Path(settings.gateway.state_dir or default_state_dir()))
+    running = _running(model, context_tokens, settings, own)
     if running is not None and config is None and running.outline is not None:
         grouped = bool(running.reading.groups)
-        answer = _Answer(running.outline, grouped, running.about, running.url)
+        answer = _Answer(running.outline, grouped, running.about, running.failure, running.url)
     elif draft.mistakes:
         raise CommandError(str(ConfigError(draft.mistakes)))
     else:
-        answer = _calculated(model, context_tokens, draft.settings, own, running)
+        answer = _calculated(model, context_tokens, settings, own, running)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(_printed(model, answer)), indent=2))
     else:
@@ -119,10 +125,12 @@ def command(
         click.echo(printable(told), err=True)
 
 
-def _running(model: str, context_tokens: int | None, state_dir: StateDir) -> _Running | None:
+def _running(
+    model: str, context_tokens: int | None, settings: Settings, state_dir: StateDir
+) -> _Running | None:
     if running_address(state_dir) is None:
         return None
-    found = access(None, os.environ.get("BULKHEAD_ADMIN_KEY"), state_dir)
+    found = access(None, os.environ.get("BULKHEAD_ADMIN_KEY"), settings, state_dir)
     with GatewayClient(found.url, found.key, found.trust) as gateway:
         try:
             reading = gateway.status()
@@ -134,7 +142,9 @@ def _running(model: str, context_tokens: int | None, state_dir: StateDir) -> _Ru
             told = None if outline == b"null" else gateway.read(outline, Outline)
         except (NoSuchModelError, NoGatewayError):
             return _Running(found.url, reading)
-        return _Running(found.url, reading, forecast.about, told)
+        served = reading.model(forecast.model)
+        failure = None if served is None else served.failure
+        return _Running(found.url, reading, forecast.about, failure, told)
 
 
 def _difference(running: _Running, draft: Draft, answer: _Answer) -> str | None:
@@ -167,19 +177,20 @@ def _calculated(
         names = [name for key, each in settings.models.items() for name in (key, *each.aliases)]
         names += [] if running is None else [each.id for each in running.reading.models]
         meant = suggestion(nearest_model(model, names))
-        raise NoSuchModelError(f"Nothing can be said of {model}: {error}{meant}") from error
+        raise NoSuchModelError(f"There is no estimate for {model}: {error}{meant}") from error
     try:
         outline = _outline(folder, tokens, configured, settings, state_dir)
     except (OSError, ValueError, EstimateError) as error:
-        raise CommandError(f"Nothing can be said of {model}: {error}") from error
+        raise CommandError(f"There is no estimate for {model}: {error}") from error
     if outline is None:
         raise CommandError(
-            f"Nothing can be said of {model}: {folder / 'config.json'} doesn't tell the number and "
-            "sizes of its layers, from which the cache follows."
+            f"There is no estimate for {model}: {folder / 'config.json'} doesn't tell the number "
+            "and sizes of its layers, from which the cache follows."
         )
     known = any(each is configured for each in settings.models.values())
     about = running.about if running is not None and known else None
-    return _Answer(outline, bool(settings.groups), about, None)
+    failure = running.failure if running is not None and known else None
+    return _Answer(outline, bool(settings.groups), about, failure, None)
 
 
 def _configured(model: str, settings: Settings) -> ModelSettings:
@@ -219,6 +230,7 @@ def _printed(model: str, answer: _Answer) -> Printed:
         granted_context_tokens=found.granted_context_tokens,
         company=found.company,
         forecast=answer.forecast,
+        failure=answer.failure,
         gateway=answer.gateway,
     )
 
@@ -234,9 +246,11 @@ def _print(model: str, answer: _Answer) -> None:
     else:
         calculated = found.idle_bytes
         click.echo(
-            f"Measured after a load: {format_size(measured)}; process with weights, "
-            f"{format_size(calculated)}, is off by {calculated / measured - 1:+.0%}."
+            f"Measured after a load: {format_size(measured)}. Process and weights are estimated at "
+            f"{format_size(calculated)}, {_off(calculated / measured - 1)}."
         )
+    if answer.failure is not None:
+        click.echo(f"The gateway could not load it: {printable(answer.failure)}")
     click.echo(_sentence(answer))
     if found.company:
         together_bytes = found.needed_bytes + sum(found.company.values())
@@ -247,8 +261,19 @@ def _print(model: str, answer: _Answer) -> None:
     if answer.forecast is not None:
         click.echo(f"Now: {answer.forecast}")
     if found.verdict != "doesn't fit" and found.rows:
-        rows = ", ".join(f"{rows:,} of {tokens:,}" for tokens, rows in found.rows.items())
-        click.echo(f"Sequences that have room at once, by their tokens: {rows}.")
+        rooms = [
+            f"{rows:,}{' or more' if rows == MOST_ROWS else ''} of {tokens:,} tokens"
+            for tokens, rows in found.rows.items()
+        ]
+        click.echo(f"Sequences that fit at once: {'; or '.join(rooms)}.")
+
+
+def _off(share: float) -> str:
+    """How far an estimate is from what was measured."""
+    percent = round(100 * share)
+    return (
+        f"{abs(percent)}% too {'much' if percent > 0 else 'little'}" if percent else "as measured"
+    )
 
 
 def _sentence(answer: _Answer) -> str:
@@ -261,9 +286,9 @@ def _sentence(answer: _Answer) -> str:
     asks = f"its floor is {needed}, and {possible} can be had{beside}."
     match found.verdict:
         case "fits":
-            return f"It fits: {asks}"
+            return f"Its memory fits: {asks}"
         case "doesn't fit":
-            return f"It doesn't fit: {asks}"
+            return f"Its memory doesn't fit: {asks}"
         case _:
             tokens = f"{found.granted_context_tokens:,} tokens"
-            return f"It fits with a shorter context of {tokens}: {asks}"
+            return f"Its memory fits with a shorter context of {tokens}: {asks}"

@@ -25,6 +25,7 @@ from gateway.config.times import parse_time
 from gateway.keys.api_key import Terms
 from gateway.keys.bodies import LATEST_EXPIRY, KeyBody, KeyList, NewKey
 from gateway.keys.key_file import KeyFile, KeyFileError
+from gateway.nearest import nearest_model, suggestion
 
 
 @click.group("key", cls=UncutGroup)
@@ -179,16 +180,17 @@ def _warn_of_unknown(gateway: GatewayClient | None, names: tuple[str, ...]) -> N
     for name in names:
         if gateway is None:
             if name not in configured:
+                meant = suggestion(nearest_model(name, configured))
                 click.echo(
                     f"Careful: the configuration has no model {name!r}, and no gateway runs that "
-                    "would know what the disks have.",
+                    f"would know what the disks have.{meant}",
                     err=True,
                 )
             continue
         try:
             gateway.model(name)
-        except NoSuchModelError:
-            click.echo(f"Careful: there is no model {name!r} at present.", err=True)
+        except NoSuchModelError as error:
+            click.echo(f"Careful: {error.message}", err=True)
         except CommandError:
             return
 

@@ -13,11 +13,10 @@ from msgspec import Struct
 from gateway.config.read import read_settings
 from gateway.config.settings import ConfigError, Flags, Settings
 from gateway.keys.admin_key import admin_key
-from gateway.state.address import running_address
+from gateway.state.address import near_url, running_address
 from gateway.state.state_dir import StateDir, default_state_dir
 from gateway.tls.certificate import trusting
 
-DEFAULT_URL: Final = "http://127.0.0.1:8642"
 # Of one address. At others of loopback somebody else may listen.
 _ITSELF: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -43,13 +42,15 @@ def local_settings(state_dir: Path | None) -> tuple[Settings, StateDir]:
     return settings, StateDir(Path(named or default_state_dir()))
 
 
-def access(url: str | None, key: str | None, state_dir: StateDir) -> Access:
-    """To the gateway at an address, else to the one that uses the folder. The admin key of the
-    folder goes to that one and to no other: whoever else has taken its port must not get it.
+def access(url: str | None, key: str | None, settings: Settings, state_dir: StateDir) -> Access:
+    """To the gateway at an address, else to the one that uses the folder, else to where the
+    settings would have one. The admin key of the folder goes to the one that uses it and to no
+    other: whoever else has taken its port must not get it.
     """
     address = running_address(state_dir)
     if address is None or (url is not None and not _same(url, address.url)):
-        return Access(url or DEFAULT_URL, key, None)
+        here = settings.gateway
+        return Access(url or near_url(here.host, here.port, tls=here.tls), key, None)
     return Access(
         url or address.url,
         key or admin_key(state_dir.admin_key_path),

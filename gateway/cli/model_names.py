@@ -32,8 +32,8 @@ def complete_model(
 
     def ask() -> None:
         try:
-            _, state_dir = local_settings(None)
-            reach = access(context.params.get("url"), context.params.get("admin_key"), state_dir)
+            url, key = context.params.get("url"), context.params.get("admin_key")
+            reach = access(url, key, *local_settings(None))
             with GatewayClient(reach.url, reach.key, reach.trust) as gateway:
                 found.extend(model_names(gateway))
         except Exception:

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from gateway.cli.client import GatewayClient
 from gateway.cli.failure import interruptible
-from gateway.cli.local import DEFAULT_URL, access, local_settings
+from gateway.cli.local import access, local_settings
 from gateway.cli.model_names import complete_model
 
 Arguments = ParamSpec("Arguments")
@@ -30,7 +30,7 @@ def reaches_gateway(
         "--url",
         envvar="BULKHEAD_URL",
         callback=_check_url,
-        help=f"Address of the gateway [BULKHEAD_URL, that of this machine's, {DEFAULT_URL}].",
+        help="Address of the gateway [BULKHEAD_URL, that of this machine's gateway].",
     )
     @click.option(
         "--admin-key",
@@ -42,8 +42,7 @@ def reaches_gateway(
     def with_client(
         url: str | None, admin_key: str | None, *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> None:
-        _, state_dir = local_settings(None)
-        found = access(url, admin_key, state_dir)
+        found = access(url, admin_key, *local_settings(None))
         with interruptible(), GatewayClient(found.url, found.key, found.trust) as gateway:
             verb(gateway, *args, **kwargs)
 
@@ -67,7 +66,7 @@ def _check_url(
     except httpx.InvalidURL:
         valid = False
     if not valid:
-        raise click.BadParameter(f"{text!r} is not an address such as {DEFAULT_URL}.")
+        raise click.BadParameter(f"{text!r} is not an address such as http://127.0.0.1:8642.")
     return text.rstrip("/")
 
 

@@ -22,10 +22,10 @@ state_dir_option = click.option(
 @contextlib.contextmanager
 def own_gateway(state_dir: Path | None) -> Iterator[GatewayClient | None]:
     """The one that uses the state folder; None: none does."""
-    _, folder = local_settings(state_dir)
+    settings, folder = local_settings(state_dir)
     if running_address(folder) is None:
         yield None
         return
-    near = access(None, None, folder)
+    near = access(None, None, settings, folder)
     with GatewayClient(near.url, near.key, near.trust) as client:
         yield client

@@ -36,7 +36,7 @@ def command(gateway: GatewayClient, *, model: str, force: bool, as_json: bool) -
     reading = _pulled(gateway, model, force=force)
     if _asks(reading, force=force) and not as_json:
         click.echo(f"bulkhead: {printable(reading.reason or '')}", err=True)
-        if not click.confirm("Pull it all the same?", err=True):
+        if not click.confirm("Pull it anyway?", err=True):
             raise click.exceptions.Exit(1)
         reading = _pulled(gateway, model, force=True)
     if as_json:

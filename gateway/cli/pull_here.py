@@ -46,7 +46,7 @@ class PullHere:
                 if isinstance(said, str):
                     if not deaths.another(reading.done_bytes or 0):
                         raise CommandError(f"The pull's process ended again and again ({said}).")
-                    self._start()
+                    self._start(goes_on=reading.total_bytes is not None)
                     continue
                 reading = self._next(reading, said)
                 yield reading
@@ -57,9 +57,9 @@ class PullHere:
         if self._process is not None:
             self._process.kill()
 
-    def _start(self) -> None:
+    def _start(self, *, goes_on: bool = False) -> None:
         hub = self._settings.hub
-        order = Order(self._model, hub.endpoint, hub.at)
+        order = Order(self._model, hub.endpoint, hub.at, goes_on=goes_on)
         try:
             self._process = PullProcess(order, self._said.put, self._said.put)
         except OSError as error:
@@ -96,7 +96,7 @@ class PullHere:
                 "failed",
                 repository=plan.repository,
                 outlook=shown,
-                reason=f"{found.sentence} Nothing was pulled.",
+                reason=f"{found.sentence} Nothing was pulled. --force pulls it anyway.",
                 code="insufficient_memory",
             )
         if self._process is not None:

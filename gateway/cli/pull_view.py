@@ -22,6 +22,7 @@ class PullView:
         self._spinner = self._console.status(Text(f"{printable(model)}: asking"))
         self._said_outlook = False
         self._said_at = 0.0
+        self._said = ""
 
     def __enter__(self) -> PullView:
         if self._console.is_terminal:
@@ -41,8 +42,8 @@ class PullView:
         line = progress_line(reading)
         if self._console.is_terminal:
             self._spinner.update(Text(line))
-        elif time.monotonic() - self._said_at >= _SAID_EVERY_S:
-            self._said_at = time.monotonic()
+        elif line != self._said and time.monotonic() - self._said_at >= _SAID_EVERY_S:
+            self._said, self._said_at = line, time.monotonic()
             self._print(line)
 
     def _print(self, text: str) -> None:

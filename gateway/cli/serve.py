@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,7 +17,7 @@ from gateway.cli.printable import printable
 from gateway.config.network import exposed, tls_files
 from gateway.config.places import Places
 from gateway.config.read import Configuration, read_configuration
-from gateway.config.settings import ConfigError, Flags
+from gateway.config.settings import ConfigError, Flags, GatewaySettings
 from gateway.keys.key_file import KeyFileError
 from gateway.keys.keys import Keys
 from gateway.library.finder import Finder
@@ -25,6 +25,8 @@ from gateway.logs.setup import gateway_logs
 from gateway.serve import server
 from gateway.serve.listen import PortTakenError, bind
 from gateway.service.mark import LABEL, MARK, MISTAKE_STATUS, service_pid
+from gateway.service.port import ask_health_of
+from gateway.state.address import near_url
 from gateway.state.state_dir import StateDir, StateDirError, default_state_dir
 from gateway.system.file_limit import raise_file_limit
 from gateway.system.malloc import give_large_buffers_back
@@ -90,7 +92,9 @@ def command(flags: Flags, log_level: str, log_to: str, mistake_status: int) -> N
             listener = bind(settings.gateway.host, settings.gateway.port)
         else:
             listener = inheritance.listener
-    except (StateDirError, KeyFileError, CertificateError, PortTakenError) as error:
+    except PortTakenError as error:
+        _fail([str(error), *_neighbour(settings.gateway)], status=1)
+    except (StateDirError, KeyFileError, CertificateError) as error:
         _fail([str(error)], status=1)
     except OSError as error:
         _fail([f"The state folder {state_dir.path} can't be used: {error}."], status=1)
@@ -102,6 +106,8 @@ def command(flags: Flags, log_level: str, log_to: str, mistake_status: int) -> N
                 "No model is configured: what lies on the disks is served (`bulkhead models`). "
                 "`bulkhead pull OWNER/NAME` gets more; --model demo serves the one that comes along"
             )
+        for mistake in configuration.absent.values():
+            logger.warning("%s The others are served, and this one once it is there", mistake)
         departure = server.run(
             read, configuration, state_dir, listener, keys, certificates, finder, inheritance
         )
@@ -117,6 +123,16 @@ def _leave_to_another_service(state_dir: StateDir) -> None:
     if pid is not None:
         click.echo(f"bulkhead: The service runs already (pid {pid}).", err=True)
         sys.exit(0)
+
+
+def _neighbour(settings: GatewaySettings) -> Iterator[str]:
+    """A gateway that has the port already."""
+    if (health := ask_health_of(settings)) is not None:
+        at = near_url(settings.host, settings.port, tls=settings.tls)
+        yield (
+            f"A Bulkhead gateway (version {health.version}) has it, with another state folder: "
+            f"`bulkhead status --url {at}` shows its models."
+        )
 
 
 def _raise_file_limit() -> None:

@@ -115,10 +115,12 @@ def _budget_line(memory: MemoryReading) -> str:
 
 
 def _prompts_line(prompts: PromptCacheReading) -> str:
-    return (
-        f"Prompts: {size(prompts.memory_bytes)} kept in memory, {size(prompts.disk_bytes)} on "
-        f"disk; {share(prompts.hit_rate)} of {prompts.prompt_tokens:,} tokens were cached"
+    kept = (
+        f"Prompts: {size(prompts.memory_bytes)} kept in memory, {size(prompts.disk_bytes)} on disk"
     )
+    if prompts.hit_rate is None:
+        return kept
+    return f"{kept}; {share(prompts.hit_rate)} of {prompts.prompt_tokens:,} tokens were found there"
 
 
 def _group_line(group: GroupReading) -> str:

@@ -30,6 +30,13 @@ class UncutGroup(click.Group):
                 ]
             )
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            hint = f"Options come after the command: {ctx.command_path} COMMAND [OPTIONS]"
+            raise click.UsageError(f"{error.format_message()} {hint}", ctx) from error
+
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         name = args[0]
         # click looks at options that stand in a verb's place, and has no help for verbs that are

@@ -22,6 +22,16 @@ _ADAPTER_FILES: Final = ("adapter_config.json", "adapters.safetensors")
 _REPOSITORY: Final = re.compile(r"[\w.-]+/[\w.-]+")
 
 
+class NotThereError(ValueError):
+    """What the operator named isn't there, and may be later: a worker is to load it from `place`.
+    The text is a sentence that says what was looked for, and what to do.
+    """
+
+    def __init__(self, message: str, place: str) -> None:
+        super().__init__(message)
+        self.place = place
+
+
 def model_from_flag(text: str) -> tuple[str, str]:
     """(id, folder or repository) of `PATH_OR_REPO[=ID]`.
 
@@ -58,7 +68,8 @@ def locate(source: str) -> str:
     later, and its load says what is wrong.
 
     Raises:
-        ValueError: with a sentence that says what was looked for, and what to do.
+        ValueError: with a sentence that says what was looked for, and what to do. It is a
+            NotThereError if there is nothing by that name.
     """
     if not source.strip():
         raise ValueError("It is empty: name a model's folder or a repository.")
@@ -78,12 +89,13 @@ def locate(source: str) -> str:
             f"{source} is a file: name the folder that holds config.json and the weights."
         )
     if not _REPOSITORY.fullmatch(source) or source.startswith("."):
-        raise ValueError(f"There is no model folder {source}.")
+        raise NotThereError(f"There is no model folder {source}.", str(folder.absolute()))
     snapshots = hugging_face_cache() / f"models--{source.replace('/', '--')}" / "snapshots"
     if not _is_folder(str(snapshots)) and not not_yet(snapshots):
-        raise ValueError(
+        raise NotThereError(
             f"{source} is neither a folder nor in the Hugging Face cache "
-            f"({hugging_face_cache()}): get it with `bulkhead pull {source}`."
+            f"({hugging_face_cache()}): get it with `bulkhead pull {source}`.",
+            source,
         )
     return source
 
@@ -97,28 +109,32 @@ def check_holds_model(located: str) -> None:
     """Whether a located model has a configuration to load it by.
 
     Raises:
-        ValueError: with a sentence for the operator.
+        NotThereError: it has none.
     """
     try:
         folder = find_folder(located)
     except OSError as error:
         if denied(error) is not None or away(hugging_face_cache()) is not None:
             return
-        raise ValueError(
+        raise NotThereError(
             f"{located} is in the Hugging Face cache without its revision main: get it with "
-            f"`bulkhead pull {located}`."
+            f"`bulkhead pull {located}`.",
+            located,
         ) from None
     config = folder / "config.json"
     if not os.path.isfile(config) and not not_yet(config):  # noqa: PTH113 - this one never raises.
-        raise ValueError(f"{folder} holds no model: there is no config.json.")
+        raise NotThereError(f"{folder} holds no model: there is no config.json.", located)
 
 
 def check_allowed(located: str, allowed: Iterable[str]) -> None:
-    """Whether a located model is in one of the allowed folders, or a repository that matches.
+    """Whether a located model is in one of the allowed folders, or a repository that matches. Where
+    nothing is said to be `allowed`, everything is.
 
     Raises:
         ValueError: with a sentence for the operator.
     """
+    if not allowed:
+        return
     for each in allowed:
         folder = expand_home(each)
         if folder.is_absolute():
@@ -130,15 +146,21 @@ def check_allowed(located: str, allowed: Iterable[str]) -> None:
 
 
 def find_model(path: str, allowed: Iterable[str]) -> str:
-    """What a worker is to load as a model. Where nothing is said to be `allowed`, everything is.
+    """What a worker is to load as a model.
 
     Raises:
         ValueError: with a sentence for the operator.
     """
-    located = locate(path)
-    check_holds_model(located)
-    if allowed:
-        check_allowed(located, allowed)
+    try:
+        located = locate(path)
+        check_holds_model(located)
+    except NotThereError as error:
+        try:
+            check_allowed(error.place, allowed)
+        except ValueError:
+            raise ValueError(str(error)) from None
+        raise
+    check_allowed(located, allowed)
     return located
 
 
@@ -148,7 +170,10 @@ def find_draft(path: str, allowed: Iterable[str]) -> str:
     Raises:
         ValueError: with a sentence for the operator.
     """
-    located = find_model(path, allowed)
+    try:
+        located = find_model(path, allowed)
+    except NotThereError as error:
+        raise NotThereError(str(error), str(hugging_face_cache() / error.place)) from error
     try:
         return str(find_folder(located))
     except OSError as error:
@@ -165,13 +190,14 @@ def find_adapter(path: str, allowed: Iterable[str]) -> str:
     if path.strip() and folder.is_absolute() and not_yet(folder):
         return str(folder)
     if not path.strip() or not _is_folder(str(folder)):
-        raise ValueError(f"There is no adapter's folder {path}.")
+        raise NotThereError(f"There is no adapter's folder {path}.", str(folder.absolute()))
     for name in _ADAPTER_FILES:
         if not os.path.isfile(folder / name):  # noqa: PTH113 - this one never raises.
-            raise ValueError(f"{path} holds no adapter: there is no {name}.")
+            raise NotThereError(
+                f"{path} holds no adapter: there is no {name}.", str(folder.absolute())
+            )
     located = str(folder.resolve())
-    if allowed:
-        check_allowed(located, allowed)
+    check_allowed(located, allowed)
     return located
 
 

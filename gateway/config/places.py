@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
+from gateway.config.models import NotThereError, expand_home
 from gateway.system.inquiries import Inquiries
 
 # For all places together: they are asked side by side. A disk that sleeps takes seconds.
@@ -36,8 +37,9 @@ class Places:
             return self._inquiries.answer(sought, _ANSWER_S)
         except TimeoutError:
             seconds = self._inquiries.age_s(sought)
-            return ValueError(
-                f"{path} did not answer within {seconds:.0f} s: is it on a mount that has died?"
+            return NotThereError(
+                f"{path} did not answer within {seconds:.0f} s: is it on a mount that has died?",
+                str(expand_home(path).absolute()),
             )
         except OSError as error:
             return ValueError(f"{path} can't be looked at: {error}.")

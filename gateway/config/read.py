@@ -28,7 +28,7 @@ from gateway.config.kinds import UnexpectedError
 from gateway.config.layers import Layers, chosen_file
 from gateway.config.locations import Place
 from gateway.config.mistakes import Mistake, Source
-from gateway.config.models import find_adapter, find_draft, find_model
+from gateway.config.models import NotThereError, find_adapter, find_draft, find_model
 from gateway.config.network import TLS_PLACES, network_complaints
 from gateway.config.pictures import picture_complaints
 from gateway.config.places import Places, Sought
@@ -67,7 +67,8 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     """What is in force, and why.
 
     `file` is the one that was read, and `digest` tells its content from another. `located` has what
-    workers are to load, by the models' ids.
+    workers are to load, by the models' ids, and `absent` which of that isn't there yet, by the ids
+    of models that are served once it is.
     `sources` has the keys that were given: the others have their defaults. `discovered` are the
     models that nobody has named.
     """
@@ -76,6 +77,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     file: Path | None
     digest: str | None
     located: dict[str, Located]
+    absent: dict[str, Mistake]
     sources: dict[Place, Source]
     discovered: frozenset[str] = frozenset()
 
@@ -128,8 +130,8 @@ def config_in_force(flags: Flags, environment: Mapping[str, str]) -> Path:
 def read_configuration(
     flags: Flags, environment: Mapping[str, str], places: Places | None = None
 ) -> Configuration:
-    """The same with the places of the models, which must be there, and each value's source. Whoever
-    reads it again brings `places` along.
+    """The same with the places of the models, one of which must be there, and each value's source.
+    Whoever reads it again brings `places` along.
 
     Raises:
         ConfigError: with every mistake found.
@@ -141,14 +143,23 @@ def read_configuration(
     reading.check_pictures(settings, places)
     located = reading.locate_models(settings, places)
     reading.check_ranks(settings, located, places)
+    if reading.mistakes or len(reading.absent) == len(settings.models):
+        reading.count_absent()
     reading.raise_mistakes()
     return Configuration(
         settings=settings,
         file=reading.layers.file,
         digest=reading.layers.digest,
         located=located,
+        absent=reading.absent,
         sources=reading.sources(),
     )
+
+
+def raise_absent(absent: Iterable[Mistake]) -> None:
+    """Raises: ConfigError, if anything is."""
+    if mistakes := list(absent):
+        raise ConfigError(mistakes)
 
 
 def raise_misfits(configuration: Configuration, found: Iterable[tuple[str, str]]) -> None:
@@ -166,6 +177,7 @@ class _Reading:
 
     def __init__(self, flags: Flags, environment: Mapping[str, str]) -> None:
         self.layers = Layers(flags, environment)
+        self.absent: dict[str, Mistake] = {}
         self._mistakes = list(self.layers.mistakes)
         self._given: list[Place] = []
         self._wrong: set[Place] = set()
@@ -221,7 +233,7 @@ class _Reading:
             self._complain(place, message)
 
     def locate_models(self, settings: Settings, places: Places) -> dict[str, Located]:
-        """What the workers are to load; not for models where some of it is missing."""
+        """What the workers are to load; not for models whose path is wrong."""
         sought = {
             (model_id, key): Sought(key, path)
             for model_id, model in settings.models.items()
@@ -237,11 +249,14 @@ class _Reading:
         )
         located: dict[str, dict[str, str]] = {each: {} for each in settings.models}
         for (model_id, key), each in sought.items():
-            answer = found[each]
-            if isinstance(answer, ValueError):
-                self._complain((MODELS, model_id, key), str(answer))
-            else:
-                located[model_id][key] = answer
+            match found[each]:
+                case NotThereError() as error:
+                    located[model_id][key] = error.place
+                    self.absent[model_id] = self._mistake((MODELS, model_id, key), str(error))
+                case ValueError() as error:
+                    self._complain((MODELS, model_id, key), str(error))
+                case place:
+                    located[model_id][key] = place
         return {
             model_id: Located(**answers)
             for model_id, answers in located.items()
@@ -273,6 +288,10 @@ class _Reading:
     @property
     def mistakes(self) -> list[Mistake]:
         return sorted(self._mistakes, key=lambda each: each.source.line or 0)
+
+    def count_absent(self) -> None:
+        """What isn't there is a mistake where others are said, or where no model is there."""
+        self._mistakes += self.absent.values()
 
     def raise_mistakes(self) -> None:
         if self._mistakes:
@@ -328,7 +347,10 @@ class _Reading:
         return values
 
     def _complain(self, place: Place, message: str) -> None:
-        self._mistakes.append(Mistake(self.layers.source(place), label(place), sentence(message)))
+        self._mistakes.append(self._mistake(place, message))
+
+    def _mistake(self, place: Place, message: str) -> Mistake:
+        return Mistake(self.layers.source(place), label(place), sentence(message))
 
 
 def _is_value(given: object) -> bool:

@@ -147,6 +147,14 @@ class Fleet:
             if compartment.model.settings.preload and self.caution is None and preload:
                 compartment.preload()
 
+    def say_absent(self, model_ids: Iterable[str]) -> None:
+        """These weren't there when the configuration was read: a load of each says what is
+        missing, as it would to a request.
+        """
+        for model_id in model_ids:
+            if (compartment := self.roster.configured[model_id]).state is State.UNLOADED:
+                compartment.preload()
+
     @property
     def settings(self) -> Settings:
         """Those in force."""

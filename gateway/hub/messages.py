@@ -28,7 +28,8 @@ Code: TypeAlias = Literal[
 class Order(Struct, frozen=True):
     """The first line of the input. `folder` is where models lie that are copied instead of asked
     the hub for. Without a byte for `stall_s` a connection is given up; the first pause before
-    another is `pause_s`, and after `patience_s` without a byte so is the pull.
+    another is `pause_s`, and after `patience_s` without a byte so is the pull. A hub that has
+    not answered at all is given up after `answer_s`, unless this `goes_on` with an earlier pull.
     """
 
     model: str
@@ -37,6 +38,8 @@ class Order(Struct, frozen=True):
     stall_s: float = 30.0
     pause_s: float = 1.0
     patience_s: float = 1800.0
+    answer_s: float = 25.0
+    goes_on: bool = False
 
 
 # The second line, once there is a plan that whoever ordered it agrees with.

@@ -76,9 +76,10 @@ class _Unfinished(Struct, frozen=True):
 class Pull:
     """One pull. `changed` is set and renewed whenever its status is another."""
 
-    def __init__(self, pull_id: str, reference: Reference, *, force: bool) -> None:
+    def __init__(self, pull_id: str, reference: Reference, *, force: bool, goes_on: bool) -> None:
         self.reference = reference
         self.force = force
+        self.goes_on = goes_on
         self.status = PullStatus(id=pull_id, model=str(reference), started_at=time.time())
         self.process: PullProcess | None = None
         self.deaths = Deaths()
@@ -133,8 +134,8 @@ class Pulls:
             raise Refusal("not_found", f"There is no pull {pull_id!r}, or not any more.")
         return pull
 
-    def begin(self, model: str, *, force: bool) -> Pull:
-        """Start a pull, or join the one of the same model.
+    def begin(self, model: str, *, force: bool, goes_on: bool = False) -> Pull:
+        """Start a pull, or join the one of the same model. `goes_on`: an earlier gateway began it.
 
         Raises:
             Refusal: that is no name of a model, or there are too many pulls.
@@ -154,7 +155,7 @@ class Pulls:
                 f"There are {len(running)} pulls already: {names}. Wait for one, or cancel it.",
                 retry_after_s=_RETRY_AFTER_S,
             )
-        pull = Pull(f"{self._prefix}-{next(self._ids)}", reference, force=force)
+        pull = Pull(f"{self._prefix}-{next(self._ids)}", reference, force=force, goes_on=goes_on)
         self._start(pull)
         self._pulls[pull.status.id] = pull
         self._forget()
@@ -173,7 +174,7 @@ class Pulls:
             return
         for each in () if found is None else found.pulls:
             try:
-                self.begin(each.model, force=each.force)
+                self.begin(each.model, force=each.force, goes_on=True)
             except Refusal as refusal:
                 logger.warning("%s is not pulled on: %s", each.model, refusal.message)
 
@@ -206,7 +207,13 @@ class Pulls:
     def _start(self, pull: Pull) -> None:
         """Raises: Refusal."""
         settings = self._settings()
-        order = Order(pull.status.repository or str(pull.reference), settings.endpoint, settings.at)
+        known = pull.status.repository
+        order = Order(
+            known or str(pull.reference),
+            settings.endpoint,
+            settings.at,
+            goes_on=pull.goes_on or known is not None,
+        )
         try:
             pull.process = PullProcess(
                 order,
@@ -260,7 +267,7 @@ class Pulls:
             self._end(
                 pull,
                 "failed",
-                f"{found.sentence} Nothing was pulled; with force it is all the same.",
+                f"{found.sentence} Nothing was pulled. With force it is pulled anyway.",
                 "insufficient_memory",
             )
             if pull.process is not None:

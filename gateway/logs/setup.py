@@ -43,7 +43,7 @@ def gateway_logs(
     # None: it was closed before the start.
     if to_stderr and sys.stderr is not None:
         stderr = logging.StreamHandler(sys.stderr)
-        stderr.setFormatter(_Form(human if sys.stderr.isatty() else as_json))
+        stderr.setFormatter(_Form(_for_stderr))
         handlers.append(stderr)
     entrance = _Entrance(_LINES_BEHIND)
     writer = _Writer(entrance, *handlers)
@@ -135,6 +135,11 @@ class _Form(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return self._form(record.line)  # type: ignore[attr-defined]
+
+
+def _for_stderr(line: Mapping[str, Any]) -> str:
+    """Asked for each line: a successor gets the terminal of the gateway before it."""
+    return human(line) if sys.stderr.isatty() else as_json(line)
 
 
 def _complain(sentence: str) -> None:

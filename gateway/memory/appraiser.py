@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from gateway.config.models import find_folder, hugging_face_cache
+from gateway.config.models import find_adapter, find_folder, find_model, hugging_face_cache
 from gateway.disks.denied import denied
 from gateway.disks.volume import away
 from gateway.memory.estimate.estimate import Estimate
@@ -63,8 +63,8 @@ class Appraiser:
         """With its whole context.
 
         Raises:
-            UnreadableError: no answer comes in time, its disk isn't mounted, the system keeps it
-                from us, or there are no threads or descriptors left.
+            UnreadableError: no answer comes in time, it isn't there, the system keeps it from us,
+                or there are no threads or descriptors left.
         """
         lane = self._lanes.setdefault(model.source, Lane(f"estimate {model.id}"))
         appraise = functools.partial(_appraise, model, self.ordinary_tokens, self._learned)
@@ -82,6 +82,14 @@ def _appraise(model: Model, ordinary_tokens: int, learned: Learned) -> Appraised
     for place in _places(model):
         if (absent := away(place)) is not None:
             raise AbsentError(str(absent))
+    try:
+        find_model(model.source, ())
+        if model.draft is not None:
+            find_model(model.draft, ())
+        if model.adapter is not None:
+            find_adapter(model.adapter, ())
+    except ValueError as error:
+        raise UnreadableError(str(error)) from error
     try:
         folder = find_folder(model.source)
         key, found = whole(

@@ -14,28 +14,34 @@ from gateway.memory.ledger import Ledger
 
 
 def waiting(ledger: Ledger, claim: Claim) -> str:
-    ending = [each.model_id for each in ledger.holders if each.ending]
-    text = (
-        f"it needs {format_size(claim.needed_bytes)} and "
-        f"{format_size(max(0, ledger.free_bytes))} of {format_size(ledger.usable_bytes)} "
-        f"are free; {_who_holds(ledger)}"
-    )
-    remarks = [*_group_remarks(ledger, claim.model_id)]
-    if ending:
-        remarks.append(f"{', '.join(ending)} is ending")
-    return "; ".join([text, *remarks])
+    """The cause first; numbers of memory only where they are one, or nothing else is."""
+    causes = [*_obstacles(ledger, claim.model_id)]
+    if not causes or claim.needed_bytes > ledger.free_bytes:
+        causes.append(
+            f"it needs {format_size(claim.needed_bytes)} and "
+            f"{format_size(max(0, ledger.free_bytes))} of {format_size(ledger.usable_bytes)} "
+            f"are free; {_who_holds(ledger)}"
+        )
+    return "; ".join([*causes, *_group_remarks(ledger, claim.model_id)])
+
+
+def _obstacles(ledger: Ledger, model_id: str) -> Iterator[str]:
+    """What it waits for beside memory."""
+    for rival in ledger.rivals([model_id]):
+        if (group := ledger.groups.between(model_id, rival.model_id)) is not None:
+            yield _place_of(rival, group)
+    if ending := [each.model_id for each in ledger.holders if each.ending]:
+        yield f"{_and(ending)} {'is' if len(ending) == 1 else 'are'} ending"
 
 
 def _group_remarks(ledger: Ledger, model_id: str) -> Iterator[str]:
-    """What groups have to do with its waiting."""
+    """What groups add to what it needs."""
     groups = ledger.groups
     company = [each for each in sorted(groups.companions(model_id)) if ledger.holder(each) is None]
     if company:
         floors_bytes = sum(ledger.floors.get(each, 0) for each in (model_id, *company))
-        yield f"{_and(company)} comes with it: together {format_size(floors_bytes)}"
-    for rival in ledger.rivals([model_id]):
-        if (group := groups.between(model_id, rival.model_id)) is not None:
-            yield _place_of(rival, group)
+        verb = "is" if len(company) == 1 else "are"
+        yield f"{_and(company)} {verb} loaded with it: together {format_size(floors_bytes)}"
     kept_bytes = ledger.kept_beside([model_id, *company])
     if kept_bytes:
         yield f"{format_size(kept_bytes)} are kept for {_reserving(ledger)}"

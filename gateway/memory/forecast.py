@@ -53,7 +53,7 @@ def forecast(
         about="",
     )
     admitted = any(isinstance(each, Admit) for each in at_once)
-    sentences = " ".join(_sentences(found, admission, admitted=admitted))
+    sentences = " ".join(_sentences(found, sorted(floors), admission, admitted=admitted))
     return msgspec.structs.replace(found, about=sentences)
 
 
@@ -61,9 +61,12 @@ def _evicted(decisions: Iterable[Decision]) -> tuple[str, ...]:
     return tuple(each.model_id for each in decisions if isinstance(each, Evict))
 
 
-def _sentences(found: Forecast, admission: Admission, *, admitted: bool) -> Iterator[str]:
+def _sentences(
+    found: Forecast, wanted: list[str], admission: Admission, *, admitted: bool
+) -> Iterator[str]:
+    """`wanted` are the model and those that are loaded with it."""
     if not found.loads:
-        yield f"{found.model} is loaded, and so is what comes with it."
+        yield f"{', '.join(wanted)} {'is' if len(wanted) == 1 else 'are'} loaded already."
         return
     along = sorted(set(found.loads) - {found.model})
     needed, usable = format_size(found.needed_bytes), format_size(found.usable_bytes)

@@ -88,7 +88,7 @@ class Aim(StrEnum):
 
 
 class Verdict(StrEnum):
-    """What the restart policy says of a death that nobody ordered."""
+    """What the restart policy says of an unexpected death."""
 
     RESTART = "restart"
     BACK_OFF = "back off"

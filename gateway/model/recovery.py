@@ -178,7 +178,7 @@ class Recovery:
             self._timer = None
 
     def _judge(self, event: Event, reason: str, status: str | None, tail: list[str]) -> None:
-        """A death that nobody ordered."""
+        """An unexpected death."""
         self._died = True
         if self._tenancy.lost_bytes:
             reason += f" (an earlier end has stranded {format_size(self._tenancy.lost_bytes)})"

@@ -1,4 +1,4 @@
-"""When a model may start again after deaths that nobody ordered.
+"""When a model may start again after unexpected deaths.
 
 No I/O; the caller brings the time, in seconds.
 """

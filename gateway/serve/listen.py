@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 from typing import Final
 
@@ -31,7 +32,7 @@ def bind(host: str, port: int) -> socket.socket:
                 f"{host} can't be listened on ({error.strerror}): it is no address of this "
                 "machine. Choose another with --host."
             ) from error
+        why = os.strerror(error.errno) if error.errno else error
         raise PortTakenError(
-            f"Port {port} on {host} can't be used ({error.strerror}): another program has it. "
-            "Choose another with --port."
+            f"Port {port} on {host} can't be used ({why}). Choose another with --port."
         ) from error

@@ -14,7 +14,7 @@ from msgspec import Struct
 from gateway.config.changes import changes
 from gateway.config.keys import HOSTS
 from gateway.config.mistakes import Mistake, Source
-from gateway.config.read import Configuration, Located, raise_misfits
+from gateway.config.read import Configuration, Located, raise_absent, raise_misfits
 from gateway.config.settings import ConfigError, Settings
 from gateway.config.sizes import format_size
 from gateway.dispatch.refusal import Refusal
@@ -152,6 +152,8 @@ class Reloader:
 
     async def _apply(self) -> Reloaded:
         new = await self._beside(self._read, _READ_S, "the configuration")
+        # Whoever has just written of them is told; those that were missing before go on missing.
+        raise_absent(new.absent[each] for each in new.absent if each not in self._present.absent)
         budget = self._fleet.steward.admission.ledger.budget_bytes
         if new.settings.memory != self._present.settings.memory:
             budget = await self._beside(

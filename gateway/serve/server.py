@@ -216,6 +216,7 @@ async def _serve(
         upgrader.announce()
         takeover.serve(fleet, server, keys, mailbox)
         background.start(_resume_pulls(takeover, parts.pulls), "pulls")
+    fleet.say_absent(reloader.present.absent)
     fleet.disks.start(lambda: fleet.settings.discovery.discover, reloader.rediscover)
     parts.last_used.start(lambda: fleet.roster.everyone)
     background.start(reloader.warn_of_groups(), "groups")

@@ -31,6 +31,22 @@ def test_no_gateway(nowhere: str) -> None:
     assert done.stderr.startswith(f"bulkhead: No gateway answers at {nowhere} (")
 
 
+def test_a_gateway_that_is_down_is_looked_for_where_the_configuration_has_it(
+    nowhere: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "config.toml"
+    port = nowhere.rpartition(":")[2]
+    config.write_text(f'[gateway]\nport = {port}\nstate_dir = "{tmp_path}/state"\n')
+    monkeypatch.setenv("BULKHEAD_CONFIG", str(config))
+    done = CliRunner().invoke(main, ["status"])
+    assert (done.exit_code, f"No gateway answers at {nowhere} (" in done.stderr) == (3, True)
+
+
+def test_who_puts_an_option_before_the_command_is_told_where_it_goes() -> None:
+    done = CliRunner().invoke(main, ["--url", "http://127.0.0.1:1", "status"])
+    assert (done.exit_code, "Options come after the command" in done.stderr) == (2, True)
+
+
 def test_no_such_model(gateway: Gateway) -> None:
     done = bulkhead("load", "no/such model", url=gateway.url)
     assert (done.returncode, done.stdout) == (4, "")
@@ -75,7 +91,8 @@ def test_usage_of_a_state_folder_that_no_gateway_has(nowhere: str, tmp_path: Pat
 
 
 def test_an_unknown_model_of_a_key_is_warned_of(canned: CannedGateway) -> None:
-    none = {"error": {"message": "None.", "code": "model_not_found"}}
+    unknown = "There is no model 'dmo'. Did you mean 'demo'?"
+    none = {"error": {"message": unknown, "code": "model_not_found"}}
     canned.will_answer("/v1/models/dmo", none, 404)
     canned.will_answer("/v1/models/demo", {"id": "demo", "state": "ready"})
     made = {"name": "x", "created_at": 1.0, "revoked_at": None, "key": "sk-1"}
@@ -84,7 +101,7 @@ def test_an_unknown_model_of_a_key_is_warned_of(canned: CannedGateway) -> None:
         main, ["key", "add", "x", "--models", "demo,dmo", "--url", canned.url]
     )
     assert (done.exit_code, done.stdout.split()[-1]) == (0, "sk-1")
-    assert done.stderr == "Careful: there is no model 'dmo' at present.\n"
+    assert done.stderr == "Careful: There is no model 'dmo'. Did you mean 'demo'?\n"
 
 
 def test_without_a_gateway_the_configuration_knows_the_models_of_a_key(
@@ -98,6 +115,8 @@ def test_without_a_gateway_the_configuration_knows_the_models_of_a_key(
     assert done.exit_code == 0, done.stderr
     assert done.stderr.count("Careful") == 1
     assert "has no model 'else'" in done.stderr
+    done = CliRunner().invoke(main, ["key", "add", "y", "--models", "min", *folder])
+    assert "Did you mean 'mine'?" in done.stderr
 
 
 def test_a_folder_names_an_entry(canned: CannedGateway) -> None:

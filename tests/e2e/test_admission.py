@@ -350,10 +350,14 @@ def test_what_it_took_is_remembered(start_gateway: Callable[..., Gateway], folde
     assert printed["floor_bytes"] == sum(printed["parts"].values())
     off = printed["idle_bytes"] / printed["measured_idle_bytes"] - 1
     assert abs(off) <= 0.15, f"{off:+.1%}"
-    assert f"off by {off:+.0%}" in shown.stdout
-    assert "\nIt fits: its floor is " in shown.stdout
+    percent = round(100 * off)
+    told = (
+        f"{abs(percent)}% too {'much' if percent > 0 else 'little'}" if percent else "as measured"
+    )
+    assert told in shown.stdout
+    assert "\nIts memory fits: its floor is " in shown.stdout
     assert printed["verdict"] == "fits"
-    assert "bulkhead: Nothing can be said of /nowhere" in bulkhead("estimate", "/nowhere").stderr
+    assert "bulkhead: There is no estimate for /nowhere" in bulkhead("estimate", "/nowhere").stderr
 
 
 def test_rows_and_what_is_pinned_beside(
@@ -366,7 +370,7 @@ def test_rows_and_what_is_pinned_beside(
     path.write_text(config)
     where = ("--config", str(path), "--state-dir", str(tmp_path / "state"))
     shown = bulkhead("estimate", "a", *where).stdout
-    assert "It doesn't fit: its floor is " in shown
+    assert "Its memory doesn't fit: its floor is " in shown
     assert re.search(r"can be had beside the \d+ MB of what is pinned\.", shown), shown
     alone = json.loads(bulkhead("estimate", "--json", "b", *where).stdout)
     assert (alone["verdict"], alone["possible_bytes"]) == ("fits", int(needed * 1.5))

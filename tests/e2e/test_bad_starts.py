@@ -13,7 +13,7 @@ import pytest
 
 from tests.support import shapes
 from tests.support.folders import short_folder
-from tests.support.gateway import BULKHEAD, Gateway
+from tests.support.gateway import BULKHEAD, Gateway, eventually
 
 
 def serve(*arguments: str, environment: dict[str, str] | None = None) -> tuple[int, str]:
@@ -47,6 +47,36 @@ def test_no_model(state: tuple[str, ...], tmp_path: Path) -> None:
 def test_unknown_folder(state: tuple[str, ...]) -> None:
     status, text = serve(*state, "--model", "/nowhere/at all")
     assert (status, "no model folder /nowhere/at all" in text) == (2, True)
+
+
+def test_models_that_are_not_there_leave_the_others_served(
+    start_gateway: Callable[..., Gateway], tmp_path: Path
+) -> None:
+    config = f"""
+        [models.demo]
+        path = "demo"
+        [models.missing]
+        path = "{tmp_path}/missing"
+        [models.uncached]
+        path = "owner/name"
+        [models.bare]
+        path = "demo"
+        adapter = "{tmp_path}/adapter"
+    """
+    cache = {"HF_HUB_CACHE": str(tmp_path / "cache")}
+    gateway = start_gateway(models=(), config=config, environment=cache)
+    assert gateway.chat("Hello", "demo", max_tokens=3).status_code == 200
+    for name, part in (
+        ("missing", f"no model folder {tmp_path}/missing"),
+        ("uncached", "bulkhead pull owner/name"),
+        ("bare", f"no adapter's folder {tmp_path}/adapter"),
+    ):
+        eventually(lambda name=name, part=part: part in (gateway.model(name)["reason"] or ""))
+        refused = gateway.chat("Hello", name)
+        assert (refused.status_code, part in refused.text) == (503, True), refused.text
+    # It is there now, and nobody need tell the gateway.
+    shutil.copytree(shapes.DEMO, tmp_path / "missing")
+    assert gateway.chat("Hello", "missing", max_tokens=3).status_code == 200
 
 
 def test_repository_that_is_not_in_the_cache(state: tuple[str, ...], tmp_path: Path) -> None:
@@ -88,6 +118,16 @@ def test_port_taken(state: tuple[str, ...]) -> None:
         status, text = serve(*state[2:], "--port", str(port), "--model", "demo")
     assert status == 1
     assert f"Port {port}" in text
+    assert "gateway" not in text
+
+
+def test_port_of_another_gateway(
+    state: tuple[str, ...], start_gateway: Callable[..., Gateway]
+) -> None:
+    running = start_gateway()
+    port = running.url.rpartition(":")[2]
+    status, text = serve(*state[2:], "--port", port, "--model", "demo")
+    assert (status, f"bulkhead status --url {running.url}" in text) == (1, True), text
 
 
 def test_another_host_than_loopback(state: tuple[str, ...]) -> None:

@@ -123,7 +123,8 @@ def test_a_reload_says_which_place_hangs(gateway: Gateway, folder: Path) -> None
         message = answer.json()["error"]["message"]
         assert 'models."cached".path: owner/name did not answer within' in message
         assert f"{gateway.config_path}:4" in message
-    assert psutil.Process(gateway.pid).num_threads() <= threads + 2
+    # One looks for the model, one for what else the cache has, and one waits for them.
+    assert psutil.Process(gateway.pid).num_threads() <= threads + 3
     assert gateway.say("Hello")
 
 

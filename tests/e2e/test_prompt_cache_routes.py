@@ -139,7 +139,7 @@ def test_the_share_of_tokens_that_were_cached(gateway: Gateway) -> None:
     assert listed == _keeper(gateway.status())["prompt_cache"]
     line = bulkhead("status", url=gateway.url).stdout.splitlines()[2]
     rate, asked = after["prompt_cache"]["hit_rate"], after["prompt_cache"]["prompt_tokens"]
-    assert line.endswith(f"{rate:.0%} of {asked} tokens were cached")
+    assert line.endswith(f"{rate:.0%} of {asked} tokens were found there")
 
 
 def _keeper(status: dict[str, Any]) -> dict[str, Any]:

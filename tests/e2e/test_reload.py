@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 
@@ -95,6 +96,19 @@ def test_mistakes_change_nothing_and_are_all_said(start_gateway: Callable[..., G
     assert running.worker_pid("a") == pid
     (event,) = running.events("reload")
     assert len(event["mistakes"]) == 3
+
+
+def test_who_writes_of_a_missing_model_is_told_and_one_missing_before_is_no_obstacle(
+    start_gateway: Callable[..., Gateway], tmp_path: Path
+) -> None:
+    missing = f'[models.missing]\npath = "{tmp_path}/missing"\n'
+    new = f'[models.new]\npath = "{tmp_path}/new"\n'
+    running = start_gateway(models=(), config=_config(_model("here"), missing))
+    refused = _reload(running, _config(_model("here"), missing, new))
+    assert (refused.status_code, f"no model folder {tmp_path}/new" in refused.text) == (400, True)
+    assert f"{tmp_path}/missing" not in refused.text
+    answer = _reload(running, _config(_model("here"), missing, _model("added")))
+    assert (answer.status_code, answer.json()["added"]) == (200, ["added"]), answer.text
 
 
 def test_what_holds_at_once_and_what_waits_for_a_restart(

@@ -40,7 +40,7 @@ Columns
   waiting   requests that wait, and the age of the oldest
   tok/s     tokens per second, of all its requests
   step      how long ago it last produced something
-  restarts  deaths that nobody ordered
+  restarts  unexpected ends of its worker
 
 Wide terminals have all columns. Escape or q closes this.
 """

@@ -25,6 +25,7 @@ from gateway.hub.puller.source import (
     MissingError,
     RemoteFile,
     TroubleError,
+    UnreachableError,
 )
 from gateway.hub.reference import COMMUNITY, Reference
 
@@ -81,6 +82,9 @@ class Hub:
             headers=headers, timeout=httpx.Timeout(stall_s), follow_redirects=True
         )
 
+    def __str__(self) -> str:
+        return self.endpoint
+
     def listing(self, repository: str) -> Listing:
         answer = self._ask(f"/api/models/{repository}/revision/main", {"blobs": "true"}, repository)
         found = self._decoded(answer, _Model)
@@ -110,7 +114,7 @@ class Hub:
         try:
             response = self._http.get(self.endpoint + path, params=query)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise TroubleError(f"{self.endpoint} can't be reached: {_said(error)}") from error
+            raise UnreachableError(f"{self.endpoint} can't be reached: {_said(error)}") from error
         if response.status_code != 200:
             _refused(response.status_code, response.headers, what, self.endpoint)
         return response.content

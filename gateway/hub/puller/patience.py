@@ -24,11 +24,10 @@ class Patience:
 
     def failed(self, now: float, asked_s: float | None = None) -> float | None:
         """Seconds until the next attempt, `asked_s` at least; None: there is none."""
-        if now - self._since >= self._patience_s:
-            return None
         pause_s: float = min(self._first_s * 2**self._failures, _LONGEST_PAUSE_S)
         self._failures = min(self._failures + 1, 30)
-        return max(pause_s, min(asked_s or 0.0, _LONGEST_ASKED_S))
+        pause_s = max(pause_s, min(asked_s or 0.0, _LONGEST_ASKED_S))
+        return None if now + pause_s - self._since > self._patience_s else pause_s
 
 
 class Pace:

@@ -25,10 +25,12 @@ from gateway.hub.puller.source import (
     MissingError,
     RemoteFile,
     TroubleError,
+    UnreachableError,
     checked,
     element_bytes,
 )
 from gateway.hub.reference import Reference, parse_reference
+from gateway.system.inquiries import Inquiries
 
 # More than one, since a CDN bounds each connection; few, since a disk is one.
 _AT_ONCE: Final = 4
@@ -38,6 +40,10 @@ _LEFT_BYTES: Final = 256_000_000
 _TOLD_EVERY_S: Final = 0.5
 # A repository may be pushed to while it is pulled, and a mirror may not know of commits.
 _MOST_LISTINGS: Final = 3
+_ELSEWHERE: Final = (
+    "Is there a network? HF_ENDPOINT or hub.endpoint names another hub, and hub.folder a folder to "
+    "copy models from."
+)
 
 
 class Pull:
@@ -55,6 +61,8 @@ class Pull:
         self._cache = cache
         self._say = say
         self._agreed = agreed
+        # An earlier pull's hub had answered, and a folder's files are read as long as they are.
+        self._answered = order.goes_on or order.folder is not None
         self._source: Hub | Shelf = (
             Hub(order.endpoint, order.stall_s)
             if order.folder is None
@@ -158,16 +166,37 @@ class Pull:
         return config
 
     def _patiently(self, ask: Callable[[], Any]) -> Any:
-        patience = Patience(self._order.pause_s, self._order.patience_s, time.monotonic())
+        order, began = self._order, time.monotonic()
+        at_first = Patience(order.pause_s, order.answer_s, began)
+        later = Patience(order.pause_s, order.patience_s, began)
         while True:
             try:
-                return ask()
+                answer = ask() if self._answered else self._within(ask, began + order.answer_s)
             except TroubleError as error:
+                self._answered |= not isinstance(error, UnreachableError)
+                patience = later if self._answered else at_first
                 pause_s = patience.failed(time.monotonic(), error.retry_after_s)
                 if pause_s is None:
-                    raise PullError("unreachable", f"{error}.") from error
+                    raise PullError("unreachable", f"{error}. {_ELSEWHERE}") from error
                 self._say(Progressed(0, 0, None, None, str(error)))
                 time.sleep(pause_s)
+            else:
+                self._answered = True
+                return answer
+
+    def _within(self, ask: Callable[[], Any], deadline: float) -> Any:
+        """What the call returns, or raises. It alone has no time limit: a name is looked up in it.
+
+        Raises:
+            UnreachableError: there is no answer by then.
+        """
+        inquiries: Inquiries[str, Any] = Inquiries()
+        inquiries.ask("hub", ask, "first question")
+        try:
+            return inquiries.answer("hub", deadline - time.monotonic())
+        except TimeoutError as error:
+            waited_s = self._order.answer_s
+            raise UnreachableError(f"{self._source} did not answer in {waited_s:g} s") from error
 
     def _fetch_all(self, listing: Listing, repository: CachedRepository) -> None:
         """Raises: PullError, ChangedError, OSError."""

@@ -91,6 +91,10 @@ class TroubleError(Exception):
         self.retry_after_s = retry_after_s
 
 
+class UnreachableError(TroubleError):
+    """Nothing answers there."""
+
+
 class MismatchError(TroubleError):
     """What came is of another size than what was listed; some proxies send pages of their own."""
 

@@ -28,7 +28,7 @@ from protocol.encoders import encoder_of
 _MARGIN: Final = 0.15
 _NO_OPTIONS: Final = Options()
 # Where sequences take nothing, something else bounds their number.
-_MOST_ROWS: Final = 10_000
+MOST_ROWS: Final = 10_000
 
 
 class Line(Struct, frozen=True):
@@ -128,8 +128,8 @@ class Estimate(Struct, frozen=True):
             return 0
         one_bytes = self.limit_bytes(2, tokens) - self.limit_bytes(1, tokens)
         if one_bytes <= 0:
-            return _MOST_ROWS
-        return min(_MOST_ROWS, 1 + (limit_bytes - self.limit_bytes(1, tokens)) // one_bytes)
+            return MOST_ROWS
+        return min(MOST_ROWS, 1 + (limit_bytes - self.limit_bytes(1, tokens)) // one_bytes)
 
     def longest_tokens(self, limit_bytes: int) -> int:
         """The longest sequence that a limit has room for, in whole steps of a cache; 0 if none."""

@@ -28,8 +28,8 @@ def test_it_ends_after_so_long_without_a_byte() -> None:
     patience = Patience(1.0, 100.0, 0.0)
     assert patience.failed(99.0) is not None
     patience.progressed(99.5)
-    assert patience.failed(199.0) is not None
-    assert patience.failed(199.5) is None
+    assert patience.failed(198.0) is not None
+    assert patience.failed(198.0) is None, "the next attempt would be too late"
 
 
 def test_what_the_hub_asks_for_is_kept_to_within_reason() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -220,9 +221,26 @@ def test_the_endpoint_of_the_environment(hub: Hub, tmp_path: Path) -> None:
 
 
 def test_nobody_answers(tmp_path: Path) -> None:
-    failed = pull(tmp_path, endpoint="http://127.0.0.1:9", patience_s=0.05)
+    failed = pull(tmp_path, endpoint="http://127.0.0.1:9", answer_s=0.05)
     assert isinstance(failed, Failed)
     assert (failed.code, "127.0.0.1:9" in failed.message) == ("unreachable", True)
+    assert "HF_ENDPOINT" in failed.message
+    assert "hub.folder" in failed.message
+
+
+def test_a_hub_that_is_silent_from_the_beginning_is_not_waited_for(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        failed = pull(tmp_path, endpoint=endpoint, answer_s=0.2, stall_s=300.0)
+        assert isinstance(failed, Failed)
+        assert (failed.code, "did not answer" in failed.message) == ("unreachable", True)
+
+
+def test_an_earlier_pull_goes_on_waiting_for_the_hub(tmp_path: Path) -> None:
+    order = {"answer_s": 0.05, "patience_s": 3.0, "pause_s": 0.5, "goes_on": True}
+    with Puller(tmp_path, endpoint="http://127.0.0.1:9", **order) as puller:
+        assert isinstance(puller.end(), Failed)
+        assert len(puller.said) > 2
 
 
 def test_a_full_disk_is_said_before_it_begins(hub: Hub, tmp_path: Path) -> None:

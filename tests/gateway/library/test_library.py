@@ -53,6 +53,7 @@ def configuration(discover: tuple[str, ...], **fields: Any) -> Configuration:
         file=None,
         digest=None,
         located={each: Located(at) for each, at in models.items()},
+        absent={},
         sources={},
     )
 

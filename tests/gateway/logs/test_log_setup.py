@@ -53,6 +53,31 @@ def test_the_same_lines_in_the_file_and_on_stderr(tmp_path: Path) -> None:
     )
 
 
+def test_sentences_from_the_moment_on_that_stderr_is_a_terminal(tmp_path: Path) -> None:
+    """As a successor is given the terminal of the gateway before it."""
+    status, stderr, _ = _run(
+        tmp_path,
+        """
+        import pty, time
+        log.info("to a pipe")
+        controller, terminal = pty.openpty()
+        pipe = os.dup(2)
+        while setup.logging.getLogger().handlers[-1].queue.qsize():
+            time.sleep(0.01)
+        os.dup2(terminal, 2)
+        log.info("to a terminal")
+        shown = os.read(controller, 4096)
+        os.dup2(pipe, 2)
+        os.write(2, b"shown: " + shown)
+        """,
+    )
+    assert status == 0
+    piped, shown = stderr.split("shown: ")
+    assert "to a terminal" in shown
+    assert "{" not in shown
+    assert json.loads(piped.splitlines()[0])["message"].startswith("Bulkhead ")
+
+
 def test_failures_of_tasks_and_threads_are_logged(tmp_path: Path) -> None:
     status, stderr, lines = _run(
         tmp_path,

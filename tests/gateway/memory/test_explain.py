@@ -65,15 +65,18 @@ def test_who_takes_turns_with_it() -> None:
     ledger.arrange(Groups([group]))
     ledger.enter(Claim("n", 2 * GB, 0, 0.0))
     told = explain.waiting(ledger, Claim("m", 4 * GB, 0, 0.0))
-    assert told.endswith(
-        "; n has its place, as groups.large has one loaded at a time (swap), and goes when it is "
-        "idle or queue.max_wait_s have passed; `bulkhead unload n` makes it go now"
-    )
+    place = "n has its place, as groups.large has one loaded at a time (swap)"
+    assert told == (
+        f"{place}, and goes when it is idle or queue.max_wait_s have passed; "
+        "`bulkhead unload n` makes it go now"
+    ), "what it needs is free, and no reason"
     holder = ledger.holder("n")
     assert holder is not None
     holder.ending = True
     told = explain.waiting(ledger, Claim("m", 4 * GB, 0, 0.0))
-    assert told.endswith("has one loaded at a time (swap); n is ending")
+    assert told == f"{place}; n is ending"
+    told = explain.waiting(ledger, Claim("m", 9 * GB, 0, 0.0))
+    assert told.startswith(f"{place}; n is ending; it needs 9.0 GB and 8.0 GB of 10.0 GB are free")
     assert explain.displaced("n", "m", group) == (
         "'m' has taken its place, as groups.large has one loaded at a time (swap); the next "
         "request for it, or `bulkhead load n`, takes it back; to have both loaded, take one out of "
