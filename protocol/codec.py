@@ -10,8 +10,7 @@ from protocol.life import Hello
 from protocol.message import Message
 from protocol.messages import PROTOCOL_VERSION, GatewayMessage, WorkerMessage
 
-# A worker's frame holds some steps of text. A gateway's frame holds a whole prompt; the
-# gateway refuses larger HTTP bodies first.
+# A worker's frame holds some steps of text. A gateway's frame holds a whole prompt.
 MAX_WORKER_FRAME_BYTES: Final = 1 << 20
 MAX_GATEWAY_FRAME_BYTES: Final = 1 << 26
 
@@ -36,8 +35,14 @@ _anything_decoder = msgspec.msgpack.Decoder()
 
 
 def encode(message: Message) -> bytes:
-    """One message as one frame."""
-    return _encoder.encode(message)
+    """One message as one frame.
+
+    Raises:
+        ProtocolError: it is larger than any that a worker takes.
+    """
+    frame = _encoder.encode(message)
+    _check_size(frame, MAX_GATEWAY_FRAME_BYTES)
+    return frame
 
 
 def decode_from_worker(frame: bytes) -> WorkerMessage:
@@ -58,12 +63,16 @@ def decode_from_gateway(frame: bytes) -> GatewayMessage:
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[T], frame: bytes, limit_bytes: int) -> T:
-    if len(frame) > limit_bytes:
-        raise ProtocolError(f"a frame of {len(frame)} bytes, over the limit of {limit_bytes}")
+    _check_size(frame, limit_bytes)
     try:
         return decoder.decode(frame)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise _described(frame, error) from error
+
+
+def _check_size(frame: bytes, limit_bytes: int) -> None:
+    if len(frame) > limit_bytes:
+        raise ProtocolError(f"a frame of {len(frame)} bytes, over the limit of {limit_bytes}")
 
 
 def _described(frame: bytes, error: Exception) -> ProtocolError:

@@ -115,6 +115,11 @@ class Generate(Message, frozen=True, tag="generate"):
     echo: bool = False
     thinks: bool = True
 
+    @property
+    def counts(self) -> bool:
+        """Its prompt's tokens are counted, and that is all."""
+        return self.max_tokens == 0 and self.prompt_logprobs is None
+
 
 class Embed(Message, frozen=True, tag="embed"):
     """Make a vector of each input, or with a `query` one number that says how well it answers that.

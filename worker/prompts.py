@@ -43,7 +43,7 @@ class Prepared:
     With `prompt_only` a token is computed for the prompt's scores alone, and belongs to nobody.
     `prompt_ids` is the prompt alone; the sequence's tokens go on with what was delivered, and so
     does `answer`. `logprobs` writes down the scores of its tokens, and `echo` comes before its
-    text. `rendered` says that the gateway doesn't know the ids yet.
+    text. `rendered` says that the gateway is to know the ids, and doesn't yet.
     """
 
     sequence: Sequence
@@ -97,11 +97,11 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
             "prompt",
         )
     room = context.tokens - len(prompt_ids)
-    if room < 1 and not _counts(generate):
+    if room < 1 and not generate.counts:
         why = f": it has {len(prompt_ids)}, which leaves no room for an answer"
         raise too_long(context, why, *_blamed(generate))
     wanted = max(0, room if generate.max_tokens is None else min(generate.max_tokens, room))
-    prompt_only = wanted == 0 and not _counts(generate)
+    prompt_only = wanted == 0 and not generate.counts
     if wanted and len(delivered) >= wanted:
         raise PromptError(
             "invalid_request_error",
@@ -151,17 +151,13 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
         ),
         prompt_ids,
         len(delivered),
-        rendered=not isinstance(generate.prompt, TokenPrompt),
+        # What is only counted may be longer than any context, and nobody goes on with it.
+        rendered=not (generate.counts or isinstance(generate.prompt, TokenPrompt)),
         answer=answer,
         logprobs=LogprobWriter(loaded.token_bytes, prompt_ids),
         echo=text_of(generate, prompt_ids, loaded) if generate.echo and not delivered else "",
         prompt_only=prompt_only,
     )
-
-
-def _counts(generate: Generate) -> bool:
-    """Nothing is computed, so any length will do."""
-    return generate.max_tokens == 0 and generate.prompt_logprobs is None
 
 
 def _blamed(generate: Generate) -> tuple[str, RequestField]:
@@ -215,7 +211,7 @@ def _check_size(generate: Generate, context: Context) -> None:
             least_tokens, characters = 1, len(text) + len(suffix or "")
         case TokenPrompt(packed):
             least_tokens, characters = len(packed) // BYTES_PER_TOKEN, 0
-    if _counts(generate) and characters <= _MOST_COUNTED_CHARACTERS:
+    if generate.counts and characters <= _MOST_COUNTED_CHARACTERS:
         return
     least_tokens = max(least_tokens, characters // _MOST_CHARACTERS_PER_TOKEN)
     if least_tokens > context.tokens:

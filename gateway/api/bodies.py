@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from gateway.api.allowed import allowed_values
 from gateway.dispatch.refusal import Refusal
+from gateway.edge.share import Share, share_of
 from gateway.system.lane import Lane
 
 MAX_BODY_BYTES: Final = 32 << 20
@@ -39,6 +40,8 @@ _RETRY_AFTER_S: Final = 10
 # take it longest: ten million of them seconds. A prompt as long as models take has fewer than this,
 # be it nothing but code.
 _MOST_BRACKETS: Final = 1 << 20
+# What each makes, beside what stands in it: a list of Python's with nothing in it has 56 bytes.
+_BRACKET_BYTES: Final = 64
 # Counted in so many bytes at a time, between which others have their turn.
 _COUNTED_BYTES: Final = 1 << 20
 
@@ -83,7 +86,8 @@ async def read_json(request: Request, kind: type[T], *, optional: bool = False) 
     """
     body = await _read(request)
     request.state.body_bytes = len(body)
-    return await beside_the_loop(len(body), _decode, body, kind, optional)
+    share = share_of(request.scope)
+    return await beside_the_loop(len(body), _decode, body, kind, optional, share)
 
 
 async def beside_the_loop(
@@ -105,12 +109,22 @@ async def beside_the_loop(
         ) from error
 
 
+def take_decoded(share: Share, text: bytes | bytearray) -> None:
+    """Count what a JSON text becomes when it is decoded. Raises: Refusal: there is no room."""
+    share.take(_count_brackets(text) * _BRACKET_BYTES)
+
+
+def _count_brackets(text: bytes | bytearray) -> int:
+    brackets = 0
+    for begin in range(0, len(text), _COUNTED_BYTES):
+        end = begin + _COUNTED_BYTES
+        brackets += text.count(b"[", begin, end) + text.count(b"{", begin, end)
+    return brackets
+
+
 def _check_brackets(body: bytearray) -> None:
     """Raises: Refusal: there are too many of them to be decoded beside others."""
-    brackets = 0
-    for begin in range(0, len(body), _COUNTED_BYTES):
-        end = begin + _COUNTED_BYTES
-        brackets += body.count(b"[", begin, end) + body.count(b"{", begin, end)
+    brackets = _count_brackets(body)
     if brackets > _MOST_BRACKETS:
         raise Refusal(
             "invalid_request_error",
@@ -119,8 +133,9 @@ def _check_brackets(body: bytearray) -> None:
         )
 
 
-def _decode(body: bytearray, kind: type[T], optional: bool) -> T:
+def _decode(body: bytearray, kind: type[T], optional: bool, share: Share) -> T:
     _check_brackets(body)
+    take_decoded(share, body)
     if (wrong_at := _misencoded_at(body)) is not None:
         raise _no_json(body, f"at byte {wrong_at} it is not UTF-8")
     if optional and not body.strip():

@@ -30,11 +30,13 @@ def name_of(request: HttpRequest) -> Name:
 
 
 def work_of(requests: Sequence[Request], form: bytes, *, cut_is_incomplete: bool = False) -> Work:
-    """What it takes to make these requests again."""
+    """What it takes to make these requests again, which are answers to the same."""
     first = requests[0]
+    assert isinstance(first.task, Generate)
     return Work(
         first.id,
-        tuple(each.task for each in requests if isinstance(each.task, Generate)),
+        first.task,
+        len(requests),
         first.priority,
         first.keep_alive_s,
         dict(first.params),

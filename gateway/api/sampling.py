@@ -20,6 +20,7 @@ from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
 from gateway.edge.origins import from_page
 from gateway.edge.request_id import unique
+from gateway.edge.share import share_of
 from gateway.fleet.fleet import Fleet
 from gateway.model.model import Model
 from protocol.answers import RequestField
@@ -167,14 +168,15 @@ def new_requests(
             param=body.answers_param if body.answers > 1 else prompt_param,
         )
     model = fleet.roster.find(body.model, caller_of(http_request)).model
+    # The prompt is sent for each of its answers.
+    share = share_of(http_request.scope)
+    share.take(share.size_bytes * (body.answers - 1))
     record = record_of(http_request)
     record.model = model.id
     priority = priority_of(http_request, body.priority, model)
     requests = [
         Request(
-            msgspec.structs.replace(
-                generate, request_id=unique(record.id), sampling=_another(generate.sampling, index)
-            ),
+            another_answer(generate, unique(record.id), index),
             fleet.now(),
             deadline_s(http_request, fleet.settings.queue.deadline_s),
             request_id=record.id,
@@ -191,10 +193,11 @@ def new_requests(
     return requests
 
 
-def _another(sampling: Sampling, index: int) -> Sampling:
+def another_answer(generate: Generate, request_id: str, index: int) -> Generate:
     """Of several answers each has random numbers of its own; the first has what it would alone."""
-    seed = (sampling.seed + index) & (1 << 64) - 1
-    return msgspec.structs.replace(sampling, seed=seed)
+    seed = (generate.sampling.seed + index) & (1 << 64) - 1
+    sampling = msgspec.structs.replace(generate.sampling, seed=seed)
+    return msgspec.structs.replace(generate, request_id=request_id, sampling=sampling)
 
 
 def _params(body: GenerationBody, prompt_param: str) -> dict[RequestField, str]:

@@ -85,8 +85,8 @@ class Progress:
 
     @property
     def rendered(self) -> bool:
-        """The token ids of the whole prompt are known."""
-        if self._rendered is not None or isinstance(self._task, Embed):
+        """The token ids of the whole prompt are known, or nobody needs them."""
+        if self._rendered is not None or isinstance(self._task, Embed) or self._task.counts:
             return True
         return isinstance(self._task.prompt, TokenPrompt)
 

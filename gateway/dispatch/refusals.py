@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gateway.dispatch.progress import SUSPECT_TOKENS
 from gateway.dispatch.refusal import Refusal
+from protocol.codec import MAX_GATEWAY_FRAME_BYTES
 from protocol.life import Ability
 
 
@@ -13,6 +14,14 @@ def queue_full(model_id: str, depth: int, retry_after_s: int) -> Refusal:
         f"{depth} requests wait for {model_id!r} already, as many as its queue holds: try again "
         "later.",
         retry_after_s=retry_after_s,
+    )
+
+
+def too_large() -> Refusal:
+    return Refusal(
+        "request_too_large",
+        f"The prompt is larger than {MAX_GATEWAY_FRAME_BYTES >> 20} MiB, the most that a model is "
+        "told at once: shorten it.",
     )
 
 

@@ -20,13 +20,14 @@ from gateway.dispatch.vectors import ImplausibleError
 from gateway.events import EventLog, Kind
 from gateway.metrics.model_meter import ModelMeter
 from protocol.answers import Embedded, Output, Rendered, RequestFailed
+from protocol.codec import ProtocolError
 from protocol.life import Ability
 from protocol.message import Message
 from protocol.requests import Cancel, Embed, SamplingDefaults
 
 
 class Connection(Struct, frozen=True):
-    """The worker that requests go to."""
+    """The worker that requests go to. `send` raises ProtocolError for what is too large for it."""
 
     send: Callable[[Message], None]
     fingerprint: str
@@ -284,7 +285,11 @@ class Traffic:
             if request.progress.resumed:
                 self.meter.resumed += 1
                 self._emit("resume", request)
-            connection.send(message)
+            try:
+                connection.send(message)
+            except ProtocolError:
+                self._refuse(request, refusals.too_large())
+                continue
             request.sampling = connection.sampling
             self._queue.run(request)
             now = self._loop.time()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 
 class ByteBudget:
-    """What is taken must be given back."""
+    """What is taken must be given back. Who calls from several threads has the `lock` meanwhile."""
 
     def __init__(self, total_bytes: int) -> None:
-        self.left_bytes = total_bytes
+        self.lock = threading.Lock()
+        self.total_bytes = self.left_bytes = total_bytes
 
     def take(self, wanted_bytes: int) -> bool:
         """Whether there was enough left."""

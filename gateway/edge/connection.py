@@ -90,7 +90,7 @@ class Connection(HttpToolsProtocol):
         for place, exchange in enumerate(self._exchanges):
             exchange.lose_client()
             if place:
-                exchange.release()
+                exchange.share.release()
         self._peer.close()
         self._ahead.clear()
         self._door.leave(self)
@@ -230,8 +230,10 @@ class Connection(HttpToolsProtocol):
         if exchange is None:
             return
         self.reception.received(len(body))
-        if not exchange.hold(len(body)):
-            exchange.fail(self._door.bodies_full())
+        try:
+            exchange.share.take(len(body))
+        except Refusal as refusal:
+            exchange.fail(refusal)
             return
         exchange.body += body
         # Of one that waits for its turn there is little: see `_keep`.

@@ -100,11 +100,3 @@ class Door:
             "(gateway.max_connections, and the limit of open files): try again later.",
             retry_after_s=_RETRY_AFTER_S,
         )
-
-    def bodies_full(self) -> Refusal:
-        return Refusal(
-            "overloaded",
-            f"The bodies of all requests together would take more than {ALL_BODIES_BYTES >> 20} "
-            "MiB: try again later.",
-            retry_after_s=_RETRY_AFTER_S,
-        )

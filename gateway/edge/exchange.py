@@ -10,6 +10,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from gateway.dispatch.refusal import Refusal
 from gateway.edge.byte_budget import ByteBudget
 from gateway.edge.outlet import OUTLET
+from gateway.edge.share import SHARE, Share
 
 # What the flow control of a connection lets in before anybody reads; the bound on connections
 # bounds this, so that small requests are served whatever large ones take.
@@ -19,17 +20,12 @@ _SIGNS_OF_LIFE: Final = {b"text/event-stream": b":\n\n", b"application/x-ndjson"
 
 
 class Exchange(RequestResponseCycle):
-    """Holds its part of the bound on all bodies until it is over, as its prompt stays that long.
-
-    `received` counts the body's bytes.
-    """
+    """Has its share of the bound on all bodies until it is over, as its prompt stays that long."""
 
     def __init__(self, bodies: ByteBudget, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
         self.failure: Refusal | None = None
-        self.received = 0
-        self._bodies = bodies
-        self._held_bytes = 0
+        self.share = Share(bodies, _FREE_BYTES)
         self._sign_of_life = b""
         # HTTP/1.0 knows no chunks: there the end of the connection is the end of the body.
         self._closes = self.scope["http_version"] == "1.0"
@@ -40,19 +36,6 @@ class Exchange(RequestResponseCycle):
     def whole(self) -> bool:
         """The request has come to its end."""
         return not self.more_body
-
-    def hold(self, body_bytes: int) -> bool:
-        """Count part of the body; False if all bodies together are too large already."""
-        self.received += body_bytes
-        wanted_bytes = max(0, self.received - _FREE_BYTES) - self._held_bytes
-        if not self._bodies.take(wanted_bytes):
-            return False
-        self._held_bytes += wanted_bytes
-        return True
-
-    def release(self) -> None:
-        self._bodies.give_back(self._held_bytes)
-        self._held_bytes = 0
 
     def fail(self, refusal: Refusal) -> None:
         """Whoever reads the body gets this instead of the rest."""
@@ -76,12 +59,13 @@ class Exchange(RequestResponseCycle):
 
     async def run_asgi(self, app: ASGI3Application) -> None:
         self.scope["state"][OUTLET] = self
+        self.scope["state"][SHARE] = self.share
         try:
             await super().run_asgi(app)
         finally:
             # Nobody looks for cycles for a long time.
             del self.scope["state"][OUTLET]
-            self.release()
+            self.share.release()
 
     @property
     def writable(self) -> bool:

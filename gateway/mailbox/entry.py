@@ -57,12 +57,14 @@ class Entry(Struct, kw_only=True):
 
 
 class Work(Struct):
-    """What it takes to make an answer, after a crash as well. `form` is what its API's writer is
-    made from. With `cut_is_incomplete` one that its limit cuts has that for its status.
+    """What it takes to make so many `answers` to a task, after a crash as well. `form` is what its
+    API's writer is made from. With `cut_is_incomplete` one that its limit cuts has that for its
+    status.
     """
 
     request_id: str
-    tasks: tuple[Generate, ...]
+    task: Generate
+    answers: int
     priority: int | None
     keep_alive_s: float | None
     params: dict[RequestField, str]

@@ -10,6 +10,7 @@ from typing import Final
 from gateway.api.choices import usage_of
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
+from gateway.edge.share import Share
 from gateway.mailbox.entry import Entry, Outcome
 from gateway.model.compartment import Compartment
 from protocol.answers import Usage
@@ -39,6 +40,7 @@ class Job:
         self.deleted = False
         self.settled = asyncio.Event()
         self._compartment: Compartment | None = None
+        self._share: Share | None = None
         self._followers: set[asyncio.Event] = set()
 
     @property
@@ -55,6 +57,17 @@ class Job:
         """What was computed for it, whatever came of it; None: nothing was."""
         spent = [each.spent for each in self.requests if each.spent is not None]
         return usage_of(spent, len(spent)) if spent else None
+
+    def hold(self, share: Share) -> None:
+        """What it is made from is in memory, whether or not its client is there."""
+        share.hold()
+        self._share = share
+
+    def let_go(self) -> None:
+        """What it is made from isn't in memory any more."""
+        share, self._share = self._share, None
+        if share is not None:
+            share.release()
 
     def begun(self, compartment: Compartment, requests: list[Request]) -> None:
         self._compartment = compartment
@@ -84,6 +97,7 @@ class Job:
     def end(self, outcome: Outcome | None, refusal: Refusal | None) -> None:
         """Without an outcome it is made after the gateway's next start."""
         self.outcome, self.refusal = outcome, refusal
+        self.let_go()
         self.settled.set()
         self._notify()
 
@@ -99,6 +113,9 @@ class Job:
             if not self._followers and not self.entry.streams:
                 # Whoever fetches it later gets it whole.
                 self.streams = False
+                self.events.clear()
+            elif not self._followers and self._share is None and not self.over:
+                # As long as it waits they can be made anew from what is written down.
                 self.events.clear()
 
     def _notify(self) -> None:

@@ -15,6 +15,8 @@ import msgspec
 
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import ClientGoneError
+from gateway.edge.byte_budget import ByteBudget
+from gateway.edge.share import Share
 from gateway.fleet.fleet import Fleet
 from gateway.logs.line import about
 from gateway.mailbox.archive import ANSWER_S, Archive
@@ -55,8 +57,11 @@ class Mailbox:
         fleet: Fleet,
         families: Mapping[Api, Family],
         owners: Owners,
+        budget: ByteBudget,
     ) -> None:
+        """`budget` is what all requests share."""
         self._owners = owners
+        self._budget = budget
         self._fleet = fleet
         self._families = families
         self._archive = Archive(path, fleet.events)
@@ -127,10 +132,18 @@ class Mailbox:
     # Taking in
 
     async def accept(
-        self, entry: Entry, work: Work, items: bytes, body: bytes, *, streams: bool = False
+        self,
+        entry: Entry,
+        work: Work,
+        items: bytes,
+        body: bytes,
+        share: Share,
+        *,
+        streams: bool = False,
     ) -> Job:
-        """It will be made from now on: at once, or in the background when its turn has come. With
-        `streams` somebody follows its events now, whether or not they are kept.
+        """It will be made from now on: at once, or in the background when its turn has come. What
+        is made at once holds the `share` of who asks. With `streams` somebody follows its events
+        now, whether or not they are kept.
 
         Raises:
             Refusal: its queue is full, it can't be written down, or its name is taken.
@@ -153,13 +166,18 @@ class Mailbox:
             self._accepting -= entry.background
         job = Job(entry, streams=entry.streams or streams, renewals=self._archive.renewals)
         self._jobs[entry.name] = job
-        job.record(self._families[entry.api].first_events(body, job.next_number))
         if entry.background and not self._leaving:
             self._queue.restore(_turn_of(entry))
             self._wake.set()
         else:
+            job.hold(share)
             self._tasks.start(self._run(job, work, body), entry.id)
         return job
+
+    def open(self, job: Job, body: bytes) -> None:
+        """Record the first events of one that waits, by its body, if they aren't there."""
+        if not job.events:
+            job.record(self._families[job.entry.api].first_events(body, job.next_number))
 
     async def put(self, entry: Entry, outcome: Outcome, items: bytes) -> None:
         """Keep an answer that is there. Raises: Refusal: it can't be written down."""
@@ -172,20 +190,33 @@ class Mailbox:
         """If it is on its way."""
         return self._jobs.get(name)
 
-    async def find(self, name: Name, *, items: bool = False, events: bool = False) -> Found | None:
-        """With its items and events, if these are wanted. Raises: Refusal: it can't be read."""
-        found = await self._archive.read(self._archive.store.find, name, items, events)
+    async def find(
+        self, name: Name, share: Share, *, items: bool = False, events: bool = False
+    ) -> Found | None:
+        """With its items and events, if these are wanted; `share` counts them.
+
+        Raises:
+            Refusal: it can't be read, or the share has no room for it.
+        """
+        found = await self._archive.read(self._archive.store.find, name, items, events, share.take)
         if found is None or name not in self._unwritten:
             return found
         job, outcome = self._unwritten[name]
         return Found(job.entry, outcome.http_status, outcome.body, found.items, outcome.events)
 
     async def entries(
-        self, owner: str, api: Api, after: str | None, count: int, *, newest_first: bool
+        self,
+        owner: str,
+        api: Api,
+        after: str | None,
+        count: int,
+        share: Share,
+        *,
+        newest_first: bool,
     ) -> list[tuple[Entry, bytes]]:
-        """Raises: Refusal: the file can't be read."""
+        """Raises: Refusal: the file can't be read, or the share has no room for it."""
         look = functools.partial(self._archive.store.entries, newest_first=newest_first)
-        return await self._archive.read(look, owner, api, after, count)
+        return await self._archive.read(look, owner, api, after, count, share.take)
 
     async def cancel(self, name: Name) -> None:
         """End it, if it isn't over; returns once it is, or after a while."""
@@ -276,9 +307,14 @@ class Mailbox:
     async def _run_queued(self, job: Job) -> None:
         entry = job.entry
         entry.attempts += 1
+        share = Share(self._budget)
+        job.hold(share)
+        # The job's alone.
+        share.release()
         try:
-            found = await self._archive.write(self._archive.store.begin, entry)
+            found = await self._archive.write(self._archive.store.begin, entry, share.take)
         except Refusal:
+            job.let_go()
             self._queue.put_back(entry.name)
             return
         if found is None:
@@ -288,8 +324,7 @@ class Mailbox:
             return
         work, body = found
         entry.status = "in_progress"
-        if not job.events:
-            job.record(self._families[entry.api].first_events(body, job.next_number))
+        self.open(job, body)
         try:
             decoded = Work.decode(work)
         except msgspec.MsgspecError:
@@ -317,6 +352,7 @@ class Mailbox:
             elif job.requests or entry.deaths or self._queue.runs(entry.name):
                 again = refusal.code == "queue_full" and not job.requests
                 if again and self._queue.put_back(entry.name):
+                    job.let_go()
                     self._full.add(entry.model)
                 else:
                     await self._fail(job, body, refusal)

@@ -9,6 +9,7 @@ import msgspec
 
 from gateway.api.answer import Choice
 from gateway.api.choices import pieces, submit_all, usage_of
+from gateway.api.sampling import another_answer
 from gateway.dispatch.request import Request
 from gateway.fleet.fleet import Fleet
 from gateway.keys.caller import ANYBODY
@@ -40,16 +41,17 @@ async def make(job: Job, work: Work, fleet: Fleet, family: Family, now: float) -
     compartment = fleet.roster.find(job.entry.model, ANYBODY)
     requests = [
         Request(
-            each,
+            another_answer(work.task, f"{work.task.request_id}.{index}", index),
             fleet.now(),
             max(_LEAST_S, job.entry.deadline_at - now),
             request_id=work.request_id,
             key=job.entry.key,
+            repeats_prompt=index > 0,
             priority=work.priority,
             keep_alive_s=work.keep_alive_s,
             params=work.params,
         )
-        for each in work.tasks
+        for index in range(work.answers)
     ]
     submit_all(fleet, compartment, requests)
     job.begun(compartment, requests)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import zlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from gateway.mailbox.database import Database, StoreError
 from gateway.mailbox.entry import PENDING, Api, Entry, Found, Name, Outcome
@@ -19,6 +19,11 @@ _ENTRY: Final = (
 )
 _IS_PENDING: Final = f"status IN {PENDING}"
 _PAGES_AT_ONCE: Final = 4096
+# Of what was packed, ahead of what is counted.
+_UNPACKED_BYTES: Final = 1 << 20
+
+# Counts bytes that are read for somebody, and raises what ends that if they are too many.
+Take: TypeAlias = Callable[[int], None]
 
 
 class Store:
@@ -88,7 +93,7 @@ class Store:
         with self._explained():
             self._insert(entry, outcome.http_status, outcome.body, b"", packed, b"", keep)
 
-    def begin(self, entry: Entry) -> tuple[bytes, bytes] | None:
+    def begin(self, entry: Entry, take: Take) -> tuple[bytes, bytes] | None:
         """Note that it runs; returns its work, and its body until it is there. None: it isn't to
         be made any more.
         """
@@ -102,7 +107,7 @@ class Store:
                 f"SELECT work, body FROM answers WHERE owner = ? AND id = ? AND {_IS_PENDING}",
                 entry.name,
             ).fetchone()
-            return None if row is None else (zlib.decompress(row[0]), row[1])
+            return None if row is None else (_unpacked(row[0], take), row[1])
 
     def put_back(self, entry: Entry) -> None:
         """It is to be made later: the gateway ends in order."""
@@ -144,23 +149,24 @@ class Store:
             self.held_bytes += size - before_bytes
             return True
 
-    def find(self, name: Name, items: bool, events: bool) -> Found | None:
+    def find(self, name: Name, items: bool, events: bool, take: Take) -> Found | None:
         """With its items and events, if these are wanted: they may be large."""
+        named = "FROM answers WHERE owner = ? AND id = ?"
         columns = f"{_ENTRY}, http_status, body"
         columns += ", items" if items else ", x''"
         columns += ", events" if events else ", x''"
         with self._explained():
-            row = self._sql.execute(
-                f"SELECT {columns} FROM answers WHERE owner = ? AND id = ?", name
-            ).fetchone()
-            if row is None:
+            size = self._sql.execute(f"SELECT length(body) {named}", name).fetchone()
+            if size is None:
                 return None
+            take(*size)
+            row = self._sql.execute(f"SELECT {columns} {named}", name).fetchone()
             http_status, body, *packed = row[-4:]
-            contents = [zlib.decompress(each) if each else b"" for each in packed]
+            contents = [_unpacked(each, take) for each in packed]
             return Found(_entry(row[:-4]), http_status, body, *contents)
 
     def entries(
-        self, owner: str, api: Api, after: str | None, count: int, *, newest_first: bool
+        self, owner: str, api: Api, after: str | None, count: int, take: Take, *, newest_first: bool
     ) -> list[tuple[Entry, bytes]]:
         """So many with their bodies, behind the one with the id `after`."""
         order, beyond = ("DESC", "<") if newest_first else ("ASC", ">")
@@ -175,7 +181,11 @@ class Store:
                 f"ORDER BY number {order} LIMIT ?",
                 (*arguments, count),
             )
-            return [(_entry(row[:-1]), row[-1]) for row in rows]
+            found = []
+            for row in rows:
+                take(len(row[-1]))
+                found.append((_entry(row[:-1]), row[-1]))
+            return found
 
     def delete(self, name: Name) -> bool:
         """Whether there was one."""
@@ -261,6 +271,21 @@ class Store:
         ).fetchall()
         self.held_bytes -= sum(size for (size,) in gone)
         return bool(gone)
+
+
+def _unpacked(packed: bytes, take: Take) -> bytes:
+    """Raises: zlib.error: it is damaged; and what `take` raises, before much more is made."""
+    if not packed:
+        return b""
+    unpacking = zlib.decompressobj()
+    parts = []
+    while not unpacking.eof:
+        parts.append(unpacking.decompress(packed, _UNPACKED_BYTES))
+        packed = unpacking.unconsumed_tail
+        if not (parts[-1] or packed or unpacking.eof):
+            raise zlib.error("it is torn")
+        take(len(parts[-1]))
+    return b"".join(parts)
 
 
 def _entry(row: tuple[object, ...]) -> Entry:

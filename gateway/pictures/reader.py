@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from gateway.api.bodies import beside_the_loop
 from gateway.config.settings import GatewaySettings
-from gateway.dispatch.refusal import Refusal
+from gateway.edge.share import Share
 from gateway.model.model import Model
 from gateway.pictures import data_url, files
 from gateway.pictures.source import PictureError, Source, check_kind, refused
@@ -22,21 +21,18 @@ if TYPE_CHECKING:
 _REMOTE_SCHEMES: Final = ("http:", "https:")
 # For all pictures of a request, one after the other.
 _FETCHED_S: Final = 20.0
-# Of all requests that are not at their end: a body of some bytes may name a picture of megabytes.
-_MOST_HELD_BYTES: Final = 1 << 30
-_RETRY_AFTER_S: Final = 10
 
 
 class PictureReader:
-    """`held_bytes` are those of all pictures whose requests are still there."""
-
     def __init__(self) -> None:
-        self.held_bytes = 0
         self._remote: Remote | None = None
         self._files = Lane("picture files")
 
-    async def read(self, sources: Sequence[Source], settings: GatewaySettings) -> list[bytes]:
-        """The files' bytes, in order.
+    async def read(
+        self, sources: Sequence[Source], settings: GatewaySettings, share: Share
+    ) -> list[bytes]:
+        """The files' bytes, in order. `share` counts them: some bytes of a body may name a picture
+        of megabytes.
 
         Raises:
             Refusal: one of them can't be had, or they are too many or too large.
@@ -46,13 +42,6 @@ class PictureReader:
         if len(sources) > MOST_PICTURES:
             source = sources[MOST_PICTURES]
             raise refused(source, f"a request may have {MOST_PICTURES} pictures, no more")
-        if self.held_bytes > _MOST_HELD_BYTES:
-            raise Refusal(
-                "overloaded",
-                "Requests with pictures hold all the memory that there is for these: try again "
-                "later.",
-                retry_after_s=_RETRY_AFTER_S,
-            )
         found: list[bytes] = []
         deadline = asyncio.get_running_loop().time() + _FETCHED_S
         for source in sources:
@@ -63,19 +52,9 @@ class PictureReader:
                 check_kind(data)
             except PictureError as error:
                 raise refused(source, error) from error
+            share.take(len(data))
             found.append(data)
         return found
-
-    def hold(self, pictures: Sequence[bytes], holders: Sequence[object]) -> None:
-        """Count them as long as these are there, requests or what they are made for."""
-        held_bytes = sum(map(len, pictures))
-        if held_bytes:
-            self.held_bytes += held_bytes
-            # They share the bytes, and mostly the end.
-            weakref.finalize(holders[0], self._let_go, held_bytes).atexit = False
-
-    def _let_go(self, held_bytes: int) -> None:
-        self.held_bytes -= held_bytes
 
     async def _read(
         self, url: str, settings: GatewaySettings, most_bytes: int, deadline_s: float

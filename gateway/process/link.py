@@ -99,7 +99,11 @@ class Link:
         return self._connected
 
     def send(self, message: Message) -> bool:
-        """Queue a message; False if the worker has stopped reading, or the socket is broken."""
+        """Queue a message; False if the worker has stopped reading, or the socket is broken.
+
+        Raises:
+            ProtocolError: it is larger than a worker takes.
+        """
         if not self._open:
             return False
         try:

@@ -127,11 +127,11 @@ def run(
         last_used = LastUsed(state_dir.used_path)
         library = Library(finder, fleet, reloader, pulls, last_used)
         families: dict[Api, Family] = {"chat": ChatFamily(), "responses": ResponseFamily()}
-        mailbox = Mailbox(state_dir.mailbox_path, fleet, families, keys)
         door = Door(
             functools.partial(_capacity, fleet),
             lambda: fleet.settings.gateway.max_connections_per_address,
         )
+        mailbox = Mailbox(state_dir.mailbox_path, fleet, families, keys, door.bodies)
         parts = Parts(
             fleet, reloader, mailbox, keys, door, pulls, library, last_used, spans(os.environ)
         )

@@ -21,6 +21,7 @@ from gateway.api.queries import read_limit, reads_newest_first
 from gateway.api.sampling import deadline_s
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
+from gateway.edge.share import share_of
 from gateway.fleet.fleet import Fleet
 from gateway.mailbox.entry import Entry, Name, Outcome
 
@@ -101,14 +102,15 @@ async def keep(
     )
     body = msgspec.json.encode(PendingBody(entry.id, form.created, form.model_id))
     work = work_of(requests, msgspec.json.encode(form))
-    job = await mailbox_of(request).accept(entry, work, b"", body, streams=stream)
+    share = share_of(request.scope)
+    job = await mailbox_of(request).accept(entry, work, b"", body, share, streams=stream)
     return Followed(job, stream=stream, headers={"x-mailbox-id": entry.id})
 
 
 async def retrieve(request: HttpRequest) -> Response:
     """A whole chat completion, or how it failed; 202 until it is there."""
     name = name_of(request)
-    found = await mailbox_of(request).find(name)
+    found = await mailbox_of(request).find(name, share_of(request.scope))
     if found is None or found.entry.api != "chat":
         raise await _no_messages(request, name) or not_found("kept chat completion", name[1])
     headers = {}
@@ -129,7 +131,7 @@ async def _no_messages(request: HttpRequest, name: Name) -> Refusal | None:
     kept_id = asked.removesuffix(_MESSAGES)
     if kept_id == asked:
         return None
-    found = await mailbox_of(request).find((owner, kept_id))
+    found = await mailbox_of(request).find((owner, kept_id), share_of(request.scope))
     if found is None or found.entry.api != "chat":
         return None
     return Refusal(
@@ -146,7 +148,10 @@ async def list_kept(request: HttpRequest) -> Response:
     newest_first = reads_newest_first(request, default=False)
     mailbox, owner = mailbox_of(request), owner_of(request)
     after = request.query_params.get("after")
-    entries = await mailbox.entries(owner, "chat", after, count + 1, newest_first=newest_first)
+    share = share_of(request.scope)
+    entries = await mailbox.entries(
+        owner, "chat", after, count + 1, share, newest_first=newest_first
+    )
     data = [msgspec.Raw(_listed(*each)) for each in entries[:count]]
     ids = [entry.id for entry, _ in entries[:count]]
     listed = {
@@ -163,7 +168,7 @@ async def delete(request: HttpRequest) -> Response:
     """Whether it is there already or on its way."""
     name = name_of(request)
     mailbox = mailbox_of(request)
-    found = await mailbox.find(name)
+    found = await mailbox.find(name, share_of(request.scope))
     if found is None or found.entry.api != "chat" or not await mailbox.delete(name):
         raise not_found("kept chat completion", name[1])
     answer = {"id": name[1], "object": "chat.completion.deleted", "deleted": True}

@@ -32,6 +32,7 @@ from gateway.api.sampling import (
 from gateway.api.structure import constraint_of
 from gateway.api.supported import refusing
 from gateway.dispatch.refusal import Refusal
+from gateway.edge.share import share_of
 from gateway.fleet.fleet import Fleet
 from gateway.model.compartment import Compartment
 from gateway.pictures.reader import PictureReader, check_pictures
@@ -62,7 +63,8 @@ async def create_chat_completion(request: HttpRequest) -> Response:
     reader: PictureReader = request.app.state.pictures
     sources = await beside_the_loop(body_bytes, picture_sources, body.messages)
     check_pictures(sources, compartment.model)
-    pictures = await reader.read(sources, fleet.settings.gateway)
+    share = share_of(request.scope)
+    pictures = await reader.read(sources, fleet.settings.gateway, share)
     generate = await beside_the_loop(body_bytes, _generate, body, compartment, pictures)
     requests = new_requests(request, fleet, body, [generate], "messages")
     stream = bool(body.stream)
@@ -73,10 +75,7 @@ async def create_chat_completion(request: HttpRequest) -> Response:
             body.include_usage,
             body.include_reasoning is not False,
         )
-        followed = await keep(request, fleet, requests, kept, stream=stream)
-        reader.hold(pictures, [followed.job])
-        return followed
-    reader.hold(pictures, requests)
+        return await keep(request, fleet, requests, kept, stream=stream)
     submit_all(fleet, compartment, requests)
     form = ChatFormat(
         compartment.model.id,

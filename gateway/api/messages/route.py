@@ -41,6 +41,7 @@ from gateway.api.sampling import (
     new_requests,
 )
 from gateway.dispatch.refusal import Refusal
+from gateway.edge.share import share_of
 from gateway.fleet.fleet import Fleet
 from gateway.model.compartment import Compartment
 from gateway.pictures.reader import PictureReader, check_pictures
@@ -136,12 +137,12 @@ async def _answer(
     sources = await beside_the_loop(body_bytes, picture_sources, body)
     check_pictures(sources, compartment.model)
     reader: PictureReader = request.app.state.pictures
-    pictures = await reader.read(sources, fleet.settings.gateway)
+    share = share_of(request.scope)
+    pictures = await reader.read(sources, fleet.settings.gateway, share)
     generate = await beside_the_loop(
         body_bytes, _generate, body, generation, compartment, pictures, count
     )
     requests = new_requests(request, fleet, generation, [generate], "messages")
-    reader.hold(pictures, requests)
     submit_all(fleet, compartment, requests)
     form = CountFormat(Count) if count else MessageFormat(compartment.model.id, requests[0])
     return Answer(compartment, requests, form, stream=stream, framing=MESSAGE_EVENTS)

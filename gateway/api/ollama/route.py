@@ -34,6 +34,7 @@ from gateway.api.openapi.operation import GENERATES, LINE_STREAM, Described, Ope
 from gateway.api.sampling import GenerationBody, generate_message, new_requests
 from gateway.api.supported import check_supported
 from gateway.dispatch.refusal import Refusal
+from gateway.edge.share import share_of
 from gateway.fleet.fleet import Fleet
 from gateway.model.compartment import Compartment
 from gateway.pictures.reader import PictureReader, check_pictures
@@ -52,7 +53,7 @@ async def chat(request: HttpRequest) -> Response:
     pictures = await _read(request, compartment, sources)
     asked = generation(body.options, compartment.model, body.keep_alive)
     generate = await beside_the_loop(body_bytes, _chat_generate, body, asked, compartment, pictures)
-    return _answer(request, compartment, body, asked, generate, pictures)
+    return _answer(request, compartment, body, asked, generate)
 
 
 async def generate(request: HttpRequest) -> Response:
@@ -66,7 +67,7 @@ async def generate(request: HttpRequest) -> Response:
     asked = generation(body.options, compartment.model, body.keep_alive)
     told = _prompt(body, compartment, pictures)
     message = _generate(body, asked, told, parsed=isinstance(told, ChatPrompt))
-    return _answer(request, compartment, body, asked, message, pictures)
+    return _answer(request, compartment, body, asked, message)
 
 
 async def _read(
@@ -75,7 +76,7 @@ async def _read(
     check_pictures(sources, compartment.model)
     reader: PictureReader = request.app.state.pictures
     fleet: Fleet = request.app.state.fleet
-    return await reader.read(sources, fleet.settings.gateway)
+    return await reader.read(sources, fleet.settings.gateway, share_of(request.scope))
 
 
 def _answer(
@@ -84,13 +85,10 @@ def _answer(
     body: ChatBody | GenerateBody,
     asked: GenerationBody,
     message: Generate,
-    pictures: Sequence[bytes],
 ) -> Response:
     fleet: Fleet = request.app.state.fleet
     chats = isinstance(body, ChatBody)
     requests = new_requests(request, fleet, asked, [message], "messages" if chats else "prompt")
-    reader: PictureReader = request.app.state.pictures
-    reader.hold(pictures, requests)
     submit_all(fleet, compartment, requests)
     form = OllamaFormat(body.model, requests[0], chat=chats)
     return Answer(compartment, requests, form, stream=body.stream is not False, framing=LINES)

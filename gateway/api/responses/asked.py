@@ -22,6 +22,7 @@ from gateway.api.responses.items import (
 from gateway.api.responses.shape import hexadecimal
 from gateway.api.sampling import generate_message
 from gateway.api.structure import constraint_of
+from gateway.edge.share import share_of
 from gateway.fleet.fleet import Fleet
 from gateway.model.compartment import Compartment
 from gateway.pictures.reader import PictureReader, check_pictures
@@ -48,22 +49,23 @@ async def gather(
     response_id: str,
 ) -> Asked:
     mailbox, owner = mailbox_of(request), owner_of(request)
-    size = request.state.body_bytes
+    share = share_of(request.scope)
     before: list[ItemBody] = []
     if body.previous_response_id is not None:
-        before = await earlier_items(mailbox, owner, body.previous_response_id)
+        before = await earlier_items(mailbox, owner, body.previous_response_id, share)
     check_number(body.input, before)
-    own = await beside_the_loop(size, own_items, body.input, hexadecimal(response_id))
-    items = [*before, *await resolved(mailbox, owner, own)]
+    suffix = hexadecimal(response_id)
+    own = await beside_the_loop(share.size_bytes, own_items, body.input, suffix)
+    items = [*before, *await resolved(mailbox, owner, own, share)]
     # What was taken once can be taken again.
     names = ["previous_response_id"] * len(before)
     names += [f"input[{index}]" for index in range(len(own))]
-    sources = await beside_the_loop(size, picture_sources, items, names)
+    sources = await beside_the_loop(share.size_bytes, picture_sources, items, names)
     if not sources:
         return Asked(body, items, names, {})
     check_pictures([source for _, source in sources], compartment.model)
     reader: PictureReader = request.app.state.pictures
-    read = await reader.read([source for _, source in sources], fleet.settings.gateway)
+    read = await reader.read([source for _, source in sources], fleet.settings.gateway, share)
     pictures: dict[int, list[bytes]] = {}
     for (place, _), picture in zip(sources, read, strict=True):
         pictures.setdefault(place, []).append(picture)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import Struct
 
-from gateway.api.bodies import beside_the_loop
+from gateway.api.bodies import beside_the_loop, take_decoded
 from gateway.api.responses.items import ItemBody, decode_items
 from gateway.dispatch.refusal import Refusal
+from gateway.edge.share import Share
 from gateway.mailbox.entry import Found
 from gateway.mailbox.mailbox import Mailbox
 
@@ -23,13 +24,22 @@ class _Answered(Struct):
     output: list[ItemBody]
 
 
-async def earlier_items(mailbox: Mailbox, owner: str, response_id: str) -> list[ItemBody]:
+class _Known(NamedTuple):
+    """An item, and what it takes as text."""
+
+    item: ItemBody
+    size_bytes: int
+
+
+async def earlier_items(
+    mailbox: Mailbox, owner: str, response_id: str, share: Share
+) -> list[ItemBody]:
     """All that an earlier response answered, and its output.
 
     Raises:
-        Refusal: it isn't there, or it is no whole answer.
+        Refusal: it isn't there, it is no whole answer, or the share has no room for it.
     """
-    found = await mailbox.find((owner, response_id), items=True)
+    found = await mailbox.find((owner, response_id), share, items=True)
     if found is None or found.entry.api != "responses":
         raise _refusal(
             f"there is no stored response {response_id[:200]!r}: it never was, was deleted or has "
@@ -37,51 +47,69 @@ async def earlier_items(mailbox: Mailbox, owner: str, response_id: str) -> list[
         )
     if found.entry.status not in ("completed", "incomplete"):
         raise _refusal(f"{response_id!r} is {found.entry.status}: wait until it is completed")
-    return [*await _items(found), *_output(found)]
+    return await beside_the_loop(share.size_bytes, _whole, found, share)
 
 
-async def resolved(mailbox: Mailbox, owner: str, items: list[ItemBody]) -> list[ItemBody]:
+async def resolved(
+    mailbox: Mailbox, owner: str, items: list[ItemBody], share: Share
+) -> list[ItemBody]:
     """The same, with what references stand for in their places.
 
     Raises:
-        Refusal: one of them stands for nothing.
+        Refusal: one of them stands for nothing, or the share has no room for them all.
     """
-    if all(each.kind != "item_reference" for each in items):
+    references = [each for each in items if each.kind == "item_reference"]
+    if not references:
         return items
-    outputs: dict[str, list[ItemBody]] = {}
+    known: dict[str, dict[str, _Known]] = {}
+    for response_id in list(dict.fromkeys(map(_response_of, references)))[:_MOST_REFERENCES]:
+        found = await mailbox.find((owner, response_id), share, items=True)
+        if found is not None:
+            known[response_id] = await beside_the_loop(share.size_bytes, _by_id, found, share)
+    return await beside_the_loop(share.size_bytes, _replaced, items, known, share)
+
+
+def _response_of(reference: ItemBody) -> str:
+    """The response that the item belongs to, by its id; empty if it is none of ours."""
+    found = _ITEM_ID.fullmatch(reference.id or "")
+    return "" if found is None else f"resp_{found['response']}"
+
+
+def _by_id(found: Found, share: Share) -> dict[str, _Known]:
+    return {
+        each.id: _Known(each, len(msgspec.json.encode(each)))
+        for each in _whole(found, share)
+        if each.id is not None
+    }
+
+
+def _replaced(
+    items: list[ItemBody], known: dict[str, dict[str, _Known]], share: Share
+) -> list[ItemBody]:
     whole = []
     for index, item in enumerate(items):
         if item.kind == "item_reference":
-            item = await _referred(mailbox, owner, item.id or "", f"input[{index}].id", outputs)
+            found = known.get(_response_of(item), {}).get(item.id or "")
+            if found is None:
+                param = f"input[{index}].id"
+                raise Refusal(
+                    "invalid_request_error",
+                    f"{param}: there is no stored item {(item.id or '')[:100]!r}: send the item "
+                    "itself.",
+                    param=param,
+                )
+            # Each time anew: the prompt has it as often as it is named.
+            share.take(found.size_bytes)
+            item = found.item
         whole.append(item)
     return whole
 
 
-async def _referred(
-    mailbox: Mailbox, owner: str, item_id: str, param: str, outputs: dict[str, list[ItemBody]]
-) -> ItemBody:
-    if (named := _ITEM_ID.fullmatch(item_id)) is not None:
-        response_id = f"resp_{named['response']}"
-        if response_id not in outputs and len(outputs) < _MOST_REFERENCES:
-            found = await mailbox.find((owner, response_id), items=True)
-            items = [] if found is None else [*_output(found), *await _items(found)]
-            outputs[response_id] = items
-        for each in outputs.get(response_id, ()):
-            if each.id == item_id:
-                return each
-    raise Refusal(
-        "invalid_request_error",
-        f"{param}: there is no stored item {item_id[:100]!r}: send the item itself.",
-        param=param,
-    )
-
-
-async def _items(found: Found) -> list[ItemBody]:
-    return await beside_the_loop(len(found.items), decode_items, found.items)
-
-
-def _output(found: Found) -> list[ItemBody]:
-    return msgspec.json.decode(found.body, type=_Answered).output
+def _whole(found: Found, share: Share) -> list[ItemBody]:
+    """What was asked, and what was answered."""
+    items = decode_items(found.items, share)
+    take_decoded(share, found.body)
+    return [*items, *msgspec.json.decode(found.body, type=_Answered).output]
 
 
 def _refusal(reason: str) -> Refusal:

@@ -20,6 +20,7 @@ from gateway.api.responses.bodies import ResponseBody
 from gateway.api.responses.shape import new_id
 from gateway.api.sampling import new_requests
 from gateway.api.supported import check_supported
+from gateway.edge.share import share_of
 from gateway.fleet.fleet import Fleet
 
 
@@ -34,7 +35,7 @@ async def count(request: HttpRequest) -> Response:
     check_supported(body, "responses")
     compartment = fleet.roster.find(body.model, caller_of(request))
     asked = await gather(request, fleet, compartment, body, new_id())
-    size = request.state.body_bytes
+    size = share_of(request.scope).size_bytes
     generate = await beside_the_loop(size, generate_of, asked, compartment, 0)
     # Nothing is computed for an answer of no token.
     counting = msgspec.structs.replace(generate, max_tokens=0, constraint=None)

@@ -10,8 +10,9 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Struct
 
-from gateway.api.bodies import Part
+from gateway.api.bodies import Part, take_decoded
 from gateway.dispatch.refusal import Refusal
+from gateway.edge.share import Share
 from gateway.pictures.source import Source
 from protocol.pictures import Picture
 from protocol.prompts import CalledTool, ChatMessage
@@ -281,5 +282,7 @@ def encode_items(items: Sequence[ItemBody]) -> bytes:
     return msgspec.json.encode(items)
 
 
-def decode_items(data: bytes) -> list[ItemBody]:
+def decode_items(data: bytes, share: Share) -> list[ItemBody]:
+    """Raises: Refusal: the share has no room for them."""
+    take_decoded(share, data)
     return msgspec.json.decode(data or b"[]", type=list[ItemBody])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
 from collections.abc import Sequence
@@ -35,12 +34,13 @@ from gateway.api.sampling import deadline_s, new_requests
 from gateway.api.supported import check_supported
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
+from gateway.edge.share import share_of
 from gateway.fleet.fleet import Fleet
 from gateway.mailbox.entry import Entry, Outcome
 from gateway.mailbox.mailbox import Mailbox
 from gateway.mailbox.queue import LOWEST_PRIORITY
 from gateway.model.compartment import Compartment
-from gateway.pictures.reader import PictureReader
+from protocol.requests import Generate
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +53,11 @@ async def create_response(request: HttpRequest) -> Response:
     compartment = fleet.roster.find(body.model, caller_of(request))
     response_id = new_id()
     asked = await gather(request, fleet, compartment, body, response_id)
-    size = request.state.body_bytes
-    build = functools.partial(generate_of, asked, compartment)
+    size = share_of(request.scope).size_bytes
+
+    async def build(cut: int) -> Generate:
+        return await beside_the_loop(size, generate_of, asked, compartment, cut)
+
     cut = 0
     if body.truncation == "auto":
         if body.background:
@@ -65,7 +68,7 @@ async def create_response(request: HttpRequest) -> Response:
             )
         cuts = truncation.cuts(asked.items)
         cut = await truncation.first_that_fits(request, fleet, compartment, build, cuts)
-    generate = await beside_the_loop(size, build, cut)
+    generate = await build(cut)
     requests = new_requests(request, fleet, body.generation(), [generate], "input")
     for each in requests:
         each.params = {**each.params, "constraint": "text.format"}
@@ -75,11 +78,11 @@ async def create_response(request: HttpRequest) -> Response:
         temperature=body.temperature,
         top_p=body.top_p,
     )
-    items = await beside_the_loop(size, encode_items, asked.items)
+    # What was dropped isn't there for the next one, which would have to drop it again.
+    kept = [asked.items[each] for each in truncation.kept(asked.items, cut)]
+    items = await beside_the_loop(size, encode_items, kept) if body.stored else b""
     if body.background:
         return await _in_background(request, fleet, requests, form, items, body)
-    pictures: PictureReader = request.app.state.pictures
-    pictures.hold([each for some in asked.pictures.values() for each in some], requests)
     mailbox = mailbox_of(request)
     # What can't be stored is answered all the same.
     form.response.store = body.stored and mailbox.trouble is None
@@ -149,8 +152,11 @@ async def _in_background(
     form.response.background, form.response.status = True, "queued"
     work = work_of(requests, form.encode(), cut_is_incomplete=True)
     queued = msgspec.json.encode(form.response)
-    job = await mailbox_of(request).accept(entry, work, items, queued)
+    share = share_of(request.scope)
+    mailbox = mailbox_of(request)
+    job = await mailbox.accept(entry, work, items, queued, share)
     if body.stream:
+        mailbox.open(job, queued)
         return Followed(job, stream=True)
     return Response(queued, media_type="application/json")
 

@@ -18,6 +18,7 @@ from gateway.api.queries import read_flag, read_limit, reads_newest_first
 from gateway.api.responses.items import decode_items
 from gateway.api.responses.shape import ResponseObject, decode
 from gateway.dispatch.refusal import Refusal
+from gateway.edge.share import share_of
 from gateway.mailbox.entry import Found
 from gateway.mailbox.job import split
 
@@ -39,7 +40,8 @@ async def input_items(request: HttpRequest) -> Response:
     count = read_limit(request)
     newest_first = reads_newest_first(request, default=True)
     found = await _find(request, items=True)
-    items = await beside_the_loop(len(found.items), decode_items, found.items)
+    share = share_of(request.scope)
+    items = await beside_the_loop(len(found.items), decode_items, found.items, share)
     if newest_first:
         items.reverse()
     if (after := request.query_params.get("after")) is not None:
@@ -87,7 +89,8 @@ async def delete(request: HttpRequest) -> Response:
 async def _find(request: HttpRequest, *, items: bool = False, events: bool = False) -> Found:
     """Raises: Refusal: it isn't there, or is another's."""
     name = name_of(request)
-    found = await mailbox_of(request).find(name, items=items, events=events)
+    share = share_of(request.scope)
+    found = await mailbox_of(request).find(name, share, items=items, events=events)
     if found is None or found.entry.api != "responses":
         raise not_found("stored response", name[1])
     return found
@@ -111,7 +114,9 @@ def _events(request: HttpRequest, found: Found) -> Response:
             param="stream",
         )
     after = read_count(request, "starting_after", -1)
-    if (job := mailbox_of(request).job(found.entry.name)) is not None:
+    mailbox = mailbox_of(request)
+    if (job := mailbox.job(found.entry.name)) is not None:
+        mailbox.open(job, found.body)
         return Followed(job, stream=True, after=_passed(after, job.first_number))
     events = split(found.events)
     numbered = _NUMBER.search(events[0]) if events else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -44,7 +44,7 @@ async def first_that_fits(
     http_request: HttpRequest,
     fleet: Fleet,
     compartment: Compartment,
-    build: Callable[[int], Generate],
+    build: Callable[[int], Awaitable[Generate]],
     choices: Sequence[int],
 ) -> int:
     """The least of these cuts with which prompt and answer fit the context; the last, if none does.
@@ -56,7 +56,7 @@ async def first_that_fits(
     low, high = 0, len(choices) - 1
     while low < high:
         middle = (low + high) // 2
-        if await _fits(http_request, fleet, compartment, build(choices[middle])):
+        if await _fits(http_request, fleet, compartment, await build(choices[middle])):
             high = middle
         else:
             low = middle + 1

@@ -12,6 +12,8 @@ from starlette.types import Message
 
 from gateway.api import bodies
 from gateway.dispatch.refusal import Refusal
+from gateway.edge.byte_budget import ByteBudget
+from gateway.edge.share import SHARE, Share
 
 PAIR = rb"\ud83d\ude00"
 
@@ -31,7 +33,8 @@ async def _decoded(body: bytes, declared: bytes | None = None) -> str:
         return {"type": "http.request", "body": body, "more_body": False}
 
     headers = [] if declared is None else [(b"content-length", declared)]
-    request = Request({"type": "http", "headers": headers}, receive)
+    state = {SHARE: Share(ByteBudget(1 << 30))}
+    request = Request({"type": "http", "headers": headers, "state": state}, receive)
     return (await bodies.read_json(request, _Body)).text
 
 

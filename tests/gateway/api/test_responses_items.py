@@ -21,6 +21,8 @@ from gateway.api.responses.items import (
 from gateway.api.responses.truncation import cuts, kept
 from gateway.api.supported import check_supported
 from gateway.dispatch.refusal import Refusal
+from gateway.edge.byte_budget import ByteBudget
+from gateway.edge.share import Share
 from protocol.pictures import Picture
 from protocol.prompts import CalledTool, ChatMessage
 
@@ -164,7 +166,7 @@ def test_what_is_stored_has_types_and_ids() -> None:
     }
     items = own_items(_items({"role": "assistant", "content": "Yes"}, CALL, RESULT), "abc")
     assert [each.id for each in items] == ["msg_abc0000", "fc_abc0001", "fco_abc0002"]
-    assert decode_items(encode_items(items)) == items
+    assert decode_items(encode_items(items), Share(ByteBudget(1 << 20))) == items
     assert own_items(None, "abc") == []
 
 

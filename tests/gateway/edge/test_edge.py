@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
+from gateway.dispatch.refusal import Refusal
 from gateway.edge.byte_budget import ByteBudget
 from gateway.edge.capacity import capacity
 from gateway.edge.crowd import SPARE_PLACES, Crowd, Place
@@ -24,6 +25,7 @@ from gateway.edge.reception import (
     Reception,
 )
 from gateway.edge.request_id import request_id, unique
+from gateway.edge.share import MOST_BYTES, Share
 
 
 def test_a_head_gets_no_more_time_by_going_on() -> None:
@@ -182,6 +184,35 @@ def test_a_budget_of_bytes() -> None:
     assert not budget.take(1)
     budget.give_back(4)
     assert budget.take(4)
+
+
+def test_a_share_is_given_back_by_the_last_who_holds_it() -> None:
+    budget = ByteBudget(100)
+    share, other = Share(budget, free_bytes=10), Share(budget)
+    share.take(8)
+    assert (share.size_bytes, budget.left_bytes) == (8, 100)
+    share.take(52)
+    other.take(40)
+    assert budget.left_bytes == 10
+    with pytest.raises(Refusal) as refused:
+        share.take(11)
+    assert (refused.value.code, refused.value.retry_after_s) == ("overloaded", 5)
+    share.hold()
+    share.release()
+    assert budget.left_bytes == 10
+    share.release()
+    assert budget.left_bytes == 60
+    # A thread that works for nobody any more takes nothing.
+    share.take(50)
+    assert budget.left_bytes == 60
+
+
+def test_one_request_has_a_bound_of_its_own() -> None:
+    share = Share(ByteBudget(1 << 40))
+    share.take(MOST_BYTES)
+    with pytest.raises(Refusal) as refused:
+        share.take(1)
+    assert (refused.value.status, refused.value.retry_after_s) == (413, None)
 
 
 @pytest.mark.parametrize(

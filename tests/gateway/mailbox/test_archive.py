@@ -23,6 +23,10 @@ def _entry(name: str = "r") -> Entry:
     )
 
 
+def _taken(size_bytes: int) -> None:
+    """There is room for everything."""
+
+
 @pytest.fixture
 def events() -> EventLog:
     return EventLog()
@@ -47,7 +51,7 @@ async def _put(archive: Archive, name: str, body: bytes = b"{}") -> None:
 async def test_what_is_written_is_read(archive: Archive, events: EventLog) -> None:
     await archive.open()
     await _put(archive, "r")
-    found = await archive.read(archive.store.find, ("", "r"), False, False)
+    found = await archive.read(archive.store.find, ("", "r"), False, False, _taken)
     assert found is not None
     with pytest.raises(Refusal) as taken:
         await _put(archive, "r")

@@ -22,6 +22,8 @@ from gateway.api.responses import stored
 from gateway.api.responses.family import ResponseFamily
 from gateway.config.settings import Settings
 from gateway.dispatch.refusal import Refusal
+from gateway.edge.byte_budget import ByteBudget
+from gateway.edge.share import SHARE, Share
 from gateway.events import EventLog
 from gateway.keys.caller import Caller
 from gateway.mailbox.entry import Api, Entry, Outcome
@@ -48,7 +50,7 @@ class _Owners:
 async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     fleet: Any = SimpleNamespace(events=EventLog(), settings=Settings())
     families = {"chat": kept.ChatFamily(), "responses": ResponseFamily()}
-    mailbox = Mailbox(tmp_path / "mailbox.sqlite", fleet, families, _Owners())
+    mailbox = Mailbox(tmp_path / "mailbox.sqlite", fleet, families, _Owners(), ByteBudget(1 << 30))
     mailbox.start()
     for owner in ("me", "you", ""):
         await _put(mailbox, owner, "responses")
@@ -59,7 +61,8 @@ async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     async def with_key(scope: Scope, receive: Receive, send: Send) -> None:
         """As the middleware of keys leaves a request."""
         owner = dict(scope["headers"]).get(b"key", b"").decode()
-        scope["state"] = {"record": Record("r"), "caller": Caller(owner=owner)}
+        caller, share = Caller(owner=owner), Share(ByteBudget(1 << 30))
+        scope["state"] = {"record": Record("r"), "caller": caller, SHARE: share}
         await app(scope, receive, send)
 
     transport = httpx.ASGITransport(with_key)

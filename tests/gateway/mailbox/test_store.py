@@ -13,12 +13,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from gateway.dispatch.refusal import Refusal
 from gateway.mailbox.database import VERSION, DamagedError, StoreError, TakenError
 from gateway.mailbox.entry import Entry, Outcome, Status
 from gateway.mailbox.retention import OVERHEAD_BYTES, Retention
 from gateway.mailbox.store import Store
 
 AMPLE = Retention(3600.0, 1 << 30)
+
+
+def _taken(size_bytes: int) -> None:
+    """There is room for everything."""
 
 
 def _entry(name: str, owner: str = "", status: Status = "queued") -> Entry:
@@ -78,7 +83,7 @@ class _Life(RuleBasedStateMachine):
     def begin(self, data: st.DataObject) -> None:
         if self.pending:
             name = data.draw(st.sampled_from(sorted(self.pending)))
-            assert self.store.begin(self.pending[name]) == (b"work", b"queued")
+            assert self.store.begin(self.pending[name], _taken) == (b"work", b"queued")
             self.begun.add(name)
 
     @rule(data=st.data())
@@ -130,11 +135,11 @@ class _Life(RuleBasedStateMachine):
     @invariant()
     def what_ended_is_there(self) -> None:
         for name, (_, body) in self.ended.items():
-            found = self.store.find(("", name), True, True)
+            found = self.store.find(("", name), True, True, _taken)
             assert found is not None
             assert (found.entry.status, found.body) == ("completed", body)
         for name in self.pending:
-            found = self.store.find(("", name), True, True)
+            found = self.store.find(("", name), True, True, _taken)
             assert found is not None
             assert found.entry.pending
         assert self.store.held_bytes <= max(
@@ -143,7 +148,9 @@ class _Life(RuleBasedStateMachine):
 
     def _dropped(self) -> None:
         """The oldest make room, and nobody else does."""
-        gone = [name for name in self.ended if self.store.find(("", name), True, True) is None]
+        gone = [
+            name for name in self.ended if self.store.find(("", name), True, True, _taken) is None
+        ]
         left = [at for name, (at, _) in self.ended.items() if name not in gone]
         assert all(self.ended[name][0] <= min(left, default=self.now) for name in gone)
         for name in gone:
@@ -159,19 +166,45 @@ def test_contents_come_back_as_they_were(store: Store) -> None:
     entry.background = entry.streams = True
     store.add(entry, b"work", b'["items"]', b"queued", AMPLE)
     store.finish(_ended(entry), _outcome(b"answer", b"events"), AMPLE)
-    found = store.find(("me", "r"), True, True)
+    found = store.find(("me", "r"), True, True, _taken)
     assert found is not None
     assert (found.body, found.items, found.events) == (b"answer", b'["items"]', b"events")
     assert (found.entry.background, found.entry.streams) == (True, True)
 
 
+def test_what_was_packed_is_counted_while_it_is_unpacked(store: Store) -> None:
+    """Of 64 KB on the disk there would be 64 MB, for whoever asks."""
+    entry = _entry("r")
+    store.add(entry, b"w" * (64 << 20), b" " * (64 << 20), b"queued" * 1000, AMPLE)
+    assert store.held_bytes < 1 << 20
+    counted: list[int] = []
+
+    def take(size_bytes: int) -> None:
+        counted.append(size_bytes)
+        if sum(counted) > 4 << 20:
+            raise Refusal("overloaded", "too much")
+
+    for read in (
+        lambda: store.find(entry.name, True, False, take),
+        lambda: store.begin(entry, take),
+    ):
+        counted.clear()
+        with pytest.raises(Refusal):
+            read()
+        assert sum(counted) <= 5 << 20, "not all of it was made"
+    counted.clear()
+    assert store.find(entry.name, False, False, take) is not None
+    store.entries("", "responses", None, 9, take, newest_first=False)
+    assert counted == [6000, 6000]
+
+
 def test_each_owner_has_names_of_its_own(store: Store) -> None:
     for owner in ("me", "you"):
         store.put(_ended(_entry("r", owner)), _outcome(owner.encode()), b"", AMPLE)
-    found = store.find(("you", "r"), True, True)
+    found = store.find(("you", "r"), True, True, _taken)
     assert found is not None
     assert found.body == b"you"
-    assert store.find(("", "r"), True, True) is None
+    assert store.find(("", "r"), True, True, _taken) is None
     with pytest.raises(TakenError):
         store.put(_ended(_entry("r", "me")), _outcome(), b"", AMPLE)
 
@@ -181,12 +214,12 @@ def test_pages_of_entries(store: Store) -> None:
         store.put(_ended(_entry(name)), _outcome(), b"", AMPLE)
 
     def listed(after: str | None, *, newest_first: bool) -> str:
-        page = store.entries("", "responses", after, 2, newest_first=newest_first)
+        page = store.entries("", "responses", after, 2, _taken, newest_first=newest_first)
         return "".join(entry.id for entry, _ in page)
 
     assert (listed(None, newest_first=False), listed("b", newest_first=False)) == ("ab", "cd")
     assert (listed(None, newest_first=True), listed("c", newest_first=True)) == ("dc", "ba")
-    assert store.entries("", "chat", None, 9, newest_first=False) == []
+    assert store.entries("", "chat", None, 9, _taken, newest_first=False) == []
 
 
 def test_what_cannot_fit_says_so(store: Store) -> None:
@@ -235,7 +268,7 @@ def test_damage_is_noticed_while_it_is_open(store: Store, tmp_path: Path) -> Non
     def read_all() -> None:
         store.open()
         for number in range(50):
-            store.find(("", str(number)), True, True)
+            store.find(("", str(number)), True, True, _taken)
 
     with pytest.raises(DamagedError):
         read_all()

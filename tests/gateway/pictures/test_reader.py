@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gateway.config.settings import GatewaySettings
 from gateway.dispatch.refusal import Refusal
-from gateway.dispatch.request import Request
-from gateway.pictures import reader as reader_module
+from gateway.edge.byte_budget import ByteBudget
+from gateway.edge.share import Share
 from gateway.pictures.reader import PictureReader
 from gateway.pictures.source import Source
 from protocol.pictures import MOST_BYTES, MOST_PICTURES
-from protocol.prompts import TextPrompt
-from protocol.requests import Generate, Sampling
 from tests.support.pictures import GREEN, RED, data_url, png
 
 CLOSED = GatewaySettings()
@@ -38,8 +34,12 @@ def _open(folder: Path) -> GatewaySettings:
     return GatewaySettings(image_folders=(str(folder),))
 
 
+def _share() -> Share:
+    return Share(ByteBudget(1 << 30))
+
+
 async def _read(url: str, settings: GatewaySettings = CLOSED) -> bytes:
-    (data,) = await PictureReader().read([Source(url, NAME)], settings)
+    (data,) = await PictureReader().read([Source(url, NAME)], settings, _share())
     return data
 
 
@@ -86,14 +86,14 @@ async def test_too_large_together() -> None:
     most = png(RED) + bytes(MOST_BYTES - 2000)
     sources = [Source(data_url(each), f"picture {at}") for at, each in enumerate([most, most])]
     with pytest.raises(Refusal) as refused:
-        await PictureReader().read(sources, CLOSED)
+        await PictureReader().read(sources, CLOSED, _share())
     assert refused.value.param == "picture 1"
 
 
 async def test_too_many() -> None:
     sources = [Source(data_url(png(RED)), f"picture {at}") for at in range(MOST_PICTURES + 1)]
     with pytest.raises(Refusal) as refused:
-        await PictureReader().read(sources, CLOSED)
+        await PictureReader().read(sources, CLOSED, _share())
     assert refused.value.param == f"picture {MOST_PICTURES}"
 
 
@@ -136,25 +136,14 @@ async def test_files_that_are_none(folder: Path) -> None:
             await _refused(f"{folder}/{each}", _open(folder))
 
 
-@pytest.fixture
-def little(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(reader_module, "_MOST_HELD_BYTES", 100)
-    return
-
-
-async def test_held_bytes(little: None) -> None:
-    reader = PictureReader()
-    sources = [Source(data_url(png(RED)), NAME)]
-    found = await reader.read(sources, CLOSED)
-    generate = Generate(request_id="r", prompt=TextPrompt(""), sampling=Sampling(seed=1))
-    request = Request(generate, 0.0, 1.0)
-    reader.hold(found, [request])
-    assert reader.held_bytes == len(png(RED))
+async def test_they_are_counted_before_more_are_read() -> None:
+    """Some bytes of a body may name a picture of megabytes."""
+    picture = png(RED)
+    budget = ByteBudget(len(picture))
+    share = Share(budget)
+    sources = [Source(data_url(picture), NAME)] * 2
     with pytest.raises(Refusal) as refused:
-        await reader.read(sources, CLOSED)
+        await PictureReader().read(sources, CLOSED, share)
     assert refused.value.code == "overloaded"
-    assert await reader.read([], CLOSED) == []
-    del request
-    gc.collect()
-    assert reader.held_bytes == 0
-    assert await reader.read(sources, CLOSED) == found
+    share.release()
+    assert await PictureReader().read(sources[:1], CLOSED, Share(budget)) == [picture]
