@@ -26,6 +26,7 @@ from worker.chat.template import ChatTemplate
 from worker.fingerprint import fingerprint
 from worker.model_error import LoadAbandonedError, ModelError, one_sentence
 from worker.model_files import check_files, check_shard, find_folder, sampling_defaults
+from worker.reads import Reads
 from worker.structure.compiled import Compiled
 from worker.structure.requests import Constraints
 from worker.token_bytes import TokenBytes
@@ -113,24 +114,29 @@ def load(
             check_shard(adapter / WEIGHTS)
         before = fingerprint(folder, adapter)
         eyes = None
-        if pictures:
-            if adapter is not None or draft_path is not None:
-                raise ModelError(
-                    "pictures: a model that looks at them can have neither adapter nor draft_model."
-                )
-            model, config, eyes = _load_vision(folder)
-        else:
-            model, config = load_weights(folder)
+        reads = Reads()
+        with reads.noted():
+            if pictures:
+                if adapter is not None or draft_path is not None:
+                    raise ModelError(
+                        "pictures: a model that looks at them can have neither adapter nor "
+                        "draft_model."
+                    )
+                model, config, eyes = _load_vision(folder)
+            else:
+                model, config = load_weights(folder)
+            if adapter is not None:
+                add_adapter(model, adapter)
         if part is not None:
             part(model, config)
-        if adapter is not None:
-            add_adapter(model, adapter)
         # A large vocabulary takes a second, in which weights can be read.
         with ThreadPoolExecutor(1, "tokenizer") as beside:
             reading = beside.submit(_read_words, folder, config, eyes)
             draft = _Draft()
             if draft_path is not None:
-                draft = _load_draft(draft_path, reading.result())
+                words = reading.result()
+                with reads.noted():
+                    draft = _load_draft(draft_path, words)
 
             def stops() -> bool:
                 if reading.done():
@@ -138,7 +144,7 @@ def load(
                 return should_stop()
 
             models = [model] if draft.model is None else [model, draft.model]
-            weight_bytes = _read_weights(models, on_progress, stops)
+            weight_bytes = _read_weights(models, reads, on_progress, stops)
             words = reading.result()
         if fingerprint(folder, adapter) != before:
             raise ModelError(f"The files in {folder} changed during the load.", permanent=False)
@@ -323,6 +329,7 @@ def _context_tokens(config: dict[str, Any]) -> int | None:
 
 def _read_weights(
     models: Iterable[Any],
+    reads: Reads,
     on_progress: Callable[[int, int], None],
     should_stop: Callable[[], bool],
 ) -> int:
@@ -348,7 +355,14 @@ def _read_weights(
         if should_stop():
             raise LoadAbandonedError
 
-    for each in _slices(arrays):
+    for each in _slices(arrays, reads):
+        if each.sources:
+            # Those of two slices would take memory at once.
+            while ahead:
+                await_first()
+            mx.eval(each.sources)
+            # To go as soon as they are computed on.
+            each.sources.clear()
         mx.async_eval(each.arrays)  # type: ignore[no-untyped-call] # MLX leaves its types out
         ahead.append(each)
         ahead_bytes += each.nbytes
@@ -360,17 +374,23 @@ def _read_weights(
 
 
 class _Slice(NamedTuple):
+    """`sources` is what some of these are computed of."""
+
     arrays: list[mx.array]
+    sources: list[mx.array]
     nbytes: int
 
 
-def _slices(arrays: Iterable[mx.array]) -> Iterator[_Slice]:
-    pending: list[mx.array] = []
-    pending_bytes = 0
+def _slices(arrays: Iterable[mx.array], reads: Reads) -> Iterator[_Slice]:
+    pending = _Slice([], [], 0)
+    read_bytes = 0
     for array in arrays:
-        pending.append(array)
-        pending_bytes += array.nbytes
-        if pending_bytes >= _SLICE_BYTES:
-            yield _Slice(pending, pending_bytes)
-            pending, pending_bytes = [], 0
-    yield _Slice(pending, pending_bytes)
+        known = len(pending.sources)
+        pending.sources.extend(reads.take(array))
+        pending.arrays.append(array)
+        pending = pending._replace(nbytes=pending.nbytes + array.nbytes)
+        read_bytes += max(array.nbytes, sum(each.nbytes for each in pending.sources[known:]))
+        if read_bytes >= _SLICE_BYTES:
+            yield pending
+            pending, read_bytes = _Slice([], [], 0), 0
+    yield pending

@@ -31,7 +31,7 @@ _ATTENTION = {
 
 def sparse(folder: Path, megabytes: int) -> Path:
     """Much weight and little arithmetic: experts of 0.2 MB, of which a token passes through two."""
-    return _write(
+    return write(
         folder,
         {
             **_ATTENTION,
@@ -53,7 +53,7 @@ def sparse(folder: Path, megabytes: int) -> Path:
 
 def dense(folder: Path) -> Path:
     """Slow to prefill on a CPU: 230 MB that every token passes through."""
-    return _write(
+    return write(
         folder,
         {
             **_ATTENTION,
@@ -73,7 +73,7 @@ def splittable(folder: Path, kind: str) -> Path:
     """Of a kind that mlx-lm can split over four ranks by tensors: llama, qwen3, and qwen3_moe,
     which it can split by layers too.
     """
-    return _write(
+    return write(
         folder,
         {
             **_ATTENTION,
@@ -93,7 +93,7 @@ def splittable(folder: Path, kind: str) -> Path:
 
 def wide_cache(folder: Path) -> Path:
     """Little weight, and 32 KB for each token of a sequence."""
-    return _write(
+    return write(
         folder,
         {
             **_ATTENTION,
@@ -110,7 +110,7 @@ def wide_cache(folder: Path) -> Path:
 
 def full_attention(folder: Path) -> Path:
     """Small, with heads wide enough for their caches to be quantized."""
-    return _write(
+    return write(
         folder,
         {
             **_ATTENTION,
@@ -125,7 +125,7 @@ def full_attention(folder: Path) -> Path:
 
 def sliding_window(folder: Path) -> Path:
     """Rotating caches beside full ones."""
-    return _write(
+    return write(
         folder,
         {
             **_ATTENTION,
@@ -139,7 +139,7 @@ def sliding_window(folder: Path) -> Path:
 
 def state_space(folder: Path) -> Path:
     """No keys and values at all: a recurrent state."""
-    return _write(
+    return write(
         folder,
         {
             "model_type": "mamba2",
@@ -163,7 +163,7 @@ def state_space(folder: Path) -> Path:
 
 def hybrid(folder: Path) -> Path:
     """Convolutions with a state beside full attention."""
-    return _write(
+    return write(
         folder,
         {
             "model_type": "lfm2",
@@ -199,10 +199,10 @@ def chunked_attention(folder: Path) -> Path:
         "rope_scaling": None,
         "use_qk_norm": True,
     }
-    return _write(folder, {"model_type": "llama4", "text_config": text})
+    return write(folder, {"model_type": "llama4", "text_config": text})
 
 
-def _write(folder: Path, config: dict[str, Any]) -> Path:
+def write(folder: Path, config: dict[str, Any]) -> Path:
     """Save a model with the demo's tokenizer. The weights are the same on every run."""
     demo = json.loads((DEMO / "config.json").read_text())
     vocabulary = {"vocab_size": demo["vocab_size"]}

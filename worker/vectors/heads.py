@@ -98,6 +98,8 @@ def _read_layer(folder: Path) -> tuple[mx.array, mx.array, Any]:
     try:
         settings = json.loads((folder / "config.json").read_text("utf-8"))
         weights: Any = mx.load(str(folder / "model.safetensors"))
+        # A GPU that computes on them would wait for the disk (mlx#3803).
+        mx.eval(weights)
     except (OSError, ValueError, RuntimeError) as error:
         raise RecipeError(f"The layer in {folder} can't be read: {error}") from error
     weight = weights["linear.weight"].astype(mx.float32)
