@@ -138,6 +138,22 @@ def test_what_is_wrong_is_said(
     assert error["type"] == "invalid_request_error"
 
 
+def test_a_session_finds_what_another_computed(client: anthropic.Anthropic) -> None:
+    """Claude Code begins with a line about its bill, which is another one in each."""
+
+    def ask(version: str, text: str) -> anthropic.types.Usage:
+        bill = f"x-anthropic-billing-header: cc_version={version}; cc_entrypoint=cli;"
+        system: Any = [{"type": "text", "text": each} for each in (bill, "Be exact. " * 100)]
+        messages: Any = [{"role": "user", "content": text}]
+        return client.messages.create(
+            model="demo", max_tokens=2, system=system, messages=messages
+        ).usage
+
+    first, second = ask("2.1.197.1c0", "Hello"), ask("2.1.197.f3e", "Good morning")
+    assert first.cache_read_input_tokens == 0
+    assert second.cache_read_input_tokens > first.input_tokens - 2 * 64
+
+
 def test_counts_what_is_longer_than_the_context(client: anthropic.Anthropic) -> None:
     messages: Any = [{"role": "user", "content": "a " * 20_000}]
     counted = client.messages.count_tokens(model="demo", messages=messages)

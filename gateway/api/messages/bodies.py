@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Final, Literal, TypeAlias
 
@@ -14,6 +15,9 @@ from protocol.pictures import Picture
 from protocol.prompts import CalledTool, ChatMessage
 
 _MOST_MESSAGES: Final = 200_000
+# A line of Claude Code's that is about its bill, and another one in each conversation: at the front
+# of a prompt it would keep all that follows from being found in the prompt cache.
+_BILLING: Final = re.compile(r"x-anthropic-billing-header:.*\s*")
 
 
 class TextBlock(Part, tag="text"):
@@ -163,9 +167,8 @@ def chat_messages(body: Conversation, pictures: Sequence[bytes] = ()) -> tuple[C
 
 
 def _joined(content: str | list[TextBlock] | None) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "\n".join(each.text for each in content)
+    blocks = [TextBlock(content or "")] if not isinstance(content, list) else content
+    return "\n".join(each.text for each in blocks if not _BILLING.fullmatch(each.text))
 
 
 def _assistants(index: int, body: MessageBody) -> ChatMessage:
