@@ -23,8 +23,8 @@ from gateway.agent.sessions import MOST_RANKS, Sessions
 from gateway.api.errors import on_defect, on_http_exception, on_refusal
 from gateway.dispatch.refusal import Refusal
 from gateway.edge.capacity import capacity
-from gateway.edge.connection import Connection
 from gateway.edge.door import Door
+from gateway.edge.handshake import Handshake
 from gateway.process.records import WorkerRecords
 from gateway.process.sweep import sweep
 from gateway.process.worker_log import WorkerLog
@@ -90,16 +90,18 @@ async def _serve(
     )
     app.state.sessions = sessions
     signals: asyncio.Queue[int] = asyncio.Queue()
+    handshakes = Tasks("connections")
     server = Server(
         uvicorn.Config(
             Doorkeeper(app, key),
-            http=functools.partial(Connection, door=door),  # type: ignore[arg-type]
+            http=functools.partial(  # type: ignore[arg-type]
+                Handshake, door=door, context=certificates.context, tasks=handshakes
+            ),
             ws="none",
             lifespan="off",
             access_log=False,
             log_config=None,
             timeout_graceful_shutdown=_CLOSE_CONNECTIONS_S,
-            ssl_context_factory=lambda *_: certificates.context,
         ),
         signals,
     )
@@ -118,6 +120,7 @@ async def _serve(
     signalled.cancel()
     await sessions.end()
     server.should_exit = True
+    await handshakes.cancel_all()
     await serving
     await background.cancel_all()
     logger.info("Stopped")

@@ -9,6 +9,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import stat
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from gateway.process.process import ExitStatus
 from gateway.tls.self_signed import fingerprint_of_file
 from tests.support.agent import Agent, Link, order, rank_log, scripted_gateway
 from tests.support.certificates import write_certificate
+from tests.support.edge import shortened
 from tests.support.gateway import eventually, gone
 
 # How a worker ends that is asked to, be it before it listens.
@@ -58,6 +60,10 @@ async def reached(link: AgentLink, folder: Path) -> AsyncIterator[RemoteHost]:
 def insecure(agent: Agent, key: str | None = None) -> httpx.Client:
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     return httpx.Client(base_url=agent.url, verify=False, headers=headers, timeout=60.0)
+
+
+def address_of(agent: Agent) -> tuple[str, int]:
+    return "127.0.0.1", agent.port
 
 
 def key_of(agent: Agent) -> str:
@@ -106,6 +112,28 @@ async def test_a_rank_that_dies_by_itself_is_told_with_its_last_lines(host, tmp_
     end = await end_of(rank)
     assert end.status == ExitStatus(2, None)
     await until(lambda: "error: the following arguments are required" in logged(tmp_path))
+
+
+async def test_silent_strangers_keep_nobody_out(tmp_path):
+    """Who never begins TLS has a descriptor for a while, and makes place for whoever comes."""
+    agent = Agent(environment=shortened(tmp_path / "site", seconds=20.0, files=320))
+    try:
+        process = psutil.Process(agent.process.pid)
+        before = process.num_fds()
+        with contextlib.ExitStack() as stack:
+            silent = []
+            for _ in range(600):
+                stack.enter_context(connection := socket.create_connection(address_of(agent), 60))
+                silent.append(connection)
+            with insecure(agent, key_of(agent)) as client:
+                assert client.get("/v1/host").status_code == 200
+            assert process.num_fds() - before < 200
+            for connection in silent:
+                with contextlib.suppress(ConnectionResetError):
+                    assert connection.recv(1) == b""
+        assert "Traceback" not in agent.log
+    finally:
+        assert agent.stop() == 0
 
 
 async def test_without_room_there_is_no_process_and_the_numbers_are_told(agent, host):

@@ -38,8 +38,10 @@ class Agent:
         port: int = 0,
         prefix: tuple[str, ...] = (),
         arguments: tuple[str, ...] = (),
+        environment: dict[str, str] | None = None,
     ) -> None:
         """`prefix` is a command that becomes the agent's, as `ip netns exec` does."""
+        self._environment = {**os.environ, **(environment or {})}
         self._folder = short_folder()
         self.state_dir = Path(self._folder.name) / "state"
         self._command = [
@@ -57,6 +59,7 @@ class Agent:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            env=self._environment,
         )
         threading.Thread(target=self._collect_log, daemon=True).start()
         assert self.process.stdout is not None

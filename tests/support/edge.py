@@ -25,7 +25,7 @@ def shortened(
             file_limit.MOST_FILES = most
             hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-        if not in_worker() and "serve" in sys.orig_argv:
+        if not in_worker() and {{"serve", "agent"}} & set(sys.orig_argv):
             {limit}
             with contextlib.suppress(ImportError):
                 from gateway.edge import door, reception
