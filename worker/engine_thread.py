@@ -66,11 +66,9 @@ class Ended:
 
 @dataclass(frozen=True)
 class Lost:
-    """Another rank of the model is gone, without which nothing can be computed. None: it isn't
-    known which.
-    """
+    """Another rank of the model is gone, without which nothing can be computed."""
 
-    rank: int | None
+    rank: int
 
 
 @dataclass(frozen=True)
@@ -158,7 +156,7 @@ class EngineThread:
         if self.beat.wakes(time.monotonic(), awaited=any(each.awaited for each in step.tokens)):
             self._wake()
 
-    def lose(self, rank: int | None) -> None:
+    def lose(self, rank: int) -> None:
         """From another thread than the engine's, which may be waiting for the rank that is gone."""
         self.emit(Lost(rank))
 

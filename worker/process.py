@@ -214,11 +214,10 @@ class Conversation:
                 case prepared:
                     self._enqueue(prepared)
 
-    def _lose(self, rank: int | None) -> None:
+    def _lose(self, rank: int) -> None:
         """The engine may come back from a step whose peers are gone, and may not."""
-        logger.error("%s is gone: this rank ends", "A rank" if rank is None else f"Rank {rank}")
-        if rank is not None:
-            self._send(RankLost(rank=rank))
+        logger.error("Rank %d is gone: this rank ends", rank)
+        self._send(RankLost(rank=rank))
         self._lost = True
         ending = threading.Timer(self.orphan_grace_s(), os._exit, (LEFT_ALONE,))
         ending.daemon = True

@@ -21,9 +21,8 @@ class Leader:
 
     lead: Lead
 
-    def __init__(self, command: Load, on_lost: Callable[[int | None], None]) -> None:
-        """`on_lost` is called from a thread, with the rank that is lost, if it
-        is known.
+    def __init__(self, command: Load, on_lost: Callable[[int], None]) -> None:
+        """`on_lost` is called from a thread, with the rank that is lost.
 
         Raises:
             ModelError: the followers can't be heard, or the model asks for what ranks can't do.
@@ -71,6 +70,6 @@ class Leader:
         self._link.finish()
         self._link.close()
 
-    def _lost(self, rank: int | None) -> None:
+    def _lost(self, rank: int) -> None:
         if not self._closing:
             self._on_lost(rank)

@@ -36,8 +36,8 @@ _LOOK_MS: Final = 50
 class LeaderLink:
     """Rank 0's channels. Used by one thread; `on_lost` is called from another."""
 
-    def __init__(self, ranks: Ranks, on_lost: Callable[[int | None], None]) -> None:
-        """`on_lost` is told the rank that is lost, if it is known.
+    def __init__(self, ranks: Ranks, on_lost: Callable[[int], None]) -> None:
+        """`on_lost` is told the rank that is lost.
 
         Raises:
             ModelError: the endpoint can't be bound.
@@ -52,8 +52,9 @@ class LeaderLink:
         except zmq.ZMQError as error:
             raise ModelError(f"{ranks.endpoint}: {error.strerror}", permanent=False) from error
         self._monitor = self._socket.get_monitor_socket(zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED)
-        # Whose connections these descriptors are.
+        # Whose connections these descriptors are: strangers have some, too, which prove nothing.
         self._ranks: dict[int, int] = {}
+        self._gone: list[int] = []
         self._closing = False
         self._watched = False
 
@@ -109,9 +110,8 @@ class LeaderLink:
                 continue
             identity, frame = self._socket.recv_multipart(copy=False)
             rank = int(identity.bytes)
-            with contextlib.suppress(zmq.ZMQError):
-                # It isn't known of every kind of connection on every system.
-                self._ranks[int(frame.get(zmq.SRCFD))] = rank
+            if not self._watched:
+                self._meet(rank, int(frame.get(zmq.SRCFD)))
             try:
                 answers[rank] = answer = decode_answer(frame.bytes)
             except msgspec.DecodeError as error:
@@ -122,18 +122,29 @@ class LeaderLink:
                 raise ModelError(f"Rank {rank}: {answer.reason}", permanent=answer.permanent)
         return answers
 
-    def _watch(self) -> None:
-        """Which of those that are connected is a follower isn't told for sure, so they are
-        counted.
+    def _meet(self, rank: int, descriptor: int) -> None:
+        """A follower is heard on this connection. The ends of earlier ones with its descriptor have
+        been told before, and are told no more.
         """
-        connected: set[int] = set()
-        for event, value in _events(self._monitor):
-            if event == zmq.Event.ACCEPTED:
-                connected.add(value)
-            elif value in connected:
-                connected.discard(value)
-                if len(connected) < len(self._followers) and not self._closing:
-                    self._on_lost(self._ranks.get(value))
+        gone = False
+        with contextlib.suppress(zmq.Again):
+            while True:
+                told = recv_monitor_message(self._monitor, zmq.NOBLOCK)
+                if told["value"] == descriptor:
+                    gone = told["event"] == zmq.Event.DISCONNECTED
+                elif told["event"] == zmq.Event.DISCONNECTED and told["value"] in self._ranks:
+                    self._gone.append(self._ranks.pop(told["value"]))
+        if gone:
+            self._gone.append(rank)
+        else:
+            self._ranks[descriptor] = rank
+
+    def _watch(self) -> None:
+        for rank in self._gone:
+            self._on_lost(rank)
+        for descriptor in _ends(self._monitor):
+            if descriptor in self._ranks and not self._closing:
+                self._on_lost(self._ranks.pop(descriptor))
 
 
 class FollowerLink:
@@ -170,20 +181,23 @@ class FollowerLink:
         self._context.term()
 
     def _watch(self) -> None:
-        for _ in _events(self._monitor):
+        for _ in _ends(self._monitor):
             if not self._closing:
                 self._on_lost("Rank 0 is gone")
 
 
-def _events(monitor: zmq.Socket[bytes]) -> Iterator[tuple[int, int]]:
-    """Until the context ends, which waits for this socket too."""
+def _ends(monitor: zmq.Socket[bytes]) -> Iterator[int]:
+    """Descriptors whose connections have ended, until the context ends, which waits for this socket
+    too.
+    """
     while True:
         try:
             told = recv_monitor_message(monitor)
         except zmq.ContextTerminated:
             monitor.close(linger=0)
             return
-        yield told["event"], told["value"]
+        if told["event"] == zmq.Event.DISCONNECTED:
+            yield told["value"]
 
 
 def _listed(versions: dict[str, str]) -> str:
