@@ -30,6 +30,7 @@ from gateway.memory.groups import Group
 from gateway.memory.holder import Holder, Need
 from gateway.memory.reading import Pressure
 from gateway.memory.returns import Returns
+from gateway.memory.shortage import Shortage
 from gateway.memory.stranded.policy import Reading, Stranded
 from gateway.memory.stranded.record import StrandedRecord
 from gateway.memory.tenant import Tenant
@@ -91,6 +92,7 @@ class Steward:
         # A worker that slept along with everybody owes no answer, and nobody has waited.
         self._clock = present_clock()
         self._decision: asyncio.Handle | None = None
+        self._shortage = Shortage()
         self._relieved_at = float("-inf")
         self._frozen = False
         # Models that wait for a host of their ranks.
@@ -284,12 +286,13 @@ class Steward:
             return
         self._decide_now()
         now = self._clock.now()
-        if pressure in ("warn", "critical") and now - self._relieved_at >= _BETWEEN_RELIEFS_S:
+        short = self._shortage.lasting(pressure, now)
+        if short is not None and now - self._relieved_at >= _BETWEEN_RELIEFS_S:
             self._relieved_at = now
             self._note_all()
-            reason = f"the machine is short of memory ({pressure})"
-            for decision in self.admission.relieve(now, all_idle=pressure == "critical"):
-                self._events.emit("relieve", decision.model_id, pressure=pressure)
+            reason = f"the machine is short of memory ({short})"
+            for decision in self.admission.relieve(now, all_idle=short == "critical"):
+                self._events.emit("relieve", decision.model_id, pressure=short)
                 self._execution.perform(decision, {}, reason)
 
     # Inside

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from gateway.memory.footprint import FootprintError, footprint
@@ -45,25 +46,14 @@ class Sampler:
         self._thread.join(60)
 
     def _sample(self) -> None:
-        children = Path(f"/proc/{self._gateway.pid}/task/{self._gateway.pid}/children")
+        gateway = psutil.Process(self._gateway.pid)
         while not self._over.wait(BETWEEN_SAMPLES_S):
-            pids = [int(each) for task in _tasks(children) for each in task]
+            pids = [each.pid for each in gateway.children()]
             held = {pid: _footprint_bytes(pid) for pid in pids}
             self._peaks = {pid: max(self._peaks.get(pid, 0), held[pid]) for pid in pids}
             self.highest_bytes = max(self.highest_bytes, sum(held.values()))
             self.highest_peaks_bytes = max(self.highest_peaks_bytes, sum(self._peaks.values()))
             self.count += 1
-
-
-def _tasks(children: Path) -> list[list[str]]:
-    """Children are listed with the thread that started them."""
-    found = []
-    for task in children.parent.parent.iterdir():
-        try:
-            found.append((task / "children").read_text().split())
-        except OSError:
-            continue
-    return found
 
 
 def _footprint_bytes(pid: int) -> int:

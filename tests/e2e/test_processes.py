@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -107,6 +108,7 @@ def test_requests_join_a_start_in_progress(gateway: Gateway, whole: str) -> None
     assert gateway.model("demo")["restarts"] == before["restarts"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads a process's maps in /proc")
 def test_the_gateway_process_is_thin(gateway: Gateway) -> None:
     gateway.load("demo")
     gateway.load("other")

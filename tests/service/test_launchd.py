@@ -517,3 +517,19 @@ def test_the_second_of_two_sessions_lets_the_first_serve(
     )
     assert second.returncode == 0
     assert f"The service runs already (pid {pid})" in second.stderr
+
+
+def test_the_stand_in_knows_who_lives_without_a_proc(tmp_path: Path) -> None:
+    """As on macOS, where nothing is read of a process."""
+    managers = ServiceManagers(tmp_path)
+    program = (managers.programs / "launchctl").read_text().partition("import plistlib")[0]
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        code = program.replace('"/proc/', '"/no/proc/').replace('f"/proc/', 'f"/no/proc/')
+        asks = f"{code}\nprint(alive({process.pid}), alive(int(arguments[0])))\n"
+        gone = subprocess.run(
+            [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
+        )
+        said = subprocess.check_output([sys.executable, "-c", asks, gone.stdout.decode().strip()])
+        assert process.stdin is not None
+        process.stdin.close()
+    assert said.split() == [b"True", b"False"]

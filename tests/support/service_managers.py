@@ -40,9 +40,14 @@ for rule in rules:
 
 def alive(pid):
     try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    try:
         return Path(f"/proc/{{pid}}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
-        return False
+        # Without a /proc, as on macOS, whose launchd reaps at once; or it has just ended.
+        return not Path("/proc/self/stat").exists()
 """
 
 _LAUNCHCTL = """

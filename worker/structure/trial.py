@@ -64,6 +64,8 @@ def outcome(grammar: str) -> Outcome:
             stderr=subprocess.DEVNULL,
             timeout=_LONGEST_S,
             check=False,
+            # Else CPython forks on macOS, where a process that has touched Metal must not.
+            close_fds=False,
         )
     except subprocess.TimeoutExpired:
         return Outcome("it takes too long to compile")
