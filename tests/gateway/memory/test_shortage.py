@@ -38,6 +38,5 @@ def test_what_counts_was_there_all_the_time(readings: list[tuple[Pressure | None
         past.append((now, level))
         counts = shortage.lasting(level, now)
         if counts is not None:
-            begun = max(at for at, _ in past if now - at >= 5.0)
-            since = [each for at, each in past if at >= begun]
-            assert all(order.index(each) >= order.index(counts) for each in since)
+            begun = max(index for index, (at, _) in enumerate(past) if now - at >= 5.0)
+            assert all(order.index(each) >= order.index(counts) for _, each in past[begun:])
