@@ -22,9 +22,12 @@ from tests.support.gateway import Gateway, eventually
 from tests.support.hub import Hub
 from tests.support.pictures import RED, png
 from tests.support.pulls import model_files
+from tests.support.streams import open_stream
 
 PULLED = "org/slow-4bit"
 QUESTION = "What is Bulkhead?"
+MISSING = "a-company/whose-models-have-names-that-tell-it-all-30B-A3B-Instruct-4bit"
+MISSING_FOLDER = "/nowhere/" + "/".join(["a-folder-within-another"] * 6)
 TOOL = {
     "type": "function",
     "function": {
@@ -62,7 +65,9 @@ class Site:
         self.slow, self.slower = faults / "slow", faults / "slower"
         self._state_dir = state_dir
         self._port = _free_port()
-        self._config = f'[hub]\nendpoint = "{hub.url}"\n'
+        self._config = (
+            f'[hub]\nendpoint = "{hub.url}"\n[models."{MISSING}"]\npath = "{MISSING_FOLDER}"\n'
+        )
         step = in_engine_step(
             f"time.sleep(0.1 * os.path.exists({str(self.slow)!r})"
             f" + 2 * os.path.exists({str(self.slower)!r}))"
@@ -220,12 +225,37 @@ def test_a_load_is_watched(page: Browser, site: Site) -> None:
     page.until(lambda: _state(page) == "unloaded")
     page.click("[aria-label='Load demo']")
     page.until(lambda: _state(page) == "ready")
-    page.sees(".events", "ready")
+    page.sees(".events", "demo was loaded in ")
     page.until(lambda: "demo: ready" in page.find("[aria-labelledby=models] [role=status]").text)
-    assert page.text(".legend[aria-label=Promised]").startswith("Promised\nFloors\n")
+    assert page.text(".legend[aria-label=Promised]").startswith("Promised\ndemo\n")
+    page.click("[aria-labelledby=memory] button.quiet")
+    assert page.text(".legend[aria-label=Promised]").startswith("Promised\nFloor\n")
     page.click("[aria-label='Unload demo']")
     page.until(lambda: _state(page) == "unloaded")
     assert not page.there("dialog"), "nothing was cut"
+
+
+def test_what_is_wrong_stands_at_the_top_and_words_are_explained(page: Browser) -> None:
+    page.sees(".troubles", f"There is no model folder {MISSING_FOLDER}")
+    assert page.find(".cards h3").text == MISSING
+    assert "1 with trouble" in page.text("[aria-labelledby=models]")
+    page.click(".facts .term")
+    page.sees(".meaning:popover-open", ".")
+    page.type("[aria-label='Filter of events']", "nothing is like this")
+    page.sees("[aria-labelledby=events]", "No event is like that.")
+    page.type("[aria-label='Filter of events']", "NO MODEL FOLDER")
+    page.sees(".events .told", f"{MISSING} is unloaded: ")
+
+
+def test_who_waits_is_told_for_what(page: Browser, site: Site) -> None:
+    site.gateway.order("unload").raise_for_status()
+    with site.slowed():
+        site.slower.touch()
+        waiting = open_stream(
+            site.gateway, QUESTION, headers={"x-api-key": site.admin_key}, max_tokens=3
+        )
+        page.until(lambda: "runs" in page.text(".why") or "the model is " in page.text(".why"))
+    assert waiting.join().outcome
 
 
 def test_an_answer_goes_on_after_a_kill(page: Browser, site: Site) -> None:
@@ -303,7 +333,10 @@ def test_logs_follow_a_model(page: Browser, site: Site) -> None:
     site.gateway.order("restart").raise_for_status()
     page.until(lambda: len(page.text(".log")) > len(known))
     page.choose(".choice select", "")
-    page.sees(".log", " info state ")
+    page.sees(".log", " info: demo is ready")
+    page.click("[aria-label='Level of the log'] option:nth-child(2)")
+    page.until(lambda: "demo is ready" not in page.text(".log"))
+    page.sees(".log", " warning: ")
 
 
 def test_keys_are_made_and_revoked(page: Browser, site: Site) -> None:
@@ -335,6 +368,9 @@ def test_a_pull_is_cancelled_and_resumed(page: Browser, hub: Hub) -> None:
         hub.rate = None
     page.click(f"[aria-label='Resume {PULLED}']")
     page.sees(".pulls .state", "done")
+    page.type("[aria-labelledby=pulls] input", "org/nowhere" + Keys.ENTER)
+    page.sees(".pulls .state", "failed")
+    assert not page.there("[aria-label='Resume org/nowhere']"), "it would fail again"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -345,8 +381,8 @@ def test_nobody_is_left_out(page: Browser, scheme: str) -> None:
         for width in (1280, 390):
             page.resize(width, 900)
             assert page.findings() == [], (view, width)
-            overflow = "return document.documentElement.scrollWidth - innerWidth"
-            assert page.driver.execute_script(overflow) <= 0, (view, width)
+            taken = "return document.documentElement.scrollWidth"
+            assert page.driver.execute_script(taken) <= width, (view, width)
     page.resize(1280, 1000)
 
 

@@ -2,41 +2,37 @@
 
 import { clock } from "./format.js";
 import { html, useState } from "./html.js";
+import { LEVELS, nothingSifted, passes, Sift } from "./sift.js";
+import { isSerious, sentence } from "./told.js";
 
-const BAD = ["overgrown", "stranded", "refuse", "breaker", "hang", "escalation", "caution"];
-const PLACED = ["id", "at", "event", "model"];
+const FIRST = 12;
 
 export function Events({ events }) {
   const [all, setAll] = useState(false);
-  const newest = events.toReversed();
-  const shown = all ? newest : newest.slice(0, 12);
+  const [sift, setSift] = useState(nothingSifted);
+  const found = events
+    .map((each) => ({ each, text: sentence(each), level: isSerious(each) ? "warning" : "info" }))
+    .filter(({ text, level }) => passes(sift, level, text))
+    .toReversed();
   return html`
     <section aria-labelledby="events">
       <h2 id="events">Events</h2>
-      ${events.length === 0 && html`<p class="empty">Nothing has happened yet.</p>`}
+      ${events.length > 0 && html`<${Sift} sift=${sift} onSift=${setSift} what="events" levels=${LEVELS.slice(0, 2)} />`}
+      ${found.length === 0 && html`<p class="empty">${events.length ? "No event is like that." : "Nothing has happened yet."}</p>`}
       <ol class="events">
-        ${shown.map(
-          (each) => html`
-            <li key=${each.id} class=${BAD.includes(each.event) ? "bad" : ""}>
+        ${(all ? found : found.slice(0, FIRST)).map(
+          ({ each, text, level }) => html`
+            <li key=${each.id} class=${level === "warning" ? "bad" : ""}>
               <time datetime=${new Date(each.at * 1000).toISOString()}>${clock(each.at)}</time>
-              <span class="kind">${each.event}</span>
-              <span class="subject">${each.model ?? "gateway"}</span>
-              <span class="fields">${fields(each)}</span>
+              <span class="told">${text}</span>
             </li>
           `,
         )}
       </ol>
-      ${events.length > 12 &&
+      ${found.length > FIRST &&
       html`<button class="quiet" aria-expanded=${all} onClick=${() => setAll(!all)}>
-        ${all ? "Show the last 12" : `Show all ${events.length}`}
+        ${all ? `Show the last ${FIRST}` : `Show all ${found.length}`}
       </button>`}
     </section>
   `;
-}
-
-function fields(event) {
-  return Object.entries(event)
-    .filter(([name, value]) => !PLACED.includes(name) && value !== null)
-    .map(([name, value]) => `${name}=${typeof value === "object" ? JSON.stringify(value) : value}`)
-    .join("  ");
 }

@@ -1,18 +1,21 @@
 // What a model's workers print, or the gateway itself, as it comes.
 
 import { ApiError, ask, modelPath } from "./api.js";
+import { clock } from "./format.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { messages } from "./server_sent_events.js";
+import { nothingSifted, passes, Sift } from "./sift.js";
+import { rest, sentence } from "./told.js";
 
 const FIRST_LINES = 200;
 const MOST_LINES = 2000;
 const PAUSE_MS = 1000;
 const DRAW_MS = 50;
-const PLACED = ["time", "level", "logger", "message", "event"];
 
 export function Logs({ live, argument }) {
   const [lines, setLines] = useState([]);
   const [refusal, setRefusal] = useState(null);
+  const [sift, setSift] = useState(nothingSifted);
   const box = useRef(null);
   const atEnd = useRef(true);
   const ids = live.status.models.map((each) => each.id);
@@ -20,7 +23,7 @@ export function Logs({ live, argument }) {
   useEffect(() => follow(argument, setLines, setRefusal), [argument]);
   useEffect(() => {
     if (atEnd.current) box.current.scrollTop = box.current.scrollHeight;
-  }, [lines]);
+  }, [lines, sift]);
   const onScroll = () => {
     const { scrollTop, scrollHeight, clientHeight } = box.current;
     atEnd.current = scrollHeight - scrollTop - clientHeight < 40;
@@ -28,6 +31,7 @@ export function Logs({ live, argument }) {
   const choose = (event) => {
     location.hash = event.target.value ? `logs/${event.target.value}` : "logs";
   };
+  const shown = lines.filter(({ level, text }) => passes(sift, level, text));
   return html`
     <label class="choice">
       Log of
@@ -36,9 +40,10 @@ export function Logs({ live, argument }) {
         ${ids.map((id) => html`<option value=${id}>${id}</option>`)}
       </select>
     </label>
+    <${Sift} sift=${sift} onSift=${setSift} what="the log" />
     ${refusal && html`<p class="error" role="alert">${refusal}</p>`}
     <pre class="log" ref=${box} onScroll=${onScroll} tabindex="0" role="region" aria-label="Log">${
-      lines.length === 0 ? "Nothing was written yet." : lines.join("\n")
+      lines.length === 0 ? "Nothing was written yet." : shown.map(({ text }) => text).join("\n") || "No line is like that."
     }</pre>
   `;
 }
@@ -79,17 +84,16 @@ function follow(id, setLines, setRefusal) {
   return () => over.abort();
 }
 
-// A line of JSON as a sentence; any other as it is.
+// { level, text }: a line of JSON as a sentence; any other as it is.
 function readable(line) {
   let told;
   try {
     told = JSON.parse(line);
   } catch {
-    return line;
+    return { text: line };
   }
-  if (told === null || typeof told !== "object" || !told.time) return line;
-  const rest = Object.entries(told)
-    .filter(([name]) => !PLACED.includes(name))
-    .map(([name, value]) => `${name}=${typeof value === "object" ? JSON.stringify(value) : value}`);
-  return [told.time, told.level, told.message ?? told.event, ...rest].filter(Boolean).join(" ");
+  if (told === null || typeof told !== "object" || !told.time) return { text: line };
+  const { message, ...others } = told;
+  const text = message === undefined ? sentence(told) : [message, rest(others)].filter(Boolean).join(" · ");
+  return { level: told.level, text: `${clock(Date.parse(told.time) / 1000)} ${told.level}: ${text}` };
 }

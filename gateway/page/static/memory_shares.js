@@ -1,20 +1,24 @@
 // Who has which part of the memory, as the status tells it. No drawing.
 
+const COLOURS = 6;
+
 // What processes hold: [{ kind, label, bytes }], from left to right; what the workers may use comes
-// first, so that the budget is a line in it. Weights, caches and buffers are those of all models.
-export function held(status) {
+// first, so that the budget is a line in it: model by model, or the weights, caches and buffers of all.
+export function held(status, byModel) {
   const { memory, models } = status;
   const onCard = memory.card_total_bytes !== null;
   const workers = models.map((each) => each.worker).filter((each) => each !== null);
   const weights = sum(workers, "weight_bytes");
   const caches = sum(workers, "cache_bytes");
   const footprint = sum(workers, "footprint_bytes");
-  const parts = [
-    { kind: "weights", label: "Weights", bytes: weights },
-    { kind: "caches", label: "Caches", bytes: caches },
-    { kind: "buffers", label: "Other of workers", bytes: Math.max(0, footprint - weights - caches) },
-    { kind: "stranded", label: "Stranded", bytes: memory.stranded_bytes ?? 0 },
-  ];
+  const parts = byModel
+    ? ofModels(models, (each) => each.worker?.footprint_bytes)
+    : [
+        { kind: "weights", label: "Weights", bytes: weights },
+        { kind: "caches", label: "Caches", bytes: caches },
+        { kind: "buffers", label: "Other of workers", bytes: Math.max(0, footprint - weights - caches) },
+      ];
+  parts.push({ kind: "stranded", label: "Stranded", bytes: memory.stranded_bytes ?? 0 });
   if (onCard) {
     const available = memory.card_available_bytes ?? 0;
     const rest = total(status) - available - parts.reduce((all, each) => all + each.bytes, 0);
@@ -30,16 +34,27 @@ export function held(status) {
 }
 
 // What models were promised, of the same whole.
-export function promised(status) {
+export function promised(status, byModel) {
   const floors = sum(status.models, "floor_bytes");
   const lent = sum(status.models, "lent_bytes") + sum(status.models, "returning_bytes");
   const { budget_bytes: budget, granted_bytes: granted } = status.memory;
+  const ofAll = [
+    { kind: "floor", label: "Floor", bytes: floors },
+    { kind: "lent", label: "Lent", bytes: lent },
+  ];
+  const own = (each) => each.floor_bytes + each.lent_bytes + each.returning_bytes;
   return [
-    { kind: "floor", label: "Floors", bytes: floors },
-    { kind: "lent", label: "Loans", bytes: lent },
-    { kind: "spare", label: "Spare's room", bytes: Math.max(0, granted - floors - lent) },
+    ...(byModel ? ofModels(status.models, own) : ofAll),
+    { kind: "spare", label: "Spare worker", bytes: Math.max(0, granted - floors - lent) },
     { kind: "unpromised", label: "Left of the budget", bytes: Math.max(0, (budget ?? 0) - granted) },
   ];
+}
+
+// A model has one colour in both tracks.
+function ofModels(models, bytesOf) {
+  return models
+    .map((each, at) => ({ kind: `model-${at % COLOURS}`, label: each.id, bytes: bytesOf(each) ?? 0 }))
+    .filter((each) => each.bytes > 0);
 }
 
 export function total(status) {

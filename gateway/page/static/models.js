@@ -6,7 +6,9 @@ import { bytes, count, counted, duration } from "./format.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { order, question, verbs } from "./orders.js";
 import { Sparkline } from "./sparkline.js";
+import { Term } from "./terms.js";
 
+const RESTING = ["unloaded", "held"];
 const LABELS = { load: "Load", unload: "Unload", restart: "Restart", kill: "Kill" };
 
 export function Models({ live }) {
@@ -27,6 +29,8 @@ export function Models({ live }) {
     else run(verb, model);
   };
   const { models } = live.status;
+  const cards = models.filter((each) => !isResting(each)).toSorted((one, other) => rank(one) - rank(other));
+  const resting = models.filter(isResting);
   return html`
     <section aria-labelledby="models">
       <h2 id="models">Models</h2>
@@ -34,13 +38,37 @@ export function Models({ live }) {
       <${Failure} error=${error} onClose=${() => setError(null)} />
       ${models.length === 0 && html`<p class="empty">No model is configured.</p>`}
       <ul class="cards">
-        ${models.map(
+        ${cards.map(
           (model) =>
             html`<${Model} key=${model.id} model=${model} rates=${live.rates[model.id] ?? []} onVerb=${onVerb} />`,
         )}
       </ul>
+      <ul class="resting">
+        ${resting.map((model) => html`<${Resting} key=${model.id} model=${model} onVerb=${onVerb} />`)}
+      </ul>
       <${Confirm} question=${asked} onClose=${() => setAsked(null)} />
     </section>
+  `;
+}
+
+// Nothing runs of it, nobody waits for it, and nothing is wrong with it.
+function isResting(model) {
+  return RESTING.includes(model.state) && !model.failure && model.queue_depth === 0;
+}
+
+// What is wrong first, then what is waited for.
+function rank(model) {
+  if (model.failure) return 0;
+  return model.queue_depth > 0 || model.state !== "ready" ? 1 : 2;
+}
+
+function Resting({ model, onVerb }) {
+  return html`
+    <li data-model=${model.id}>
+      <span class="name">${model.id}</span>
+      <span class=${`state ${model.state}`}>${model.state}</span>
+      <${Actions} model=${model} onVerb=${onVerb} />
+    </li>
   `;
 }
 
@@ -65,9 +93,11 @@ function Model({ model, rates, onVerb }) {
         ${model.pinned && html`<span class="tag">pinned</span>`}
       </div>
       ${model.reason && html`<p class="reason">${model.reason}</p>`}
-      <${Sparkline} rates=${rates} />
+      ${worker && html`<${Sparkline} rates=${rates} />`}
       <dl class="facts">
-        ${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}
+        ${facts
+          .filter(([, value]) => value !== "–")
+          .map(([name, value]) => html`<div><dt><${Term} name=${name} /></dt><dd>${value}</dd></div>`)}
       </dl>
       ${worker &&
       html`<p class="worker">
@@ -75,18 +105,24 @@ function Model({ model, rates, onVerb }) {
         `, oldest request ${duration(model.oldest_active_s)}`}
       </p>`}
       ${model.last_exit && html`<${LastExit} exit=${model.last_exit} />`}
-      <div class="actions">
-        ${verbs(model).map(
-          (verb) => html`
-            <button class=${verb === "kill" ? "danger" : ""} aria-label=${`${LABELS[verb]} ${model.id}`}
-              onClick=${() => onVerb(verb, model)}>
-              ${LABELS[verb]}
-            </button>
-          `,
-        )}
-        <a class="button" href=${`#logs/${model.id}`} aria-label=${`Logs of ${model.id}`}>Logs</a>
-      </div>
+      <${Actions} model=${model} onVerb=${onVerb} />
     </li>
+  `;
+}
+
+function Actions({ model, onVerb }) {
+  return html`
+    <div class="actions">
+      ${verbs(model).map(
+        (verb) => html`
+          <button class=${verb === "kill" ? "danger" : ""} aria-label=${`${LABELS[verb]} ${model.id}`}
+            onClick=${() => onVerb(verb, model)}>
+            ${LABELS[verb]}
+          </button>
+        `,
+      )}
+      <a class="button" href=${`#logs/${model.id}`} aria-label=${`Logs of ${model.id}`}>Logs</a>
+    </div>
   `;
 }
 
@@ -113,5 +149,16 @@ function Changes({ models }) {
     if (changed.length > 0) setSaid(changed.join(", "));
   }, [states]);
   return html`<p class="unseen" role="status">${said}</p>
-    <p class="sum">${counted(models.filter((each) => each.state === "ready").length, "model")} of ${models.length} ready</p>`;
+    <p class="sum">${summary(models)}</p>`;
+}
+
+// "1 model of 5 ready, 2 with trouble, 1 waited for".
+function summary(models) {
+  const ready = models.filter((each) => each.state === "ready").length;
+  const wrong = models.filter((each) => each.failure).length;
+  const wanted = models.filter((each) => !each.failure && each.state !== "ready" && each.queue_depth > 0).length;
+  const parts = [`${counted(ready, "model")} of ${models.length} ready`];
+  if (wrong) parts.push(`${wrong} with trouble`);
+  if (wanted) parts.push(`${wanted} waited for`);
+  return parts.join(", ");
 }

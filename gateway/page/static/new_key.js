@@ -23,7 +23,7 @@ export function NewKey({ models, onAdd }) {
   `;
   return html`
     <section aria-labelledby="new-key">
-      <h2 id="new-key">Another key</h2>
+      <h2 id="new-key">New key</h2>
       <form class="fields" ref=${form} onSubmit=${submit}>
         <label>Name<input name="name" required autocomplete="off" spellcheck=${false} autocapitalize="off" /></label>
         ${number("rpm", "Requests a minute")} ${number("tpm", "Tokens a minute")}

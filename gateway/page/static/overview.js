@@ -7,18 +7,19 @@ import { Memory } from "./memory.js";
 import { Models } from "./models.js";
 import { Pulls } from "./pulls.js";
 import { Requests } from "./requests.js";
+import { Meanings } from "./terms.js";
+import { Troubles } from "./troubles.js";
 
 export function Overview({ live }) {
   const { status, requests, events } = live;
   return html`
-    <p class="sum">
-      The gateway is ${status.state}, for ${duration(status.uptime_s)}.
-      ${status.reason && html`<strong class="bad">${status.reason}</strong>`}
-    </p>
+    <p class="sum">The gateway is ${status.state}, for ${duration(status.uptime_s)}.</p>
+    <${Troubles} status=${status} />
     <${Memory} status=${status} />
     <${Models} live=${live} />
-    <${Requests} requests=${requests} />
+    <${Requests} requests=${requests} models=${status.models} />
     <${Pulls} />
     <${Events} events=${events} />
+    <${Meanings} />
   `;
 }

@@ -9,6 +9,8 @@ const PATH = "/admin/v1/pulls";
 const BUSY_MS = 1000;
 const IDLE_MS = 5000;
 const OVER = ["done", "failed", "cancelled"];
+// What another try as it is may heal.
+const PASSING = ["unreachable", "wrong_bytes", "busy", "disk_full"];
 
 export function Pulls() {
   const [pulls, setPulls] = useState(null);
@@ -93,7 +95,7 @@ function Pull({ pull, onPull, onCancel }) {
       ${pull.offered_as && html`<p class="sum">It is served as <code>${pull.offered_as}</code>.</p>`}
       <div class="actions">
         ${!OVER.includes(state) && html`<button onClick=${() => onCancel(pull.id)} aria-label=${`Cancel ${model}`}>Cancel</button>`}
-        ${(state === "cancelled" || state === "failed") &&
+        ${(state === "cancelled" || PASSING.includes(pull.code)) &&
         html`<button onClick=${() => onPull(model)} aria-label=${`Resume ${model}`}>Resume</button>`}
         ${pull.code === "insufficient_memory" &&
         html`<button onClick=${() => onPull(model, true)} aria-label=${`Pull ${model} anyway`}>Pull anyway</button>`}

@@ -3,7 +3,16 @@
 import { count, duration } from "./format.js";
 import { html } from "./html.js";
 
-export function Requests({ requests }) {
+// What it does, or what it waits for.
+function state({ state: how, place }, model) {
+  if (how === "running") return model?.reason ? `runs; ${model.reason}` : "runs";
+  const parked = how === "parked" ? ", parked" : "";
+  if (!model || model.state === "ready") return `${place}${parked}: those before it run first`;
+  return `${place}${parked}: the model is ${model.state}${model.reason ? `, ${model.reason}` : ""}`;
+}
+
+export function Requests({ requests, models }) {
+  const byId = new Map(models.map((each) => [each.id, each]));
   return html`
     <section aria-labelledby="requests">
       <h2 id="requests">Requests</h2>
@@ -15,7 +24,7 @@ export function Requests({ requests }) {
                 <thead>
                   <tr>
                     <th scope="col">Model</th>
-                    <th scope="col">Place</th>
+                    <th scope="col">State</th>
                     <th scope="col">Age</th>
                     <th scope="col">Prompt</th>
                     <th scope="col">Answer</th>
@@ -28,7 +37,7 @@ export function Requests({ requests }) {
                     (each) => html`
                       <tr class=${each.state}>
                         <th scope="row">${each.model}</th>
-                        <td>${each.state === "running" ? "runs" : `${each.place}${each.state === "parked" ? ", parked" : ""}`}</td>
+                        <td class="why">${state(each, byId.get(each.model))}</td>
                         <td class="number">${duration(each.age_s)}</td>
                         <td class="number">${each.prompt_tokens ? count(each.prompt_tokens) : "–"}</td>
                         <td class="number">${count(each.delivered_tokens)}</td>
