@@ -1,9 +1,10 @@
-"""Finds out who makes a request, refuses who may not, and counts what the others use."""
+"""Finds out who makes a request, refuses who may not, cuts off who may no longer, and counts."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Final
 
 from starlette.requests import Request
@@ -15,17 +16,36 @@ from gateway.api.record import Record, note_outcome
 from gateway.dispatch.refusal import Refusal
 from gateway.keys.access import Need, counts, needed, passed_on, shown_key
 from gateway.keys.caller import ANYBODY, STRANGER, Caller
-from gateway.keys.desk import Desk
+from gateway.keys.desk import Desk, KeyDesk
 from gateway.keys.keys import Keys
 from gateway.keys.limits import Denial
+from gateway.keys.seat import Seat, Spending
 from protocol.answers import Usage
 
 _KEY: Final = "caller"
+_SEAT: Final = "seat"
 
 
 def caller_of(request: Request) -> Caller:
     caller: Caller = request.scope["state"][_KEY]
     return caller
+
+
+def seat_of(request: Request) -> Seat | None:
+    """What it has of the limits of its key; None: there are none for it."""
+    seat: Seat | None = request.scope["state"].get(_SEAT)
+    return seat
+
+
+def take_places(request: Request, answers: Sequence[Spending]) -> None:
+    """Count all of these against the limits of its key.
+
+    Raises:
+        Refusal: they are too many at once.
+    """
+    seat = seat_of(request)
+    if seat is not None and (denial := seat.take(answers)) is not None:
+        raise _denied(caller_of(request).name, denial)
 
 
 class Callers:
@@ -41,7 +61,11 @@ class Callers:
                 await error_response(_passed_on(header), scope["path"])(scope, receive, send)
                 return
             scope["state"][_KEY] = ANYBODY
-            await self._app(scope, receive, send)
+            if scope["method"] == "GET" and needed("GET", scope["path"]) is Need.ADMIN:
+                # What is followed goes on for ever; all else has an end.
+                await self._serve(self._keys.anybody, False, scope, receive, send)
+            else:
+                await self._app(scope, receive, send)
             return
         try:
             caller = self._identify(scope)
@@ -56,10 +80,8 @@ class Callers:
             return
         work = counts(scope["method"], scope["path"])
         try:
-            if caller.admin:
-                await self._app(scope, receive, send)
-            else:
-                await self._serve(self._keys.desk(caller.name), work, scope, receive, send)
+            desk = self._keys.operator if caller.admin else self._keys.desk(caller.name)
+            await self._serve(desk, work, scope, receive, send)
         finally:
             if work and (usage := _uncounted(record)) is not None:
                 self._keys.account(caller.name, usage)
@@ -86,27 +108,32 @@ class Callers:
     async def _serve(
         self, desk: Desk, work: bool, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Within the limits of a key, and as long as it isn't revoked."""
+        """Within the limits of a key, and as long as it opens something."""
         sending = _Sending(send, desk)
         task = asyncio.current_task()
         assert task is not None
-        if work and (denial := desk.limits.admit(time.monotonic())) is not None:
-            refusal = _denied(desk, denial)
-            await error_response(refusal, scope["path"])(scope, receive, sending.send)
-            return
+        seat = None
+        if work and isinstance(desk, KeyDesk):
+            admitted = desk.limits.admit(time.monotonic())
+            if isinstance(admitted, Denial):
+                refusal = _denied(desk.name, admitted)
+                await error_response(refusal, scope["path"])(scope, receive, sending.send)
+                return
+            scope["state"][_SEAT] = seat = admitted
         desk.enter(task)
         try:
             await self._app(scope, receive, sending.send)
         except asyncio.CancelledError:
-            if not desk.revoked:
+            if desk.closed is None:
                 raise
             task.uncancel()
             await sending.end(scope, receive)
         finally:
             desk.leave(task)
-            if work:
+            if seat is not None and isinstance(desk, KeyDesk):
                 record: Record = scope["state"]["record"]
-                desk.limits.release(time.monotonic(), _tokens(_uncounted(record)))
+                desk.limits.spend(time.monotonic(), _tokens(_uncounted(record)))
+                seat.release()
 
 
 class _Sending:
@@ -123,12 +150,15 @@ class _Sending:
             self._started = True
             headers = [*message.get("headers", ())]
             self._framing = framing_of(headers)
-            message["headers"] = [*headers, *self._desk.limits.headers(time.monotonic())]
+            if isinstance(self._desk, KeyDesk):
+                headers += self._desk.limits.headers(time.monotonic())
+            message["headers"] = headers
         await self._send(message)
 
     async def end(self, scope: Scope, receive: Receive) -> None:
         """Raises: Refusal: there is no way to say it any more, and the connection is to be cut."""
-        refusal = Refusal("invalid_api_key", "The API key was revoked.")
+        assert self._desk.closed is not None
+        refusal = Refusal("invalid_api_key", self._desk.closed)
         if not self._started:
             await error_response(refusal, scope["path"])(scope, receive, self._send)
         elif self._framing is not None:
@@ -139,12 +169,15 @@ class _Sending:
             raise refusal
 
 
-def _denied(desk: Desk, denial: Denial) -> Refusal:
+def _denied(name: str | None, denial: Denial) -> Refusal:
+    said, again = "has had its", f"try again in {denial.retry_after_s} s"
+    if denial.retry_after_s is None:
+        said, again = "may have", "ask for fewer answers"
     return Refusal(
         "rate_limit_exceeded",
-        f"The API key {desk.name!r} has had its {denial.reason}: try again in "
-        f"{denial.retry_after_s} s.",
+        f"The API key {name!r} {said} {denial.reason}: {again}.",
         retry_after_s=denial.retry_after_s,
+        lasting=denial.retry_after_s is None,
     )
 
 

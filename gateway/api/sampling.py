@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 from starlette.requests import Request as HttpRequest
 
-from gateway.api.callers import caller_of
+from gateway.api.callers import caller_of, take_places
 from gateway.api.parameters import Place
 from gateway.api.record import record_of
 from gateway.api.supported import check_supported, refusing
@@ -157,7 +157,8 @@ def new_requests(
     What the client calls the prompt is `prompt_param`.
 
     Raises:
-        Refusal: a header, or keep_alive, can't be read, or it is too much at once.
+        Refusal: a header, or keep_alive, can't be read, or it is too much at once, for anybody or
+            for its key.
     """
     check_mailbox(http_request)
     if len(generates) * body.answers > MOST_ANSWERS:
@@ -190,6 +191,7 @@ def new_requests(
         for index in range(body.answers)
     ]
     record.timings = [each.timing for each in requests]
+    take_places(http_request, requests)
     return requests
 
 

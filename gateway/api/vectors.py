@@ -11,7 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.callers import caller_of
+from gateway.api.callers import caller_of, take_places
 from gateway.api.errors import error_response
 from gateway.api.record import CLIENT_LEFT, note_outcome, note_usage, record_of
 from gateway.api.sampling import (
@@ -75,6 +75,7 @@ def submit(
         params={**params, "truncate": "truncate_prompt_tokens"},
     )
     record.timings = (request.timing,)
+    take_places(http_request, [request])
     fleet.submit(compartment, request)
     return compartment, request
 

@@ -1,4 +1,4 @@
-"""What runs under one key: counted against its limits, and cut off when it is revoked."""
+"""What runs under one key: cut off when that opens nothing any more, and bound by its limits."""
 
 from __future__ import annotations
 
@@ -9,20 +9,11 @@ from gateway.keys.limits import Limits
 
 
 class Desk:
-    """`digest` tells the key from a later one of the same name. `revoked` says why those tasks were
-    cancelled that were at work here.
-    """
+    """`closed` says why those tasks were cancelled that were at work here."""
 
-    def __init__(self, key: ApiKey) -> None:
-        self.name = key.name
-        self.digest = key.digest
-        self.owner = key.owner
-        self.limits = Limits(key)
-        self.revoked = False
+    def __init__(self) -> None:
+        self.closed: str | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-
-    def configure(self, key: ApiKey) -> None:
-        self.limits.terms = key
 
     def enter(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
@@ -30,8 +21,22 @@ class Desk:
     def leave(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
 
-    def close(self) -> None:
-        """The key opens nothing any more, from now on."""
-        self.revoked = True
+    def close(self, reason: str) -> None:
+        """Nobody gets in here any more, from now on."""
+        self.closed = reason
         for task in self._tasks:
             task.cancel()
+
+
+class KeyDesk(Desk):
+    """`digest` tells the key from a later one of the same name."""
+
+    def __init__(self, key: ApiKey) -> None:
+        super().__init__()
+        self.name = key.name
+        self.digest = key.digest
+        self.owner = key.owner
+        self.limits = Limits(key)
+
+    def configure(self, key: ApiKey) -> None:
+        self.limits.terms = key

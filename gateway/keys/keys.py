@@ -15,10 +15,11 @@ from gateway.keys.accounts import Accounts, Book, Counts
 from gateway.keys.admin_key import ensured_admin_key
 from gateway.keys.api_key import ApiKey, Terms, name_of_owner
 from gateway.keys.caller import ADMIN
-from gateway.keys.desk import Desk
+from gateway.keys.desk import Desk, KeyDesk
 from gateway.keys.key_file import KeyFile, KeyFileError, Signature
 from gateway.keys.limits import LimitsState
 from gateway.keys.ring import Held, KeyRing
+from gateway.keys.seat import Seat
 from gateway.state.secret_file import write_secret
 from gateway.state.state_dir import StateDir
 from gateway.state.state_file import read_state
@@ -61,7 +62,9 @@ class Keys:
         self._keys = self._file.read()
         self._admin_secret = ensured_admin_key(self._admin_path)
         self._ring = KeyRing(self._keys, self._admin_secret)
-        self._desks: dict[str, Desk] = {}
+        self._desks: dict[str, KeyDesk] = {}
+        # Who came before there were keys, and who shows the operator's.
+        self.anybody, self.operator = Desk(), Desk()
         self._accounts = Accounts(read_state(self._usage_path, Book) or Book())
         self._lane = Lane("keys")
         self._complained: str | None = None
@@ -78,7 +81,7 @@ class Keys:
     def find(self, secret: bytes) -> Held | None:
         return self._ring.find(secret)
 
-    def desk(self, name: str) -> Desk:
+    def desk(self, name: str) -> KeyDesk:
         return self._desks[name]
 
     def opens(self, owner: str) -> bool:
@@ -99,6 +102,9 @@ class Keys:
                 logger.error("The keys stay as they were: %s", error)
             return
         self._complained = None
+        if secret != self._admin_secret:
+            self.operator.close("The admin key was replaced by another.")
+            self.operator = Desk()
         if secret != self._admin_secret or keys is not None:
             self._signature, self._admin_secret = signature, secret
             self._take(self._keys if keys is None else keys)
@@ -181,7 +187,19 @@ class Keys:
             self._accounts.note_lost()
             logger.warning("What was used can't be kept in %s: %s", self._usage_path, error)
 
-    def _desk_of(self, owner: str) -> Desk | None:
+    def seat(self, owner: str) -> Seat | None:
+        """For what was accepted before, as a background answer; None: there is nothing to count it
+        against.
+        """
+        desk = self._desk_of(owner)
+        return None if desk is None else desk.limits.seat()
+
+    def exhausted(self, owner: str) -> bool:
+        """Its key has had all tokens that it may have in a minute."""
+        desk = self._desk_of(owner)
+        return desk is not None and desk.limits.exhausted(time.monotonic())
+
+    def _desk_of(self, owner: str) -> KeyDesk | None:
         desk = self._desks.get(name_of_owner(owner) or "")
         return desk if desk is not None and desk.owner == owner else None
 
@@ -191,17 +209,19 @@ class Keys:
     def _take(self, keys: tuple[ApiKey, ...]) -> None:
         self._keys = keys
         self._ring = KeyRing(keys, self._admin_secret)
-        self.required = self.required or bool(keys)
+        if keys and not self.required:
+            self.required = True
+            self.anybody.close("There are API keys by now, and one is needed.")
         opening = {each.name: each for each in keys if each.revoked_at is None}
         for name, desk in list(self._desks.items()):
             if name not in opening or opening[name].digest != desk.digest:
                 del self._desks[name]
-                desk.close()
+                desk.close("The API key was revoked.")
         for name, key in opening.items():
             if name in self._desks:
                 self._desks[name].configure(key)
             else:
-                self._desks[name] = Desk(key)
+                self._desks[name] = KeyDesk(key)
 
 
 def _today() -> str:

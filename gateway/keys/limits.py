@@ -9,6 +9,7 @@ from typing import Final
 from msgspec import Struct
 
 from gateway.keys.api_key import Terms
+from gateway.keys.seat import Seat
 from gateway.keys.window import Window
 
 # A running request may end at any time.
@@ -16,10 +17,10 @@ _AGAIN_S: Final = 1
 
 
 class Denial(Struct, frozen=True):
-    """Why a request has to wait, in a sentence, and for how long."""
+    """Why a request has to wait, in a sentence, and for how long; None: it would wait for ever."""
 
     reason: str
-    retry_after_s: int
+    retry_after_s: int | None
 
 
 class LimitsState(Struct, frozen=True):
@@ -30,13 +31,13 @@ class LimitsState(Struct, frozen=True):
 
 
 class Limits:
-    """Requests are counted when they come in, tokens when their request is over: the one that goes
+    """Requests are counted when they come in, tokens as they are computed: the answer that goes
     beyond the limit is finished, and the next ones wait.
     """
 
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
-        self.running = 0
+        self._seats: set[Seat] = set()
         self._requests = Window()
         self._tokens = Window()
 
@@ -50,38 +51,58 @@ class Limits:
         self._requests.restore(state.requests)
         self._tokens.restore(state.tokens)
 
-    def admit(self, now: float) -> Denial | None:
-        """Take a request in, which has to be ended by `release`; or say why not."""
+    def admit(self, now: float) -> Seat | Denial:
+        """Take a request in, or say why not."""
         terms = self.terms
-        if terms.concurrent is not None and self.running >= terms.concurrent:
-            return Denial(f"{terms.concurrent} at once, as many as it may have", _AGAIN_S)
+        if (denial := self.short_of(1)) is not None:
+            return denial
         if terms.rpm is not None and self._requests.taken(now) >= terms.rpm:
             wait_s = self._requests.below_s(now, terms.rpm)
             return Denial(f"{terms.rpm} requests a minute", _whole(wait_s))
-        if terms.tpm is not None and self._tokens.taken(now) >= terms.tpm:
+        if terms.tpm is not None and self.exhausted(now):
             wait_s = self._tokens.below_s(now, terms.tpm)
             return Denial(f"{terms.tpm} tokens a minute", _whole(wait_s))
-        self.running += 1
         self._requests.add(now, 1)
-        return None
+        return self.seat()
 
-    def release(self, now: float, tokens: int) -> None:
-        """A request that was admitted is over, and took so many tokens."""
-        self.running -= 1
-        self.spend(now, tokens)
+    def seat(self) -> Seat:
+        """For what was accepted before, however many there are."""
+        seat = Seat(self)
+        self._seats.add(seat)
+        return seat
+
+    def short_of(self, places: int, held: int = 0) -> Denial | None:
+        """Why somebody who has some can't have so many places in all; None: there are so many."""
+        most = self.terms.concurrent
+        taken = sum(each.places for each in self._seats) - held
+        if most is None or taken + places <= max(most, held):
+            return None
+        if places > most:
+            return Denial(f"{most} at once, and this asks for {places}", None)
+        return Denial(f"{most} at once, as many as it may have", _AGAIN_S)
+
+    def leave(self, seat: Seat) -> None:
+        self._seats.discard(seat)
+
+    def exhausted(self, now: float) -> bool:
+        """What was computed within a minute, and is being computed, is as much as may be."""
+        return self.terms.tpm is not None and self._spent(now) >= self.terms.tpm
 
     def spend(self, now: float, tokens: int) -> None:
-        """Tokens of what is no request any more, as of a background answer."""
+        """Tokens of an answer that is over."""
         self._tokens.add(now, tokens)
+
+    def _spent(self, now: float) -> int:
+        return self._tokens.taken(now) + sum(each.tokens for each in self._seats)
 
     def headers(self, now: float) -> Iterator[tuple[bytes, bytes]]:
         """OpenAI's, for the limits that there are. A reset is when all of it is there again."""
-        for what, limit, window in (
-            (b"requests", self.terms.rpm, self._requests),
-            (b"tokens", self.terms.tpm, self._tokens),
+        for what, limit, window, taken in (
+            (b"requests", self.terms.rpm, self._requests, self._requests.taken),
+            (b"tokens", self.terms.tpm, self._tokens, self._spent),
         ):
             if limit is not None:
-                left = max(0, limit - window.taken(now))
+                left = max(0, limit - taken(now))
                 yield b"x-ratelimit-limit-" + what, b"%d" % limit
                 yield b"x-ratelimit-remaining-" + what, b"%d" % left
                 yield b"x-ratelimit-reset-" + what, b"%ds" % math.ceil(window.below_s(now, 1))

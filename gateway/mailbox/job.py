@@ -11,6 +11,7 @@ from gateway.api.choices import usage_of
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
 from gateway.edge.share import Share
+from gateway.keys.seat import Seat
 from gateway.mailbox.entry import Entry, Outcome
 from gateway.model.compartment import Compartment
 from protocol.answers import Usage
@@ -26,8 +27,12 @@ class Job:
     on the event loop.
     """
 
-    def __init__(self, entry: Entry, *, streams: bool, renewals: int) -> None:
-        """`renewals` is how often the file had been begun anew when it was written there."""
+    def __init__(
+        self, entry: Entry, *, streams: bool, renewals: int, seat: Seat | None = None
+    ) -> None:
+        """`renewals` is how often the file had been begun anew when it was written there. The job
+        releases the `seat` of its key.
+        """
         self.entry = entry
         self.streams = streams
         self.renewals = renewals
@@ -40,6 +45,7 @@ class Job:
         self.deleted = False
         self.settled = asyncio.Event()
         self._compartment: Compartment | None = None
+        self._seat = seat
         self._share: Share | None = None
         self._followers: set[asyncio.Event] = set()
 
@@ -72,8 +78,15 @@ class Job:
     def begun(self, compartment: Compartment, requests: list[Request]) -> None:
         self._compartment = compartment
         self.requests = requests
+        if self._seat is not None:
+            self._seat.count(requests)
         if self.cancelled:
             self.cancel()
+
+    def counted(self) -> None:
+        """What it took is in its key's account by now."""
+        if self._seat is not None:
+            self._seat.answers = ()
 
     def cancel(self) -> None:
         """Whoever makes it stops."""
@@ -98,6 +111,9 @@ class Job:
         """Without an outcome it is made after the gateway's next start."""
         self.outcome, self.refusal = outcome, refusal
         self.let_go()
+        if self._seat is not None:
+            self._seat.release()
+            self._seat = None
         self.settled.set()
         self._notify()
 

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import logging
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final, Protocol
@@ -18,6 +19,7 @@ from gateway.dispatch.request import ClientGoneError
 from gateway.edge.byte_budget import ByteBudget
 from gateway.edge.share import Share
 from gateway.fleet.fleet import Fleet
+from gateway.keys.seat import Seat
 from gateway.logs.line import about
 from gateway.mailbox.archive import ANSWER_S, Archive
 from gateway.mailbox.entry import Api, Entry, Found, Name, Outcome, Work
@@ -25,7 +27,7 @@ from gateway.mailbox.family import Family
 from gateway.mailbox.job import Job
 from gateway.mailbox.making import make
 from gateway.mailbox.queue import BackgroundQueue, Turn
-from gateway.mailbox.retention import Retention
+from gateway.mailbox.retention import Retention, share_of_free
 from gateway.system.tasks import Tasks
 from protocol.answers import Usage
 
@@ -46,6 +48,12 @@ class Owners(Protocol):
 
     def spend(self, owner: str, usage: Usage) -> None:
         """Count what was computed for it: no request that ends does that here."""
+
+    def seat(self, owner: str) -> Seat | None:
+        """A place among those that the key has at once; None: it has no bound."""
+
+    def exhausted(self, owner: str) -> bool:
+        """Whether the key has had what it may have in a minute."""
 
 
 class Mailbox:
@@ -70,7 +78,8 @@ class Mailbox:
         self._jobs: dict[Name, Job] = {}
         # Ends that couldn't be written down yet. Nothing new begins as long as there are some.
         self._unwritten: dict[Name, tuple[Job, Outcome]] = {}
-        self._accepting = 0
+        # By owners.
+        self._accepting: Counter[str] = Counter()
         # What the gateway before this one is making yet, and whether one after this makes the rest.
         self._elsewhere: frozenset[Name] = frozenset()
         self._leaving = False
@@ -138,33 +147,32 @@ class Mailbox:
         items: bytes,
         body: bytes,
         share: Share,
+        seat: Seat | None,
         *,
         streams: bool = False,
     ) -> Job:
-        """It will be made from now on: at once, or in the background when its turn has come. What
-        is made at once holds the `share` of who asks. With `streams` somebody follows its events
-        now, whether or not they are kept.
+        """It will be made from now on: at once, or in the background when its turn has come. It
+        holds the `seat` of who asks until its end, and if it is made at once the `share`, too. With
+        `streams` somebody follows its events now, whether or not they are kept.
 
         Raises:
             Refusal: its queue is full, it can't be written down, or its name is taken.
         """
         self._fleet.check_serves()
-        depth = self._fleet.settings.mailbox.depth
-        if entry.background and self._queue.waiting + self._accepting >= depth:
-            raise Refusal(
-                "queue_full",
-                f"{depth} background responses wait already, as many as mailbox.depth allows: try "
-                "again later.",
-                retry_after_s=_RETRY_AFTER_S,
-            )
-        self._accepting += entry.background
+        if entry.background:
+            self._check_depth(entry.owner)
+            self._accepting[entry.owner] += 1
         try:
             archive, store = self._archive, self._archive.store
             encoded = work.encode()
             await archive.write(store.add, entry, encoded, items, body, self._retention)
         finally:
-            self._accepting -= entry.background
-        job = Job(entry, streams=entry.streams or streams, renewals=self._archive.renewals)
+            if entry.background:
+                self._accepting[entry.owner] -= 1
+        if seat is not None:
+            seat.hold()
+        renewals = self._archive.renewals
+        job = Job(entry, streams=entry.streams or streams, renewals=renewals, seat=seat)
         self._jobs[entry.name] = job
         if entry.background and not self._leaving:
             self._queue.restore(_turn_of(entry))
@@ -173,6 +181,21 @@ class Mailbox:
             job.hold(share)
             self._tasks.start(self._run(job, work, body), entry.id)
         return job
+
+    def _check_depth(self, owner: str) -> None:
+        """Raises: Refusal: as many wait as may."""
+        depth = self._fleet.settings.mailbox.depth
+        waiting = self._queue.owners + self._accepting
+        total = waiting.total()
+        most = share_of_free(depth, total - waiting[owner]) if owner else depth
+        if total >= depth or waiting[owner] >= most:
+            whose = " of this API key" if total < depth else ""
+            raise Refusal(
+                "queue_full",
+                f"{waiting[owner] if whose else total} background responses{whose} wait already, "
+                "as many as mailbox.depth allows: try again later.",
+                retry_after_s=_RETRY_AFTER_S,
+            )
 
     def open(self, job: Job, body: bytes) -> None:
         """Record the first events of one that waits, by its body, if they aren't there."""
@@ -266,7 +289,9 @@ class Mailbox:
 
     def _restore(self, entry: Entry) -> None:
         if entry.name not in self._jobs:
-            job = Job(entry, streams=entry.streams, renewals=self._archive.renewals)
+            seat = self._owners.seat(entry.owner)
+            renewals = self._archive.renewals
+            job = Job(entry, streams=entry.streams, renewals=renewals, seat=seat)
             self._jobs[entry.name] = job
             self._queue.restore(_turn_of(entry))
 
@@ -296,7 +321,8 @@ class Mailbox:
         if self._unwritten or self._archive.trouble is not None or self._leaving:
             return None
         concurrency = self._fleet.settings.mailbox.concurrency
-        return self._queue.next(concurrency, self._full)
+        spent = [owner for owner in self._queue.owners if self._owners.exhausted(owner)]
+        return self._queue.next(concurrency, self._full, spent)
 
     def _start(self, name: Name) -> None:
         job = self._jobs[name]
@@ -415,6 +441,7 @@ class Mailbox:
         entry.status, entry.ended_at = outcome.status, time.time()
         if entry.owner and usage is not None:
             self._owners.spend(entry.owner, usage)
+            job.counted()
         if entry.streams:
             events = b"".join(job.events) + last_events
             outcome = msgspec.structs.replace(outcome, events=events)

@@ -52,11 +52,23 @@ class BackgroundQueue:
             place -= 1
         self._waiting.insert(place, turn)
 
-    def next(self, concurrency: int, without: Collection[str] = ()) -> Turn | None:
-        """Who runs from now on, if anybody may; nobody of the models in `without`."""
+    @property
+    def owners(self) -> Counter[str]:
+        """How many of each owner's wait."""
+        return Counter(owner for owner, _ in (each.name for each in self._waiting))
+
+    def next(
+        self, concurrency: int, without: Collection[str] = (), spent: Collection[str] = ()
+    ) -> Turn | None:
+        """Who runs from now on, if anybody may; nobody of the models in `without`, or of the owners
+        in `spent`.
+        """
         busy = Counter(each.model for each in self._running.values())
         for place, turn in enumerate(self._waiting):
-            if turn.model not in without and busy[turn.model] < concurrency:
+            owner, _ = turn.name
+            if owner in spent or turn.model in without:
+                continue
+            if busy[turn.model] < concurrency:
                 del self._waiting[place]
                 self._running[turn.name] = turn
                 return turn

@@ -26,6 +26,13 @@ class Retention(Struct, frozen=True):
         return max(0, held_bytes + more_bytes - self.size_bytes)
 
 
+def share_of_free(total: int, others: int) -> int:
+    """How much one owner may have of a total while others have so much: half of what they leave, so
+    that nobody takes all, whoever comes later.
+    """
+    return max(0, total - others + 1) // 2
+
+
 def charged_bytes(*contents: bytes) -> int:
     """What an entry with these contents counts for."""
     return OVERHEAD_BYTES + sum(map(len, contents))

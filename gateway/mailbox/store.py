@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import zlib
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from gateway.mailbox.database import Database, StoreError
 from gateway.mailbox.entry import PENDING, Api, Entry, Found, Name, Outcome
-from gateway.mailbox.retention import Retention, charged_bytes
+from gateway.mailbox.retention import Retention, charged_bytes, share_of_free
 
 _ENTRY: Final = (
     "owner, id, api, model, status, created_at, deadline_at, ended_at, priority, attempts, "
@@ -31,7 +32,12 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self._database = Database(path)
-        self.held_bytes = 0
+        # By owners, with what goes on in another gateway's process as it was when this one looked.
+        self._held: Counter[str] = Counter()
+
+    @property
+    def held_bytes(self) -> int:
+        return self._held.total()
 
     @property
     def aside(self) -> Path:
@@ -49,8 +55,8 @@ class Store:
         try:
             self._database.open()
             with self._explained():
-                total = "SELECT coalesce(sum(bytes), 0) FROM answers"
-                (self.held_bytes,) = self._sql.execute(total).fetchone()
+                held = "SELECT owner, sum(bytes) FROM answers GROUP BY owner"
+                self._held = Counter(dict(self._sql.execute(held)))
                 running = self._sql.execute(
                     "SELECT owner, id FROM answers WHERE status = 'in_progress'"
                 ).fetchall()
@@ -132,7 +138,7 @@ class Store:
             before_bytes, items_bytes = row
             size = charged_bytes(outcome.body, events) + items_bytes
             # An answer is written whatever room there is: it was accepted.
-            self._make_room(keep.excess_bytes(self.held_bytes - before_bytes, size))
+            self._make_room(entry.owner, size - before_bytes, keep)
             self._sql.execute(
                 "UPDATE answers SET status = ?, ended_at = ?, http_status = ?, body = ?, "
                 "work = x'', events = ?, bytes = ? WHERE owner = ? AND id = ?",
@@ -146,7 +152,7 @@ class Store:
                     *entry.name,
                 ),
             )
-            self.held_bytes += size - before_bytes
+            self._held[entry.owner] += size - before_bytes
             return True
 
     def find(self, name: Name, items: bool, events: bool, take: Take) -> Found | None:
@@ -196,7 +202,7 @@ class Store:
         """Let go of what has waited long enough, or is more than there may be by now."""
         with self._explained():
             self._delete("WHERE ended_at <= ?", keep.expires_before(now))
-            self._make_room(keep.excess_bytes(self.held_bytes, 0))
+            self._make_room(None, 0, keep)
             # A script is stepped to its end; a statement without rows only once, which is a page.
             self._sql.executescript(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE});")
 
@@ -220,7 +226,9 @@ class Store:
         keep: Retention,
     ) -> None:
         size = charged_bytes(body, work, items, events)
-        if excess := self._make_room(keep.excess_bytes(self.held_bytes, size)):
+        if entry.pending and entry.owner:
+            self._check_share(entry.owner, size, keep)
+        if excess := self._make_room(entry.owner, size, keep):
             raise StoreError(
                 f"it would hold {excess} bytes more than mailbox.size, and nothing in it may go yet"
             )
@@ -249,27 +257,60 @@ class Store:
                 size,
             ),
         )
-        self.held_bytes += size
+        self._held[entry.owner] += size
 
-    def _make_room(self, excess_bytes: int) -> int:
-        """Delete the oldest of those that are there; returns the bytes that are still too many."""
+    def _check_share(self, owner: str, more_bytes: int, keep: Retention) -> None:
+        """Raises: StoreError: so much of one key's would wait that it could keep out all others."""
+        rows = self._sql.execute(
+            "SELECT owner, sum(bytes) FROM answers WHERE ended_at IS NULL GROUP BY owner"
+        )
+        waiting = Counter(dict(rows))
+        others = waiting.total() - waiting[owner]
+        most = share_of_free(keep.size_bytes, others)
+        if waiting[owner] + more_bytes > most:
+            raise StoreError(
+                f"what this API key has waiting would take more than {most} bytes, its share of "
+                "mailbox.size"
+            )
+
+    def _make_room(self, owner: str | None, more_bytes: int, keep: Retention) -> int:
+        """Delete the oldest of those that are there, of whoever holds most: somebody who comes with
+        more pushes out nobody who holds less. Returns the bytes that are still too many.
+        """
+        held = self._held.copy()
+        if owner is not None:
+            held[owner] += more_bytes
+        excess_bytes = keep.excess_bytes(held.total(), 0)
         while excess_bytes > 0:
-            row = self._sql.execute(
-                "SELECT number, bytes FROM answers WHERE ended_at IS NOT NULL "
-                "ORDER BY ended_at, number LIMIT 1"
-            ).fetchone()
-            if row is None:
+            least = 0 if owner is None else held[owner]
+            victim = self._victim([each for each in held if held[each] >= least], held)
+            if victim is None:
                 return excess_bytes
-            self._delete("WHERE number = ?", row[0])
-            excess_bytes -= row[1]
+            whose, number, size = victim
+            self._delete("WHERE number = ?", number)
+            held[whose] -= size
+            excess_bytes -= size
         return 0
+
+    def _victim(self, owners: Iterable[str], held: Counter[str]) -> tuple[str, int, int] | None:
+        """Whose answer goes, its number and its bytes."""
+        for owner in sorted(owners, key=lambda each: -held[each]):
+            row = self._sql.execute(
+                "SELECT number, bytes FROM answers WHERE owner = ? AND ended_at IS NOT NULL "
+                "ORDER BY ended_at, number LIMIT 1",
+                (owner,),
+            ).fetchone()
+            if row is not None:
+                return owner, row[0], row[1]
+        return None
 
     def _delete(self, where: str, *arguments: str | float) -> bool:
         gone = self._sql.execute(
-            f"DELETE FROM answers {where} RETURNING bytes",
+            f"DELETE FROM answers {where} RETURNING owner, bytes",
             arguments,
         ).fetchall()
-        self.held_bytes -= sum(size for (size,) in gone)
+        for owner, size in gone:
+            self._held[owner] -= size
         return bool(gone)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import socket
@@ -36,10 +37,15 @@ def gateway() -> Iterator[Gateway]:
     )
     try:
         assert running.client.get("/v1/models").status_code == 200
+        followed = contextlib.ExitStack()
+        live = followed.enter_context(running.client.stream("GET", "/admin/v1/live")).iter_text()
+        assert next(live)
         made = bulkhead("key", "add", "first", "--state-dir", str(running.state_dir))
         assert made.returncode == 0, made.stderr
         assert "From now on" in made.stderr
         assert running.client.get("/v1/models").status_code == 401, "at once"
+        assert "There are API keys by now" in "".join(live), "who looked on sees no more"
+        followed.close()
         first = {"authorization": f"Bearer {made.stdout.split()[-1]}"}
         assert running.client.get("/v1/models", headers=first).status_code == 200
         secret = (running.state_dir / "admin.key").read_text().strip()
@@ -363,3 +369,80 @@ def test_what_the_mailbox_makes_is_counted_once(gateway: Gateway) -> None:
     left = gateway.client.get("/v1/models", headers=headers).headers
     used = counts["prompt_tokens"] + counts["completion_tokens"]
     assert left["x-ratelimit-remaining-tokens"] == str(1000 - used)
+
+
+def _code(answer: httpx.Response) -> str | None:
+    error = answer.json().get("error")
+    return None if error is None else error["code"]
+
+
+def test_a_place_is_held_until_the_answer_is_made(gateway: Gateway) -> None:
+    """By who asks for it in the background, or leaves, as well; and each of `n` has one."""
+    headers = _new(gateway, "crowd", concurrent=2)
+    long = {"max_tokens": 3000, "ignore_eos": True}
+    background = {"model": "demo", "input": "Hi", "background": True, "ignore_eos": True}
+    with _stranger(gateway) as client:
+        client.headers.update(headers)
+
+        def asked() -> httpx.Response:
+            return client.post(CHAT, json=chat_body("Hi", max_tokens=1))
+
+        never = client.post(CHAT, json=chat_body("Hi", n=3, max_tokens=1))
+        assert (never.status_code, _code(never)) == (429, "rate_limit_exceeded")
+        assert never.headers["x-should-retry"] == "false"
+        assert client.post(CHAT, json=chat_body("Hi", n=2, max_tokens=1)).status_code == 200
+        running = [
+            client.post("/v1/responses", json={**background, "max_output_tokens": 3000}).json()
+            for _ in range(2)
+        ]
+        for answer in (asked(), client.post("/v1/responses", json=background)):
+            assert (answer.status_code, _code(answer)) == (429, "rate_limit_exceeded")
+        client.post(f"/v1/responses/{running[0]['id']}/cancel").raise_for_status()
+        eventually(lambda: asked().status_code == 200)
+        body = json.dumps(chat_body("Hi", **long)).encode()
+        lines = [f"POST {CHAT} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
+        lines += ["X-Mailbox: keep", "X-Request-Id: crowded"]
+        lines += [f"Authorization: {headers['authorization']}", "", ""]
+        with connect(gateway) as connection:
+            send(connection, "\r\n".join(lines).encode() + body)
+            kept = f"{CHAT}/chatcmpl-crowded"
+            eventually(lambda: client.get(kept).status_code == 202)
+        assert _code(asked()) == "rate_limit_exceeded", "its client has left, and it goes on"
+        client.delete(kept).raise_for_status()
+        eventually(lambda: asked().status_code == 200)
+        client.post(f"/v1/responses/{running[1]['id']}/cancel").raise_for_status()
+
+
+def test_tokens_count_before_an_answer_is_over(gateway: Gateway) -> None:
+    """Else a key would begin as much as it likes while its first answer is made."""
+    headers = _new(gateway, "hasty", tpm=100)
+    stream = open_stream(
+        gateway, "Tell me a story.", headers=headers, max_tokens=4000, ignore_eos=True
+    )
+    with _stranger(gateway) as client:
+        client.headers.update(headers)
+        body = chat_body("Hi", max_tokens=1)
+        eventually(lambda: client.post(CHAT, json=body).status_code == 429)
+    assert not stream.done
+    gateway.client.delete("/admin/v1/keys/hasty").raise_for_status()
+    stream.join()
+
+
+def test_what_an_operator_follows_ends_with_the_admin_key(gateway: Gateway) -> None:
+    secret = gateway.client.headers["x-api-key"]
+    paths = ("/admin/v1/live", "/admin/v1/logs?follow=1", "/admin/v1/events")
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(_stranger(gateway))
+        client.headers["x-api-key"] = secret
+        streams = [stack.enter_context(client.stream("GET", each)) for each in paths]
+        readers = [each.iter_text() for each in streams]
+        for each in readers:
+            assert next(each)
+        path = gateway.state_dir / "admin.key"
+        path.unlink()
+        # Each ends by itself, and its reader with it.
+        for each in readers:
+            assert "The admin key was replaced" in "".join(each)
+        assert client.get("/admin/v1/status").status_code == 401
+    gateway.client.headers["x-api-key"] = path.read_text().strip()
+    assert gateway.client.get("/admin/v1/status").status_code == 200

@@ -12,6 +12,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from gateway.api.answer import Format, server_sent_event
+from gateway.api.callers import seat_of
 from gateway.api.chat.writer import ChatFormat
 from gateway.api.errors import envelope
 from gateway.api.followed import Followed
@@ -102,8 +103,8 @@ async def keep(
     )
     body = msgspec.json.encode(PendingBody(entry.id, form.created, form.model_id))
     work = work_of(requests, msgspec.json.encode(form))
-    share = share_of(request.scope)
-    job = await mailbox_of(request).accept(entry, work, b"", body, share, streams=stream)
+    share, seat = share_of(request.scope), seat_of(request)
+    job = await mailbox_of(request).accept(entry, work, b"", body, share, seat, streams=stream)
     return Followed(job, stream=stream, headers={"x-mailbox-id": entry.id})
 
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from gateway.api.answer import Answer
 from gateway.api.bodies import beside_the_loop, read_json
-from gateway.api.callers import caller_of
+from gateway.api.callers import caller_of, seat_of
 from gateway.api.choices import submit_all
 from gateway.api.followed import Followed
 from gateway.api.kept import mailbox_of, owner_of, work_of
@@ -154,7 +154,7 @@ async def _in_background(
     queued = msgspec.json.encode(form.response)
     share = share_of(request.scope)
     mailbox = mailbox_of(request)
-    job = await mailbox.accept(entry, work, items, queued, share)
+    job = await mailbox.accept(entry, work, items, queued, share, seat_of(request))
     if body.stream:
         mailbox.open(job, queued)
         return Followed(job, stream=True)

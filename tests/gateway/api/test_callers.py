@@ -39,6 +39,7 @@ class World:
         self.go = asyncio.Event()
         self.began = asyncio.Event()
         self.ended = 0
+        self.streams = asyncio.Semaphore(0)
         self.meter = HttpMeter()
         self.faults = Faults()
         recorded = Recorded(
@@ -71,6 +72,7 @@ class World:
             self.ended += 1
 
     async def _events(self) -> AsyncIterator[bytes]:
+        self.streams.release()
         yield b"data: 1\n\n"
         await self.go.wait()
         yield b"data: 2\n\n"
@@ -270,6 +272,44 @@ async def test_a_revoked_key_stops_at_once(world: World) -> None:
     assert (await world.client.get("/v1/models", headers=laptop)).status_code == 401
     world.go.set()
     assert (await other).status_code == 200
+
+
+async def test_what_was_followed_before_there_were_keys_ends_with_the_first(world: World) -> None:
+    following = asyncio.create_task(world.client.get("/admin/v1/live?wait=stream"))
+    await world.began.wait()
+    world.began.clear()
+    # An answer has an end of its own.
+    answering = asyncio.create_task(world.client.post(f"{WORK}?wait=1"))
+    await world.began.wait()
+    await world.add("first")
+    cut = await following
+    assert cut.text.startswith("data: 1\n\nevent: error\ndata: ")
+    assert "There are API keys by now" in cut.text
+    world.go.set()
+    assert (await answering).status_code == 200
+
+
+async def test_who_shows_an_admin_key_that_was_replaced_is_cut_off(world: World) -> None:
+    laptop = await world.add("laptop")
+    following = [
+        asyncio.create_task(world.client.get(f"{path}?wait=stream", headers=headers))
+        for path, headers in (
+            ("/admin/v1/live", world.admin),
+            ("/admin/v1/logs", world.admin),
+            (WORK, laptop),
+        )
+    ]
+    for _ in following:
+        await world.streams.acquire()
+    world.state_dir.admin_key_path.unlink()
+    await world.keys.look()
+    for each in following[:2]:
+        assert "The admin key was replaced" in (await each).text
+    assert not following[2].done()
+    again = asyncio.create_task(world.client.get("/admin?wait=stream", headers=world.admin))
+    await world.streams.acquire()
+    world.go.set()
+    assert (await following[2]).text == (await again).text == "data: 1\n\ndata: 2\n\n"
 
 
 async def test_a_new_key_of_the_same_name_is_another(world: World) -> None:

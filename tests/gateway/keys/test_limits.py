@@ -6,8 +6,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gateway.keys.api_key import Terms
-from gateway.keys.limits import Limits
+from gateway.keys.limits import Denial, Limits
+from gateway.keys.seat import Seat
 from gateway.keys.window import MINUTE_S, STEP_S, Window
+from protocol.answers import Usage
 
 
 def test_what_is_taken_counts_for_a_minute() -> None:
@@ -30,7 +32,7 @@ def test_says_when_it_is_below_a_limit_again() -> None:
 
 def test_headers_are_about_limits_that_there_are() -> None:
     limits = Limits(Terms(rpm=2))
-    assert limits.admit(0.0) is None
+    _admitted(limits)
     assert dict(limits.headers(0.0)) == {
         b"x-ratelimit-limit-requests": b"2",
         b"x-ratelimit-remaining-requests": b"1",
@@ -41,11 +43,78 @@ def test_headers_are_about_limits_that_there_are() -> None:
 
 def test_other_terms_hold_at_once() -> None:
     limits = Limits(Terms(rpm=1))
-    assert limits.admit(0.0) is None
-    assert limits.admit(0.0) is not None
+    assert isinstance(limits.admit(0.0), Seat)
+    assert isinstance(limits.admit(0.0), Denial)
     limits.terms = Terms(rpm=2)
-    assert limits.admit(0.0) is None
-    assert limits.admit(0.0) is not None
+    assert isinstance(limits.admit(0.0), Seat)
+    assert isinstance(limits.admit(0.0), Denial)
+
+
+class _Answer:
+    """An answer to a prompt of so many tokens."""
+
+    def __init__(self, prompt_tokens: int = 0, *, repeats: bool = False) -> None:
+        self.prompt_counts = not repeats
+        self.spent: Usage | None = None
+        self._prompt_tokens = prompt_tokens
+
+    def make(self, tokens: int) -> None:
+        self.spent = Usage(self._prompt_tokens, tokens)
+
+
+def test_each_answer_takes_a_place_until_nobody_holds_it() -> None:
+    limits = Limits(Terms(concurrent=3))
+    seat = _admitted(limits)
+    assert seat.take([_Answer(), _Answer()]) is None
+    other = _admitted(limits)
+    assert isinstance(limits.admit(0.0), Denial)
+    wide = other.take([_Answer()] * 2)
+    assert wide is not None
+    assert wide.retry_after_s == 1
+    never = other.take([_Answer()] * 4)
+    assert never is not None
+    assert never.retry_after_s is None
+    # What goes on in the mailbox has no client any more.
+    seat.hold()
+    seat.release()
+    assert isinstance(limits.admit(0.0), Denial)
+    seat.release()
+    assert other.take([_Answer()] * 3) is None
+
+
+def test_tokens_count_while_they_are_computed() -> None:
+    limits = Limits(Terms(tpm=100))
+    seat = _admitted(limits)
+    answers = [_Answer(40), _Answer(40, repeats=True)]
+    assert seat.take(answers) is None
+    for each in answers:
+        each.make(20)
+    assert dict(limits.headers(0.0))[b"x-ratelimit-remaining-tokens"] == b"20"
+    answers[1].make(40)
+    assert limits.exhausted(0.0)
+    denial = limits.admit(0.0)
+    assert isinstance(denial, Denial)
+    assert "100 tokens a minute" in denial.reason
+    limits.spend(0.0, 100)
+    seat.release()
+    assert limits.exhausted(59.0)
+    assert not limits.exhausted(61.0)
+
+
+def test_what_was_accepted_before_a_restart_takes_its_places() -> None:
+    limits = Limits(Terms(concurrent=1))
+    seats = [limits.seat(), limits.seat()]
+    seats[0].count([_Answer()] * 3)
+    assert isinstance(limits.admit(0.0), Denial)
+    for each in seats:
+        each.release()
+    _admitted(limits)
+
+
+def _admitted(limits: Limits, now: float = 0.0) -> Seat:
+    seat = limits.admit(now)
+    assert isinstance(seat, Seat)
+    return seat
 
 
 class AttackedLimits(RuleBasedStateMachine):
@@ -62,7 +131,7 @@ class AttackedLimits(RuleBasedStateMachine):
         self.now = 0.0
         self.requests: list[float] = []
         self.tokens: list[tuple[float, int]] = []
-        self.running = 0
+        self.running: list[Seat] = []
 
     def within(self, seconds: float) -> tuple[int, int]:
         since = self.now - seconds
@@ -78,27 +147,27 @@ class AttackedLimits(RuleBasedStateMachine):
     @rule()
     def ask(self) -> None:
         denial = self.limits.admit(self.now)
-        if denial is None:
+        if isinstance(denial, Seat):
             requests, tokens = self.within(MINUTE_S)
             assert self.terms.rpm is None or requests < self.terms.rpm
             assert self.terms.tpm is None or tokens < self.terms.tpm
-            assert self.terms.concurrent is None or self.running < self.terms.concurrent
+            assert self.terms.concurrent is None or len(self.running) < self.terms.concurrent
             self.requests.append(self.now)
-            self.running += 1
+            self.running.append(denial)
             return
         requests, tokens = self.within(MINUTE_S + STEP_S)
         assert (
             (self.terms.rpm is not None and requests >= self.terms.rpm)
             or (self.terms.tpm is not None and tokens >= self.terms.tpm)
-            or (self.terms.concurrent is not None and self.running >= self.terms.concurrent)
+            or (self.terms.concurrent is not None and len(self.running) >= self.terms.concurrent)
         ), "it was turned away for nothing"
-        assert 1 <= denial.retry_after_s <= math.ceil(MINUTE_S + STEP_S)
+        assert 1 <= (denial.retry_after_s or 0) <= math.ceil(MINUTE_S + STEP_S)
 
-    @precondition(lambda self: self.running > 0)
+    @precondition(lambda self: bool(self.running))
     @rule(tokens=st.integers(0, 60))
     def end(self, tokens: int) -> None:
-        self.limits.release(self.now, tokens)
-        self.running -= 1
+        self.limits.spend(self.now, tokens)
+        self.running.pop().release()
         self.tokens.append((self.now, tokens))
 
     @rule()
@@ -109,14 +178,13 @@ class AttackedLimits(RuleBasedStateMachine):
         # Requests and tokens may each ask for their time.
         for _ in range(2):
             denial = self.limits.admit(self.now)
-            if denial is None:
+            if isinstance(denial, Seat):
                 self.requests.append(self.now)
-                self.running += 1
+                self.running.append(denial)
                 return
-            self.now += denial.retry_after_s
-        assert self.limits.admit(self.now) is None
+            self.now += denial.retry_after_s or 0
         self.requests.append(self.now)
-        self.running += 1
+        self.running.append(_admitted(self.limits, self.now))
 
     @invariant()
     def what_is_left_is_no_more_than_there_is(self) -> None:
@@ -133,16 +201,16 @@ TestAttackedLimits = AttackedLimits.TestCase
 def test_another_gateway_goes_on_counting() -> None:
     terms = Terms(rpm=2, tpm=100)
     before, after = Limits(terms), Limits(terms)
-    assert before.admit(1000.0) is None
-    before.release(1000.0, 99)
+    _admitted(before, 1000.0)
+    before.spend(1000.0, 99)
     after.restore(before.state)
-    assert after.admit(1001.0) is None
-    after.release(1001.0, 1)
+    _admitted(after, 1001.0)
+    after.spend(1001.0, 1)
     denial = after.admit(1002.0)
-    assert denial is not None
+    assert isinstance(denial, Denial)
     assert "2 requests a minute" in denial.reason
     # What came before it leaves as it would have there.
-    assert after.admit(1061.0) is None
+    _admitted(after, 1061.0)
     assert dict(after.headers(1062.0)) == {
         b"x-ratelimit-limit-requests": b"2",
         b"x-ratelimit-remaining-requests": b"1",

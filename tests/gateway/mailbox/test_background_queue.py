@@ -132,3 +132,14 @@ def test_what_is_not_there_changes_nothing() -> None:
     assert not queue.put_back(("", "x"))
     with pytest.raises(QueueFullError):
         queue.add(_turn("x"), 0)
+
+
+def test_who_has_had_enough_waits_and_keeps_the_turn() -> None:
+    queue = BackgroundQueue()
+    mine, other = Turn(("me", "r"), "a", 0, 1e9), Turn(("you", "r"), "a", 0, 1e9)
+    for each in (mine, other):
+        queue.restore(each)
+    assert queue.owners == {"me": 1, "you": 1}
+    assert queue.next(CONCURRENCY, (), ["me"]) == other
+    assert queue.next(CONCURRENCY, (), ["me"]) is None
+    assert queue.next(CONCURRENCY) == mine

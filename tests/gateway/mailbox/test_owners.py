@@ -45,6 +45,12 @@ class _Owners:
     def spend(self, owner: str, usage: Usage) -> None:
         raise AssertionError("nothing was made")
 
+    def seat(self, owner: str) -> None:
+        return None
+
+    def exhausted(self, owner: str) -> bool:
+        return False
+
 
 @pytest.fixture
 async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:

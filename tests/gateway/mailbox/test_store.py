@@ -209,6 +209,43 @@ def test_each_owner_has_names_of_its_own(store: Store) -> None:
         store.put(_ended(_entry("r", "me")), _outcome(), b"", AMPLE)
 
 
+def test_nobody_is_pushed_out_by_somebody_who_holds_more(store: Store) -> None:
+    room = Retention(3600.0, 20 * OVERHEAD_BYTES)
+
+    def held(owner: str) -> list[str]:
+        page = store.entries(owner, "responses", None, 99, _taken, newest_first=False)
+        return [entry.id for entry, _ in page]
+
+    for number in range(3):
+        store.put(_ended(_entry(f"small{number}", "small"), 1.0), _outcome(b""), b"", room)
+    for number in range(40):
+        store.put(_ended(_entry(f"large{number}", "large"), 2.0), _outcome(b""), b"", room)
+    assert held("small") == ["small0", "small1", "small2"], "though they are the oldest"
+    assert held("large")[-1] == "large39"
+    # Who comes later finds room for as much as others have.
+    for number in range(5):
+        store.put(_ended(_entry(f"late{number}", "late"), 3.0), _outcome(b""), b"", room)
+    assert (len(held("small")), len(held("late"))) == (3, 5)
+    store.expire(Retention(3600.0, 8 * OVERHEAD_BYTES), 4.0)
+    assert len(held("large")) <= 3
+    assert len(held("small")) >= 2
+
+
+def test_what_one_has_waiting_leaves_room_for_others(store: Store) -> None:
+    """What isn't made yet can't go: all of the room would be somebody's who asks for much."""
+    room = Retention(3600.0, 40 * OVERHEAD_BYTES)
+
+    def fill() -> None:
+        for number in range(40):
+            store.add(_entry(str(number), "greedy"), b"", b"", b"", room)
+
+    with pytest.raises(StoreError, match=r"its share of mailbox\.size"):
+        fill()
+    for number in range(5):
+        store.add(_entry(str(number), "modest"), b"", b"", b"", room)
+        store.put(_ended(_entry(f"there{number}", "modest")), _outcome(b""), b"", room)
+
+
 def test_pages_of_entries(store: Store) -> None:
     for name in "abcd":
         store.put(_ended(_entry(name)), _outcome(), b"", AMPLE)
