@@ -28,6 +28,8 @@ from worker.tokenizing import text_of, tokenize, unpacked
 
 # Vocabularies have runs of spaces as single tokens, the longest known of 128.
 _MOST_CHARACTERS_PER_TOKEN: Final = 128
+# Its name and its arguments.
+_LEAST_TOKENS_PER_CALL: Final = 2
 # Of a prompt that is only counted, which may be longer than any context: some seconds' work.
 _MOST_COUNTED_CHARACTERS: Final = 8 << 20
 # What each step compares with the end of an answer.
@@ -203,15 +205,19 @@ def _check_size(generate: Generate, context: Context) -> None:
     """Refuse what is far too long before the tokenizer spends minutes and gigabytes on it."""
     match generate.prompt:
         case ChatPrompt(messages):
-            least_tokens = len(messages)
+            calls = [call for each in messages for call in each.tool_calls]
+            least_tokens = len(messages) + _LEAST_TOKENS_PER_CALL * len(calls)
             characters = sum(len(each.content) for each in messages)
+            characters += sum(len(each.name) + len(each.arguments) for each in calls)
             if generate.tools is not None:
                 characters += len(generate.tools.definitions)
         case TextPrompt(text, suffix):
             least_tokens, characters = 1, len(text) + len(suffix or "")
         case TokenPrompt(packed):
             least_tokens, characters = len(packed) // BYTES_PER_TOKEN, 0
-    if generate.counts and characters <= _MOST_COUNTED_CHARACTERS:
+    # What a template writes beside texts is as much work.
+    work = characters + _MOST_CHARACTERS_PER_TOKEN * least_tokens
+    if generate.counts and work <= _MOST_COUNTED_CHARACTERS:
         return
     least_tokens = max(least_tokens, characters // _MOST_CHARACTERS_PER_TOKEN)
     if least_tokens > context.tokens:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -184,13 +185,15 @@ class _Calls:
 
     def __init__(self) -> None:
         self._number = 0
-        self._open: list[tuple[str, str]] = []
+        # Names by ids, in order: of each tool's calls without a result, and under None of all.
+        self._open: dict[str | None, OrderedDict[str, str]] = defaultdict(OrderedDict)
 
     def made(self, index: int, body: MessageBody) -> Iterator[CalledTool]:
         for place, each in enumerate(body.tool_calls or ()):
             self._number += 1
             call_id = each.id or f"call_{self._number}"
-            self._open.append((call_id, each.function.name))
+            for tool in (None, each.function.name):
+                self._open[tool][call_id] = each.function.name
             told = each.function.arguments
             arguments = bytes(told).strip() if given(told) else b"{}"
             if not arguments.startswith(b"{") or not _is_json(arguments):
@@ -199,14 +202,12 @@ class _Calls:
             yield CalledTool(call_id, each.function.name, arguments.decode())
 
     def answered(self, body: MessageBody) -> str | None:
-        for open_call in self._open:
-            call_id, name = open_call
-            if body.tool_call_id == call_id or (
-                body.tool_call_id is None and body.tool_name in (None, name)
-            ):
-                self._open.remove(open_call)
-                return call_id
-        return body.tool_call_id
+        call_id = body.tool_call_id
+        if call_id is None:
+            call_id = next(iter(self._open[body.tool_name]), None)
+        if call_id is not None and (name := self._open[None].pop(call_id, None)) is not None:
+            self._open[name].pop(call_id, None)
+        return call_id
 
 
 def _is_json(text: bytes) -> bool:

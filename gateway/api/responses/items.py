@@ -147,21 +147,24 @@ def chat_messages(
 class _Turn(Struct):
     """An assistant's message as it comes together from items."""
 
-    text: str = ""
-    reasoning: str = ""
+    texts: list[str] = []
+    reasoning: list[str] = []
     calls: list[CalledTool] = []
 
 
 class _Conversation:
     def __init__(self, pictures: Iterator[bytes]) -> None:
         self._messages: list[ChatMessage] = []
+        # What the system says first: many templates take one message of it, at the beginning.
+        self._system: list[str] = []
         self._pictures = pictures
         self._turn: _Turn | None = None
         self._calls: set[str] = set()
 
     def messages(self) -> tuple[ChatMessage, ...]:
         self._close()
-        return tuple(self._messages)
+        begin = [ChatMessage("system", "\n\n".join(self._system))] if self._system else []
+        return (*begin, *self._messages)
 
     def add(self, item: ItemBody, name: str) -> None:
         match item:
@@ -171,8 +174,8 @@ class _Conversation:
                 text, shown = self._content(item, name)
                 self.say("system" if role == "developer" else role, text, shown)
             case ItemBody(type="reasoning"):
-                turn = self._open(unless=("text", "calls"))
-                turn.reasoning += _reasoning(item, name)
+                turn = self._open(unless=("texts", "calls"))
+                turn.reasoning += filter(None, [_reasoning(item, name)])
             case ItemBody(type="function_call", call_id=str() as call_id, name=str() as function):
                 self._calls.add(call_id)
                 call = CalledTool(call_id, function, (item.arguments or "").strip() or "{}")
@@ -199,14 +202,13 @@ class _Conversation:
 
     def say(self, role: str, text: str, pictures: tuple[Picture, ...] = ()) -> None:
         self._close()
-        if role == "system" and all(each.role == "system" for each in self._messages):
-            # Many templates take one, at the beginning.
-            text = "\n\n".join([*(each.content for each in self._messages), text])
-            self._messages.clear()
-        self._messages.append(ChatMessage(role, text, pictures=pictures))
+        if role == "system" and not self._messages:
+            self._system.append(text)
+        else:
+            self._messages.append(ChatMessage(role, text, pictures=pictures))
 
     def _say_assistants(self, text: str) -> None:
-        self._open(unless=("text",)).text += text
+        self._open(unless=("texts",)).texts += filter(None, [text])
 
     def _open(self, unless: tuple[str, ...] = ()) -> _Turn:
         """The assistant's present message; another one if this has some of these already."""
@@ -222,8 +224,8 @@ class _Conversation:
             self._messages.append(
                 ChatMessage(
                     "assistant",
-                    turn.text,
-                    reasoning=turn.reasoning or None,
+                    "".join(turn.texts),
+                    reasoning="".join(turn.reasoning) or None,
                     tool_calls=tuple(turn.calls),
                 )
             )
