@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
+import mlx.core as mx
 import mlx_lm.models
 
 from protocol.ranks import RankSplit, undivided
 from worker.model_error import ModelError, one_sentence
+from worker.ranks.collectives import keep_apart
 
 _SHARDS: Final = "    def shard("
 
@@ -30,6 +32,9 @@ def split_model(model: Any, config: dict[str, Any], group: Any, split: RankSplit
             model.shard(group)
         else:
             _stages(model).pipeline(group)
+        if not mx.cuda.is_available():
+            # Nobody bounds the commands of a card.
+            keep_apart(model)
     except (ValueError, RuntimeError) as error:
         raise ModelError(
             f'split: a {kind} can\'t be split over {group.size()} ranks by "{split}": '
