@@ -42,6 +42,7 @@ from gateway.process.worker_log import WorkerLog
 from gateway.serve.faults import Faults
 from gateway.state.state_dir import StateDir
 from gateway.system.tasks import Tasks
+from gateway.system.wakefulness import Wakefulness
 from protocol.endpoint import endpoint
 
 logger = logging.getLogger(__name__)
@@ -101,6 +102,7 @@ class Fleet:
             self.events.emit("stranded", None, stranded_bytes=stranded.bytes)
         if caution is not None:
             self.events.emit("caution", None, reason=caution)
+        self._wakefulness = Wakefulness()
         self.hosts = Hosts(settings.hosts)
         self._starter = Starter(
             self._in_force,
@@ -291,6 +293,7 @@ class Fleet:
         line that it has not ended.
         """
         self.phase = Phase.LEAVING
+        self._wakefulness.end()
         self.events.close()
         await self._tasks.cancel_all()
         await self.readings.close()
@@ -330,6 +333,7 @@ class Fleet:
             self._starter.end_spares(), *(each.until_ended() for each in self.roster.everyone)
         )
         self.phase = Phase.STOPPED
+        self._wakefulness.end()
         await self._tasks.cancel_all()
         await self.readings.close()
         await self.disks.close()
@@ -359,6 +363,15 @@ class Fleet:
             ),
             "spares",
         )
+        self._tasks.attempt(
+            functools.partial(self._wakefulness.tick, now, works=self._works()), "awake"
+        )
+
+    def _works(self) -> bool:
+        """What the machine is to stay awake for."""
+        if not self._in_force.settings.gateway.keep_awake:
+            return False
+        return self._loading() or any(each.traffic.busy for each in self.roster.everyone)
 
     def _loading(self) -> bool:
         states = (each.state for each in self.roster.everyone)

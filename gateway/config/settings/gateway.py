@@ -35,6 +35,10 @@ class GatewaySettings(Section, frozen=True):
     drain_s: Annotated[
         float, Key(Time(), "What running answers get to finish, before an unload or the end.")
     ] = 30.0
+    keep_awake: Annotated[
+        bool,
+        Key(Switch(), "A Mac doesn't go to sleep by itself while requests run or models load."),
+    ] = True
     allow: Annotated[
         tuple[str, ...],
         Key(
