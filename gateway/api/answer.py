@@ -58,6 +58,10 @@ def server_sent_event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
+# The last event of a stream. OpenAI's responses end without, but Open Responses demands it.
+DONE: Final = server_sent_event(b"[DONE]")
+
+
 class Answer(Response):
     """Reads submitted requests to their end and writes them; cancels them when the client leaves.
 

@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from gateway.api.answer import Answer, server_sent_event
+from gateway.api.answer import DONE, Answer, server_sent_event
 from gateway.api.answer import Choice as WholeChoice
 from gateway.api.bodies import beside_the_loop, read_json
 from gateway.api.callers import caller_of
@@ -175,7 +175,7 @@ class CompletionFormat:
 
     def closing(self, usage: Usage) -> bytes:
         events = self._event([], UsageBody.of(usage)) if self._include_usage else b""
-        return events + server_sent_event(b"[DONE]")
+        return events + DONE
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
         wanted = [

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from gateway.api.answer import Choice, server_sent_event
+from gateway.api.answer import DONE, Choice, server_sent_event
 from gateway.api.choices import only_text, system_fingerprint
 from gateway.api.logprobs import ChatLogprobs, chat_logprobs, tokens_of
 from gateway.api.text_event import TextEvent
@@ -132,7 +132,7 @@ class ChatFormat:
 
     def closing(self, usage: Usage) -> bytes:
         events = self._event([], UsageBody.of(usage)) if self._include_usage else b""
-        return events + server_sent_event(b"[DONE]")
+        return events + DONE
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         return msgspec.json.encode(

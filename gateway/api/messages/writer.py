@@ -62,7 +62,7 @@ class UsageBody(DeltaUsage):
 
 class TextBlock(Struct, tag_field="type", tag="text"):
     text: str
-    citations: None = None
+    citations: tuple[()] = ()
 
 
 class ThinkingBlock(Struct, tag_field="type", tag="thinking"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gateway.api.answer import Format
+from gateway.api.answer import DONE, Format
 from gateway.api.responses.shape import ErrorBody, ResponseObject, decode
 from gateway.api.responses.writer import Form, ResponseFormat, lifecycle_event
 from gateway.dispatch.refusal import Refusal
@@ -32,7 +32,7 @@ class ResponseFamily:
     def last_event(self, outcome: Outcome, number: int) -> bytes:
         # OpenAI has no event for one that was cancelled.
         what = "failed" if outcome.status == "failed" else "incomplete"
-        return lifecycle_event(what, outcome.body, number)
+        return lifecycle_event(what, outcome.body, number) + DONE
 
 
 def _ended(response: ResponseObject, status: Status) -> Outcome:

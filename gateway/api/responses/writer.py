@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import Raw, Struct
 
-from gateway.api.answer import Choice
+from gateway.api.answer import DONE, Choice
 from gateway.api.logprobs import TokenLogprobBody, chat_logprobs, tokens_of
 from gateway.api.responses.items import sealed
 from gateway.api.responses.shape import (
@@ -112,7 +112,7 @@ class ResponseFormat:
 
     def closing(self, usage: Usage) -> bytes:
         self._finish(usage)
-        return self._lifecycle(self._response.status)
+        return self._lifecycle(self._response.status) + DONE
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         if not self._over:
@@ -127,7 +127,7 @@ class ResponseFormat:
         events = b"" if self._opened else self.opening(0)
         self._response.status = "failed"
         self._response.error = ErrorBody.of(refusal)
-        return events + self._lifecycle("failed")
+        return events + self._lifecycle("failed") + DONE
 
     def _fill_sampling(self) -> None:
         """The worker that has the request said what its model's own settings are."""

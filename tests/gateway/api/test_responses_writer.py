@@ -12,7 +12,7 @@ from msgspec import Raw
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from gateway.api.answer import Choice
+from gateway.api.answer import DONE, Choice
 from gateway.api.responses.family import ResponseFamily
 from gateway.api.responses.shape import ResponseObject
 from gateway.api.responses.writer import Form, ResponseFormat
@@ -81,7 +81,7 @@ def _request() -> Request:
 
 def _events(data: bytes) -> list[Any]:
     found = []
-    for each in data.decode().split("\n\n")[:-1]:
+    for each in data.removesuffix(DONE).decode().split("\n\n")[:-1]:
         kind, text = each.split("\n")
         event = EVENT.validate_python(json.loads(text.removeprefix("data: ")))
         assert kind == f"event: {event.type}"
@@ -97,7 +97,9 @@ def _streamed(
     for part in parts:
         data += form.piece(0, Piece((part,), None, None))
     data += form.piece(0, Piece((), reason, USAGE))
-    return _events(data + form.closing(USAGE))
+    data += form.closing(USAGE)
+    assert data.endswith(DONE)
+    return _events(data)
 
 
 def _whole(
@@ -255,7 +257,9 @@ def test_how_the_mailbox_ends_one(code: Any, known: str) -> None:
     failed = family.failure(queued, Refusal(code, "Why."))
     response = Response.model_validate(json.loads(failed.body))
     assert (response.status, response.error.code, response.error.type) == ("failed", known, code)
-    (event,) = _events(family.last_event(failed, 3))
+    last = family.last_event(failed, 3)
+    assert last.endswith(DONE)
+    (event,) = _events(last)
     assert (event.type, event.sequence_number) == ("response.failed", 3)
     cancelled = family.cancellation(queued)
     assert (cancelled.status, json.loads(cancelled.body)["status"]) == ("cancelled", "cancelled")
