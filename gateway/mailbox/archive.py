@@ -71,9 +71,7 @@ class Archive:
         if self.trouble is not None:
             raise _unavailable(self.trouble)
         try:
-            return await self._lane.run(
-                functools.partial(call, *arguments), ANSWER_S, "the mailbox"
-            )
+            return await self._run(functools.partial(call, *arguments))
         except TakenError as error:
             raise Refusal(
                 "invalid_request_error",
@@ -81,12 +79,19 @@ class Archive:
                 "id.",
                 param="X-Request-Id",
             ) from error
+        except (StoreError, OSError) as error:
+            raise _unavailable(str(error)) from error
+
+    async def _run(self, call: Callable[[], T]) -> T:
+        """With a file that is damaged or gone once more, in the one that comes after it."""
+        try:
+            return await self._lane.run(call, ANSWER_S, "the mailbox")
         except DamagedError as error:
             self._tell(str(error))
             await self._renew()
-            raise _unavailable(str(error)) from error
-        except (StoreError, OSError) as error:
-            raise _unavailable(str(error)) from error
+            if self.trouble is not None:
+                raise
+        return await self._lane.run(call, ANSWER_S, "the mailbox")
 
     async def write(self, call: Callable[[Unpack[Arguments]], T], *arguments: *Arguments) -> T:
         """As `read`. That it fails is told once, until it doesn't any more."""

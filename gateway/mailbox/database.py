@@ -9,12 +9,13 @@ import stat
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 VERSION: Final = 1
 # For whoever else reads the file, as a backup does.
 _BUSY_S: Final = 5.0
 _JOURNAL_BYTES: Final = 16 << 20
+_HEAD_BYTES: Final = 100
 _SCHEMA: Final = """
 CREATE TABLE answers (
   number INTEGER PRIMARY KEY,
@@ -52,21 +53,34 @@ class StoreError(Exception):
 
 
 class DamagedError(StoreError):
-    """What is in the file is no mailbox, or none any more."""
+    """What is in the file is no mailbox, or none any more, or the file is gone."""
 
 
 class TakenError(StoreError):
     """There is an answer of this name already."""
 
 
+class _Seen(NamedTuple):
+    """A file as it was when it was looked at: which one, and how long."""
+
+    identity: tuple[int, int]
+    size_bytes: int
+
+
 class Database:
     """A file that is damaged is put aside, and the next `open` begins a new one; one of a newer
     version stays as it is. Every call blocks, and one runs at a time.
+
+    SQLite goes on with a file that was removed or cut off, and what it writes there ends with the
+    process. So file and log are looked at before and after each call.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._log_path = path.with_name(f"{path.name}-wal")
         self._connection: sqlite3.Connection | None = None
+        self._file: _Seen | None = None
+        self._log: _Seen | None = None
 
     @property
     def aside(self) -> Path:
@@ -85,6 +99,7 @@ class Database:
         self._make_file()
         with self.explained():
             self._connect()
+            self._file, self._log = _look(self._path), _look(self._log_path)
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -96,7 +111,9 @@ class Database:
     def explained(self) -> Iterator[None]:
         """What SQLite raises within it is raised as errors of the store."""
         try:
+            self._check_in_place()
             yield
+            self._check_in_place()
         except sqlite3.IntegrityError as error:
             raise TakenError("there is one of this id already") from error
         except (sqlite3.Error, zlib.error) as error:
@@ -145,11 +162,60 @@ class Database:
             sql.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
         sql.execute(_INDEX)
 
+    def _check_in_place(self) -> None:
+        """Raises: DamagedError: they are not what was opened, or not all of it."""
+        if self._connection is None:
+            return
+        file, log = _look(self._path), _look(self._log_path)
+        before, log_before = self._file, self._log
+        assert before is not None
+        if file is None or file.identity != before.identity:
+            raise self._gone("was removed or replaced")
+        if file.size_bytes < before.size_bytes and file.size_bytes < self._least_bytes():
+            raise self._damaged("it was cut off while it was in use")
+        if log_before is not None:
+            if log is None or log.identity != log_before.identity:
+                raise self._gone("has lost its log")
+            # SQLite itself cuts it off there.
+            if log.size_bytes < min(log_before.size_bytes, _JOURNAL_BYTES):
+                raise self._gone("has lost part of its log")
+        self._file, self._log = file, log
+
+    def _least_bytes(self) -> int:
+        """How long the file is by its own head."""
+        head = _read_head(self._path)
+        if len(head) < _HEAD_BYTES:
+            return _HEAD_BYTES
+        page_bytes = int.from_bytes(head[16:18], "big")
+        # 1 stands for 65,536 (sqlite.org/fileformat2.html).
+        return int.from_bytes(head[28:32], "big") * (65536 if page_bytes == 1 else page_bytes)
+
+    def _gone(self, what: str) -> DamagedError:
+        self.close()
+        return DamagedError(
+            f"{self._path} {what} while it was in use: what is there is opened, or a new one begun"
+        )
+
     def _damaged(self, reason: str) -> DamagedError:
         """Put the file aside."""
+        # First: what is closed writes its log into its file.
+        with contextlib.suppress(OSError):
+            self._path.replace(self.aside)
         self.close()
         for suffix in ("-wal", "-shm"):
             self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            self._path.replace(self.aside)
         return DamagedError(f"{self._path} is damaged ({reason}): it is put aside as {self.aside}")
+
+
+def _look(path: Path) -> _Seen | None:
+    """None: it isn't there. Raises OSError."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return _Seen((found.st_dev, found.st_ino), found.st_size)
+
+
+def _read_head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(_HEAD_BYTES)

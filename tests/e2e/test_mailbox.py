@@ -174,6 +174,26 @@ def test_what_cannot_be_written_yet_is_there_all_the_same(gateway: Gateway) -> N
         assert any("response.completed" in line for line in lines)
 
 
+def test_a_file_that_is_removed_while_it_is_used_is_begun_anew(gateway: Gateway) -> None:
+    path = gateway.state_dir / "mailbox.sqlite"
+    assert gateway.chat("Hi", max_tokens=2, headers={**KEEP, "X-Request-Id": "lost"}).is_success
+    background = {"model": "demo", "input": "Hi", "background": True, "ignore_eos": True}
+    running = gateway.client.post("/v1/responses", json={**background, "max_output_tokens": 2000})
+    running_path = f"/v1/responses/{running.raise_for_status().json()['id']}"
+    eventually(lambda: gateway.client.get(running_path).json()["status"] == "in_progress")
+    path.unlink()
+    assert gateway.chat("Hi", max_tokens=2, headers={**KEEP, "X-Request-Id": "there"}).is_success
+    told = [each["reason"] for each in gateway.events("mailbox")]
+    assert "was removed or replaced while it was in use" in told[-1]
+    assert gateway.client.get("/v1/chat/completions/chatcmpl-lost").status_code == 404
+    assert _fetched(gateway, "chatcmpl-there")
+    eventually(lambda: gateway.client.get(running_path).status_code == 200)
+    with sqlite3.connect(path) as sql:
+        stored = {answer_id for (answer_id,) in sql.execute("SELECT id FROM answers")}
+    sql.close()
+    assert stored == {"chatcmpl-there", running.json()["id"]}
+
+
 def test_a_file_of_a_newer_version_stays_and_the_rest_is_served(
     start_gateway: Callable[..., Gateway],
 ) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,77 @@ async def test_a_full_disk_is_told_until_it_is_not(archive: Archive, events: Eve
     sql.execute("PRAGMA max_page_count = 1000000").fetchone()
     await _put(archive, "a", b"x" * 1_000_000)
     assert archive.failure is None
+
+
+def _remove_all(folder: Path) -> None:
+    for each in folder.iterdir():
+        each.unlink()
+
+
+LOG = "mailbox.sqlite-wal"
+ACCIDENTS: dict[str, Callable[[Path], None]] = {
+    "removed": lambda folder: (folder / "mailbox.sqlite").unlink(),
+    "replaced": lambda folder: (folder / "empty").replace(folder / "mailbox.sqlite"),
+    "all removed": _remove_all,
+    "emptied": lambda folder: os.truncate(folder / "mailbox.sqlite", 0),
+    "cut in its head": lambda folder: os.truncate(folder / "mailbox.sqlite", 50),
+    "cut off": lambda folder: os.truncate(folder / "mailbox.sqlite", 8192),
+    "without its log": lambda folder: (folder / LOG).unlink(),
+    "without what its log had": lambda folder: os.truncate(folder / LOG, 0),
+    "without the end of its log": lambda folder: os.truncate(
+        folder / LOG, (folder / LOG).stat().st_size // 2
+    ),
+}
+
+
+@pytest.mark.parametrize("accident", ACCIDENTS)
+async def test_what_is_stored_after_an_accident_is_there_after_a_restart(
+    archive: Archive, events: EventLog, tmp_path: Path, accident: str
+) -> None:
+    await archive.open()
+    # More than SQLite leaves in its log.
+    for number in range(30):
+        await _put(archive, f"before{number}", os.urandom(300_000))
+    (tmp_path / "empty").touch()
+    ACCIDENTS[accident](tmp_path)
+    await _put(archive, "after", b"stored")
+    assert archive.trouble is None
+    (told,) = _told(events)
+    assert str(tmp_path / "mailbox.sqlite") in told
+    # As another process would find it, whatever becomes of this one.
+    later = Archive(tmp_path / "mailbox.sqlite", EventLog())
+    await later.open()
+    found = await later.read(later.store.find, ("", "after"), False, False, _taken)
+    assert found is not None
+    assert found.body == b"stored"
+    await later.close()
+
+
+async def test_a_log_that_others_have_emptied_costs_nothing(
+    archive: Archive, tmp_path: Path
+) -> None:
+    """As a backup does; it has written it into the file."""
+    await archive.open()
+    await _put(archive, "before")
+    with sqlite3.connect(tmp_path / "mailbox.sqlite") as sql:
+        sql.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    sql.close()
+    for name in ("before", "unknown"):
+        found = await archive.read(archive.store.find, ("", name), False, False, _taken)
+        assert (found is not None) == (name == "before")
+    assert archive.trouble is None
+
+
+async def test_a_file_that_shrinks_by_itself_is_no_accident(
+    archive: Archive, events: EventLog, tmp_path: Path
+) -> None:
+    await archive.open()
+    for number in range(30):
+        await _put(archive, str(number), os.urandom(1_000_000))
+    long = (tmp_path / "mailbox.sqlite").stat().st_size
+    for _ in range(20):
+        await archive.read(archive.store.expire, Retention(1.0, 1 << 30), 1e9)
+        await _put(archive, "small")
+        await archive.read(archive.store.delete, ("", "small"))
+    assert (tmp_path / "mailbox.sqlite").stat().st_size < long
+    assert _told(events) == []
