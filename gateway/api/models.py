@@ -14,6 +14,7 @@ from gateway.api.callers import caller_of
 from gateway.api.openapi.operation import NAMES_MODEL, Described, Operation
 from gateway.api.status import PromptCacheStatus, model_status
 from gateway.fleet.fleet import Fleet
+from gateway.keys.caller import Caller
 from gateway.model.compartment import Compartment
 from protocol.life import Ability
 
@@ -25,7 +26,7 @@ class ModelBody(Struct):
     the model holds of the memory: its floor, what was lent to it,
     and what it wants in all (null until the model is loaded). `abilities` are what it makes of
     texts: text, embedding, score (null until it is loaded). `prompt_cache` is what is kept of its
-    prompts.
+    prompts, which is null for keys that share none: it tells what others ask.
     """
 
     id: str
@@ -45,7 +46,7 @@ class ModelBody(Struct):
     floor_bytes: int | None
     lent_bytes: int | None
     wanted_bytes: int | None
-    prompt_cache: PromptCacheStatus
+    prompt_cache: PromptCacheStatus | None
 
 
 class ModelList(Struct):
@@ -60,20 +61,21 @@ class ModelList(Struct):
 
 async def list_models(request: Request) -> Response:
     fleet: Fleet = request.app.state.fleet
-    data = [_body(fleet, each) for each in fleet.roster.visible(caller_of(request))]
+    caller = caller_of(request)
+    data = [_body(fleet, each, caller) for each in fleet.roster.visible(caller)]
     first, last = (data[0].id, data[-1].id) if data else (None, None)
     return _json(ModelList("list", data, False, first, last))
 
 
 async def show_model(request: Request) -> Response:
     fleet: Fleet = request.app.state.fleet
-    return _json(
-        _body(fleet, fleet.roster.find(request.path_params["model_id"], caller_of(request)))
-    )
+    caller = caller_of(request)
+    return _json(_body(fleet, fleet.roster.find(request.path_params["model_id"], caller), caller))
 
 
-def _body(fleet: Fleet, compartment: Compartment) -> ModelBody:
+def _body(fleet: Fleet, compartment: Compartment, caller: Caller) -> ModelBody:
     status = model_status(compartment, fleet)
+    told = caller.admin or fleet.settings.prompt_cache.shared
     return ModelBody(
         id=status.id,
         aliases=compartment.model.settings.aliases,
@@ -92,7 +94,7 @@ def _body(fleet: Fleet, compartment: Compartment) -> ModelBody:
         floor_bytes=status.floor_bytes,
         lent_bytes=status.lent_bytes,
         wanted_bytes=status.wanted_bytes,
-        prompt_cache=status.prompt_cache,
+        prompt_cache=status.prompt_cache if told else None,
     )
 
 

@@ -168,7 +168,9 @@ def new_requests(
             "send several requests.",
             param=body.answers_param if body.answers > 1 else prompt_param,
         )
-    model = fleet.roster.find(body.model, caller_of(http_request)).model
+    caller = caller_of(http_request)
+    model = fleet.roster.find(body.model, caller).model
+    salt = caller.cache_salt(body.cache_salt or "", shared=fleet.settings.prompt_cache.shared)
     # The prompt is sent for each of its answers.
     share = share_of(http_request.scope)
     share.take(share.size_bytes * (body.answers - 1))
@@ -187,7 +189,7 @@ def new_requests(
             keep_alive_s=keep_alive_of(http_request, body.keep_alive, model),
             params=_params(body, prompt_param),
         )
-        for generate in generates
+        for generate in (msgspec.structs.replace(each, cache_salt=salt) for each in generates)
         for index in range(body.answers)
     ]
     record.timings = [each.timing for each in requests]
@@ -294,7 +296,6 @@ def generate_message(body: GenerationBody, prompt: Prompt, max_tokens: int | Non
         stop=stop,
         include_stop=bool(body.include_stop_str_in_output),
         ignore_eos=bool(body.ignore_eos),
-        cache_salt=body.cache_salt or "",
     )
 
 

@@ -34,6 +34,12 @@ class Caller(Struct, frozen=True, kw_only=True):
             or any(alias in self.models for alias in aliases)
         )
 
+    def cache_salt(self, wanted: str, *, shared: bool) -> str:
+        """What becomes of the salt that a request asks for: each key has prompts of its own, unless
+        they are `shared`.
+        """
+        return wanted if shared or not self.owner else f"{self.owner}\0{wanted}"
+
     def priority_of(self, wanted: int | None, model_priority: int) -> int | None:
         """What becomes of the priority that a request asks for; None is the model's own."""
         if self.admin:

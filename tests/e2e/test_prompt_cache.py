@@ -4,6 +4,7 @@ and most of the prompt isn't computed again.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -17,10 +18,13 @@ BLOCK = 64
 PROMPT = [random.Random(5).randrange(10, 600) for _ in range(10 * BLOCK)]
 
 
-def _ask(gateway: Gateway, prompt: list[int], **fields: Any) -> tuple[str, int]:
+def _ask(
+    gateway: Gateway, prompt: list[int], headers: dict[str, str] | None = None, **fields: Any
+) -> tuple[str, int]:
     """The text, and how many tokens of the prompt were cached."""
     body = {"model": "demo", "prompt": prompt, "max_tokens": 12, "temperature": 0, **fields}
-    answer = gateway.client.post("/v1/completions", json=body).raise_for_status().json()
+    answered = gateway.client.post("/v1/completions", json=body, headers=headers)
+    answer = answered.raise_for_status().json()
     usage = answer["usage"]
     assert usage["prompt_tokens"] == len(prompt)
     return answer["choices"][0]["text"], usage["prompt_tokens_details"]["cached_tokens"]
@@ -62,3 +66,57 @@ def test_it_survives_the_gateway(start_gateway: Callable[..., Gateway], tmp_path
     os.kill(killed.pid, signal.SIGKILL)
     killed.process.wait(60)
     assert _ask(start_gateway("--state-dir", str(folder)), PROMPT) == (text, 9 * BLOCK)
+
+
+def test_one_key_does_not_learn_what_another_asked(start_gateway: Callable[..., Gateway]) -> None:
+    """Whatever the route, in memory and on disk, and whatever salt it guesses."""
+    gateway = start_gateway(config="[gateway]\n")
+    text, cached = _ask(gateway, PROMPT)
+    assert (cached, _ask(gateway, PROMPT)[1]) == (0, 9 * BLOCK)
+    eventually(lambda: _stored(gateway) >= 10)
+
+    def key(name: str) -> dict[str, str]:
+        made = gateway.client.post("/admin/v1/keys", json={"name": name}, headers=admin)
+        return {"authorization": f"Bearer {made.raise_for_status().json()['key']}"}
+
+    admin = {"x-api-key": (gateway.state_dir / "admin.key").read_text().strip()}
+    alice, bob = key("alice"), key("bob")
+
+    def ask(headers: dict[str, str], **fields: Any) -> tuple[str, int]:
+        return _ask(gateway, PROMPT, headers, **fields)
+
+    assert ask(alice) == (text, 0)
+    assert ask(alice) == (text, 9 * BLOCK)
+    (owner,) = (
+        f"{each['name']}#{each['id']}"
+        for each in json.loads((gateway.state_dir / "keys.json").read_text())["keys"]
+        if each["name"] == "alice"
+    )
+    for headers in (bob, admin):
+        assert ask(headers) == (text, 0)
+        assert ask(headers) == (text, 9 * BLOCK)
+        for salt in (owner, f"{owner}\0", "alice"):
+            assert ask(headers, cache_salt=salt)[1] == 0
+    assert ask(alice, cache_salt="mine")[1] == 0
+    assert ask(bob, cache_salt="mine")[1] == 0
+    assert ask(alice, cache_salt="mine")[1] == 9 * BLOCK
+    models = [
+        gateway.client.get("/v1/models/demo", headers=each).json()["prompt_cache"]
+        for each in (alice, bob, admin)
+    ]
+    assert models[:2] == [None, None]
+    assert models[2]["cached_tokens"] > 0
+
+    # In another worker it comes from the disk.
+    os.kill(
+        gateway.client.get("/admin/v1/status", headers=admin).json()["models"][0]["worker"]["pid"],
+        signal.SIGKILL,
+    )
+    assert ask(key("carol")) == (text, 0)
+    assert ask(alice) == (text, 9 * BLOCK)
+
+    gateway.config_path.write_text("[prompt_cache]\nshared = true\n")
+    gateway.client.post("/admin/v1/reload", headers=admin).raise_for_status()
+    assert ask(bob)[1] == 9 * BLOCK, "as it was kept before there were keys"
+    shared = gateway.client.get("/v1/models/demo", headers=bob).json()["prompt_cache"]
+    assert shared["cached_tokens"] > 0

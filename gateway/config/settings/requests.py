@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from gateway.config.kinds import Size, Time, Whole
+from gateway.config.kinds import Size, Switch, Time, Whole
 from gateway.config.settings.section import Key, Section
 from gateway.config.sizes import parse_size
 
@@ -42,6 +42,14 @@ class PromptCacheSettings(Section, frozen=True):
         int | str,
         Key(Size(), "What is written to the disk in an hour at most, as it wears.", restart=True),
     ] = "40GB"
+
+    shared: Annotated[
+        bool,
+        Key(
+            Switch(),
+            "All API keys find each other's prompts, and can tell what others have asked.",
+        ),
+    ] = False
 
     @property
     def disk_bytes(self) -> int:
