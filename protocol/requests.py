@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+import json
+from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
@@ -60,13 +61,21 @@ class SamplingDefaults(Struct, frozen=True):
 
 class Tools(Struct, frozen=True, kw_only=True):
     """What a model may call. `definitions` is OpenAI's list of tools, as JSON text; with "required"
-    it calls one, that of this `name` if there is one. Without `parallel` it calls one at most.
+    it calls one, that of this `name` if there is one. Without `parallel` it calls one at most. What
+    is `mentioned`, a list of the same kind, the conversation itself tells of: a template isn't
+    given it, so that what comes before stays as it was.
     """
 
     definitions: str
+    mentioned: str = "[]"
     choice: ToolChoice = "auto"
     name: str | None = None
     parallel: bool = True
+
+    @property
+    def known(self) -> list[Any]:
+        """All of them. Raises: ValueError: they are no JSON."""
+        return [*json.loads(self.definitions), *json.loads(self.mentioned)]
 
 
 class Constraint(Struct, frozen=True):

@@ -228,7 +228,7 @@ def test_what_does_not_fit_can_be_dropped(client: openai.OpenAI, whole: Any) -> 
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"input": "x", "tools": [{"name": "f"}]}, "tools[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]}, None),
         ({"input": "x", "background": True, "store": False}, "store"),
         ({"input": "word " * 50_000}, "input"),

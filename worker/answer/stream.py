@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -101,7 +100,7 @@ def answer_stream(
         header = opening_header(prompt_ids, tokenizer)
         splitter = HarmonySplitter(assembly, calls=calls, header=header)
     else:
-        definitions = json.loads(tools.definitions) if tools is not None and calls else None
+        definitions = tools.known if tools is not None and calls else None
         state = opening_state(prompt_ids, tokenizer, format_)
         splitter = TagSplitter(
             format_,

@@ -24,7 +24,7 @@ _RESERVED: Final = frozenset(
     *PreTrainedTokenizerBase.SPECIAL_TOKENS_ATTRIBUTES,
 }
 # Clients send these to whatever model: where they mean nothing, they are left out.
-_WISHES: Final = frozenset({"enable_thinking", "reasoning_effort"})
+_WISHES: Final = frozenset({"enable_thinking", "reasoning_effort", "verbosity"})
 # DeepSeek's and Granite's word for the same.
 _SYNONYMS: Final = {"enable_thinking": "thinking", "thinking": "enable_thinking"}
 # transformers' own tag, which marks what an assistant said.

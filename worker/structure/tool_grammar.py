@@ -144,7 +144,7 @@ def functions_of(tools: Tools) -> list[Function]:
         ConstraintError: there is none.
     """
     found = []
-    for each in json.loads(tools.definitions):
+    for each in tools.known:
         function = each.get("function", each)
         if tools.name is not None and function["name"] != tools.name:
             continue

@@ -16,9 +16,12 @@ _MOST_BYTES: Final = 1 << 16
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
+Verbosity = Literal["low", "medium", "high"]
+
 
 class TemplateBody(StructuredBody, kw_only=True):
     reasoning_effort: Effort | None = None
+    verbosity: Verbosity | None = None
     enable_thinking: bool | None = None
     chat_template_kwargs: Raw = ABSENT
 
@@ -37,6 +40,8 @@ def template_arguments(body: TemplateBody, defaults: Mapping[str, Any]) -> str:
         arguments["reasoning_effort"] = body.reasoning_effort
         if body.reasoning_effort == "none":
             arguments["enable_thinking"] = False
+    if body.verbosity is not None:
+        arguments["verbosity"] = body.verbosity
     if body.enable_thinking is not None:
         arguments["enable_thinking"] = body.enable_thinking
     if given(body.chat_template_kwargs):

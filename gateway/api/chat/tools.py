@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -37,7 +37,7 @@ class ToolBody(Part):
     type: Literal["function"]
 
 
-class _Written(Struct, omit_defaults=True):
+class Written(Struct, omit_defaults=True):
     """A function as templates see it: without what wasn't given."""
 
     name: str
@@ -72,9 +72,13 @@ ToolChoiceBody = ToolChoice | ChosenTool
 
 
 def tools_of(
-    bodies: Sequence[ToolBody] | None, choice: ToolChoiceBody | None, *, parallel: bool
+    bodies: Sequence[ToolBody] | None,
+    choice: ToolChoiceBody | None,
+    *,
+    parallel: bool,
+    mentioned: Collection[str] = (),
 ) -> Tools | None:
-    """None: there are none.
+    """None: there are none. Of those that were `mentioned` the conversation itself tells.
 
     Raises:
         Refusal: a name can't be one, or a choice is of what isn't there.
@@ -91,17 +95,19 @@ def tools_of(
         twice = next(each for each in names if names.count(each) > 1)
         raise _refusal(f"tools: two functions are named {twice!r}.", "tools")
     mode, name, allowed = _choice(choice, names)
-    definitions = [
-        {"function": _written(each.function), "type": each.type}
-        for each in bodies
-        if each.function.name in allowed
-    ]
+    offered = [each for each in bodies if each.function.name in allowed]
     return Tools(
-        definitions=msgspec.json.encode(definitions).decode(),
+        definitions=_definitions(e for e in offered if e.function.name not in mentioned),
+        mentioned=_definitions(e for e in offered if e.function.name in mentioned),
         choice=mode,
         name=name,
         parallel=parallel,
     )
+
+
+def _definitions(bodies: Iterable[ToolBody]) -> str:
+    found = [{"function": written(each.function), "type": each.type} for each in bodies]
+    return msgspec.json.encode(found).decode()
 
 
 def _check_amount(bodies: Sequence[ToolBody]) -> None:
@@ -118,9 +124,10 @@ def _check_amount(bodies: Sequence[ToolBody]) -> None:
         )
 
 
-def _written(body: FunctionBody) -> _Written:
+def written(body: FunctionBody) -> Written:
+    """As a model is told of it."""
     parameters = body.parameters if given(body.parameters) else None
-    return _Written(body.name, body.description, parameters, body.strict)
+    return Written(body.name, body.description, parameters, body.strict)
 
 
 def _name(index: int, body: ToolBody) -> str:

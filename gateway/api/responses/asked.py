@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from itertools import chain
+
 import msgspec
 from msgspec import Struct
 from starlette.requests import Request as HttpRequest
@@ -12,14 +15,17 @@ from gateway.api.kept import mailbox_of, owner_of
 from gateway.api.responses import truncation
 from gateway.api.responses.bodies import ResponseBody, tools
 from gateway.api.responses.context import earlier_items, resolved
+from gateway.api.responses.conversation import converse
 from gateway.api.responses.items import (
+    BRINGS_TOOLS,
     ItemBody,
-    chat_messages,
     check_number,
     own_items,
     picture_sources,
+    without_superseded,
 )
 from gateway.api.responses.shape import hexadecimal
+from gateway.api.responses.tools import Meaning, told
 from gateway.api.sampling import generate_message
 from gateway.api.structure import constraint_of
 from gateway.edge.share import share_of
@@ -39,6 +45,17 @@ class Asked(Struct):
     items: list[ItemBody]
     names: list[str]
     pictures: dict[int, list[bytes]]
+
+    @property
+    def meanings(self) -> dict[str, Meaning]:
+        """What calls are to the client, by the names of functions that mean something else."""
+        brought = [each.tools or () for each in self.items if each.kind in BRINGS_TOOLS]
+        every = chain(told(self.body.tools or (), "tools"), *(told(each, "") for each in brought))
+        return {
+            each.function.name: each.meaning
+            for each in every
+            if each.meaning != Meaning("function", each.function.name)
+        }
 
 
 async def gather(
@@ -60,7 +77,11 @@ async def gather(
     # What was taken once can be taken again.
     names = ["previous_response_id"] * len(before)
     names += [f"input[{index}]" for index in range(len(own))]
-    sources = await beside_the_loop(share.size_bytes, picture_sources, items, names)
+    items, names = without_superseded(items, names)
+    looks = compartment.model.settings.pictures
+    sources = await beside_the_loop(
+        share.size_bytes, functools.partial(picture_sources, items, names, looks=looks)
+    )
     if not sources:
         return Asked(body, items, names, {})
     check_pictures([source for _, source in sources], compartment.model)
@@ -78,16 +99,17 @@ def generate_of(asked: Asked, compartment: Compartment, cut: int) -> Generate:
     generation = body.generation()
     arguments = template_arguments(generation, compartment.model.settings.template_arguments)
     places = truncation.kept(asked.items, cut)
-    messages = chat_messages(
+    said = converse(
         body.instructions,
         [asked.items[each] for each in places],
         [asked.names[each] for each in places],
         [picture for each in places for picture in asked.pictures.get(each, ())],
+        looks=compartment.model.settings.pictures,
     )
     return msgspec.structs.replace(
-        generate_message(generation, ChatPrompt(messages, arguments), body.max_output_tokens),
+        generate_message(generation, ChatPrompt(said.messages, arguments), body.max_output_tokens),
         parsed=True,
-        tools=tools(body),
+        tools=tools(body, said),
         constraint=constraint_of(generation),
         logprobs=body.logprobs,
         thinks=thinks(arguments),

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal, get_args
 
 from msgspec import Meta, Raw, Struct
 
-from gateway.api.bodies import ABSENT, Part, given
-from gateway.api.chat.template import Effort, TemplateBody
+from gateway.api.bodies import ABSENT, given
+from gateway.api.chat.template import Effort, TemplateBody, Verbosity
 from gateway.api.chat.tools import (
     AllowedTool,
     AllowedTools,
     ChosenTool,
-    FunctionBody,
     NamedFunction,
     ToolBody,
     ToolChoiceBody,
     tools_of,
 )
+from gateway.api.responses.conversation import Said
 from gateway.api.responses.items import ItemBody
+from gateway.api.responses.tools import Kind, Meaning, Tool, told, told_name
 from gateway.api.sampling import Bias, Penalty, Priority, Probability, Salt, Stop, TokenId, Tokens
 from gateway.api.structure import JsonSchemaBody, ResponseFormat
 from gateway.api.supported import refusing
@@ -26,6 +29,7 @@ from gateway.dispatch.refusal import Refusal
 from protocol.requests import Tools
 
 _LOGPROBS: Final = "message.output_text.logprobs"
+_FUNCTION: Final = re.compile(r"tools\[(?P<index>[0-9]+)\]\.function")
 _SEALED_REASONING: Final = "reasoning.encrypted_content"
 
 Label = Annotated[str, Meta(max_length=64)]
@@ -52,16 +56,6 @@ _EXTENSIONS: Final = (
 )
 
 
-class FunctionTool(Part, omit_defaults=True):
-    """Those that run at OpenAI have another `type`."""
-
-    type: str
-    name: str | None = None
-    description: str | None = None
-    parameters: Raw = ABSENT
-    strict: bool | None = None
-
-
 class NamedTool(Struct, omit_defaults=True):
     type: str
     name: str | None = None
@@ -86,7 +80,7 @@ class TextFormat(Struct, omit_defaults=True, rename={"schema_": "schema"}):
 
 class TextConfig(Struct, omit_defaults=True):
     format: TextFormat | None = None
-    verbosity: str | None = None
+    verbosity: Verbosity | None = None
 
 
 class ReasoningConfig(Struct):
@@ -105,7 +99,7 @@ class ResponseBody(Struct, kw_only=True):
     background: bool | None = None
     store: bool | None = None
     stream: bool | None = None
-    tools: list[FunctionTool] | None = None
+    tools: list[Tool] | None = None
     tool_choice: Literal["auto", "none", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
@@ -156,6 +150,7 @@ class ResponseBody(Struct, kw_only=True):
             max_completion_tokens=self.max_output_tokens,
             response_format=_format(self.text),
             reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
+            verbosity=None if self.text is None else self.text.verbosity,
             **same,
         )
 
@@ -164,53 +159,65 @@ def check_body(body: ResponseBody) -> None:
     """Raises: Refusal: what it asks for can't be together."""
     if body.background and not body.stored:
         raise _refusal("background: what isn't stored can't be fetched: leave store out.", "store")
-    if body.text is not None and body.text.verbosity not in (None, "medium"):
-        raise _refusal("text.verbosity is not supported: leave it out.", "text.verbosity")
 
 
-def tools(body: ResponseBody) -> Tools | None:
-    """Raises: Refusal: one of them isn't the client's own, or can't be one."""
-    bodies = []
-    for index, each in enumerate(body.tools or ()):
-        if each.type != "function":
-            raise _refusal(
-                f"tools[{index}]: {each.type[:100]!r} is none that runs here: send functions of "
-                "your own.",
-                f"tools[{index}].type",
-            )
-        if each.name is None:
-            raise _refusal(f"tools[{index}].name is missing.", f"tools[{index}].name")
-        function = FunctionBody(each.name, each.description, each.parameters, each.strict)
-        bodies.append(ToolBody(function, "function"))
-    choice = _choice(body.tool_choice)
+def tools(body: ResponseBody, said: Said) -> Tools | None:
+    """Those of the body and those that items bring; what runs at OpenAI is left out.
+
+    Raises:
+        Refusal: one of them can't be one, or a choice is of what isn't there.
+    """
+    own = list(told(body.tools or (), "tools"))
+    names = {each.function.name for each in own}
+    brought = {each.function.name: each for each in [*said.late_tools, *said.tools]}
+    found = [*own, *(each for name, each in brought.items() if name not in names)]
+    early = names | {each.function.name for each in said.tools}
     try:
-        return tools_of(bodies, choice, parallel=body.parallel_tool_calls is not False)
+        return tools_of(
+            [ToolBody(each.function, "function") for each in found],
+            _choice(body.tool_choice, [each.meaning for each in found]),
+            parallel=body.parallel_tool_calls is not False,
+            mentioned=brought.keys() - early,
+        )
     except Refusal as refusal:
+
+        def path(match: re.Match[str]) -> str:
+            return found[int(match["index"])].path
+
         # Here a function's fields are the tool's.
-        refusal.message = refusal.message.replace("].function.", "].")
-        refusal.param = refusal.param and refusal.param.replace("].function.", "].")
+        refusal.message = _FUNCTION.sub(path, refusal.message)
+        refusal.param = refusal.param and _FUNCTION.sub(path, refusal.param)
         raise
 
 
 def _choice(
-    choice: Literal["auto", "none", "required"] | ToolChoice | None,
+    choice: Literal["auto", "none", "required"] | ToolChoice | None, meanings: Sequence[Meaning]
 ) -> ToolChoiceBody | None:
     match choice:
         case None | "auto" | "none" | "required":
             return choice
-        case ToolChoice("function", str() as name):
-            return ChosenTool("function", NamedFunction(name))
-        case ToolChoice("allowed_tools", _, mode, list() as allowed):
-            names = [
-                AllowedTool(NamedFunction(each.name), "function")
-                for each in allowed
-                if each.type == "function" and each.name is not None
-            ]
-            return ChosenTool("allowed_tools", allowed_tools=AllowedTools(mode or "auto", names))
+        case ToolChoice("allowed_tools", _, mode, list() as asked):
+            names = _named(asked, meanings)
+            allowed = [AllowedTool(NamedFunction(each), "function") for each in names]
+            return ChosenTool("allowed_tools", allowed_tools=AllowedTools(mode or "auto", allowed))
+        case ToolChoice() if found := _named([NamedTool(choice.type, choice.name)], meanings):
+            return ChosenTool("function", NamedFunction(found[0]))
     raise _refusal(
-        "tool_choice: send auto, none, required, a function by its name, or allowed_tools.",
+        "tool_choice: send auto, none, required, a tool of your own by its type and name, or "
+        "allowed_tools.",
         "tool_choice",
     )
+
+
+def _named(asked: Sequence[NamedTool], meanings: Sequence[Meaning]) -> list[str]:
+    """What a model is told of these tools as; those that run at OpenAI are left out here, too."""
+    found = []
+    for each in asked:
+        if each.type in get_args(Kind):
+            name = each.name or each.type
+            same = (told_name(m.namespace, m.name) for m in meanings if m.name == name)
+            found.append(next(same, name))
+    return found
 
 
 def _format(text: TextConfig | None) -> ResponseFormat | None:

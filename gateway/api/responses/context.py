@@ -15,7 +15,7 @@ from gateway.edge.share import Share
 from gateway.mailbox.entry import Found
 from gateway.mailbox.mailbox import Mailbox
 
-_ITEM_ID: Final = re.compile(r"(?:msg|rs|fc)_(?P<response>[0-9a-f]{32})(?P<place>[0-9a-f]{2,4})")
+_ITEM_ID: Final = re.compile(r"[a-z]{2,3}_(?P<response>[0-9a-f]{32})(?P<place>[0-9a-f]{2,4})")
 # Each is looked up in the mailbox.
 _MOST_REFERENCES: Final = 256
 

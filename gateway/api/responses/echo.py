@@ -9,13 +9,13 @@ from msgspec import Raw
 
 from gateway.api.bodies import given
 from gateway.api.responses.bodies import (
-    FunctionTool,
     ReasoningConfig,
     ResponseBody,
     TextConfig,
     TextFormat,
     ToolChoice,
 )
+from gateway.api.responses.tools import Tool, runs_here
 
 
 def echoed_reasoning(body: ResponseBody) -> Raw:
@@ -44,18 +44,29 @@ def echoed_choice(body: ResponseBody) -> Raw:
 
 
 def echoed_tools(body: ResponseBody) -> Raw:
-    return _raw([_shown(each) for each in body.tools or ()])
+    """Those that a model is told of: what runs at OpenAI was left out."""
+    return _raw([_shown(each) for each in body.tools or () if runs_here(each)])
 
 
-def _shown(tool: FunctionTool) -> dict[str, Any]:
-    return {
-        "type": tool.type,
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.parameters if given(tool.parameters) else None,
-        # A schema that says nothing of strictness is a wish here.
-        "strict": bool(tool.strict),
-    }
+def _shown(tool: Tool) -> dict[str, Any]:
+    shown: dict[str, Any] = {"type": tool.type, "description": tool.description}
+    match tool.type:
+        case "function":
+            # A schema that says nothing of strictness is a wish here.
+            shown |= {"parameters": tool.parameters, "strict": bool(tool.strict)}
+        case "custom":
+            asked = tool.format if given(tool.format) else {"type": "text"}
+            shown |= {"description": tool.description or "", "format": asked}
+        case "namespace":
+            members = [_shown(each) for each in tool.tools or () if runs_here(each)]
+            shown |= {"description": tool.description or "", "tools": members}
+        case "tool_search":
+            return {**shown, "execution": "client", "parameters": tool.parameters}
+        case _:
+            return {"type": tool.type}
+    if tool.defer_loading is not None:
+        shown["defer_loading"] = tool.defer_loading
+    return {**shown, "name": tool.name}
 
 
 def _raw(value: object) -> Raw:

@@ -77,6 +77,7 @@ async def create_response(request: HttpRequest) -> Response:
         body.seals_reasoning,
         temperature=body.temperature,
         top_p=body.top_p,
+        meanings=asked.meanings,
     )
     # What was dropped isn't there for the next one, which would have to drop it again.
     kept = [asked.items[each] for each in truncation.kept(asked.items, cut)]

@@ -50,9 +50,45 @@ class CallItem(Struct, tag_field="type", tag="function_call"):
     call_id: str
     name: str
     arguments: str
+    namespace: str | UnsetType = UNSET
 
 
-OutputItem: TypeAlias = MessageItem | ReasoningItem | CallItem
+class CustomCallItem(Struct, tag_field="type", tag="custom_tool_call"):
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    input: str
+    namespace: str | UnsetType = UNSET
+
+
+class SearchCallItem(Struct, tag_field="type", tag="tool_search_call"):
+    """Its client searches among the tools that it has."""
+
+    id: str
+    status: ItemStatus
+    call_id: str
+    arguments: dict[str, Any]
+    execution: Literal["client"] = "client"
+
+
+class ShellAction(Struct, tag_field="type", tag="exec"):
+    command: list[str]
+    env: dict[str, str] = {}
+    timeout_ms: int | None = None
+    working_directory: str | None = None
+    user: str | None = None
+
+
+class ShellCallItem(Struct, tag_field="type", tag="local_shell_call"):
+    id: str
+    status: ItemStatus
+    call_id: str
+    action: ShellAction
+
+
+AnyCallItem: TypeAlias = CallItem | CustomCallItem | SearchCallItem | ShellCallItem
+OutputItem: TypeAlias = MessageItem | ReasoningItem | AnyCallItem
 
 
 class InputTokensDetails(Struct):

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct
 
 from gateway.api.answer import DONE, Choice
 from gateway.api.logprobs import TokenLogprobBody, chat_logprobs, tokens_of
 from gateway.api.responses.items import sealed
 from gateway.api.responses.shape import (
+    AnyCallItem,
     CallItem,
+    CustomCallItem,
     ErrorBody,
     IncompleteDetails,
     ItemStatus,
@@ -23,16 +25,28 @@ from gateway.api.responses.shape import (
     ReasoningItem,
     ReasoningText,
     ResponseObject,
+    SearchCallItem,
+    ShellAction,
+    ShellCallItem,
     UsageBody,
     hexadecimal,
 )
+from gateway.api.responses.tools import Kind, Meaning
+from gateway.api.responses.written_calls import WrittenInput, action_of, asked_for
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Piece, Request
 from gateway.mailbox.entry import Status
 from protocol.answers import FinishReason, Usage
 from protocol.parts import AnswerPart, Reasoning, Text, ToolCall
 
-_PREFIXES: Final = {"message": "msg", "reasoning": "rs", "call": "fc"}
+_PREFIXES: Final = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function": "fc",
+    "custom": "ctc",
+    "tool_search": "tsc",
+    "local_shell": "lsh",
+}
 
 
 class Form(Struct):
@@ -43,6 +57,8 @@ class Form(Struct):
     # As they were asked for: what wasn't is the model's.
     temperature: float | None = None
     top_p: float | None = None
+    # What calls of functions are to the client, where they are anything else.
+    meanings: dict[str, Meaning] = {}
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self)
@@ -73,6 +89,7 @@ class ResponseFormat:
         # The item that is being written: what it is, and its text so far.
         self._open: OutputItem | None = None
         self._call: int | None = None
+        self._input = WrittenInput()
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprobBody] = []
         # White space between reasoning and calls makes no message.
@@ -158,17 +175,33 @@ class ResponseFormat:
                 return events + self._delta("reasoning_text", content_index=0, delta=text)
             case ToolCall(number, arguments, name):
                 events = b""
-                if self._call != number or not isinstance(self._open, CallItem):
-                    call_id = f"call_{self._suffix}{number:02x}"
-                    call = CallItem(self._id("call"), "in_progress", call_id, name or "", "")
-                    events = self._begin(call)
+                if self._call != number or not isinstance(self._open, AnyCallItem):
+                    events = self._begin(self._called(number, name or ""))
                     self._call = number
                 self._texts.append(arguments)
-                if not arguments:
-                    return events
-                return events + self._delta("function_call_arguments", delta=arguments)
+                match self._open:
+                    case CallItem() if arguments:
+                        events += self._delta("function_call_arguments", delta=arguments)
+                    case CustomCallItem() if added := self._input.add(arguments):
+                        events += self._delta("custom_tool_call_input", delta=added)
+                return events
             case _:
                 return b""
+
+    def _called(self, number: int, name: str) -> AnyCallItem:
+        meaning = self._form.meanings.get(name) or Meaning("function", name)
+        item_id, call_id = self._id(meaning.kind), f"call_{self._suffix}{number:02x}"
+        namespace = meaning.namespace or UNSET
+        match meaning.kind:
+            case "function":
+                return CallItem(item_id, "in_progress", call_id, meaning.name, "", namespace)
+            case "custom":
+                self._input = WrittenInput()
+                return CustomCallItem(item_id, "in_progress", call_id, meaning.name, "", namespace)
+            case "tool_search":
+                return SearchCallItem(item_id, "in_progress", call_id, {})
+            case "local_shell":
+                return ShellCallItem(item_id, "in_progress", call_id, ShellAction([]))
 
     def _text(self, text: str, logprobs: list[TokenLogprobBody]) -> bytes:
         events = b""
@@ -217,6 +250,15 @@ class ResponseFormat:
             case CallItem():
                 events = self._done("function_call_arguments", arguments=text, name=item.name)
                 item.arguments = text
+            case CustomCallItem():
+                rest = self._input.end()
+                events = self._delta("custom_tool_call_input", delta=rest) if rest else b""
+                item.input = self._input.text
+                events += self._done("custom_tool_call_input", input=item.input)
+            case SearchCallItem():
+                events, item.arguments = b"", asked_for(text)
+            case ShellCallItem():
+                events, item.action = b"", action_of(text)
         item.status = status
         index = len(self._response.output)
         events += self._event("response.output_item.done", output_index=index, item=item)
@@ -235,7 +277,7 @@ class ResponseFormat:
         else:
             response.completed_at = int(time.time())
 
-    def _id(self, kind: Literal["message", "reasoning", "call"]) -> str:
+    def _id(self, kind: Literal["message", "reasoning"] | Kind) -> str:
         """By which the item can be found again: see `gateway.api.responses.references`."""
         count = len(self._response.output) + (self._open is not None)
         return f"{_PREFIXES[kind]}_{self._suffix}{count:02x}"

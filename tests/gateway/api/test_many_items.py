@@ -8,7 +8,8 @@ from types import FrameType
 from typing import Any
 
 from gateway.api.ollama import bodies as ollama
-from gateway.api.responses.items import ItemBody, chat_messages
+from gateway.api.responses.conversation import converse
+from gateway.api.responses.items import ItemBody
 
 
 def _joins(call: Callable[[], object], separator: str) -> int:
@@ -50,11 +51,11 @@ def test_what_the_system_says_is_joined_once() -> None:
     items.append(ItemBody(role="developer", content="the last"))
     items.append(ItemBody(role="user", content="Hello"))
     names = [f"input[{number}]" for number in range(len(items))]
-    messages = chat_messages(None, items, names)
+    messages = converse(None, items, names).messages
     assert [each.role for each in messages] == ["system", "user"]
     assert messages[0].content.startswith("rule 0\n\nrule 1\n\n")
     assert messages[0].content.endswith("rule 499\n\nthe last")
-    assert _joins(lambda: chat_messages(None, items, names), "\n\n") == 1
+    assert _joins(lambda: converse(None, items, names), "\n\n") == 1
 
 
 def test_results_find_their_calls() -> None:

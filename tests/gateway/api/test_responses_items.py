@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from gateway.api.responses.bodies import ResponseBody, check_body, tools
+from gateway.api.responses.conversation import Said, converse
 from gateway.api.responses.items import (
     ItemBody,
-    chat_messages,
     decode_items,
     encode_items,
     own_items,
@@ -36,7 +36,7 @@ def _messages(
 ) -> list[ChatMessage]:
     items = _items(*bodies)
     names = [f"input[{index}]" for index in range(len(items))]
-    return list(chat_messages(instructions, items, names, pictures))
+    return list(converse(instructions, items, names, pictures).messages)
 
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"a":1}'}
@@ -135,7 +135,6 @@ def test_pictures_stand_where_they_stood() -> None:
         ([{"role": "user"}], "input[0].content"),
         ([{"role": "user", "content": [{"type": "input_file"}]}], "input[0].content[0]"),
         ([{"role": "user", "content": [{"type": "input_text"}]}], "input[0].content[0].text"),
-        ([CALL, {"type": "web_search_call", "id": "ws_1"}], "input[1].type"),
         ([CALL, {**RESULT, "output": None}], "input[1].output"),
     ],
 )
@@ -190,12 +189,13 @@ def _body(**fields: Any) -> ResponseBody:
     return msgspec.json.decode(json.dumps(data), type=ResponseBody)
 
 
+NOTHING = Said((), [], [])
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
 
 
 def test_tools_and_choices() -> None:
     clock = {"type": "function", "name": "clock"}
-    told = tools(_body(tools=[WEATHER, clock], parallel_tool_calls=False))
+    told = tools(_body(tools=[WEATHER, clock], parallel_tool_calls=False), NOTHING)
     assert told is not None
     definitions = json.loads(told.definitions)
     assert definitions[0] == {
@@ -203,11 +203,13 @@ def test_tools_and_choices() -> None:
         "type": "function",
     }
     assert (told.choice, told.parallel) == ("auto", False)
-    chosen = tools(_body(tools=[WEATHER], tool_choice={"type": "function", "name": "weather"}))
+    chosen = tools(
+        _body(tools=[WEATHER], tool_choice={"type": "function", "name": "weather"}), NOTHING
+    )
     assert chosen is not None
     assert (chosen.choice, chosen.name) == ("required", "weather")
     allowed = {"type": "allowed_tools", "mode": "auto", "tools": [clock]}
-    some = tools(_body(tools=[WEATHER, clock], tool_choice=allowed))
+    some = tools(_body(tools=[WEATHER, clock], tool_choice=allowed), NOTHING)
     assert some is not None
     assert [each["function"]["name"] for each in json.loads(some.definitions)] == ["clock"]
 
@@ -215,12 +217,13 @@ def test_tools_and_choices() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"name": "f"}]}, "tools[0].type"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [{}]}]}, "tools[0].tools[0].type"),
+        ({"tools": [{"type": "custom", "name": "c", "format": 5}]}, "tools[0].format"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
         ({"tools": [WEATHER], "tool_choice": {"type": "file_search"}}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"background": True, "store": False}, "store"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"max_tokens": 5}, "max_tokens"),
@@ -232,7 +235,7 @@ def test_what_is_not_done_is_refused(fields: dict[str, Any], param: str) -> None
         check_supported(body, "responses")
         check_body(body)
         body.generation()
-        tools(body)
+        tools(body, NOTHING)
 
     with pytest.raises(Refusal) as refused:
         ask()

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from gateway.api.answer import DONE, Choice
 from gateway.api.responses.family import ResponseFamily
 from gateway.api.responses.shape import ResponseObject
+from gateway.api.responses.tools import Meaning
 from gateway.api.responses.writer import Form, ResponseFormat
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Piece, Request
@@ -48,6 +49,15 @@ PARTS: list[AnswerPart] = [
 ]
 
 
+MEANINGS = {
+    "apply_patch": Meaning("custom", "apply_patch"),
+    "n__look": Meaning("function", "look", "n"),
+    "n__draw": Meaning("custom", "draw", "n"),
+    "tool_search": Meaning("tool_search", "tool_search"),
+    "local_shell": Meaning("local_shell", "local_shell"),
+}
+
+
 def _form(*, seals: bool = False) -> Form:
     response = ResponseObject(
         id=f"resp_{'a' * 32}",
@@ -69,7 +79,7 @@ def _form(*, seals: bool = False) -> Form:
         top_p=1.0,
         truncation="disabled",
     )
-    return Form.decode(Form(response, seals).encode())
+    return Form.decode(Form(response, seals, meanings=MEANINGS).encode())
 
 
 def _request() -> Request:
@@ -265,3 +275,70 @@ def test_how_the_mailbox_ends_one(code: Any, known: str) -> None:
     assert (cancelled.status, json.loads(cancelled.body)["status"]) == ("cancelled", "cancelled")
     begun = _events(family.first_events(queued, 0))
     assert [each.type for each in begun] == ["response.created", "response.queued"]
+
+
+CALLS: list[AnswerPart] = [
+    ToolCall(0, '{"input": "*** ', "apply_patch"),
+    ToolCall(0, 'Begin\\n"'),
+    ToolCall(0, "}"),
+    ToolCall(1, "{}", "n__look"),
+    ToolCall(2, '{"drawing": "o"}', "n__draw"),
+    ToolCall(3, '{"query": "x"}', "tool_search"),
+    ToolCall(4, '{"command": ["ls"]}', "local_shell"),
+]
+
+
+def test_calls_of_other_kinds_are_told_back() -> None:
+    patch, look, draw, search, shell = _whole(CALLS, "tool_calls").output
+    assert (patch.type, patch.name, patch.input) == (
+        "custom_tool_call",
+        "apply_patch",
+        "*** Begin\n",
+    )
+    assert (look.type, look.name, look.namespace) == ("function_call", "look", "n")
+    assert (draw.type, draw.name, draw.namespace, draw.input) == (
+        "custom_tool_call",
+        "draw",
+        "n",
+        "o",
+    )
+    assert (search.type, search.execution, search.arguments) == (
+        "tool_search_call",
+        "client",
+        {"query": "x"},
+    )
+    assert (shell.type, shell.action.command) == ("local_shell_call", ["ls"])
+    assert len({each.call_id for each in (patch, look, draw, search, shell)}) == 5
+
+
+def test_events_of_calls_of_other_kinds() -> None:
+    events = _streamed(CALLS, "tool_calls")
+    kinds = [each.type.removeprefix("response.") for each in events]
+    assert kinds[2:7] == [
+        "output_item.added",
+        "custom_tool_call_input.delta",
+        "custom_tool_call_input.delta",
+        "custom_tool_call_input.done",
+        "output_item.done",
+    ]
+    # Which has another name for it: what it is shows at the end.
+    assert kinds[11:15] == [
+        "output_item.added",
+        "custom_tool_call_input.delta",
+        "custom_tool_call_input.done",
+        "output_item.done",
+    ]
+    assert kinds[15:] == ["output_item.added", "output_item.done"] * 2 + ["completed"]
+    whole = _whole(CALLS, "tool_calls")
+    assert [each.to_dict() for each in events[-1].response.output] == [
+        each.to_dict() for each in whole.output
+    ]
+    deltas = [each.delta for each in events if each.type.endswith("call_input.delta")]
+    assert deltas == ["*** ", "Begin\n", "o"]
+
+
+@pytest.mark.parametrize("name", ["apply_patch", "tool_search", "local_shell"])
+def test_a_call_that_its_limit_cuts(name: str) -> None:
+    (call,) = _whole([ToolCall(0, '{"input": "ha', name)], "length").output
+    assert call.status == "incomplete"
+    assert getattr(call, "input", "ha") == "ha"
