@@ -9,7 +9,7 @@ from typing import Final
 from gateway.agent.bodies import HostBody
 from gateway.config.settings import HostSettings
 from gateway.config.sizes import format_size
-from gateway.doctor.finding import Finding, error, ok
+from gateway.doctor.finding import Finding, Severity, error, ok
 from gateway.doctor.installation import Installation
 from gateway.hosts.agent_link import AgentLink
 
@@ -21,7 +21,11 @@ def look_at_hosts(installation: Installation) -> Iterator[Finding]:
     if not hosts:
         yield ok(_CHECK, "The configuration names no other machine.")
     for name, settings in hosts.items():
-        yield asyncio.run(_look(name, settings))
+        found = asyncio.run(_look(name, settings))
+        if found.severity is Severity.OK:
+            of_gateway = installation.running().unreached.get(name)
+            found = found if of_gateway is None else judge_difference(name, of_gateway)
+        yield found
 
 
 async def _look(name: str, settings: HostSettings) -> Finding:
@@ -36,6 +40,17 @@ async def _look(name: str, settings: HostSettings) -> Finding:
         return judge_host(name, str(failure), None)
     finally:
         await link.close()
+
+
+def judge_difference(name: str, of_gateway: str) -> Finding:
+    """It answers the doctor, and not the gateway that runs, which says this."""
+    return error(
+        _CHECK,
+        f"Its agent answers here, and not the gateway that runs: {of_gateway.rstrip('.')}.",
+        "On a Mac a LaunchAgent may be kept from the local network, and what a terminal starts is "
+        "not: docs/hosts.md has it. Elsewhere look again in some seconds.",
+        subject=name,
+    )
 
 
 def judge_host(name: str, told: HostBody | str, disagreement: str | None) -> Finding:

@@ -45,7 +45,8 @@ class InForce(Struct, frozen=True):
 class Running(Struct, frozen=True):
     """`holder` has the lock of the state folder, and `health` is what it answers at `address`.
     `in_force` is None for one of an older version. `models` are loaded, by their worker's
-    pid; `troubles` says by their ids why others can't be. `key` is the operator's, for the holder.
+    pid; `troubles` says by their ids why others can't be, `unreached` by their names why it can't
+    ask other hosts. `key` is the operator's, for the holder.
 
     `address` and `tls` are what the holder has written down, whatever is configured here; the
     configured ones if there is none, or it hasn't yet. `port_free` and `port_holder` are of the
@@ -62,6 +63,7 @@ class Running(Struct, frozen=True):
     in_force: InForce | None = None
     models: dict[int, str] = {}
     troubles: dict[str, str] = {}
+    unreached: dict[str, str] = {}
     tls: bool = False
     key: str | None = None
 
@@ -98,11 +100,18 @@ class _Model(Struct, frozen=True):
         return self.reason if refused or self.state in ("failed", "backoff") else None
 
 
+class _Host(Struct, frozen=True):
+    name: str
+    reachable: bool
+    reason: str | None = None
+
+
 class _Status(Struct, frozen=True):
     """Of GET /admin/v1/status."""
 
     config: InForce | None = None
     models: tuple[_Model, ...] = ()
+    hosts: tuple[_Host, ...] = ()
 
 
 def look_for_gateway(settings: GatewaySettings, state_dir: StateDir) -> Running:
@@ -135,6 +144,11 @@ def look_for_gateway(settings: GatewaySettings, state_dir: StateDir) -> Running:
         in_force=status.config,
         models={each.worker.pid: each.id for each in status.models if each.worker is not None},
         troubles={each.id: each.trouble for each in status.models if each.trouble is not None},
+        unreached={
+            each.name: each.reason
+            for each in status.hosts
+            if each.reason is not None and not each.reachable
+        },
     )
 
 

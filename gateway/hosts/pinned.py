@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.config.models import expand_home
+from gateway.hosts.local_network import advice
 from gateway.state.secret_file import read_secret
 from gateway.system.lane import Lane
 from gateway.system.tasks import Tasks
@@ -140,7 +141,7 @@ class PinnedClient:
         except TimeoutError as error:
             raise TimeoutError(f"{self.url} did not answer within {_CONNECT_S:g} s") from error
         except OSError as error:
-            raise ConnectionError(f"{self.url} can't be reached: {error}") from error
+            raise ConnectionError(f"{self.url} can't be reached: {error}{advice(error)}") from error
         try:
             shown: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
         finally:

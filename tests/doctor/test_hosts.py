@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from gateway.agent.bodies import API, HostBody, HostMemoryBody
 from gateway.config.settings import Flags
-from gateway.doctor.finding import Severity
+from gateway.doctor.finding import Finding, Severity
 from gateway.doctor.hosts import judge_host, look_at_hosts
 from gateway.doctor.installation import Installation
+from tests.support.gateway import Gateway, eventually
 
 GB = 1_000_000_000
 TOLD = HostBody(
@@ -57,3 +62,33 @@ def test_each_is_asked(tmp_path: Path):
     config.write_text("")
     (finding,) = look_at_hosts(Installation(Flags(config=config), {}))
     assert finding.severity is Severity.OK
+
+
+def test_one_that_answers_here_and_not_the_gateway(monkeypatch: pytest.MonkeyPatch):
+    async def answers(name: str, _settings: object) -> Finding:
+        return judge_host(name, TOLD, None)
+
+    monkeypatch.setattr("gateway.doctor.hosts._look", answers)
+    running = SimpleNamespace(unreached={"studio2": "no route to host"})
+    settings = SimpleNamespace(hosts={"studio2": None, "studio3": None})
+    installation = SimpleNamespace(settings=settings, running=lambda: running)
+    kept, free = look_at_hosts(installation)  # type: ignore[arg-type]
+    assert (kept.severity, kept.subject) == (Severity.ERROR, "studio2")
+    assert "not the gateway that runs: no route to host." in kept.evidence
+    assert "LaunchAgent" in str(kept.remedy)
+    assert free.severity is Severity.OK
+
+
+def test_what_the_gateway_that_runs_says(start_gateway: Callable[..., Gateway], tmp_path: Path):
+    config = f'[hosts.gone]\nurl = "https://127.0.0.1:1"\nkey_file = "{tmp_path}/key"\n'
+    (tmp_path / "key").write_text("secret")
+    (tmp_path / "key").chmod(0o600)
+    gateway = start_gateway(config=f'{config}fingerprint = "{"0" * 64}"\n')
+    eventually(lambda: _unreached(gateway))
+    assert list(_unreached(gateway)) == ["gone"]
+
+
+def _unreached(gateway: Gateway) -> dict[str, str]:
+    flags = Flags(config=gateway.config_path, state_dir=gateway.state_dir)
+    found = Installation(flags, {}).running().unreached
+    return {name: reason for name, reason in found.items() if "can't be reached" in reason}
