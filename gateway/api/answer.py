@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import Final, Protocol
 
@@ -78,8 +78,11 @@ class Answer(Response):
         stream: bool,
         answers_each: int = 1,
         framing: Framing = EVENTS,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
-        """`requests` are the choices, in order: so many of them have the same prompt."""
+        """`requests` are the choices, in order: so many of them have the same prompt. `headers` are
+        an answer's, not an error's.
+        """
         self.background = None
         self._compartment = compartment
         self._requests = requests
@@ -87,6 +90,7 @@ class Answer(Response):
         self._stream = stream
         self._answers_each = answers_each
         self._framing = framing
+        self._own_headers = headers or {}
 
     async def complete(self) -> None:
         """The whole answer is there, and its client is about to learn that."""
@@ -135,7 +139,8 @@ class Answer(Response):
         choices = [Choice(merged(parts), reasons[index]) for index, parts in enumerate(found)]
         body = self._form.whole(choices, usage)
         await self.complete()
-        await Response(body, media_type="application/json")(scope, receive, send)
+        response = Response(body, headers=self._own_headers, media_type="application/json")
+        await response(scope, receive, send)
 
     async def _write_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
@@ -189,5 +194,6 @@ class Answer(Response):
         return usage
 
     async def _start_stream(self, send: Send) -> None:
-        headers = [(b"content-type", self._framing.media_type), *_UNCOLLECTED]
+        own = [(name.encode(), value.encode()) for name, value in self._own_headers.items()]
+        headers = [(b"content-type", self._framing.media_type), *_UNCOLLECTED, *own]
         await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -124,7 +124,6 @@ def test_tools(client: anthropic.Anthropic, choice: Any) -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": [{"role": "assistant", "content": "I"}]}, "end with a user's"),
         ({"messages": [{"role": "king", "content": "I"}]}, "role"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "runs at Anthropic"),
         ({"messages": [{"role": "user", "content": "a " * 50_000}]}, "prompt is too long"),
         ({"tool_choice": {"type": "any"}}, "there are no tools"),
     ],
@@ -221,23 +220,101 @@ def test_as_a_coding_agent_asks(client: anthropic.Anthropic) -> None:
     assert second.usage.cache_creation_input_tokens == 0
 
 
+def test_blocks_that_nobody_knows(client: anthropic.Anthropic) -> None:
+    messages: Any = [{"role": "user", "content": [{"type": "video"}]}]
+    with pytest.raises(anthropic.BadRequestError, match=r"send one of .*'image'"):
+        client.messages.create(**{**ASKED, "messages": messages})
+
+
+PDF: Any = {"type": "base64", "media_type": "application/pdf", "data": "JVBERg=="}
+PICTURE: Any = {"type": "url", "url": "http://a.b/c"}
+WEB_SEARCH: Any = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["of the user", "in a result"])
 @pytest.mark.parametrize(
-    ("block", "said"),
+    ("block", "kind"),
     [
-        ({"type": "image", "source": {"type": "url", "url": "http://a.b/c"}}, "pictures = true"),
-        ({"type": "video"}, r"send one of .*'image'"),
-        (
-            {"type": "document", "source": {"type": "base64", "data": "", "media_type": "a"}},
-            "messages.0.content.0: nothing here reads",
-        ),
+        ({"type": "image", "source": PICTURE}, "image"),
+        ({"type": "document", "source": PDF, "title": "Plan"}, "document"),
     ],
 )
-def test_blocks_that_are_not_read(
-    client: anthropic.Anthropic, block: dict[str, Any], said: str
+def test_what_cannot_be_looked_at_is_told(
+    client: anthropic.Anthropic, block: Any, kind: str, inside: bool
 ) -> None:
-    messages: Any = [{"role": "user", "content": [block]}]
-    with pytest.raises(anthropic.BadRequestError, match=said):
-        client.messages.create(**{**ASKED, "messages": messages})
+    """The answer says so in a header, and the conversation goes on."""
+    messages: Any = ASKED["messages"]
+    call = {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {}}
+    if inside:
+        block = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [block]}
+        messages = [*messages, {"role": "assistant", "content": [call]}]
+    messages = [*messages, {"role": "user", "content": [block]}]
+    asked = {**ASKED, "max_tokens": 2, "messages": messages}
+    raw = client.messages.with_raw_response.create(**asked)
+    assert raw.headers["x-bulkhead-left-out"] == kind
+    went_on = [*messages, {"role": "assistant", "content": "I see."}, *ASKED["messages"]]
+    with client.messages.stream(**{**asked, "messages": went_on}) as stream:
+        assert stream.response.headers["x-bulkhead-left-out"] == kind
+        assert stream.get_final_message().usage.output_tokens
+    assert client.messages.count_tokens(model="demo", messages=went_on).input_tokens
+
+
+@pytest.mark.parametrize(
+    "choice", [None, {"type": "auto"}, {"type": "any"}, {"type": "tool", "name": "web_search"}]
+)
+def test_what_only_anthropic_runs_is_left_out_and_named(
+    client: anthropic.Anthropic, choice: Any
+) -> None:
+    """As Claude Code's search for the web asks for it."""
+    toolset = {"type": "mcp_toolset", "mcp_server_name": "far"}
+    servers = {"mcp_servers": [{"type": "url", "url": "http://a.b", "name": "far"}]}
+    asked: Any = {**ASKED, "max_tokens": 2, "extra_body": {"tool_choice": choice}}
+    alone = client.messages.with_raw_response.create(**asked, tools=[WEB_SEARCH])
+    assert alone.headers["x-bulkhead-left-out"] == "web_search_20250305"
+    plain = client.messages.with_raw_response.create(**ASKED | {"max_tokens": 2})
+    assert "x-bulkhead-left-out" not in plain.headers
+    assert alone.parse().usage.input_tokens == plain.parse().usage.input_tokens
+    if choice is not None and choice["type"] == "any":
+        return
+    asked["extra_body"] |= servers
+    both = client.messages.with_raw_response.create(**asked, tools=[toolset, WEB_SEARCH, TOOL])
+    left_out = "mcp_servers, mcp_toolset, web_search_20250305"
+    assert both.headers["x-bulkhead-left-out"] == left_out
+
+
+def test_a_deferred_tool_is_told_where_a_result_refers_to_it(client: anthropic.Anthropic) -> None:
+    """As Claude's ToolSearch does it: what comes before stays as it was computed."""
+    search: Any = {"name": "ToolSearch", "description": "Find. " * 60, "input_schema": SCHEMA}
+    later: Any = {**TOOL, "defer_loading": True}
+    other: Any = {**later, "name": "get_time", "description": "Never. " * 300}
+    call = {"type": "tool_use", "id": "toolu_1", "name": "ToolSearch", "input": {"query": "w"}}
+    reference = {"type": "tool_reference", "tool_name": "get_weather"}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [reference]}
+    referred: Any = [
+        *ASKED["messages"],
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+    ]
+
+    def ask(tools: Any, messages: Any, **fields: Any) -> anthropic.types.Message:
+        return client.messages.create(
+            model="demo", max_tokens=60, messages=messages, tools=tools, **fields
+        )
+
+    before = ask([search], ASKED["messages"]).usage
+    assert before.cache_read_input_tokens == 0
+    # In front of the others, where Claude Code has them by their names.
+    found = ask(
+        [later, other, search], referred, tool_choice={"type": "tool", "name": TOOL["name"]}
+    )
+    assert found.usage.cache_read_input_tokens > before.input_tokens - 2 * 64
+    (called,) = [each for each in found.content if each.type == "tool_use"]
+    assert called.name == "get_weather"
+    told = client.messages.count_tokens(model="demo", messages=referred, tools=[later, search])
+    untold = client.messages.count_tokens(model="demo", messages=referred, tools=[search])
+    assert told.input_tokens > untold.input_tokens
+    with pytest.raises(anthropic.BadRequestError, match="no function 'get_time'"):
+        ask([later, other, search], referred, tool_choice={"type": "tool", "name": "get_time"})
 
 
 def test_unknown_models_are_not_found(client: anthropic.Anthropic) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Final, Literal, TypeAlias
 
+import msgspec
 from msgspec import Meta, Raw, Struct
 
 from gateway.api.bodies import Part
+from gateway.api.chat.tools import FunctionBody, written
 from gateway.dispatch.refusal import Refusal
 from gateway.pictures.source import Source
 from protocol.pictures import Picture
@@ -18,6 +20,9 @@ _MOST_MESSAGES: Final = 200_000
 # A line of Claude Code's that is about its bill, and another one in each conversation: at the front
 # of a prompt it would keep all that follows from being found in the prompt cache.
 _BILLING: Final = re.compile(r"x-anthropic-billing-header:.*\s*")
+
+_UNSEEN: Final = "(Here is a picture, which this model can't look at.)"
+_UNREAD: Final = "(Here is a file such as a PDF, of which this model can't be given the text.)"
 
 
 class TextBlock(Part, tag="text"):
@@ -55,7 +60,13 @@ class DocumentBlock(Part, tag="document"):
     context: str | None = None
 
 
-ResultBlock: TypeAlias = TextBlock | ImageBlock | DocumentBlock
+class ToolReferenceBlock(Part, tag="tool_reference"):
+    """A deferred tool that can be called from there on."""
+
+    tool_name: str
+
+
+ResultBlock: TypeAlias = TextBlock | ImageBlock | DocumentBlock | ToolReferenceBlock
 
 
 class ToolResultBlock(Part, tag="tool_result"):
@@ -108,6 +119,31 @@ def check_number(body: Conversation) -> None:
         )
 
 
+def references(body: Conversation) -> set[str]:
+    """The names of the tools that results refer to."""
+    return {each.tool_name for each in _blocks(body) if isinstance(each, ToolReferenceBlock)}
+
+
+def unread(body: Conversation, *, looks: bool) -> set[str]:
+    """The kinds of blocks in whose places a text says that they can't be read."""
+    found = set()
+    for each in _blocks(body):
+        if isinstance(each, ImageBlock) and not looks:
+            found.add("image")
+        elif isinstance(each, DocumentBlock) and not isinstance(each.source, TextSource):
+            found.add("document")
+    return found
+
+
+def _blocks(body: Conversation) -> Iterator[Block | ResultBlock]:
+    """Of all messages; those of results behind theirs."""
+    for message in body.messages:
+        for block in message.content if isinstance(message.content, list) else ():
+            yield block
+            if isinstance(block, ToolResultBlock) and isinstance(block.content, list):
+                yield from block.content
+
+
 def picture_sources(body: Conversation) -> list[Source]:
     """Where the pictures of all messages are, in order; those of results among them."""
     return [
@@ -140,8 +176,15 @@ def _url(block: ImageBlock) -> str:
             return url
 
 
-def chat_messages(body: Conversation, pictures: Sequence[bytes] = ()) -> tuple[ChatMessage, ...]:
-    """`pictures` are those of `picture_sources`.
+def chat_messages(
+    body: Conversation,
+    pictures: Sequence[bytes] = (),
+    *,
+    looks: bool = True,
+    deferred: Mapping[str, FunctionBody] | None = None,
+) -> tuple[ChatMessage, ...]:
+    """`pictures` are those of `picture_sources`. A model that doesn't look at any is told that they
+    are there, and each is told of `deferred` tools where a result refers to them.
 
     Raises:
         Refusal: a message, or a part of one, can't stand where it is.
@@ -155,14 +198,17 @@ def chat_messages(body: Conversation, pictures: Sequence[bytes] = ()) -> tuple[C
         )
     system = _joined(body.system)
     messages = [ChatMessage("system", system)] if system else []
-    left = iter(pictures)
+    left = iter(pictures) if looks else None
+    untold = dict(deferred or {})
     for index, each in enumerate(body.messages):
         if each.role == "assistant":
             messages.append(_assistants(index, each))
-        elif each.role == "system":
-            messages += (ChatMessage("system", told.content) for told in _users(index, each, left))
+            continue
+        said = _users(index, each, left, untold)
+        if each.role == "system":
+            messages += (ChatMessage("system", told.content) for told in said)
         else:
-            messages += _users(index, each, left)
+            messages += said
     return tuple(messages)
 
 
@@ -191,29 +237,38 @@ def _assistants(index: int, body: MessageBody) -> ChatMessage:
     )
 
 
-def _users(index: int, body: MessageBody, pictures: Iterator[bytes]) -> Iterator[ChatMessage]:
+def _users(
+    index: int,
+    body: MessageBody,
+    pictures: Iterator[bytes] | None,
+    untold: dict[str, FunctionBody],
+) -> Iterator[ChatMessage]:
     """Results come before what the user says to them, as templates have it. Their pictures are the
-    user's: templates have none in results.
+    user's: templates have none in results. `pictures` None: nobody looks at any.
     """
     if isinstance(body.content, str):
         yield ChatMessage("user", body.content)
         return
     path = f"messages.{index}.content"
-    said = _Said([(next(pictures), name) for _, name in _pictures(body, path)])
+    shown = None
+    if pictures is not None:
+        shown = [(next(pictures), name) for _, name in _pictures(body, path)]
+    said = _Said(shown, untold)
     if said.pictures and body.role != "user":
         raise _misplaced(index, 0, "image", "a user's")
-    for place, block in enumerate(body.content):
+    for block in body.content:
         if isinstance(block, ToolResultBlock):
-            result = said.result(block, f"{path}.{place}")
+            result = said.result(block)
             yield ChatMessage("tool", result, tool_call_id=block.tool_use_id)
     for place, block in enumerate(body.content):
         match block:
             case TextBlock(text):
                 said.add(text)
             case DocumentBlock():
-                said.add(_document(block, f"{path}.{place}"))
+                said.add(_document(block))
             case ImageBlock():
-                said.show()
+                if not said.show():
+                    said.add(_UNSEEN)
             case ToolResultBlock():
                 pass
             case _:
@@ -223,25 +278,25 @@ def _users(index: int, body: MessageBody, pictures: Iterator[bytes]) -> Iterator
         yield ChatMessage("user", "\n".join(said.texts), pictures=tuple(said.shown))
 
 
-def _document(block: DocumentBlock, path: str) -> str:
-    if not isinstance(block.source, TextSource):
-        raise Refusal(
-            "invalid_request_error",
-            f"{path}: nothing here reads files such as PDF: send a document's text, with a source "
-            "of type text.",
-            param=path,
-        )
-    return "\n".join(filter(None, (block.title, block.context, block.source.data)))
+def _document(block: DocumentBlock) -> str:
+    about = filter(None, (block.title, block.context))
+    text = block.source.data if isinstance(block.source, TextSource) else _UNREAD
+    return "\n".join((*about, text))
 
 
 class _Said:
     """What a user says and shows, as it is put together."""
 
-    def __init__(self, pictures: list[tuple[bytes, str]]) -> None:
-        """Pictures with their names, in the order in which they are to be shown."""
+    def __init__(
+        self, pictures: list[tuple[bytes, str]] | None, untold: dict[str, FunctionBody]
+    ) -> None:
+        """Pictures with their names, in the order in which they are to be shown; None: nobody looks
+        at any. Tools that are told of are taken out of the `untold`.
+        """
         self.pictures = pictures
         self.texts: list[str] = []
         self.shown: list[Picture] = []
+        self._untold = untold
         self._length = 0
 
     def add(self, text: str) -> None:
@@ -249,25 +304,40 @@ class _Said:
         self._length += len(text) + bool(self.texts)
         self.texts.append(text)
 
-    def show(self) -> None:
-        """The next picture, behind the text so far."""
+    def show(self) -> bool:
+        """The next picture, behind the text so far. False: nobody looks."""
+        if self.pictures is None:
+            return False
         data, name = self.pictures[len(self.shown)]
         self.shown.append(Picture(data, self._length, name))
+        return True
 
-    def result(self, block: ToolResultBlock, path: str) -> str:
+    def _told(self, names: Sequence[str]) -> str:
+        """Of each tool once: what refers to it is much shorter."""
+        new = [written(self._untold.pop(each)) for each in names if each in self._untold]
+        told = f"These functions can be called from now on: {', '.join(names)}"
+        return f"{told}\n{msgspec.json.encode(new).decode()}" if new else told
+
+    def result(self, block: ToolResultBlock) -> str:
         """The text of a result; its pictures are shown."""
         if block.content is None or isinstance(block.content, str):
             text = block.content or ""
         else:
             texts = []
-            for place, each in enumerate(block.content):
+            called = []
+            for each in block.content:
                 match each:
                     case TextBlock(said):
                         texts.append(said)
                     case DocumentBlock():
-                        texts.append(_document(each, f"{path}.content.{place}"))
+                        texts.append(_document(each))
                     case ImageBlock():
-                        self.show()
+                        if not self.show():
+                            texts.append(_UNSEEN)
+                    case ToolReferenceBlock(name):
+                        called.append(name)
+            if called:
+                texts.append(self._told(called))
             text = "\n".join(texts)
         return f"Error: {text}" if block.is_error else text
 

@@ -11,16 +11,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from gateway.api.answer import Answer
-from gateway.api.bodies import ABSENT, Part, beside_the_loop, given, read_json
+from gateway.api.bodies import ABSENT, beside_the_loop, given, read_json
 from gateway.api.callers import caller_of
-from gateway.api.chat.tools import (
-    ChosenTool,
-    FunctionBody,
-    NamedFunction,
-    ToolBody,
-    ToolChoiceBody,
-    tools_of,
-)
 from gateway.api.choices import submit_all
 from gateway.api.count_format import CountFormat
 from gateway.api.framing import MESSAGE_EVENTS
@@ -29,6 +21,15 @@ from gateway.api.messages.bodies import (
     chat_messages,
     check_number,
     picture_sources,
+    references,
+    unread,
+)
+from gateway.api.messages.tools import (
+    ToolChoice,
+    ToolDefinition,
+    callable_tools,
+    deferred,
+    foreign_types,
 )
 from gateway.api.messages.writer import Count, Message, MessageFormat
 from gateway.api.openapi.operation import EVENT_STREAM, GENERATES, Described, Operation
@@ -40,29 +41,12 @@ from gateway.api.sampling import (
     generate_message,
     new_requests,
 )
-from gateway.dispatch.refusal import Refusal
 from gateway.edge.share import share_of
 from gateway.fleet.fleet import Fleet
 from gateway.model.compartment import Compartment
-from gateway.pictures.reader import PictureReader, check_pictures
+from gateway.pictures.reader import PictureReader
 from protocol.prompts import ChatPrompt
-from protocol.requests import Constraint, Generate, Tools
-
-
-class ToolDefinition(Part):
-    """A client's own tool; those of Anthropic's servers have another `type`."""
-
-    name: str
-    description: str | None = None
-    input_schema: Raw = ABSENT
-    type: str | None = None
-    strict: bool | None = None
-
-
-class ToolChoice(Struct):
-    type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None
-    disable_parallel_tool_use: bool | None = None
+from protocol.requests import Constraint, Generate
 
 
 class ThinkingOption(Struct):
@@ -134,18 +118,21 @@ async def _answer(
     compartment = fleet.roster.find(body.model, caller_of(request))
     check_number(body)
     body_bytes: int = request.state.body_bytes
-    sources = await beside_the_loop(body_bytes, picture_sources, body)
-    check_pictures(sources, compartment.model)
+    looks = compartment.model.settings.pictures
+    sources = await beside_the_loop(body_bytes, picture_sources, body) if looks else []
     reader: PictureReader = request.app.state.pictures
     share = share_of(request.scope)
     pictures = await reader.read(sources, fleet.settings.gateway, share)
-    generate = await beside_the_loop(
+    generate, left_out = await beside_the_loop(
         body_bytes, _generate, body, generation, compartment, pictures, count
     )
     requests = new_requests(request, fleet, generation, [generate], "messages")
     submit_all(fleet, compartment, requests)
     form = CountFormat(Count) if count else MessageFormat(compartment.model.id, requests[0])
-    return Answer(compartment, requests, form, stream=stream, framing=MESSAGE_EVENTS)
+    headers = {"x-bulkhead-left-out": ", ".join(sorted(left_out))} if left_out else None
+    return Answer(
+        compartment, requests, form, stream=stream, framing=MESSAGE_EVENTS, headers=headers
+    )
 
 
 def _generate(
@@ -154,67 +141,32 @@ def _generate(
     compartment: Compartment,
     pictures: Sequence[bytes],
     count: bool,
-) -> Generate:
+) -> tuple[Generate, set[str]]:
+    """And what is left out of it."""
+    looks = compartment.model.settings.pictures
+    tools = body.tools or []
+    left_out = foreign_types(tools) | unread(body, looks=looks)
     for name in ("mcp_servers", "container"):
         if given(raw := getattr(body, name)) and bytes(raw) != b"[]":
-            raise Refusal(
-                "invalid_request_error",
-                f"{name} is Anthropic's own, and not supported: leave it out.",
-                param=name,
-            )
+            left_out.add(name)
     arguments: dict[str, Any] = dict(compartment.model.settings.template_arguments)
     if body.thinking is not None:
         arguments["enable_thinking"] = body.thinking.type != "disabled"
     if body.output_config is not None and body.output_config.effort is not None:
         arguments["reasoning_effort"] = body.output_config.effort
     told = msgspec.json.encode(arguments).decode() if arguments else ""
-    prompt = ChatPrompt(chat_messages(body, pictures), told)
-    return msgspec.structs.replace(
+    messages = chat_messages(body, pictures, looks=looks, deferred=deferred(tools))
+    prompt = ChatPrompt(messages, told)
+    generate = msgspec.structs.replace(
         # Nothing is computed for an answer of no token.
         generate_message(generation, prompt, 0 if count else generation.limit),
         parsed=True,
-        tools=_tools(body),
+        tools=callable_tools(tools, body.tool_choice, references(body)),
         constraint=_constraint(body),
         reasoning_tokens=body.thinking and body.thinking.budget_tokens,
         thinks=arguments.get("enable_thinking") is not False,
     )
-
-
-def _tools(body: CountBody) -> Tools | None:
-    for index, each in enumerate(body.tools or ()):
-        if each.type not in (None, "custom"):
-            raise Refusal(
-                "invalid_request_error",
-                f"tools.{index}: {each.type!r} runs at Anthropic: send tools of your own.",
-                param=f"tools.{index}.type",
-            )
-    bodies = [
-        ToolBody(
-            FunctionBody(each.name, each.description, each.input_schema, each.strict), "function"
-        )
-        for each in body.tools or ()
-    ]
-    choice = body.tool_choice
-    parallel = choice is None or not choice.disable_parallel_tool_use
-    return tools_of(bodies, _choice(choice), parallel=parallel)
-
-
-def _choice(choice: ToolChoice | None) -> ToolChoiceBody | None:
-    match choice:
-        case None:
-            return None
-        case ToolChoice("any"):
-            return "required"
-        case ToolChoice("tool", str() as name):
-            return ChosenTool("function", NamedFunction(name))
-        case ToolChoice("auto" | "none" as mode):
-            return mode
-        case _:
-            raise Refusal(
-                "invalid_request_error",
-                "tool_choice.name is missing: with type tool, send which.",
-                param="tool_choice.name",
-            )
+    return generate, left_out
 
 
 def _constraint(body: CountBody) -> Constraint | None:
