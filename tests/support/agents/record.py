@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tests.support.agents.recorded import HOLD, Request, record
-from tests.support.agents.running import AGENTS, QUESTION, ask, configuration
+from tests.support.agents.running import AGAIN, AGENTS, QUESTION, ask, configuration
 from tests.support.agents.script import CARGO, script
 from tests.support.gateway import Gateway
 from tests.support.scripted.model import scripted_model
@@ -24,7 +24,7 @@ from tests.support.scripted.model import scripted_model
 _HEADERS = ("anthropic-beta", "anthropic-version", "content-type", "originator", "user-agent")
 _ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{20,}")
 _PROSE_WORDS = 6
-_OURS = ("anchor-of-", "-hold.", CARGO, QUESTION)
+_OURS = ("anchor-of-", "-hold.", CARGO, QUESTION, AGAIN)
 _BEGINNING = re.compile(r"\s*(?:<[\w -]+>|[\w-]+:)?")
 
 
@@ -76,7 +76,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             {
                 "method": self.command,
                 "path": self.path,
-                "headers": {name: headers[name] for name in _HEADERS if name in headers},
+                # Without what a program says of its machine.
+                "headers": {
+                    name: headers[name].split(" (")[0] for name in _HEADERS if name in headers
+                },
                 "body": json.loads(body) if body else None,
             }
         )

@@ -16,21 +16,22 @@ from tests.support.pictures import RED, png
 NPM = Path(sys.prefix) / "agents" / "node_modules"
 _ANSWER_S = 300.0
 QUESTION = "Copy the cargo and look at the copy."
+AGAIN = "And what is done by now?"
 CODEX_KNOWS = "gpt-5.5-"
 # Whatever an agent looks for, nothing but the gateway is reached.
 _PROXIES = {
     **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), "http://127.0.0.1:9"),
     "NO_PROXY": "127.0.0.1,localhost",
 }
-# Of its home, the gateway's address and the model's name: its command and its environment.
-_Start: TypeAlias = Callable[[Path, str, str], tuple[list[str], dict[str, str]]]
+# Of its home, the gateway's address and the model's name: its commands and its environment.
+_Start: TypeAlias = Callable[[Path, str, str], tuple[list[list[str]], dict[str, str]]]
 
 
 def _claude(package: str) -> _Start:
-    def start(_home: Path, url: str, model: str) -> tuple[list[str], dict[str, str]]:
+    def start(_home: Path, url: str, model: str) -> tuple[list[list[str]], dict[str, str]]:
         options = "--output-format stream-json --verbose --allowedTools Bash,Read"
         program = str(NPM / package / "bin" / "claude.exe")
-        return [program, "--print", QUESTION, *options.split()], {
+        return [[program, "--print", QUESTION, *options.split()]], {
             "ANTHROPIC_BASE_URL": url,
             "ANTHROPIC_AUTH_TOKEN": "none",
             "ANTHROPIC_MODEL": model,
@@ -44,19 +45,21 @@ def _claude(package: str) -> _Start:
 def _codex(known: str = "") -> _Start:
     """A model whose name begins with one that it knows, it offers other tools."""
 
-    def start(home: Path, url: str, model: str) -> tuple[list[str], dict[str, str]]:
+    def start(home: Path, url: str, model: str) -> tuple[list[list[str]], dict[str, str]]:
         (home / "config.toml").write_text(
             f'model = "{known}{model}"\nmodel_provider = "bulkhead"\n\n[model_providers.bulkhead]\n'
             f'name = "Bulkhead"\nbase_url = "{url}/v1"\nwire_api = "responses"\n'
         )
-        command = "exec --json --skip-git-repo-check --sandbox danger-full-access"
-        program = str(NPM / ".bin" / "codex")
-        return [program, *command.split(), QUESTION], {"CODEX_HOME": str(home)}
+        command = [str(NPM / ".bin" / "codex"), "exec", "--json", "--skip-git-repo-check"]
+        first = [*command, "--sandbox", "danger-full-access", QUESTION]
+        # What it may do changes in mid-conversation.
+        second = [*command, "--sandbox", "read-only", "resume", "--last", AGAIN]
+        return [first, second], {"CODEX_HOME": str(home)}
 
     return start
 
 
-def _opencode(home: Path, url: str, model: str) -> tuple[list[str], dict[str, str]]:
+def _opencode(home: Path, url: str, model: str) -> tuple[list[list[str]], dict[str, str]]:
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "options": {"baseURL": f"{url}/v1"},
@@ -64,8 +67,8 @@ def _opencode(home: Path, url: str, model: str) -> tuple[list[str], dict[str, st
     }
     config = home / "opencode.json"
     config.write_text(json.dumps({"provider": {"bulkhead": provider}}))
-    command = ["run", "--format", "json", "--model", f"bulkhead/{model}", QUESTION]
-    return [str(NPM / "opencode-ai" / "bin" / "opencode.exe"), *command], {
+    command = [str(NPM / "opencode-ai" / "bin" / "opencode.exe"), "run", "--format", "json"]
+    return [[*command, "--model", f"bulkhead/{model}", QUESTION]], {
         "OPENCODE_CONFIG": str(config),
         "OPENCODE_DISABLE_AUTOUPDATE": "1",
         "OPENCODE_DISABLE_MODELS_FETCH": "1",
@@ -90,7 +93,8 @@ def configuration(models: Mapping[str, Path]) -> str:
 
 
 def ask(name: str, home: Path, folder: Path, url: str, model: str) -> str:
-    """All that an agent prints as events, asked once in a folder with some cargo.
+    """All that an agent prints as events, asked in a folder with some cargo; the last time, if it
+    is asked again.
 
     Raises:
         AssertionError: it failed, and says why.
@@ -98,19 +102,22 @@ def ask(name: str, home: Path, folder: Path, url: str, model: str) -> str:
     (folder / "cargo.txt").write_text(f"{CARGO}\n")
     (folder / "cargo.png").write_bytes(png(RED))
     home.mkdir(parents=True)
-    command, environment = AGENTS[name](home, url, model)
+    commands, environment = AGENTS[name](home, url, model)
     inherited = {
         each: os.environ[each] for each in ("PATH", "LANG", "TMPDIR") if each in os.environ
     }
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env={**inherited, **_PROXIES, "HOME": str(home), **environment},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=_ANSWER_S,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
-    return done.stdout
+    said = ""
+    for command in commands:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env={**inherited, **_PROXIES, "HOME": str(home), **environment},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_ANSWER_S,
+            check=False,
+        )
+        assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+        said = done.stdout
+    return said
