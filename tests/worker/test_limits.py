@@ -15,7 +15,7 @@ from worker.context import ContextInForce
 from worker.engine_thread import EngineFigures, Limit
 from worker.engines.need import Need as EngineNeed
 from worker.engines.room import CacheShape, Room
-from worker.limits import Limits, trim
+from worker.limits import Limits, released_memory, trim
 from worker.turns import Turns
 
 MB = 10**6
@@ -110,3 +110,35 @@ def test_other_threads_run_while_limits_wait_for_what_is_computed() -> None:
     ticking.join()
     # With the lock held it is one or two.
     assert after - before > 10
+
+
+def test_what_failed_holds_nothing_any_more() -> None:
+    """Whoever prints the failure still has it, and with it the frames of its functions."""
+
+    def fail() -> None:
+        held = mx.ones((4 * MB,), mx.float32)
+        mx.eval(held)
+        try:
+            raise KeyError("the first")
+        except KeyError as error:
+            raise RuntimeError("what came of it") from error
+
+    mx.clear_cache()
+    before_bytes = mx.get_active_memory()
+    with pytest.raises(RuntimeError) as caught, released_memory():
+        fail()
+    assert caught.value.__traceback__ is not None
+    assert mx.get_active_memory() - before_bytes < MB
+    assert mx.get_cache_memory() == 0
+
+
+def test_a_gpu_that_fails_once_more_is_no_reason_to_keep_buffers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def synchronize(*_: Any) -> None:
+        raise RuntimeError("[METAL] Command buffer execution failed: Ignored.")
+
+    monkeypatch.setattr(mx, "synchronize", synchronize)
+    with released_memory():
+        mx.eval(mx.ones((4 * MB,), mx.float32))
+    assert mx.get_cache_memory() == 0

@@ -7,12 +7,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from gateway.system import wakefulness
 from gateway.system.wakefulness import Wakefulness
-from tests.support.gateway import eventually
+from tests.support.gateway import eventually, gone
 
 
 @pytest.fixture
@@ -30,42 +29,48 @@ def awake(calls: Path) -> Iterator[Wakefulness]:
     assert not calls.exists()
     made = Wakefulness()
     yield made
+    last = _holder(made)
     made.end()
-    eventually(lambda: not _holders())
+    assert last is None or eventually(lambda: gone(last))
 
 
-def _holders() -> list[psutil.Process]:
-    children = psutil.Process().children()
-    return [each for each in children if each.status() != psutil.STATUS_ZOMBIE]
+def _holder(awake: Wakefulness) -> int | None:
+    """The process that holds the assertion."""
+    return None if awake._assertion is None else awake._assertion.pid
 
 
 def test_it_is_held_while_there_is_work_and_a_little_longer(
     awake: Wakefulness, calls: Path
 ) -> None:
     awake.tick(0.0, works=False)
-    assert not _holders()
+    assert _holder(awake) is None
     for now in (1.0, 1.25, 300.0):
         awake.tick(now, works=True)
     eventually(calls.exists)
     assert eventually(calls.read_text) == f"-i -w {os.getpid()}\n"
     awake.tick(309.0, works=False)
-    (holder,) = _holders()
+    holder = _holder(awake)
+    assert holder is not None
+    assert not gone(holder)
     awake.tick(310.5, works=False)
-    eventually(lambda: not holder.is_running() or holder.status() == psutil.STATUS_ZOMBIE)
+    assert _holder(awake) is None
+    eventually(lambda: gone(holder))
     awake.tick(311.0, works=True)
-    assert len(_holders()) == 1
+    assert _holder(awake) not in (None, holder)
 
 
 def test_one_that_ends_by_itself_is_begun_again_after_a_minute(awake: Wakefulness) -> None:
     awake.tick(0.0, works=True)
-    (holder,) = _holders()
-    holder.kill()
-    eventually(lambda: not _holders())
+    held = awake._assertion
+    assert held is not None
+    held.kill()
+    # A thread of its own reaps it.
+    eventually(lambda: held.poll() is not None)
     for now in (0.5, 30.0, 59.0):
         awake.tick(now, works=True)
-        assert not _holders()
+        assert _holder(awake) is None
     awake.tick(61.0, works=True)
-    assert len(_holders()) == 1
+    assert _holder(awake) not in (None, held.pid)
 
 
 def test_one_that_cannot_be_started_is_tried_once_a_minute(
@@ -83,9 +88,8 @@ def test_systems_without_it_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wakefulness, "_COMMANDS", {})
     awake = Wakefulness()
     awake.tick(0.0, works=True)
+    assert _holder(awake) is None
     awake.end()
-    assert not _holders()
-    assert wakefulness.Wakefulness()._command is None
 
 
 def test_a_mac_has_it() -> None:
