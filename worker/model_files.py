@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Final
 
 from huggingface_hub.constants import HF_HUB_CACHE
 from safetensors import SafetensorError, safe_open
 
+from protocol.model_files import read_config, read_table
 from protocol.requests import SamplingDefaults
 from worker.model_error import ModelError, one_sentence
 
@@ -44,8 +44,8 @@ def check_files(folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} has no config.json: it is not a model folder.")
     try:
-        model_type = json.loads((folder / "config.json").read_text("utf-8")).get("model_type")
-    except (OSError, ValueError, AttributeError) as error:
+        model_type = read_config(folder).get("model_type")
+    except (OSError, ValueError) as error:
         raise ModelError(f"{folder / 'config.json'} can't be read: {error}") from error
     if not isinstance(model_type, str):
         raise ModelError(f"{folder / 'config.json'} names no model_type.")
@@ -58,7 +58,7 @@ def check_files(folder: Path) -> None:
     shards = {path.name for path in folder.glob("model*.safetensors")}
     if index.is_file():
         try:
-            names = json.loads(index.read_text("utf-8"))["weight_map"].values()
+            names = read_table(index)["weight_map"].values()
             shards |= {_shard_name(each) for each in names}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(f"{index} can't be read: {one_sentence(error)}") from error
@@ -88,10 +88,8 @@ def sampling_defaults(folder: Path) -> SamplingDefaults:
     """The author's sampling settings, as other servers of these files apply them."""
     path = folder / "generation_config.json"
     try:
-        config = json.loads(path.read_text("utf-8"))
+        config = read_table(path)
     except (OSError, ValueError):
-        return SamplingDefaults()
-    if not isinstance(config, dict):
         return SamplingDefaults()
     if config.get("do_sample") is False:
         return SamplingDefaults(temperature=0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterable
@@ -12,6 +13,7 @@ from typing import Final
 import gateway
 from gateway.disks.denied import denied, is_denied
 from gateway.disks.volume import away
+from protocol.model_files import read_file
 
 DEMO_ID: Final = "demo"
 DEMO_FOLDER: Final = Path(gateway.__file__).resolve().parent / "demo_model"
@@ -19,6 +21,8 @@ DEMO_FOLDER: Final = Path(gateway.__file__).resolve().parent / "demo_model"
 # What mlx-lm's `load_adapters` opens.
 _ADAPTER_FILES: Final = ("adapter_config.json", "adapters.safetensors")
 
+_LONGEST_REVISION: Final = 256
+_REVISION: Final = re.compile(r"\w[\w.-]*")
 _REPOSITORY: Final = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -223,7 +227,13 @@ def find_folder(located: str) -> Path:
     if folder.is_absolute():
         return folder
     repository = hugging_face_cache() / f"models--{located.replace('/', '--')}"
-    revision = (repository / "refs" / "main").read_text("ascii").strip()
+    reference = repository / "refs" / "main"
+    try:
+        revision = read_file(reference, _LONGEST_REVISION).decode("ascii").strip()
+    except ValueError as error:
+        raise OSError(errno.EINVAL, f"It names no revision ({error})", str(reference)) from error
+    if not _REVISION.fullmatch(revision):
+        raise OSError(errno.EINVAL, "It names no revision", str(reference))
     return repository / "snapshots" / revision
 
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 
-import msgspec
-
 from gateway.config.keys import HOSTS, MODELS
 from gateway.config.locations import Place
 from gateway.config.models import expand_home, find_folder
 from gateway.config.places import Places, Sought
 from gateway.config.settings import Settings
 from gateway.state.secret_file import read_secret
+from protocol.model_files import read_config
 from protocol.ranks import undivided
 
 
@@ -75,8 +74,8 @@ def _read_key(path: str) -> str:
 def _check_heads(located: str, size: int) -> str:
     """Raises: ValueError."""
     try:
-        config = msgspec.json.decode((find_folder(located) / "config.json").read_bytes(), type=dict)
-    except (OSError, msgspec.MsgspecError):
+        config = read_config(find_folder(located))
+    except (OSError, ValueError):
         # It may be there later, and what is wrong with it is the load's to say.
         return ""
     if (reason := undivided(config, size)) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import re
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -15,11 +16,12 @@ from msgspec import Struct
 
 from gateway.memory.estimate.language import language_of
 from protocol.encoders import encoder_of
+from protocol.model_files import read_config, read_file, read_header, read_table
 
-# Tokenizers of large vocabularies have so much.
-_LARGEST_BYTES: Final = 64 << 20
-_LENGTH_BYTES: Final = 8
-_LARGEST_HEADER_BYTES: Final = 100_000_000
+logger = logging.getLogger(__name__)
+
+_LONGEST_PROBLEM: Final = 300
+_MOST_TOKENS: Final = 1 << 40
 _INDEX: Final = "model.safetensors.index.json"
 _TOKENIZERS: Final = (
     "tokenizer.json",
@@ -49,14 +51,33 @@ NOTHING: Final = Description(None, None, None, False, ())
 
 
 def describe(folder: Path) -> Description:
-    """Reads some small files; blocks."""
+    """Reads some small files; blocks. Whatever these have in them, it is this model's problem."""
     try:
-        config = _json(folder / "config.json")
-        found = _described(folder, config)
+        found = _whole(folder)
+        # What can't be told to anybody is no description.
+        msgspec.json.encode(found)
+        return found
+    except Exception as error:
+        logger.debug("%s can't be described", folder, exc_info=True)
+        if not isinstance(error, OSError | ValueError):
+            error = ValueError(f"its files make no sense ({type(error).__name__}: {error})")
+        return msgspec.structs.replace(NOTHING, problem=_told(str(error)))
+
+
+def _told(problem: str) -> str:
+    text = problem.encode(errors="replace").decode()
+    return text if len(text) <= _LONGEST_PROBLEM else f"{text[: _LONGEST_PROBLEM - 1]}…"
+
+
+def _whole(folder: Path) -> Description:
+    """Raises what reading and understanding does."""
+    try:
+        config = read_config(folder)
     except (OSError, ValueError) as error:
-        return msgspec.structs.replace(NOTHING, problem=f"config.json can't be read: {error}")
+        raise ValueError(f"config.json can't be read: {error}") from error
+    found = _described(folder, config)
     problem = _missing(folder) or _unknown(config)
-    return found if problem is None else msgspec.structs.replace(found, problem=problem)
+    return found if problem is None else msgspec.structs.replace(found, problem=_told(problem))
 
 
 def _described(folder: Path, config: dict[str, Any]) -> Description:
@@ -74,7 +95,7 @@ def _described(folder: Path, config: dict[str, Any]) -> Description:
     return Description(
         architecture=architecture if isinstance(architecture, str) else None,
         quantization=_quantization(config),
-        context_tokens=context if isinstance(context, int) else None,
+        context_tokens=context if isinstance(context, int) and 0 < context < _MOST_TOKENS else None,
         has_template=bool(template),
         abilities=abilities,
     )
@@ -104,9 +125,9 @@ def _template(folder: Path) -> str:
         if not path.is_file():
             continue
         if path.suffix == ".jinja":
-            return _read(path).decode("utf-8", "replace")
+            return read_file(path).decode("utf-8", "replace")
         try:
-            given = _json(path).get("chat_template")
+            given = read_table(path).get("chat_template")
         except ValueError:
             continue
         if given:
@@ -123,32 +144,18 @@ def _missing(folder: Path) -> str | None:
         return "there are no weights that MLX reads (model*.safetensors)"
     try:
         if (folder / _INDEX).is_file():
-            placed = _json(folder / _INDEX).get("weight_map")
-            named = set(placed.values()) if isinstance(placed, dict) else set()
-            if lost := sorted(each for each in named - weights if isinstance(each, str)):
+            placed = read_table(folder / _INDEX).get("weight_map")
+            named = list(placed.values()) if isinstance(placed, dict) else []
+            if not all(isinstance(each, str) for each in named):
+                return f"it is not whole: {_INDEX} doesn't name its files"
+            if lost := sorted({*named} - weights):
                 return f"it is not whole: {lost[0]} is missing"
         for name in sorted(weights):
-            if not _is_whole(folder / name):
+            if (folder / name).stat().st_size < read_header(folder / name).file_bytes:
                 return f"it is not whole: {name} is cut off"
     except (OSError, ValueError) as error:
         return f"its files can't be read: {error}"
     return None
-
-
-def _is_whole(path: Path) -> bool:
-    """Whether a safetensors file is as long as its header says."""
-    size_bytes = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        if length > min(_LARGEST_HEADER_BYTES, size_bytes):
-            return False
-        header = json.loads(file.read(length))
-    ends = [
-        each["data_offsets"][1]
-        for each in header.values()
-        if isinstance(each, dict) and isinstance(each.get("data_offsets"), list)
-    ]
-    return bool(size_bytes >= _LENGTH_BYTES + length + max(ends, default=0))
 
 
 def _unknown(config: Mapping[str, Any]) -> str | None:
@@ -180,22 +187,3 @@ def _architectures() -> frozenset[str]:
     if table := re.search(r"^MODEL_REMAPPING = \{(.*?)^\}", text, re.DOTALL | re.MULTILINE):
         names |= set(re.findall(r'"([^"]+)":', table[1]))
     return frozenset(names)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """Raises: OSError, ValueError."""
-    try:
-        content = json.loads(_read(path))
-    except RecursionError as error:
-        raise ValueError(f"{path.name} is nested too deeply") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path.name} is no table")
-    return content
-
-
-def _read(path: Path) -> bytes:
-    with path.open("rb") as file:
-        content = file.read(_LARGEST_BYTES + 1)
-    if len(content) > _LARGEST_BYTES:
-        raise ValueError(f"{path.name} is too large")
-    return content

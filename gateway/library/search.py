@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from gateway.config.models import expand_home, hugging_face_cache
+from gateway.config.models import expand_home, find_folder, hugging_face_cache
 from gateway.config.settings import HUGGING_FACE
 from gateway.library.description import NOTHING, Description, describe
 
@@ -59,17 +59,16 @@ def _cached(cache: Path) -> Iterator[Found]:
         return
     names = sorted(each.name for each in cache.iterdir() if each.name.startswith(_PREFIX))
     for name in names[:_MOST_MODELS]:
-        owner, separator, rest = name.removeprefix(_PREFIX).partition("--")
-        if separator:
+        owner, _, rest = name.removeprefix(_PREFIX).partition("--")
+        if owner and rest and _can_be_told(name):
             yield _repository(cache / name, f"{owner}/{rest.replace('--', '/')}")
 
 
 def _repository(folder: Path, source: str) -> Found:
     size_bytes, part_bytes = sizes(folder)
     try:
-        commit = (folder / "refs" / "main").read_text("ascii").strip()
-        description = describe(folder / "snapshots" / commit)
-    except (OSError, ValueError):
+        description = describe(find_folder(source))
+    except OSError:
         description = msgspec.structs.replace(NOTHING, problem="it is not whole: pull it to go on")
     return Found(source, str(folder), size_bytes, part_bytes, description)
 
@@ -86,7 +85,7 @@ def _folders(root: Path) -> Iterator[Path]:
     while waiting and looked < _MOST_FOLDERS and found < _MOST_MODELS:
         folder, depth = waiting.pop()
         looked += 1
-        if (folder / "config.json").is_file():
+        if os.path.isfile(folder / "config.json"):  # noqa: PTH113 - this one never raises.
             found += 1
             yield folder
             continue
@@ -101,8 +100,25 @@ def _folders(root: Path) -> Iterator[Path]:
         waiting += [
             (Path(each.path), depth + 1)
             for each in entries
-            if not each.name.startswith(".") and each.is_dir()
+            if not each.name.startswith(".") and _can_be_told(each.name) and _is_folder(each)
         ]
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        # A link that leads to itself.
+        return False
+
+
+def _can_be_told(name: str) -> bool:
+    """JSON has no place for names in other encodings."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def sizes(folder: Path) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 
 from protocol.requests import SamplingDefaults
 from tests.support import shapes
+from tests.support.odd_models import ODD, odd
 from worker.loading import load
 from worker.model_error import LoadAbandonedError, ModelError
 
@@ -128,3 +130,10 @@ def test_pictures_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelError, match="pip install 'mlx-bulkhead\\[vision\\]'") as refused:
         load(str(shapes.DEMO), lambda _done, _total: None, lambda: False, pictures=True)
     assert refused.value.permanent
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_folders_end_no_worker(name: str, tmp_path: Path) -> None:
+    """Some of them can be loaded all the same; with others no error but this one comes."""
+    with contextlib.suppress(ModelError):
+        load(str(odd(tmp_path / "model", name)), lambda _done, _total: None, lambda: False)

@@ -12,15 +12,16 @@ from typing import Any, Final
 from msgspec import Struct
 
 from gateway.config.models import find_folder
-from gateway.memory.estimate.weights import EstimateError, header_of
 from gateway.model.model import Model
 from gateway.system.lane import Lane
 from protocol.encoders import encoder_of
+from protocol.model_files import read_config, read_file, read_header, read_table
 
 # Beyond it a listing goes on without what the files say.
 _ANSWER_S: Final = 2.0
 _LONGEST_TEXT_BYTES: Final = 1 << 20
 _BITS_OF_WORD: Final = 32
+_LARGEST_NUMBER: Final = 1 << 53
 _UNPACKED: Final = (".scales", ".biases")
 
 
@@ -66,7 +67,7 @@ class ModelFileReader:
         lane = self._lanes.setdefault(model.source, Lane(f"files of {model.id}"))
         try:
             found = await lane.run(lambda: _read(model.source, known), _ANSWER_S, model.source)
-        except (OSError, ValueError, RecursionError, EstimateError):
+        except (OSError, ValueError):
             return known or ModelFiles()
         self._known[model.source] = found
         return found
@@ -80,22 +81,21 @@ def _read(source: str, known: ModelFiles | None) -> ModelFiles:
     digest = hashlib.sha256(listed.encode()).hexdigest()
     if known is not None and known.digest == digest:
         return known
-    config = _object(folder / "config.json")
-    inner = config.get("text_config")
-    text = {**config, **(inner if isinstance(inner, dict) else {})}
+    config = read_config(folder)
+    text = {**config, **(config.get("text_config") or {})}
     parameters, kind = _count(files, _quantization(config))
     return ModelFiles(
         digest=digest,
         size_bytes=sum(state.st_size for _, state in states),
         modified_at=max(state.st_mtime for _, state in states),
-        family=str(config.get("model_type") or ""),
-        parameters=parameters,
+        family=_told(config.get("model_type")),
+        parameters=min(parameters, _LARGEST_NUMBER),
         quantization=f"{bits}-bit" if (bits := _quantization(config)) else kind,
         layers=_number(text, "num_hidden_layers"),
         context_tokens=_number(text, "max_position_embeddings"),
         embedding_length=_number(text, "hidden_size"),
         encoder=encoder_of(config) is not None,
-        template=_template(folder),
+        template=_told(_template(folder)),
         license=_text(folder / "LICENSE"),
     )
 
@@ -111,14 +111,10 @@ def _count(files: list[Path], bits: int | None) -> tuple[int, str]:
     for path in files:
         if not (path.name.startswith("model") and path.suffix == ".safetensors"):
             continue
-        for name, entry in header_of(path).items():
-            match entry:
-                case {"dtype": str() as kind, "shape": [*shape]} if not (
-                    bits and name.endswith(_UNPACKED)
-                ):
-                    count = prod(each for each in shape if isinstance(each, int))
-                case _:
-                    continue
+        for name, tensor in read_header(path).tensors.items():
+            if bits and name.endswith(_UNPACKED):
+                continue
+            count, kind = prod(tensor.shape), _told(tensor.dtype)
             if bits and kind == "U32":
                 count = count * _BITS_OF_WORD // bits
             kinds[kind] = kinds.get(kind, 0) + count
@@ -131,7 +127,10 @@ def _template(folder: Path) -> str:
     if text := _text(folder / "chat_template.jinja"):
         return text
     for name in ("tokenizer_config.json", "chat_template.json"):
-        found = _object(folder / name).get("chat_template")
+        try:
+            found = read_table(folder / name).get("chat_template")
+        except FileNotFoundError:
+            continue
         if isinstance(found, list):
             # Several, by name.
             found = next((each.get("template") for each in found if isinstance(each, dict)), None)
@@ -140,21 +139,21 @@ def _template(folder: Path) -> str:
     return ""
 
 
-def _object(path: Path) -> dict[str, Any]:
-    text = _text(path)
-    found = json.loads(text) if text else {}
-    return found if isinstance(found, dict) else {}
-
-
 def _text(path: Path) -> str:
+    """Empty: there is none, or it is too long."""
     try:
-        if path.stat().st_size > _LONGEST_TEXT_BYTES:
-            return ""
-        return path.read_text("utf-8", "replace")
-    except FileNotFoundError:
+        return read_file(path, _LONGEST_TEXT_BYTES).decode(errors="replace")
+    except (FileNotFoundError, ValueError):
         return ""
+
+
+def _told(text: object) -> str:
+    """JSON has half characters, which can't be sent."""
+    return text.encode(errors="replace").decode() if isinstance(text, str) else ""
 
 
 def _number(table: Mapping[str, Any], key: str) -> int | None:
     value = table.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if 0 < value < _LARGEST_NUMBER else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_right
 from collections.abc import Iterator
 from math import ceil
@@ -23,12 +22,14 @@ from gateway.memory.estimate.weights import EstimateError, Weights, adapter_byte
 from gateway.memory.estimate.working import working_bytes
 from protocol.caches import STEP_TOKENS
 from protocol.encoders import encoder_of
+from protocol.model_files import read_config
 
 # Weights are known to the byte. What computing takes is calculated, within this of the truth.
 _MARGIN: Final = 0.15
 _NO_OPTIONS: Final = Options()
 # Where sequences take nothing, something else bounds their number.
 MOST_ROWS: Final = 10_000
+_MOST_BYTES: Final = 1 << 48
 
 
 class Line(Struct, frozen=True):
@@ -174,6 +175,8 @@ def estimate(
         return of_ranks(found, config, weights, options)
     if options.pictures:
         added_bytes = picture_bytes(config, weights.element_bytes)
+        if added_bytes > _MOST_BYTES:
+            raise EstimateError(f"{folder} can't be understood: no machine has such pictures")
         found = msgspec.structs.replace(found, working_bytes=found.working_bytes + added_bytes)
     if options.adapter is not None:
         found = _with_adapter(found, adapter_bytes(options.adapter))
@@ -259,7 +262,9 @@ def estimated(
                 )
                 for tokens in (ordinary_tokens, context_tokens)
             )
-    except (TypeError, ValueError) as error:
+        if max(short_bytes, long_bytes, shape.sequence_bytes(context_tokens)) > _MOST_BYTES:
+            raise ValueError("no machine has the memory for such numbers")
+    except (TypeError, ValueError, ArithmeticError) as error:
         raise EstimateError(f"{name} can't be understood: {error}") from error
     more_tokens = context_tokens - ordinary_tokens
     token_bytes = -(-(long_bytes - short_bytes) // more_tokens) if more_tokens else 0
@@ -302,11 +307,7 @@ def _state_of(folder: Path) -> str:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
     try:
-        config = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise EstimateError(f"{path} can't be read: {error}") from error
-    if not isinstance(config, dict) or not isinstance(config.get("text_config") or {}, dict):
-        raise EstimateError(f"{path} is no configuration of a model")
-    return config
+        return read_config(folder)
+    except (OSError, ValueError) as error:
+        raise EstimateError(f"{folder / 'config.json'} can't be read: {error}") from error

@@ -56,7 +56,8 @@ _AROUND: Final = {"gemma3": {"num_attention_heads": 8, "num_key_value_heads": 4}
 
 def language_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """The sizes of the language model, whether the file nests them or not."""
-    nested = config.get("text_config") or {}
+    nested = config.get("text_config")
+    nested = nested if isinstance(nested, dict) else {}
     merged = {**config, **nested}
     defaults = DEFAULTS.get(str(merged.get("model_type")), {})
     around = _AROUND.get(str(config.get("model_type")), {}) if nested else {}

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 from msgspec import Struct
 
-_LENGTH_BYTES: Final = 8
-_LONGEST_HEADER_BYTES: Final = 100_000_000
+from protocol.model_files import Tensor, read_header
+
 # As mlx-lm tells them when it splits a model by layers.
 _LAYER: Final = re.compile(r"(?:^|\.)layers\.\d+\.")
 _ELEMENT_BYTES: Final = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
@@ -19,11 +18,6 @@ _ELEMENT_BYTES: Final = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 class EstimateError(Exception):
     """Why nothing can be said of a model, in one sentence."""
-
-
-class _Tensor(NamedTuple):
-    dtype: str
-    bytes: int
 
 
 class Weights(Struct, frozen=True):
@@ -43,7 +37,7 @@ def read_weights(folder: Path) -> Weights:
     Raises:
         EstimateError: there are none, or one can't be read.
     """
-    tensors: dict[str, _Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for path in sorted(folder.glob("model*.safetensors")):
         # mlx-lm too keeps one of tensors with the same name, as when shards lie beside their whole.
         tensors |= _tensors(path)
@@ -65,31 +59,8 @@ def adapter_bytes(folder: Path) -> int:
     return sum(each.bytes for each in _tensors(folder / "adapters.safetensors").values())
 
 
-def _tensors(path: Path) -> dict[str, _Tensor]:
-    return {name: _tensor(path, name, entry) for name, entry in header_of(path).items()}
-
-
-def header_of(path: Path) -> dict[str, Any]:
-    """The JSON header behind its length (github.com/huggingface/safetensors, "Format")."""
+def _tensors(path: Path) -> dict[str, Tensor]:
     try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            if length > _LONGEST_HEADER_BYTES:
-                raise EstimateError(f"{path} is damaged: its header would have {length} bytes")
-            header = json.loads(file.read(length))
-    except OSError as error:
+        return read_header(path).tensors
+    except (OSError, ValueError) as error:
         raise EstimateError(f"{path} can't be read: {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise EstimateError(f"{path} is damaged: its header is no JSON: {error}") from error
-    if not isinstance(header, dict):
-        raise EstimateError(f"{path} is damaged: its header is no table of tensors")
-    header.pop("__metadata__", None)
-    return header
-
-
-def _tensor(path: Path, name: str, entry: Any) -> _Tensor:
-    match entry:
-        case {"dtype": str() as dtype, "data_offsets": [int() as begin, int() as end]}:
-            if 0 <= begin <= end:
-                return _Tensor(dtype, end - begin)
-    raise EstimateError(f"{path} is damaged: its header doesn't say where {name!r} is")

@@ -185,7 +185,7 @@ def test_no_weights_and_no_configuration(tmp_path: Path) -> None:
     with pytest.raises(EstimateError, match=r"config.json can't be read"):
         _estimate(tmp_path, 100)
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(EstimateError, match="no configuration"):
+    with pytest.raises(EstimateError, match=r"config.json is no table"):
         _estimate(tmp_path, 100)
 
 
@@ -204,7 +204,7 @@ def test_only_what_mlx_lm_reads_counts_and_once(tmp_path: Path) -> None:
 def test_configurations_that_make_no_sense(config: str, tmp_path: Path) -> None:
     mx.save_safetensors(str(tmp_path / "model.safetensors"), {"b": mx.zeros(10)})
     (tmp_path / "config.json").write_text(config)
-    with pytest.raises(EstimateError, match="can't be understood"):
+    with pytest.raises(EstimateError, match=r"can't be (understood|read)"):
         _estimate(tmp_path, 100)
 
 

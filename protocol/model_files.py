@@ -1,0 +1,148 @@
+"""The files of a model, read within bounds: anybody may have made them."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from math import prod
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+_LENGTH_BYTES: Final = 8
+# Many times what published models have.
+LARGEST_CONFIG_BYTES: Final = 4 << 20
+_LARGEST_HEADER_BYTES: Final = 32 << 20
+LARGEST_BYTES: Final = 64 << 20
+# What is parsed takes up to 100 bytes for each value, however few it has in the file.
+_MOST_VALUES: Final = 2_000_000
+_LARGEST_TENSOR_BYTES: Final = 1 << 40
+# Each is made, as large as the weights are, before anybody sees that there are none for it.
+_MOST_LAYERS: Final = 10_000
+_LAYERS: Final = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
+
+
+class Tensor(NamedTuple):
+    """Its place is in bytes from the end of the header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    @property
+    def bytes(self) -> int:
+        return self.end - self.begin
+
+
+class Header(NamedTuple):
+    """Of a safetensors file, which has `file_bytes` if it is whole."""
+
+    tensors: dict[str, Tensor]
+    file_bytes: int
+
+
+def read_file(path: Path, most_bytes: int = LARGEST_BYTES) -> bytes:
+    """
+    Raises:
+        OSError
+        ValueError: it is longer, or no file but a pipe or device, of which no end may ever come.
+    """
+    return _read(path, 0, most_bytes)
+
+
+def read_table(path: Path, most_bytes: int = LARGEST_BYTES) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        OSError
+        ValueError: it is none, or too large.
+    """
+    return _table(path, read_file(path, most_bytes))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """What config.json says.
+
+    Raises:
+        OSError
+        ValueError: it is no configuration of a model.
+    """
+    config = read_table(folder / "config.json", LARGEST_CONFIG_BYTES)
+    nested = config.get("text_config") or {}
+    if not isinstance(nested, dict):
+        raise ValueError(f"text_config is {nested!r:.100}, and must be a table")
+    for name in _LAYERS:
+        for count in (config.get(name), nested.get(name)):
+            if isinstance(count, int) and count > _MOST_LAYERS:
+                raise ValueError(f"{name} is more than {_MOST_LAYERS:,}")
+    return config
+
+
+def read_header(path: Path) -> Header:
+    """The JSON behind its length (github.com/huggingface/safetensors, "Format").
+
+    Raises:
+        OSError
+        ValueError: it is damaged.
+    """
+    length = int.from_bytes(_read(path, 0, _LENGTH_BYTES, whole=False), "little")
+    if length > _LARGEST_HEADER_BYTES:
+        raise ValueError(f"{path.name} is damaged: its header would have {length:,} bytes")
+    text = _read(path, _LENGTH_BYTES, length, whole=False)
+    if len(text) < length:
+        raise ValueError(f"{path.name} is cut off")
+    found = _table(path, text)
+    found.pop("__metadata__", None)
+    tensors = {name: _tensor(path, name, entry) for name, entry in found.items()}
+    end = max((each.end for each in tensors.values()), default=0)
+    return Header(tensors, _LENGTH_BYTES + length + end)
+
+
+def _tensor(path: Path, name: str, entry: Any) -> Tensor:
+    match entry:
+        case {
+            "dtype": str() as dtype,
+            "shape": [*shape],
+            "data_offsets": [int() as begin, int() as end],
+        }:
+            sizes = tuple(each for each in shape if isinstance(each, int) and each >= 0)
+            if (
+                len(sizes) == len(shape) <= 16
+                and 0 <= begin <= end <= _LARGEST_TENSOR_BYTES
+                # No type has less than a bit.
+                and all(each <= _LARGEST_TENSOR_BYTES for each in sizes)
+                and prod(sizes) <= 8 * (end - begin)
+            ):
+                return Tensor(dtype, sizes, begin, end)
+    raise ValueError(f"{path.name} is damaged: its header doesn't say where {name[:100]!r} is")
+
+
+def _table(path: Path, text: bytes) -> dict[str, Any]:
+    if sum(map(text.count, (b",", b"[", b"{"))) > _MOST_VALUES:
+        raise ValueError(f"{path.name} has more than {_MOST_VALUES:,} values")
+    try:
+        found = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(f"{path.name} is nested too deeply") from error
+    except ValueError as error:
+        raise ValueError(f"{path.name} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path.name} is no table")
+    return found
+
+
+def _read(path: Path, begin: int, most_bytes: int, *, whole: bool = True) -> bytes:
+    with open(path, "rb", opener=_open_at_once) as file:
+        state = os.fstat(file.fileno())
+        if not stat.S_ISREG(state.st_mode):
+            raise ValueError(f"{path.name} is no file")
+        if whole and state.st_size > most_bytes:
+            raise ValueError(f"{path.name} has {state.st_size:,} bytes, of {most_bytes:,} at most")
+        file.seek(begin)
+        return file.read(most_bytes)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """A pipe would wait for its writer."""
+    return os.open(path, flags | os.O_NONBLOCK)

@@ -1,0 +1,123 @@
+"""Whatever is in a folder, it is that model's problem, and can be removed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gateway.api.ollama.files import _read
+from gateway.config.ranks import _check_heads
+from gateway.library.catalogue import catalogue, look_up, with_configured
+from gateway.library.description import Description, describe
+from gateway.library.finder import Finder
+from gateway.library.removal import put_aside, remove
+from gateway.library.search import search
+from gateway.memory.back_end import BackEnd
+from gateway.memory.estimate.estimate import estimate
+from gateway.memory.estimate.weights import EstimateError
+from tests.gateway.library.test_library import cached, configuration, demo
+from tests.support.odd_models import ODD, odd
+
+# Nothing but their configuration, or how they are written, is wrong with these: a load finds out.
+OFFERED = {
+    "config-numbers-as-text",
+    "config-context-huge",
+    "config-heads-list",
+    "config-quantized-oddly",
+    "template-list",
+    "template-deep",
+    "template-folder",
+    "tokenizer-list",
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_it_is_described(name: str, tmp_path: Path) -> None:
+    described = describe(odd(tmp_path / "model", name))
+    assert msgspec.json.decode(msgspec.json.encode(described), type=Description) == described
+    assert (described.problem is None) == (name in OFFERED), described.problem
+    assert len(described.problem or "") <= 300
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_else_is_read_of_it(name: str, tmp_path: Path) -> None:
+    """With errors that whoever reads knows of."""
+    folder = odd(tmp_path / "model", name)
+    with contextlib.suppress(EstimateError):
+        found = estimate(folder, 4096, 1024, 0, None, BackEnd.CPU)
+        assert 0 <= found.floor_bytes < 1 << 53
+    with contextlib.suppress(OSError, ValueError):
+        msgspec.json.encode(_read(str(folder), None))
+    with contextlib.suppress(ValueError):
+        _check_heads(str(folder), 3)
+
+
+def _spoiled_cache(cache: Path) -> None:
+    """Repositories that no tool has left so."""
+    cached(cache, "org/main-not-ascii")
+    (cache / "models--org--main-not-ascii" / "refs" / "main").write_bytes(b"\xff\xfe")
+    cached(cache, "org/main-elsewhere")
+    (cache / "models--org--main-elsewhere" / "refs" / "main").write_text("../../models--org--good")
+    cached(cache, "org/main-empty")
+    (cache / "models--org--main-empty" / "refs" / "main").write_text("")
+    cached(cache, "org/main-pipe")
+    (cache / "models--org--main-pipe" / "refs" / "main").unlink()
+    os.mkfifo(cache / "models--org--main-pipe" / "refs" / "main")
+    (cache / "models--org--file").write_text("no folder")
+    (cache / "models--org--loop").symlink_to("models--org--loop")
+    (cache / "models--org--dangling").symlink_to("nowhere")
+    (cache / f"models--org--{'x' * 230}").mkdir()
+    (cache / "models----absolute").mkdir()
+    (cache / "models--nobody").mkdir()
+    (cache / os.fsdecode(b"models--org--\xff")).mkdir()
+
+
+def test_the_others_are_found_and_the_odd_ones_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, folders = tmp_path / "cache", tmp_path / "folders"
+    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
+    cached(cache, "org/good")
+    _spoiled_cache(cache)
+    demo(folders / "fine")
+    for name in ODD:
+        odd(folders / name, name)
+    (folders / "loop").symlink_to("loop")
+    (folders / "dangling").symlink_to("nowhere")
+    shutil.copytree(folders / "config-list", folders / os.fsdecode(b"\xff"))
+    shutil.copytree(folders / "config-list", folders / ("y" * 255))
+    finder = Finder()
+    present = finder.with_found(configuration(("huggingface", str(folders))))
+    assert set(present.located) == {"good", "fine"} | OFFERED
+    found = with_configured(finder.find(present.settings), present)
+    entries = catalogue(found, present, {}, {})
+    msgspec.json.encode(entries)
+    broken = [each for each in entries if each.problem is not None]
+    # What has no config.json that is a file is no model, and what has no name can't be named.
+    names = ("main-not-ascii", "main-elsewhere", "main-empty", "main-pipe", "file", "loop")
+    in_cache = {f"org/{each}" for each in (*names, "dangling", "x" * 230)}
+    in_folders = {*ODD, "y" * 255} - OFFERED - {"config-device"}
+    assert {each.source for each in broken} == in_cache | {
+        str(folders / each) for each in in_folders
+    }
+    for each in broken:
+        assert look_up(entries, each.source) is each
+        remove(put_aside(each), each)
+    left = [each.source for place in ("huggingface", str(folders)) for each in search(place)]
+    assert sorted(left) == sorted(each.source for each in entries if each not in broken)
+    assert not list(cache.glob(".removing*"))
+    assert not list(folders.glob(".removing*"))
+
+
+def test_a_configured_one_spoils_no_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
+    _spoiled_cache(cache)
+    models = {"odd": "org/main-not-ascii", "demo": str(demo(tmp_path / "fine"))}
+    present = configuration((), models=models)
+    assert [each.source for each in with_configured([], present)] == [models["demo"]]
