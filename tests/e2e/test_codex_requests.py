@@ -6,11 +6,17 @@ import json
 from typing import Any
 
 import pytest
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import CompactedResponse, Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from tests.support.gateway import Gateway
+from tests.support.strict import decode
 
+OPTIONAL = {
+    "CompactedResponse": ["image"],
+    "ResponseCompactionItem": ["created_by"],
+    "InputTokensDetails": ["cache_write_tokens_details"],
+}
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 PICTURE = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwAD"
@@ -126,6 +132,7 @@ def _events(gateway: Gateway, body: dict[str, Any]) -> list[Any]:
     with gateway.client.stream("POST", "/v1/responses", json={**body, "stream": True}) as answer:
         assert answer.status_code == 200, answer.read()
         lines = [each.removeprefix("data: ") for each in answer.iter_lines() if each[:5] == "data:"]
+    assert lines.pop() == "[DONE]"
     return [EVENT.validate_python(json.loads(each), strict=True) for each in lines]
 
 
@@ -206,3 +213,50 @@ def test_a_tool_that_was_found_later_is_called(gateway: Gateway) -> None:
     asked = {**BODY, "tools": [SEARCH], "tool_choice": {"type": "function", "name": "weather"}}
     (call,) = _whole(gateway, {**asked, "input": [*HISTORY[2:7], HISTORY[-1]]}).output
     assert (call.type, call.name, call.namespace) == ("function_call", "weather", "mcp__w")
+
+
+def test_a_conversation_is_summed_up(gateway: Gateway) -> None:
+    items = [
+        {"role": "developer", "content": "Rules"},
+        {"role": "user", "content": [{"type": "input_text", "text": "What is Bulkhead?"}]},
+        {"role": "assistant", "content": "A server. " * 200},
+        {"role": "user", "content": "What can you do?"},
+    ]
+    asked = {**BODY, "input": items, "max_output_tokens": 1000}
+    answer = gateway.client.post("/v1/responses/compact", json=asked)
+    assert answer.status_code == 200, answer.text
+    compacted = answer.json()
+    decode(CompactedResponse, {**compacted, "output": compacted["output"][3:]}, OPTIONAL)
+    assert [each["type"] for each in compacted["output"]] == [*["message"] * 3, "compaction"]
+    assert [each["role"] for each in compacted["output"][:3]] == ["developer", "user", "user"]
+    assert compacted["usage"]["input_tokens"] > 400
+    # What comes back is the next input, as it is.
+    again = {"role": "user", "content": "Go on"}
+    whole = _whole(gateway, {**BODY, "input": [*compacted["output"], again]})
+    assert whole.usage.input_tokens < compacted["usage"]["input_tokens"]
+    # The other way to ask for it, as an item.
+    body = {**asked, "input": [*items, {"type": "compaction_trigger"}]}
+    events = _events(gateway, body)
+    assert [each.type.removeprefix("response.") for each in events] == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "output_item.done",
+        "completed",
+    ]
+    (item,) = events[-1].response.output
+    assert item.encrypted_content == compacted["output"][-1]["encrypted_content"]
+    (item,) = _whole(gateway, body).output
+    assert item.type == "compaction"
+
+
+def test_a_stored_conversation_is_summed_up(gateway: Gateway) -> None:
+    stored = _whole(gateway, {**BODY, "store": True})
+    asked = {"model": "demo", "previous_response_id": stored.id, "max_output_tokens": 20}
+    compacted = gateway.client.post("/v1/responses/compact", json=asked).json()
+    first, item = compacted["output"]
+    assert first["content"] == [{"type": "input_text", "text": "Go on"}]
+    assert compacted["usage"]["output_tokens"] <= 20
+    assert item["type"] == "compaction"
+    missing = gateway.client.post("/v1/responses/compact", json={"model": "demo"})
+    assert missing.status_code == 400

@@ -80,7 +80,8 @@ def _events(gateway: Gateway, path: str, body: dict[str, Any]) -> Iterator[Any]:
     with gateway.client.stream("POST", path, json={**body, "stream": True}) as answer:
         assert answer.status_code == 200, answer.read()
         for line in answer.iter_lines():
-            if line.startswith("data: "):
+            # What ends a stream of OpenAI's.
+            if line.startswith("data: ") and line != "data: [DONE]":
                 yield json.loads(line.removeprefix("data: "))
 
 

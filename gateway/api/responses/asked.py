@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from itertools import chain
+from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -35,6 +36,8 @@ from gateway.pictures.reader import PictureReader, check_pictures
 from protocol.prompts import ChatPrompt
 from protocol.requests import Generate
 
+_LONGEST_SUMMARY: Final = 4096
+
 
 class Asked(Struct):
     """A body and all that it goes on from. `names` is what errors call the items; `pictures` are by
@@ -45,6 +48,11 @@ class Asked(Struct):
     items: list[ItemBody]
     names: list[str]
     pictures: dict[int, list[bytes]]
+
+    @property
+    def compacts(self) -> bool:
+        """It asks for a summary in the conversation's place."""
+        return self.items[-1].kind == "compaction_trigger"
 
     @property
     def meanings(self) -> dict[str, Meaning]:
@@ -106,11 +114,18 @@ def generate_of(asked: Asked, compartment: Compartment, cut: int) -> Generate:
         [picture for each in places for picture in asked.pictures.get(each, ())],
         looks=compartment.model.settings.pictures,
     )
+    callable_, constraint = tools(body, said), constraint_of(generation)
+    limit = body.max_output_tokens
+    if asked.compacts:
+        constraint, limit = None, limit or _LONGEST_SUMMARY
+        if callable_ is not None:
+            # They are shown all the same: the prompt stays as it was computed.
+            callable_ = msgspec.structs.replace(callable_, choice="none", name=None)
     return msgspec.structs.replace(
-        generate_message(generation, ChatPrompt(said.messages, arguments), body.max_output_tokens),
+        generate_message(generation, ChatPrompt(said.messages, arguments), limit),
         parsed=True,
-        tools=tools(body, said),
-        constraint=constraint_of(generation),
+        tools=callable_,
+        constraint=constraint,
         logprobs=body.logprobs,
         thinks=thinks(arguments),
     )

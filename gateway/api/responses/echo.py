@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
@@ -15,14 +16,42 @@ from gateway.api.responses.bodies import (
     TextFormat,
     ToolChoice,
 )
+from gateway.api.responses.shape import ResponseObject
 from gateway.api.responses.tools import Tool, runs_here
 
 
-def echoed_reasoning(body: ResponseBody) -> Raw:
+def skeleton(body: ResponseBody, model_id: str, response_id: str) -> ResponseObject:
+    """A response that nothing has come of yet."""
+    return ResponseObject(
+        id=response_id,
+        created_at=int(time.time()),
+        status="in_progress",
+        background=False,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        metadata=body.metadata or {},
+        model=model_id,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        presence_penalty=body.presence_penalty or 0.0,
+        previous_response_id=body.previous_response_id,
+        reasoning=_reasoning(body),
+        store=body.stored,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        text=_text(body),
+        tool_choice=_tool_choice(body),
+        tools=shown_tools(body),
+        top_logprobs=body.top_logprobs or 0,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        truncation=body.truncation or "disabled",
+    )
+
+
+def _reasoning(body: ResponseBody) -> Raw:
     return _raw(body.reasoning or ReasoningConfig())
 
 
-def echoed_text(body: ResponseBody) -> Raw:
+def _text(body: ResponseBody) -> Raw:
     text = body.text or TextConfig()
     shown = text.format or TextFormat("text")
     asked: dict[str, Any] = {"type": shown.type}
@@ -36,14 +65,14 @@ def echoed_text(body: ResponseBody) -> Raw:
     return _raw({"format": asked, "verbosity": text.verbosity or "medium"})
 
 
-def echoed_choice(body: ResponseBody) -> Raw:
+def _tool_choice(body: ResponseBody) -> Raw:
     choice = body.tool_choice
     if isinstance(choice, ToolChoice) and choice.type == "allowed_tools":
         choice = msgspec.structs.replace(choice, mode=choice.mode or "auto")
     return _raw(choice or "auto")
 
 
-def echoed_tools(body: ResponseBody) -> Raw:
+def shown_tools(body: ResponseBody) -> Raw:
     """Those that a model is told of: what runs at OpenAI was left out."""
     return _raw([_shown(each) for each in body.tools or () if runs_here(each)])
 

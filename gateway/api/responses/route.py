@@ -18,15 +18,10 @@ from gateway.api.choices import submit_all
 from gateway.api.followed import Followed
 from gateway.api.kept import mailbox_of, owner_of, work_of
 from gateway.api.openapi.operation import EVENT_STREAM, GENERATES, Described, Operation
-from gateway.api.responses import count, stored, truncation
+from gateway.api.responses import compact, count, stored, truncation
 from gateway.api.responses.asked import gather, generate_of
 from gateway.api.responses.bodies import ResponseBody, check_body
-from gateway.api.responses.echo import (
-    echoed_choice,
-    echoed_reasoning,
-    echoed_text,
-    echoed_tools,
-)
+from gateway.api.responses.echo import skeleton
 from gateway.api.responses.items import encode_items
 from gateway.api.responses.shape import ResponseObject, new_id
 from gateway.api.responses.writer import Form, ResponseFormat
@@ -73,11 +68,12 @@ async def create_response(request: HttpRequest) -> Response:
     for each in requests:
         each.params = {**each.params, "constraint": "text.format"}
     form = Form(
-        _skeleton(body, compartment, response_id),
+        skeleton(body, compartment.model.id, response_id),
         body.seals_reasoning,
         temperature=body.temperature,
         top_p=body.top_p,
         meanings=asked.meanings,
+        compacts=asked.compacts,
     )
     # What was dropped isn't there for the next one, which would have to drop it again.
     kept = [asked.items[each] for each in truncation.kept(asked.items, cut)]
@@ -162,32 +158,6 @@ async def _in_background(
     return Response(queued, media_type="application/json")
 
 
-def _skeleton(body: ResponseBody, compartment: Compartment, response_id: str) -> ResponseObject:
-    return ResponseObject(
-        id=response_id,
-        created_at=int(time.time()),
-        status="in_progress",
-        background=False,
-        frequency_penalty=body.frequency_penalty or 0.0,
-        instructions=body.instructions,
-        max_output_tokens=body.max_output_tokens,
-        metadata=body.metadata or {},
-        model=compartment.model.id,
-        parallel_tool_calls=body.parallel_tool_calls is not False,
-        presence_penalty=body.presence_penalty or 0.0,
-        previous_response_id=body.previous_response_id,
-        reasoning=echoed_reasoning(body),
-        store=body.stored,
-        temperature=1.0 if body.temperature is None else body.temperature,
-        text=echoed_text(body),
-        tool_choice=echoed_choice(body),
-        tools=echoed_tools(body),
-        top_logprobs=body.top_logprobs or 0,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        truncation=body.truncation or "disabled",
-    )
-
-
 def _entry(request: HttpRequest, form: Form) -> Entry:
     response = form.response
     return Entry(
@@ -211,6 +181,7 @@ _CREATE: Final = Operation(
 
 routes = [
     Described("/v1/responses", create_response, _CREATE, method="POST"),
+    *compact.routes,
     *count.routes,
     *stored.routes,
 ]

@@ -88,7 +88,16 @@ class ShellCallItem(Struct, tag_field="type", tag="local_shell_call"):
 
 
 AnyCallItem: TypeAlias = CallItem | CustomCallItem | SearchCallItem | ShellCallItem
-OutputItem: TypeAlias = MessageItem | ReasoningItem | AnyCallItem
+
+
+class CompactionItem(Struct, tag_field="type", tag="compaction"):
+    """A summary of all that came before it. It is encoded, not encrypted."""
+
+    id: str
+    encrypted_content: str
+
+
+OutputItem: TypeAlias = MessageItem | ReasoningItem | AnyCallItem | CompactionItem
 
 
 class InputTokensDetails(Struct):

@@ -15,6 +15,7 @@ from gateway.api.responses.items import sealed
 from gateway.api.responses.shape import (
     AnyCallItem,
     CallItem,
+    CompactionItem,
     CustomCallItem,
     ErrorBody,
     IncompleteDetails,
@@ -42,6 +43,7 @@ from protocol.parts import AnswerPart, Reasoning, Text, ToolCall
 _PREFIXES: Final = {
     "message": "msg",
     "reasoning": "rs",
+    "compaction": "cmp",
     "function": "fc",
     "custom": "ctc",
     "tool_search": "tsc",
@@ -59,6 +61,8 @@ class Form(Struct):
     top_p: float | None = None
     # What calls of functions are to the client, where they are anything else.
     meanings: dict[str, Meaning] = {}
+    # What is answered is a summary in the conversation's place.
+    compacts: bool = False
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self)
@@ -157,6 +161,9 @@ class ResponseFormat:
     # Parts
 
     def _part(self, part: AnswerPart, logprobs: list[TokenLogprobBody]) -> bytes:
+        if self._form.compacts:
+            self._texts += [part.text] if isinstance(part, Text) else []
+            return b""
         match part:
             case Text(text):
                 self._logprobs += logprobs
@@ -213,6 +220,11 @@ class ResponseFormat:
 
     def _end(self) -> bytes:
         """An answer without a text is one with an empty text."""
+        if self._form.compacts:
+            summary = sealed("".join(self._texts).strip())
+            return self._begin(CompactionItem(self._id("compaction"), summary)) + self._close(
+                "completed"
+            )
         empty = self._open is None and not self._response.output
         events = self._text(self._blank, []) if empty else b""
         status: ItemStatus = "incomplete" if self._finish_reason == "length" else "completed"
@@ -259,7 +271,10 @@ class ResponseFormat:
                 events, item.arguments = b"", asked_for(text)
             case ShellCallItem():
                 events, item.action = b"", action_of(text)
-        item.status = status
+            case CompactionItem():
+                events = b""
+        if not isinstance(item, CompactionItem):
+            item.status = status
         index = len(self._response.output)
         events += self._event("response.output_item.done", output_index=index, item=item)
         self._response.output = [*self._response.output, item]
@@ -277,7 +292,7 @@ class ResponseFormat:
         else:
             response.completed_at = int(time.time())
 
-    def _id(self, kind: Literal["message", "reasoning"] | Kind) -> str:
+    def _id(self, kind: Literal["message", "reasoning", "compaction"] | Kind) -> str:
         """By which the item can be found again: see `gateway.api.responses.references`."""
         count = len(self._response.output) + (self._open is not None)
         return f"{_PREFIXES[kind]}_{self._suffix}{count:02x}"

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from gateway.api.responses.bodies import ResponseBody, tools
 from gateway.api.responses.conversation import Said, converse
-from gateway.api.responses.echo import echoed_tools
+from gateway.api.responses.echo import shown_tools
 from gateway.api.responses.items import ItemBody, picture_sources, sealed, without_superseded
 from gateway.api.responses.written_calls import WrittenInput, action_of, asked_for
 from gateway.dispatch.refusal import Refusal
@@ -50,7 +50,7 @@ def _body(**fields: Any) -> ResponseBody:
 
 
 def _shown(*asked: dict[str, Any]) -> list[Any]:
-    found: list[Any] = msgspec.json.decode(echoed_tools(_body(tools=asked)))
+    found: list[Any] = msgspec.json.decode(shown_tools(_body(tools=asked)))
     return found
 
 
