@@ -47,7 +47,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("agent", TOOLS)
 def test_recorded(gateway: Gateway, agent: str, template: str) -> None:
-    tools, prompt_tokens, text, offered = [], 0, "", None
+    tools, prompt_tokens, text = [], 0, ""
     told = [(step.tool, step.arguments) for step in script(HOLD)]
     for request in recorded(agent):
         body = request["body"] and {**request["body"], "model": template}
@@ -67,10 +67,10 @@ def test_recorded(gateway: Gateway, agent: str, template: str) -> None:
             custom = not answer.arguments.startswith("{")
             arguments = {"input": answer.arguments} if custom else json.loads(answer.arguments)
             assert (answer.tool, arguments) in told
-        # What was computed for the request before is the beginning of this one. Tools stand in
-        # front: Codex offers others when its sandbox changes.
-        assert answer.cached_tokens >= 0.9 * prompt_tokens or body["tools"] != offered
-        prompt_tokens, text, offered = answer.prompt_tokens, answer.text, body["tools"]
+        # What was computed for the request before is the beginning of this one, but for thoughts:
+        # templates leave them out after the next question.
+        assert answer.cached_tokens >= 0.8 * prompt_tokens
+        prompt_tokens, text = answer.prompt_tokens, answer.text
     assert (tools, text) == (TOOLS[agent], DONE)
 
 

@@ -59,6 +59,14 @@ def _codex(known: str = "") -> _Start:
     return start
 
 
+def _codex_oss(home: Path, url: str, model: str) -> tuple[list[list[str]], dict[str, str]]:
+    """As it finds Ollama."""
+    command = [str(NPM / ".bin" / "codex"), "exec", "--json", "--skip-git-repo-check"]
+    command += ["--sandbox", "danger-full-access", "--oss", "--local-provider", "ollama"]
+    environment = {"CODEX_HOME": str(home), "CODEX_OSS_BASE_URL": f"{url}/v1"}
+    return [[*command, "--model", model, QUESTION]], environment
+
+
 def _opencode(home: Path, url: str, model: str) -> tuple[list[list[str]], dict[str, str]]:
     provider = {
         "npm": "@ai-sdk/openai-compatible",
@@ -80,6 +88,7 @@ AGENTS: dict[str, _Start] = {
     "claude-older": _claude("claude-code-older"),
     "codex": _codex(),
     "codex-patching": _codex(CODEX_KNOWS),
+    "codex-oss": _codex_oss,
     "opencode": _opencode,
 }
 
