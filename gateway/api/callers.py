@@ -170,12 +170,12 @@ class _Sending:
 
 
 def _denied(name: str | None, denial: Denial) -> Refusal:
-    said, again = "has had its", f"try again in {denial.retry_after_s} s"
+    again = f"try again in {denial.retry_after_s} s"
     if denial.retry_after_s is None:
-        said, again = "may have", "ask for fewer answers"
+        again = "ask for fewer answers"
     return Refusal(
         "rate_limit_exceeded",
-        f"The API key {name!r} {said} {denial.reason}: {again}.",
+        f"The API key {name!r} {denial.reason}: {again}.",
         retry_after_s=denial.retry_after_s,
         lasting=denial.retry_after_s is None,
     )

@@ -91,7 +91,7 @@ def _check_models(
 )
 @click.option("--rpm", type=click.IntRange(1), help="Requests a minute.")
 @click.option("--tpm", type=click.IntRange(1), help="Tokens a minute, of prompts and answers.")
-@click.option("--concurrent", type=click.IntRange(1), help="Requests at once.")
+@click.option("--concurrent", type=click.IntRange(1), help="Answers at once.")
 @click.option(
     "--expires",
     "expires_at",

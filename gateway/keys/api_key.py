@@ -28,7 +28,7 @@ class Terms(Struct, frozen=True, kw_only=True):
     """What a key may do; None: nothing is said, so everything, or as much as there is.
 
     `models` are ids and aliases, `priority` is the highest for its requests. `rpm` and `tpm` are
-    requests and tokens a minute, `concurrent` are requests at once. `expires_at` is a Unix time.
+    requests and tokens a minute, `concurrent` are answers at once. `expires_at` is a Unix time.
     """
 
     models: Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(min_length=1)] | None = (

@@ -17,7 +17,7 @@ _AGAIN_S: Final = 1
 
 
 class Denial(Struct, frozen=True):
-    """Why a request has to wait, in a sentence, and for how long; None: it would wait for ever."""
+    """What its key has, so that a request must wait, and for how long; None: for ever."""
 
     reason: str
     retry_after_s: int | None
@@ -58,10 +58,10 @@ class Limits:
             return denial
         if terms.rpm is not None and self._requests.taken(now) >= terms.rpm:
             wait_s = self._requests.below_s(now, terms.rpm)
-            return Denial(f"{terms.rpm} requests a minute", _whole(wait_s))
+            return Denial(f"has had its {terms.rpm} requests a minute", _whole(wait_s))
         if terms.tpm is not None and self.exhausted(now):
             wait_s = self._tokens.below_s(now, terms.tpm)
-            return Denial(f"{terms.tpm} tokens a minute", _whole(wait_s))
+            return Denial(f"has had its {terms.tpm} tokens a minute", _whole(wait_s))
         self._requests.add(now, 1)
         return self.seat()
 
@@ -78,8 +78,8 @@ class Limits:
         if most is None or taken + places <= max(most, held):
             return None
         if places > most:
-            return Denial(f"{most} at once, and this asks for {places}", None)
-        return Denial(f"{most} at once, as many as it may have", _AGAIN_S)
+            return Denial(f"may have {most} answers at once, and this asks for {places}", None)
+        return Denial(f"has {most} answers at once already, as many as it may have", _AGAIN_S)
 
     def leave(self, seat: Seat) -> None:
         self._seats.discard(seat)

@@ -71,6 +71,7 @@ def test_status_has_every_field(gateway: Gateway) -> None:
         "id",
         "state",
         "reason",
+        "failure",
         "pinned",
         "queue_depth",
         "oldest_waiting_s",

@@ -27,7 +27,7 @@ export function NewKey({ models, onAdd }) {
       <form class="fields" ref=${form} onSubmit=${submit}>
         <label>Name<input name="name" required autocomplete="off" spellcheck=${false} autocapitalize="off" /></label>
         ${number("rpm", "Requests a minute")} ${number("tpm", "Tokens a minute")}
-        ${number("concurrent", "Requests at once")} ${number("days", "Days until it expires")}
+        ${number("concurrent", "Answers at once")} ${number("days", "Days until it expires")}
         <fieldset>
           <legend>Models (none chosen: all)</legend>
           ${models.map((id) => html`<label class="check"><input type="checkbox" name="models" value=${id} />${id}</label>`)}
