@@ -280,6 +280,9 @@ def test_what_only_anthropic_runs_is_left_out_and_named(
     both = client.messages.with_raw_response.create(**asked, tools=[toolset, WEB_SEARCH, TOOL])
     left_out = "mcp_servers, mcp_toolset, web_search_20250305"
     assert both.headers["x-bulkhead-left-out"] == left_out
+    asked["tools"] = [{"type": f"made_up_{number}"} for number in range(1000)]
+    many = client.messages.with_raw_response.create(**asked)
+    assert len(many.headers["x-bulkhead-left-out"].split(", ")) == 32
 
 
 def test_a_deferred_tool_is_told_where_a_result_refers_to_it(client: anthropic.Anthropic) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from protocol.pictures import Picture
 from protocol.prompts import ChatMessage
 
 _PROBE: Final[list[dict[str, Any]]] = [
@@ -22,6 +23,7 @@ _PROBE: Final[list[dict[str, Any]]] = [
     {"role": "user", "content": "probed 5"},
     {"role": "system", "content": "probed 6"},
 ]
+_BETWEEN: Final = "\n\n"
 _IN_PLACE: Final = re.compile(".*".join(re.escape(each["content"]) for each in _PROBE), re.DOTALL)
 
 
@@ -41,11 +43,12 @@ def as_users(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
     templates want users and assistants to alternate; and behind a tool's result a new question of
     the user's would be the end of a turn, of which some templates drop what was thought.
     """
-    found: list[ChatMessage] = []
-    # The last one found is marked, and nothing else.
+    # Of each message what joins it; joined once, as there may be tens of thousands.
+    groups: list[list[ChatMessage]] = []
+    # The last group is marked, and nothing else.
     alone = False
     for each in messages:
-        before = found[-1].role if found else None
+        before = groups[-1][0].role if groups else None
         if each.role == "system" and before not in (None, "system"):
             each = ChatMessage("user", f"<system_message>\n{each.content}\n</system_message>")
             joins = before in ("user", "tool")
@@ -54,15 +57,19 @@ def as_users(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
             joins = (alone and each.role == "user") or each.role == before == "system"
             alone = False
         if joins:
-            found[-1] = _joined(found[-1], each)
+            groups[-1].append(each)
         else:
-            found.append(each)
-    return found
+            groups.append([each])
+    return [_joined(each) if len(each) > 1 else each[0] for each in groups]
 
 
-def _joined(first: ChatMessage, second: ChatMessage) -> ChatMessage:
-    before = f"{first.content}\n\n"
-    moved = (msgspec.structs.replace(each, at=each.at + len(before)) for each in second.pictures)
-    return msgspec.structs.replace(
-        first, content=before + second.content, pictures=(*first.pictures, *moved)
-    )
+def _joined(group: list[ChatMessage]) -> ChatMessage:
+    begin = 0
+    pictures: list[Picture] = []
+    for each in group:
+        pictures += (
+            msgspec.structs.replace(picture, at=picture.at + begin) for picture in each.pictures
+        )
+        begin += len(each.content) + len(_BETWEEN)
+    content = _BETWEEN.join(each.content for each in group)
+    return msgspec.structs.replace(group[0], content=content, pictures=tuple(pictures))

@@ -48,6 +48,9 @@ from gateway.pictures.reader import PictureReader
 from protocol.prompts import ChatPrompt
 from protocol.requests import Constraint, Generate
 
+# In a header, of what a client may make up by the thousand.
+_MOST_NAMED: Final = 32
+
 
 class ThinkingOption(Struct):
     type: Literal["enabled", "disabled", "adaptive"]
@@ -129,7 +132,8 @@ async def _answer(
     requests = new_requests(request, fleet, generation, [generate], "messages")
     submit_all(fleet, compartment, requests)
     form = CountFormat(Count) if count else MessageFormat(compartment.model.id, requests[0])
-    headers = {"x-bulkhead-left-out": ", ".join(sorted(left_out))} if left_out else None
+    named = ", ".join(sorted(left_out)[:_MOST_NAMED])
+    headers = {"x-bulkhead-left-out": named} if named else None
     return Answer(
         compartment, requests, form, stream=stream, framing=MESSAGE_EVENTS, headers=headers
     )

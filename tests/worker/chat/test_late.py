@@ -133,3 +133,11 @@ def test_pictures_keep_their_places() -> None:
 def test_a_conversation_may_begin_without_one() -> None:
     assert as_users((HELLO, LATE)) == [ChatMessage("user", f"Hello\n\n{MARKED}")]
     assert as_users(()) == []
+
+
+def test_tens_of_thousands_are_joined_once() -> None:
+    many = 100_000
+    (joined,) = as_users((HELLO, *[LATE] * many))
+    assert joined.content == "\n\n".join(["Hello", *[MARKED] * many])
+    (front,) = as_users([SYSTEM] * many)
+    assert front == ChatMessage("system", "\n\n".join(["Be brief."] * many))
