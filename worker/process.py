@@ -45,6 +45,7 @@ logger = logging.getLogger("worker")
 
 _HEARTBEAT_S: Final = 1.0
 _UNSENT_FRAMES: Final = 256
+_ENDING_LOOK_S: Final = 0.01
 
 
 def run(address: str, key: bytes, parent_pid: int, incarnation: int, *, spare: bool) -> NoReturn:
@@ -67,7 +68,11 @@ def run(address: str, key: bytes, parent_pid: int, incarnation: int, *, spare: b
     conversation.watch = ParentWatch(
         parent_pid, conversation.request_stop, conversation.orphan_grace_s
     )
-    status = conversation.run()
+    try:
+        status = conversation.run()
+    except Exception:
+        logger.exception("The conversation with the gateway failed")
+        status = conversation.break_off()
     sys.stdout.flush()
     sys.stderr.flush()
     # The memory is released by now. The interpreter's own end would wait for tokenizer threads.
@@ -120,6 +125,19 @@ class Conversation:
                 self._send_heartbeat()
         self._link.close()
         return self._exit_status
+
+    def break_off(self) -> int:
+        """After a failure: the engine ends in order all the same, and is heard by nobody. Returns
+        the process's exit status.
+        """
+        over_at = time.monotonic() + self.orphan_grace_s()
+        if self._engine.may_hold_model:
+            self._engine.finish()
+            while time.monotonic() < over_at:
+                if isinstance(self._engine.next_event(), Ended):
+                    break
+                time.sleep(_ENDING_LOOK_S)
+        return 1
 
     def _idle_s(self, heartbeat_at: float, now: float) -> float:
         heartbeat_s = max(0.0, heartbeat_at - now)

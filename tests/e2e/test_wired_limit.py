@@ -42,6 +42,16 @@ if os.path.exists({flag!r}):
     os.remove({flag!r})
     raise RuntimeError("[metal::malloc] Unable to allocate 99 bytes.")
 """
+FAILS_TO_BEGIN = """
+import os
+original = module.Conversation._begin
+def begin(self, task):
+    if os.path.exists({flag!r}):
+        os.remove({flag!r})
+        raise RuntimeError("can't start new thread")
+    original(self, task)
+module.Conversation._begin = begin
+"""
 QUESTION = "Tell me a story about a lighthouse."
 
 
@@ -88,7 +98,10 @@ def start(
     tmp_path: Path, flag: Path, start_gateway: Callable[..., Gateway]
 ) -> Callable[[str], Gateway]:
     code = after_import("mlx.core", RECORDED.format(record=str(tmp_path / "record")))
-    code += in_engine_step(FAILS.format(flag=str(flag)))
+    code += in_engine_step(FAILS.format(flag=str(flag.with_name("engine fails"))))
+    code += after_import(
+        "worker.process", FAILS_TO_BEGIN.format(flag=str(flag.with_name("conversation fails")))
+    )
 
     def start(config: str) -> Gateway:
         environment = sitecustomize(tmp_path / "site", code)
@@ -134,12 +147,14 @@ def test_with_wiring_it_is_set_once_and_undone_at_the_end(
     ]
 
 
+@pytest.mark.parametrize("where", ["engine", "conversation"])
 def test_a_worker_that_fails_ends_as_orderly(
-    start: Callable[[str], Gateway], lives: _Lives, flag: Path
+    where: str, start: Callable[[str], Gateway], lives: _Lives, flag: Path
 ) -> None:
     gateway = start("[memory]\nwire_weights = true\n")
     gateway.load()
     pid = gateway.worker_pid()
+    flag = flag.with_name(f"{where} fails")
     flag.touch()
     # The next worker answers.
     assert gateway.say(QUESTION, max_tokens=10)
