@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any, TypedDict
 
@@ -24,23 +25,41 @@ def recorded(agent: str) -> list[Request]:
     last: dict[str, Any] = {}
     for each in requests:
         if each["body"] is not None:
-            each["body"] = last = {
-                name: last[name] if value == _AS_BEFORE else value
-                for name, value in each["body"].items()
-            }
+            last = {name: _whole(value, last.get(name)) for name, value in each["body"].items()}
+            each["body"] = last
     return requests
 
 
 def record(agent: str, requests: list[Request]) -> None:
-    """A field that a request has in common with the one before is written down once."""
-    written, last = [], {}
+    """What a request has in common with the one before is written down once."""
+    written: list[Request] = []
+    last: dict[str, Any] = {}
     for each in requests:
         body = each["body"]
-        if body is not None:
-            short = {k: _AS_BEFORE if last.get(k) == v else v for k, v in body.items()}
-            each, last = {**each, "body": short}, body
-        written.append(each)
+        if body is None:
+            written.append(each)
+            continue
+        short = {name: _short(value, last.get(name)) for name, value in body.items()}
+        written.append({**each, "body": short})
+        last = body
     _path(agent).write_text(json.dumps(written, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+def _short(value: Any, last: Any) -> Any:
+    if value == last:
+        return _AS_BEFORE
+    if not isinstance(value, list) or not isinstance(last, list):
+        return value
+    same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(value, last, strict=False))))
+    return {_AS_BEFORE: same, "then": value[same:]}
+
+
+def _whole(short: Any, last: Any) -> Any:
+    if short == _AS_BEFORE:
+        return last
+    if isinstance(short, dict) and _AS_BEFORE in short:
+        return [*last[: short[_AS_BEFORE]], *short["then"]]
+    return short
 
 
 def _path(agent: str) -> Path:

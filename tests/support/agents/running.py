@@ -17,7 +17,8 @@ NPM = Path(sys.prefix) / "agents" / "node_modules"
 _ANSWER_S = 300.0
 QUESTION = "Copy the cargo and look at the copy."
 AGAIN = "And what is done by now?"
-CODEX_KNOWS = "gpt-5.5-"
+# Of models that Codex knows: to one it offers a tool for patches, the other calls all by programs.
+CODEX_KNOWS = ("gpt-5.5-", "gpt-6-sol-")
 # Whatever an agent looks for, nothing but the gateway is reached.
 _PROXIES = {
     **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), "http://127.0.0.1:9"),
@@ -87,7 +88,8 @@ AGENTS: dict[str, _Start] = {
     "claude": _claude("@anthropic-ai/claude-code"),
     "claude-older": _claude("claude-code-older"),
     "codex": _codex(),
-    "codex-patching": _codex(CODEX_KNOWS),
+    "codex-patching": _codex(CODEX_KNOWS[0]),
+    "codex-coding": _codex(CODEX_KNOWS[1]),
     "codex-oss": _codex_oss,
     "opencode": _opencode,
 }
@@ -96,7 +98,7 @@ AGENTS: dict[str, _Start] = {
 def configuration(models: Mapping[str, Path]) -> str:
     """Of a gateway, for models by their names."""
     return "".join(
-        f'[models.{name}]\npath = "{path}"\naliases = ["{CODEX_KNOWS}{name}"]\n'
+        f'[models.{name}]\npath = "{path}"\naliases = {[each + name for each in CODEX_KNOWS]}\n'
         for name, path in models.items()
     )
 

@@ -4,6 +4,7 @@ copy with another tool, and is done. It knows an agent by a tool that no other o
 
 from __future__ import annotations
 
+import json
 from pathlib import PurePath
 
 from tests.support.scripted.model import Step
@@ -22,6 +23,12 @@ def script(folder: PurePath) -> list[Step]:
         *_turn("opencode", ("bash", "command"), "read", filePath=f"{folder}/opencode-hold.txt"),
         *_turn("codex", ("exec_command", "cmd"), "view_image", path=f"{folder}/codex-hold.png"),
         *_turn("patched", ("exec_command", "cmd"), "apply_patch", input=_PATCH),
+        *_turn(
+            "coded",
+            ("functions__exec", "input"),
+            "collaboration__list_agents",
+            path_prefix="/root/coded-hold",
+        ),
     ]
 
 
@@ -35,6 +42,9 @@ def _turn(name: str, shell: tuple[str, str], second: str, **arguments: str) -> l
     called = {parameter: copy}
     if parameter == "command":
         called["description"] = "Copy the cargo"
+    elif parameter == "input":
+        # A program gets at the shell.
+        called["input"] = f"text((await tools.exec_command({json.dumps({'cmd': copy})})).output)"
     return [
         Step("First a copy.", "I copy the cargo.", tool, called, f'"name": "{known_by}"'),
         Step("Then a look.", "I look at it.", second, arguments, f"anchor-of-{name}"),
