@@ -11,17 +11,30 @@ from msgspec import Struct
 class Part(Struct, frozen=True, array_like=True):
     """Base of the parts. Positional on the wire: most bytes of an answer are these."""
 
+    @property
+    def size(self) -> int:
+        """Characters and bytes that it has, and one for itself."""
+        return 1
+
 
 class Text(Part, frozen=True, tag="t"):
     """The next characters of the answer itself."""
 
     text: str
 
+    @property
+    def size(self) -> int:
+        return 1 + len(self.text)
+
 
 class Reasoning(Part, frozen=True, tag="r"):
     """The next characters of what the model thinks before it answers."""
 
     text: str
+
+    @property
+    def size(self) -> int:
+        return 1 + len(self.text)
 
 
 class ToolCall(Part, frozen=True, tag="c"):
@@ -33,6 +46,10 @@ class ToolCall(Part, frozen=True, tag="c"):
     index: int
     arguments: str
     name: str | None = None
+
+    @property
+    def size(self) -> int:
+        return 1 + len(self.arguments) + len(self.name or "")
 
 
 class Alternative(Struct, frozen=True, array_like=True):
@@ -56,6 +73,13 @@ class Logprobs(Part, frozen=True, tag="p"):
     """Of some tokens. Their text may come later."""
 
     tokens: tuple[TokenLogprob, ...]
+
+    @property
+    def size(self) -> int:
+        return 1 + sum(
+            1 + len(each.text) + sum(1 + len(other.text) for other in each.top)
+            for each in self.tokens
+        )
 
 
 class PromptToken(Struct, frozen=True, array_like=True):

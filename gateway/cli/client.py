@@ -252,7 +252,9 @@ class GatewayClient:
         if error.code == "model_not_found":
             return NoSuchModelError(error.message)
         if error.code == "invalid_api_key":
-            return CommandError(f"{error.message} --admin-key, or BULKHEAD_ADMIN_KEY, gives it.")
+            return CommandError(
+                f"{error.message} --admin-key-file, or BULKHEAD_ADMIN_KEY, gives it."
+            )
         return CommandError(error.message)
 
 

@@ -32,7 +32,8 @@ def complete_model(
 
     def ask() -> None:
         try:
-            url, key = context.params.get("url"), context.params.get("admin_key")
+            url, params = context.params.get("url"), context.params
+            key = params.get("admin_key_file") or params.get("admin_key")
             reach = access(url, key, *local_settings(None))
             with GatewayClient(reach.url, reach.key, reach.trust) as gateway:
                 found.extend(model_names(gateway))

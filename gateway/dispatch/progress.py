@@ -16,6 +16,11 @@ from protocol.tokens import BYTES_PER_TOKEN, pack, unpack
 SUSPECT_TOKENS: Final = 32
 
 
+# No token's text is as long, with all the alternatives to it; a worker may say something beside.
+_MOST_PER_TOKEN: Final = 4096
+_MOST_BESIDE: Final = 1 << 16
+
+
 class ModelChangedError(Exception):
     """What was delivered comes from other weights, another tokenizer or another template."""
 
@@ -41,6 +46,8 @@ class Progress:
 
     def __init__(self, task: Task) -> None:
         self.delivered = array("I")
+        # What its parts had, in characters and bytes.
+        self.said = 0
         self._task = task
         self._rendered: TokenPrompt | None = None
         self._parts = bytearray()
@@ -97,6 +104,12 @@ class Progress:
         if prompt is None and isinstance(self._task, Generate):
             prompt = self._task.prompt if isinstance(self._task.prompt, TokenPrompt) else None
         return 0 if prompt is None else len(prompt.token_ids) // BYTES_PER_TOKEN
+
+    @property
+    def says_too_much(self) -> bool:
+        """No tokens have so long a text: it would be held, whatever the context."""
+        tokens = self.prompt_tokens + len(self.delivered)
+        return self.said > tokens * _MOST_PER_TOKEN + _MOST_BESIDE
 
     @property
     def suspect(self) -> bool:

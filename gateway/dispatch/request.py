@@ -211,6 +211,7 @@ class Request:
         self.progress.delivered.extend(delta.token_ids)
         if delta.parts:
             self._parts += delta.parts
+            self.progress.said += sum([each.size for each in delta.parts])
         elif delta.finish_reason is None:
             return False
         if self.answered_at is None:

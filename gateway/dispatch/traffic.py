@@ -216,6 +216,9 @@ class Traffic:
                     self.meter.prompt_tokens += progress.prompt_tokens
                 self.meter.tokens(request.timing, len(delta.token_ids), now)
             self._check_length(len(progress.delivered))
+            if progress.says_too_much:
+                tokens = len(progress.delivered)
+                raise ProtocolBreachError(f"it sent a longer text than {tokens} tokens have")
             if request.over:
                 self._count(request)
                 self._finished(request)

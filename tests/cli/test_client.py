@@ -192,3 +192,23 @@ def test_the_key_is_sent_and_proxies_are_not_asked(
     done = bulkhead("models", "--json", "--admin-key", "s3cret", url=canned.url)
     assert json.loads(done.stdout) == [{"id": "m", "state": "ready"}]
     assert canned.headers[0]["authorization"] == "Bearer s3cret"
+
+
+def test_the_admin_key_comes_from_a_file(canned: CannedGateway, tmp_path: Path) -> None:
+    """On the command line others see it, which is said."""
+    canned.will_answer("/v1/models", {"object": "list", "data": []})
+    file = tmp_path / "key"
+    file.write_text("s3cret\n")
+    file.chmod(0o600)
+    done = bulkhead("models", "--json", "--admin-key-file", str(file), url=canned.url)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert canned.headers[-1]["authorization"] == "Bearer s3cret"
+    shown = bulkhead("models", "--json", "--admin-key", "other", url=canned.url)
+    assert (shown.returncode, canned.headers[-1]["authorization"]) == (0, "Bearer other")
+    assert "--admin-key-file" in shown.stderr
+    both = bulkhead("models", "--admin-key", "a", "--admin-key-file", str(file), url=canned.url)
+    assert (both.returncode, "give one of them" in both.stderr) == (2, True)
+    file.chmod(0o644)
+    for path in (file, tmp_path / "none"):
+        refused = bulkhead("models", "--admin-key-file", str(path), url=canned.url)
+        assert (refused.returncode, "chmod 600" in refused.stderr) == (2, True)

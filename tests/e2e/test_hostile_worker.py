@@ -85,6 +85,16 @@ FLOODS = {
 BEATS = "while True: socket.send(encode(beat)); time.sleep(0.5)"
 AFTER_READY = {
     **{name: f"while True: {flood}" for name, flood in FLOODS.items()},
+    # Held for a client that reads slowly, it would grow without an end.
+    "wordy": """
+while not isinstance(task := decode_from_gateway(socket.recv()), Generate):
+    pass
+socket.send(encode(Rendered(request_id=task.request_id, token_ids=b"\\0" * 28, last=True)))
+said = Output(step=1, deltas=(Delta(task.request_id, (), (Text("x" * 10000),)),))
+while True:
+    socket.send(encode(said))
+    time.sleep(0.01)
+""",
     "silent": BEATS,
     "deaf": f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{BEATS}",
 }
@@ -170,6 +180,13 @@ def test_a_flood_leaves_the_gateway_and_other_models_alone(
     assert grown < 150e6, "what a flood can occupy is bounded by the high-water mark"
     killed = gateway.order("kill", flood, force=True).json()
     assert killed["state"] in ("unloaded", "failed")
+
+
+def test_text_without_tokens_has_a_bound(gateway: Gateway, whole: str) -> None:
+    gateway.load("wordy")
+    assert gateway.chat(QUESTION, "wordy").status_code in (500, 503)
+    assert "it sent a longer text than 0 tokens have" in gateway.log
+    assert gateway.say(QUESTION) == whole
 
 
 def test_strangers_on_a_workers_socket(gateway: Gateway, whole: str, folder: Path) -> None:

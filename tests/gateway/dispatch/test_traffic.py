@@ -7,11 +7,19 @@ import pytest
 
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
-from gateway.dispatch.traffic import Bounds, Connection, Traffic
+from gateway.dispatch.traffic import Bounds, Connection, ProtocolBreachError, Traffic
 from gateway.events import EventLog
 from protocol.answers import Delta, Output, Rendered, RequestFailed, Usage
 from protocol.message import Message
-from protocol.parts import Text
+from protocol.parts import (
+    Alternative,
+    AnswerPart,
+    Logprobs,
+    Reasoning,
+    Text,
+    TokenLogprob,
+    ToolCall,
+)
 from protocol.pictures import Picture
 from protocol.prompts import ChatMessage, ChatPrompt, TextPrompt
 from protocol.requests import Cancel, Generate, Sampling
@@ -163,3 +171,25 @@ async def test_the_picture_that_is_to_blame(picture: int | None, param: str | No
     with pytest.raises(Refusal) as refused:
         await request.take()
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        Text("x" * 1000),
+        Reasoning("x" * 1000),
+        ToolCall(0, "x" * 1000),
+        Logprobs((TokenLogprob(b"x" * 500, 0.0, (Alternative(b"x" * 500, 0.0),)),)),
+    ],
+)
+async def test_a_text_is_no_longer_than_tokens_can_make_it(part: AnswerPart) -> None:
+    traffic = Traffic("m", Bounds(2, 2, 0), Waiting(), EventLog())
+    traffic.submit(_request("a"))
+    traffic.connect(Connection(lambda _message: None, "f", 100))
+    traffic.rendered(Rendered(request_id="a.1", token_ids=pack([1, 2]), last=True))
+    told = Output(step=1, deltas=(Delta("a.1", (5,), (part,)),))
+    for _ in range(90):
+        traffic.output(told)
+    wild = Output(step=1, deltas=(Delta("a.1", (), (part,)),) * 1000)
+    with pytest.raises(ProtocolBreachError, match="a longer text than 90 tokens"):
+        traffic.output(wild)
