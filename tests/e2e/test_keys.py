@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from click.testing import CliRunner, Result
 
@@ -376,41 +377,51 @@ def _code(answer: httpx.Response) -> str | None:
     return None if error is None else error["code"]
 
 
+@contextlib.contextmanager
+def _pausing(gateway: Gateway) -> Iterator[None]:
+    """Meanwhile no answer comes to its end."""
+    worker = psutil.Process(gateway.worker_pid())
+    worker.suspend()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.resume()
+
+
 def test_a_place_is_held_until_the_answer_is_made(gateway: Gateway) -> None:
     """By who asks for it in the background, or leaves, as well; and each of `n` has one."""
     headers = _new(gateway, "crowd", concurrent=2)
-    long = {"max_tokens": 3000, "ignore_eos": True}
-    background = {"model": "demo", "input": "Hi", "background": True, "ignore_eos": True}
+    background = {"model": "demo", "input": "Hi", "background": True}
     with _stranger(gateway) as client:
         client.headers.update(headers)
 
-        def asked() -> httpx.Response:
-            return client.post(CHAT, json=chat_body("Hi", max_tokens=1))
+        def asked(**fields: Any) -> httpx.Response:
+            return client.post(CHAT, json=chat_body("Hi", max_tokens=1, **fields))
 
-        never = client.post(CHAT, json=chat_body("Hi", n=3, max_tokens=1))
+        never = asked(n=3)
         assert (never.status_code, _code(never)) == (429, "rate_limit_exceeded")
         assert never.headers["x-should-retry"] == "false"
-        assert client.post(CHAT, json=chat_body("Hi", n=2, max_tokens=1)).status_code == 200
-        running = [
-            client.post("/v1/responses", json={**background, "max_output_tokens": 3000}).json()
-            for _ in range(2)
-        ]
-        for answer in (asked(), client.post("/v1/responses", json=background)):
-            assert (answer.status_code, _code(answer)) == (429, "rate_limit_exceeded")
-        client.post(f"/v1/responses/{running[0]['id']}/cancel").raise_for_status()
+        assert asked(n=2).status_code == 200
+        with _pausing(gateway):
+            made = [client.post("/v1/responses", json=background).json() for _ in range(2)]
+            for answer in (asked(), client.post("/v1/responses", json=background)):
+                assert (answer.status_code, _code(answer)) == (429, "rate_limit_exceeded")
+            for each in made:
+                client.post(f"/v1/responses/{each['id']}/cancel").raise_for_status()
         eventually(lambda: asked().status_code == 200)
-        body = json.dumps(chat_body("Hi", **long)).encode()
+        body = json.dumps(chat_body("Hi", n=2)).encode()
         lines = [f"POST {CHAT} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
         lines += ["X-Mailbox: keep", "X-Request-Id: crowded"]
         lines += [f"Authorization: {headers['authorization']}", "", ""]
-        with connect(gateway) as connection:
-            send(connection, "\r\n".join(lines).encode() + body)
-            kept = f"{CHAT}/chatcmpl-crowded"
-            eventually(lambda: client.get(kept).status_code == 202)
-        assert _code(asked()) == "rate_limit_exceeded", "its client has left, and it goes on"
-        client.delete(kept).raise_for_status()
+        kept = f"{CHAT}/chatcmpl-crowded"
+        with _pausing(gateway):
+            with connect(gateway) as connection:
+                send(connection, "\r\n".join(lines).encode() + body)
+                eventually(lambda: client.get(kept).status_code == 202)
+            assert _code(asked()) == "rate_limit_exceeded", "its client has left, and it goes on"
+            client.delete(kept).raise_for_status()
         eventually(lambda: asked().status_code == 200)
-        client.post(f"/v1/responses/{running[1]['id']}/cancel").raise_for_status()
 
 
 def test_tokens_count_before_an_answer_is_over(gateway: Gateway) -> None:
