@@ -169,6 +169,7 @@ class Turns:
         if self._limits.mlx_bytes < before_bytes:
             self._engine.make_room()
             trim()
+            self._thread.figures.memory = read_memory()
         self._tell_need(anyway=True)
 
     def _refuse_hopeless(self) -> None:

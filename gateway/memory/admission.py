@@ -109,9 +109,11 @@ class Admission:
             holder.busy = busy
             holder.last_used = last_used
 
-    def note_footprint(self, model_id: str, footprint_bytes: int) -> None:
+    def note_footprint(self, model_id: str, footprint_bytes: int, kept_bytes: int) -> None:
+        """What its process holds, by a reading that began when its worker kept to this limit."""
         if (holder := self.ledger.holder(model_id)) is not None:
             holder.footprint_bytes = footprint_bytes
+            holder.read_at_bytes = kept_bytes
 
     def note_need(self, model_id: str, need: Need, kept_bytes: int) -> None:
         """What its worker could use, and the limit that it keeps to."""
@@ -185,7 +187,7 @@ class Admission:
         """
         self.ledger.share_company(self._claims)
         turn = Turn(self.ledger, now, self._patience_s)
-        self._decide_on_spare()
+        self._decide_on_spare(turn)
         turn.settle()
         refused: list[Decision] = []
         for claim in self._in_turn(turn):
@@ -235,15 +237,19 @@ class Admission:
                 orders.evict(each, None)
         return orders.decisions
 
-    def _decide_on_spare(self) -> None:
+    def _decide_on_spare(self, turn: Turn) -> None:
         """The spare has what nobody else needs."""
         ledger = self.ledger
         if ledger.spare_bytes > self._wanted_spare_bytes or ledger.free_bytes < 0:
             ledger.spare_bytes = 0
         more_bytes = self._wanted_spare_bytes - ledger.spare_bytes
         waited_for = self._claims or any(each.short for each in ledger.steady)
-        if not waited_for and 0 < more_bytes <= ledger.free_bytes:
+        if waited_for or more_bytes <= 0:
+            return
+        if more_bytes <= ledger.free_bytes:
             ledger.spare_bytes = self._wanted_spare_bytes
+        else:
+            turn.loans.take_idle(more_bytes - ledger.free_bytes - ledger.coming_bytes)
 
     def _in_turn(self, turn: Turn) -> list[Claim]:
         def key(claim: Claim) -> tuple[bool, bool, int, float]:

@@ -64,7 +64,11 @@ class Holder(Struct):
     ending: bool = False
     busy: bool = True
     last_used: float = 0.0
-    # Since when its worker owes an answer, or the footprint what was answered; and what the worker
+    # Of its floor, what it held on to when it had given back what it could.
+    stuck_bytes: int = 0
+    # What its worker kept to when its footprint was read.
+    read_at_bytes: int = 0
+    # Since when its worker owes an answer, or its footprint what was answered; and what the worker
     # kept to then.
     recalled_at: float | None = None
     recalled_from_bytes: int = 0
@@ -104,8 +108,11 @@ class Holder(Struct):
 
     @property
     def returning_bytes(self) -> int:
-        """What was called back and isn't seen to be free yet."""
-        return 0 if self.recalled_at is None else self.committed_bytes - self.limit_bytes
+        """What was called back and isn't seen to be free yet: its word is awaited, or a reading
+        since then. What it holds beyond any limit stays with it.
+        """
+        unread_bytes = min(self.footprint_bytes, self.read_at_bytes)
+        return max(0, self.kept_bytes - self.limit_bytes, unread_bytes - self.limit_bytes)
 
     @property
     def going_bytes(self) -> int:

@@ -47,6 +47,11 @@ class Ledger:
         return sum(each.coming_bytes for each in self._holders.values())
 
     @property
+    def ending_bytes(self) -> int:
+        """Of that, what is held by models that end."""
+        return sum(each.committed_bytes for each in self._holders.values() if each.ending)
+
+    @property
     def usable_bytes(self) -> int:
         """The budget less what no process holds and nobody can give back."""
         return max(0, self.budget_bytes - self.stranded_bytes)

@@ -19,7 +19,7 @@ REBALANCE_S: Final = 5.0
 _UNFAIR: Final = 0.75
 # Between two requests of one client a model is idle for less.
 QUIET_S: Final = 1.0
-# What stands idle goes back by itself after this, as other programs may need it.
+# A worker without a model is started for what has stood idle for so long.
 IDLE_LOAN_S: Final = 10.0
 
 
@@ -42,20 +42,27 @@ class Loans:
         # Without what is coming a share would shrink with each recall, and be called back again.
         targets = self._targets(free_bytes + max(0, coming_bytes) + lent_bytes)
         # What others could use of what stands idle; and what of that is worth putting rows aside.
-        short_bytes = unfair_bytes = -coming_bytes
+        short_bytes = unfair_bytes = 0
         for each in sorted(steady, key=lambda e: (-e.priority, e.lent_bytes)):
             if self._now - each.outgrew_at < REBALANCE_S:
                 # It would outgrow that too, and give it back at once.
                 continue
             target_bytes = targets[each.model_id]
-            given_bytes = min(target_bytes - each.lent_bytes, free_bytes)
-            if given_bytes > 0 and each.recalled_at is None:
+            # Who has work again keeps what it was to give back for nobody.
+            returning_bytes = min(each.returning_bytes, coming_bytes - self._ledger.ending_bytes)
+            own_bytes = max(0, returning_bytes) if each.busy else 0
+            given_bytes = min(target_bytes - each.lent_bytes, free_bytes + own_bytes)
+            if given_bytes > 0 and (each.busy or not each.returning_bytes):
+                own_bytes = min(given_bytes, own_bytes)
+                coming_bytes -= own_bytes
+                free_bytes -= given_bytes - own_bytes
                 self._orders.lend(each, each.limit_bytes + given_bytes)
-                free_bytes -= given_bytes
             soon_bytes = each.lent_bytes + promised_bytes.get(each.model_id, 0)
             short_bytes += max(0, target_bytes - soon_bytes)
             if soon_bytes < target_bytes * _UNFAIR:
                 unfair_bytes += target_bytes - soon_bytes
+        short_bytes -= coming_bytes
+        unfair_bytes -= coming_bytes
         if coming_bytes < 0:
             # What is called back now would be theirs that wait, and would leave the others short.
             return
@@ -90,11 +97,11 @@ class Loans:
         )
         return {model_id: rows[model_id] + caches[model_id] for model_id in rows}
 
-    def take_idle_back(self) -> None:
-        """Of models that nobody has used for a while."""
+    def take_idle(self, missing_bytes: int) -> None:
+        """Of models that nobody has used for a while, for a worker without a model."""
         for each in self._ledger.steady:
             if self._is_idle(each, IDLE_LOAN_S):
-                self._orders.recall_some(each, each.idle_loan_bytes, each.idle_loan_bytes)
+                missing_bytes -= self._orders.recall_some(each, missing_bytes, each.idle_loan_bytes)
 
     def _is_quiet(self, holder: Holder) -> bool:
         return self._is_idle(holder, QUIET_S)

@@ -30,6 +30,8 @@ class Orders:
 
     def lend(self, holder: Holder, limit_bytes: int) -> None:
         self._set_limit(holder, limit_bytes, recall=False)
+        if not holder.returning_bytes:
+            holder.recalled_at = None
 
     def recall(self, holder: Holder, limit_bytes: int) -> None:
         if holder.recalled_at is None or holder.answered:

@@ -202,8 +202,10 @@ class Steward:
         if self._returns.observe(reading):
             self.decide_soon()
 
-    def note_footprint(self, model_id: str, footprint_bytes: int) -> None:
-        self.admission.note_footprint(model_id, footprint_bytes)
+    def note_footprint(self, model_id: str, footprint_bytes: int, kept_bytes: int) -> None:
+        """A reading that began when its worker kept to this limit."""
+        self.admission.note_footprint(model_id, footprint_bytes, kept_bytes)
+        self.decide_soon()
 
     def note_need(self, model_id: str, need: Need, kept_bytes: int) -> None:
         """What its worker says that it could use, and keeps to; the answer may come at once."""

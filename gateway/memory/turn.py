@@ -27,7 +27,7 @@ class Turn:
     def __init__(self, ledger: Ledger, now: float, patience_s: float) -> None:
         self.orders = Orders(ledger, now)
         self.reclaim = Reclaim(ledger, self.orders, now, patience_s)
-        self._loans = Loans(ledger, self.orders, now)
+        self.loans = Loans(ledger, self.orders, now)
         self._wants = Wants(ledger, self.orders, self.reclaim, now)
         self._ledger = ledger
         self._now = now
@@ -49,41 +49,51 @@ class Turn:
         missing_bytes = -self._ledger.free_bytes - self._ledger.coming_bytes
         if missing_bytes > 0:
             self._cover(missing_bytes)
-        self._unclaimed_bytes = self._ledger.free_bytes
-        self._coming_bytes = self._ledger.coming_bytes
+        self._unclaimed_bytes = max(0, self._ledger.free_bytes)
+        self._coming_bytes = self._ledger.coming_bytes + min(0, self._ledger.free_bytes)
 
     def _settle_recalls(self) -> None:
-        """Close those that were answered; a worker that doesn't answer hangs."""
+        """Close those whose worker has given what it can; one that doesn't answer hangs."""
         for each in self._ledger.steady:
-            if each.recalled_at is None:
-                continue
-            if each.committed_bytes <= each.limit_bytes + NOISE_BYTES:
+            if not each.returning_bytes:
+                if each.recalled_at is not None and _is_over(each):
+                    # What it holds on to can't be lent out again, nor called back.
+                    held_bytes = each.footprint_bytes if self._has_room else each.limit_bytes
+                    each.stuck_bytes += held_bytes - each.floor_bytes
+                    each.floor_bytes = held_bytes
                 each.recalled_at = None
-            elif each.kept_bytes != each.recalled_from_bytes:
-                # It answers, if only what it was told before the last: what it freed is seen later.
+            elif each.recalled_at is None or each.kept_bytes != each.recalled_from_bytes:
+                # It answers, if only what it was told before the last.
                 each.recalled_at, each.recalled_from_bytes = self._now, each.kept_bytes
             elif self._now - each.recalled_at >= RECALL_S:
-                seconds, each.recalled_at = self._now - each.recalled_at, None
-                if not each.answered:
-                    self.orders.give_up(each, seconds)
-                elif self._ledger.free_bytes >= 0:
-                    # It did what it could: what it still holds can't be lent out again, and its
-                    # limit follows.
-                    each.floor_bytes = each.footprint_bytes
+                if each.answered:
+                    # No reading comes: the last one counts.
+                    each.read_at_bytes = each.kept_bytes
+                else:
+                    self.orders.give_up(each, self._now - each.recalled_at)
 
     def _settle_footprints(self) -> None:
         """Where the budget has room, a limit follows its footprint."""
         for each in self._ledger.steady:
-            over_bytes = each.footprint_bytes - max(each.limit_bytes, each.kept_bytes)
-            if over_bytes <= NOISE_BYTES:
+            loosened_bytes = min(each.stuck_bytes, each.floor_bytes - each.footprint_bytes)
+            if loosened_bytes > 0:
+                each.stuck_bytes -= loosened_bytes
+                each.floor_bytes -= loosened_bytes
+            if each.returning_bytes:
+                continue
+            if not _is_over(each):
                 each.overgrown_since = None
-            elif each.recalled_at is None and self._ledger.free_bytes >= 0:
+            elif self._has_room:
                 self.orders.lend(each, each.footprint_bytes)
                 each.overgrown_since = None
-            elif each.recalled_at is None:
+            else:
                 each.outgrew_at = self._now
                 if each.overgrown_since is None:
                     each.overgrown_since = self._now
+
+    @property
+    def _has_room(self) -> bool:
+        return self._ledger.free_bytes >= 0
 
     def _settle_prompts(self) -> None:
         """Note when the prompts of first sequences begin and end."""
@@ -140,8 +150,6 @@ class Turn:
         """
         found = []
         for each in self._ledger.steady:
-            if each.recalled_at is not None:
-                continue  # First it gives back what it was told to.
             # For more than is possible it would wait in vain; its worker refuses that.
             least_bytes = min(each.need.least_bytes, self._ledger.possible_for(each.model_id))
             if least_bytes <= each.limit_bytes:
@@ -167,12 +175,14 @@ class Turn:
         kept_bytes = self._kept_from(claim)
         rivals = [] if claim.loan else self._ledger.rivals(claim.model_ids)
         wanted_bytes = claim.needed_bytes + kept_bytes
-        if wanted_bytes > self._unclaimed_bytes and self._ledger.spare_bytes:
+        own_bytes = self._own_bytes(claim)
+        if wanted_bytes > self._unclaimed_bytes + own_bytes and self._ledger.spare_bytes:
             # A load adopts the spare, or needs its room more.
             self._unclaimed_bytes += self._ledger.spare_bytes
             self._ledger.spare_bytes = 0
-        if wanted_bytes <= self._unclaimed_bytes and not rivals:
-            self._unclaimed_bytes -= claim.needed_bytes
+        if wanted_bytes <= max(self._unclaimed_bytes, 0) + own_bytes and not rivals:
+            self._coming_bytes -= own_bytes
+            self._unclaimed_bytes -= claim.needed_bytes - own_bytes
             self._grant(claim)
             return True
         before_bytes = self._ledger.coming_bytes
@@ -201,6 +211,14 @@ class Turn:
         self._unclaimed_bytes -= claim.needed_bytes
         return False
 
+    def _own_bytes(self, claim: Claim) -> int:
+        """What it was told to give back, and may keep: nobody who comes before waits for it."""
+        holder = self._ledger.holder(claim.model_id)
+        if holder is None:
+            return 0
+        returning_bytes = self._coming_bytes - self._ledger.ending_bytes
+        return max(0, min(holder.returning_bytes, claim.needed_bytes, returning_bytes))
+
     def _kept_from(self, claim: Claim) -> int:
         """What has to be free beside its own, for those that room is kept for. Loans may have that
         room, as they can be called back; so nothing has to be while they come up to it.
@@ -218,8 +236,7 @@ class Turn:
         kept_bytes = min(self._kept_bytes, max(0, self._unclaimed_bytes))
         free_bytes = self._unclaimed_bytes - kept_bytes
         coming_bytes = self._coming_bytes - (self._kept_bytes - kept_bytes)
-        self._loans.lend(free_bytes, coming_bytes, self._promised_bytes)
-        self._loans.take_idle_back()
+        self.loans.lend(free_bytes, coming_bytes, self._promised_bytes)
         self._wants.serve(coming_bytes)
 
     def _grant(self, claim: Claim) -> None:
@@ -231,3 +248,8 @@ class Turn:
             holder.thirsty_since = None
             holder.placed_at = self._now
             holder.turn_begins = True
+
+
+def _is_over(holder: Holder) -> bool:
+    """It holds more than it may, beyond noise."""
+    return holder.footprint_bytes - holder.limit_bytes > NOISE_BYTES

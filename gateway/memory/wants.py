@@ -30,7 +30,11 @@ class Wants:
         """`coming_bytes` are on their way back for nobody; less than none is what comes next and is
         somebody's already.
         """
-        short = [each for each in self._ledger.steady if self._is_short(each)]
+        short = [
+            each
+            for each in self._ledger.steady
+            if self._is_short(each) and not each.returning_bytes
+        ]
         if coming_bytes < 0:
             # Those that wait would get the room, and these would ask for more.
             return
@@ -41,7 +45,7 @@ class Wants:
                 coming_bytes += self._make_room(each, missing_bytes)
 
     def _is_short(self, holder: Holder) -> bool:
-        if not holder.short or holder.recalled_at is not None:
+        if not holder.short:
             holder.short_since = None
         elif holder.short_since is None:
             holder.short_since = self._now
@@ -50,8 +54,10 @@ class Wants:
     def _make_room(self, holder: Holder, missing_bytes: int) -> int:
         """Returns what will be left of it."""
         if self._ledger.spare_bytes and self._waited(holder, self._reclaim.slice_s):
-            missing_bytes -= self._ledger.spare_bytes
+            given_bytes = min(missing_bytes, self._ledger.spare_bytes)
             self._ledger.spare_bytes = 0
+            self._orders.lend(holder, holder.limit_bytes + given_bytes)
+            missing_bytes -= given_bytes
         idle = [each for each in self._ledger.steady if self._may_go(holder, each)]
         for each in smallest_set(idle, missing_bytes, self._now, lambda each: each.going_bytes):
             missing_bytes -= each.going_bytes

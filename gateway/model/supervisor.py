@@ -79,6 +79,7 @@ class WorkerSupervisor:
         self._began_at = self._loop.time()
         self._hang: HangDetector | None = None
         self._ladder: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
         self.worker = start(self)
         self.worker.memory.granted_bytes = tenancy.granted_bytes
 
@@ -249,9 +250,13 @@ class WorkerSupervisor:
                     self._advance(worker, message)
                 case PromptCacheCleared():
                     progress = False
-                case Need():
+                case Need(limit_bytes=limit_bytes):
                     progress = False
+                    gave = worker.memory.keeps_to(limit_bytes)
                     self._tenancy.needs(worker, message)
+                    if gave and (self._reading is None or self._reading.done()):
+                        # Others may wait for it. Another one comes within a second.
+                        self._reading = self._tasks.start(self._measure(), "what was given back")
                 case Heartbeat(step=step):
                     progress = False
                     if self._hang is not None:

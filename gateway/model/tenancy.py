@@ -185,14 +185,15 @@ class Tenancy:
 
     def measured(self, worker: Worker) -> None:
         """There is another reading of its worker."""
-        if worker.memory.held_bytes is None or worker.ended.is_set():
+        held_bytes = worker.memory.held_bytes
+        if held_bytes is None or worker.ended.is_set():
             return
-        self._steward.note_footprint(self.model.id, worker.memory.held_bytes)
+        self._steward.note_footprint(self.model.id, held_bytes, worker.memory.read_at_bytes)
         if self._condition.state is not State.READY:
             return
         if worker.memory.idle_bytes is None:
-            worker.memory.idle_bytes = worker.memory.held_bytes
-            self._steward.learn(self.model.id, worker.memory.idle_bytes)
+            worker.memory.idle_bytes = held_bytes
+            self._steward.learn(self.model.id, held_bytes)
         if worker.memory.beside_moved:
             # Told alone it would put rows aside, that there is room for.
             self._steward.note_beside(self.model.id, worker.memory.beside_more_bytes)

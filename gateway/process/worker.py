@@ -317,8 +317,9 @@ class Worker:
         Raises:
             FootprintError; OSError if no answer comes, or there is no thread for it.
         """
-        loaded = self.memory.is_loaded
-        self.memory.note_footprint(await self._read_footprint(), loaded=loaded)
+        loaded, kept_bytes = self.memory.is_loaded, self.memory.kept_bytes
+        footprint = await self._read_footprint()
+        self.memory.note_footprint(footprint, loaded=loaded, kept_bytes=kept_bytes)
 
     async def _read_footprint(self) -> Footprint:
         own = await self._lane.run(self._footprint.read, _READING_S, f"the footprint of {self.pid}")

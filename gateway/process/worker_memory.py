@@ -38,10 +38,15 @@ class WorkerMemory:
         self.footprint: Footprint | None = None
         self.peak_footprint_bytes = 0
         self.granted_bytes: int | None = None
+        # What it keeps to by its last word, and what it kept to when its footprint was read.
+        self.kept_bytes = 0
+        self.read_at_bytes = 0
         # What its model takes of it, MLX's own account, and prompts that are kept: once it is
         # loaded.
         self.weight_bytes: int | None = None
         self._mlx: MlxMemory | None = None
+        # It has given something back since.
+        self._mlx_is_old = False
         self.prompt_cache_bytes: int | None = None
         # Right after its load.
         self.idle_bytes: int | None = None
@@ -87,21 +92,30 @@ class WorkerMemory:
     def heard(self, mlx: MlxMemory, prompt_cache_bytes: int) -> None:
         """Of its heart."""
         self._mlx = mlx
+        self._mlx_is_old = False
         if self.weight_bytes is not None:
             self.prompt_cache_bytes = max(0, prompt_cache_bytes)
+
+    def keeps_to(self, limit_bytes: int) -> bool:
+        """By its own word. Whether it has given something back for that."""
+        gave = limit_bytes < self.kept_bytes
+        self._mlx_is_old |= gave
+        self.kept_bytes = limit_bytes
+        return gave
 
     @property
     def is_loaded(self) -> bool:
         return self.weight_bytes is not None
 
-    def note_footprint(self, footprint: Footprint, *, loaded: bool) -> None:
+    def note_footprint(self, footprint: Footprint, *, loaded: bool, kept_bytes: int) -> None:
         """A reading that began with its model `loaded`, or without: if that has changed meanwhile
-        a part may be missing.
+        a part may be missing. It kept to `kept_bytes` then.
         """
         if loaded is not self.is_loaded:
             return
         self.footprint = footprint
-        if self._mlx is not None and self.weight_bytes is not None:
+        self.read_at_bytes = kept_bytes
+        if self._mlx is not None and not self._mlx_is_old and self.weight_bytes is not None:
             account_bytes = self._mlx.active_bytes + self._mlx.cache_bytes
             self._beside.append(footprint.current_bytes - account_bytes)
         self.peak_footprint_bytes = max(

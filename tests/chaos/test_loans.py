@@ -7,12 +7,14 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import indent
 
 import httpx
 import pytest
 
+from gateway.memory.turn import RECALL_S
 from tests.chaos.test_memory_pressure import Sampler
-from tests.support import shapes
+from tests.support import faults, shapes
 from tests.support.gateway import Gateway, eventually
 
 CONFIG = "[memory]\nordinary_tokens = 256\n[queue]\nmax_wait_s = 10.0\n"
@@ -189,3 +191,133 @@ def test_texts_are_exact_through_kills_recalls_and_evictions(
         evictions=len(gateway.events("evict")),
         highest_sum=f"{sampler.highest_bytes / 1e6:.0f} of {budget / 1e6:.0f} MB",
     )
+
+
+FAT_BYTES = 150_000_000
+# What a driver, a pool or a library takes of a process beside MLX's account.
+_TAKE = """
+import mmap
+def take(bytes_):
+    more = mmap.mmap(-1, bytes_)
+    more[::4096] = b"x" * len(more[::4096])
+    held.append(more)
+held = []
+"""
+FAT_WORKERS = {
+    "by a constant": faults.after_import(
+        "worker.loading",
+        f"""
+        {indent(_TAKE, " " * 8).strip()}
+        original = module.load
+        def load(*arguments, **options):
+            take({FAT_BYTES})
+            return original(*arguments, **options)
+        module.load = load
+        """,
+    ),
+    "by use": faults.in_engine_step(
+        f"""
+                {indent(_TAKE, " " * 16).strip()}
+                held = module.__dict__.setdefault("held", held)
+                if len(held) < 150:
+                    take({FAT_BYTES} // 150)
+        """,
+    ),
+    "never giving back": faults.after_import(
+        "worker.limits",
+        """
+        module.trim = lambda: None
+        module.mx.set_cache_limit = lambda _: 0
+        """,
+    ),
+}
+
+
+def _budget(floor: int, clients: int, tokens: int) -> int:
+    """Of two models one can have what it wants, and the other half of that."""
+    steps = -(-(len(PROMPT) + tokens + 2) // 256)
+    return 2 * floor + int(1.5 * clients * steps * 256 * 32768 * 3)
+
+
+@pytest.mark.parametrize("kind", FAT_WORKERS)
+@pytest.mark.parametrize(
+    ("clients", "tokens", "seconds"),
+    [
+        pytest.param(8, 20, 1, id="short"),
+        pytest.param(16, 200, 60, id="long", marks=pytest.mark.chaos),
+    ],
+)
+@pytest.mark.timeout(600)
+def test_workers_that_hold_more_than_they_are_told(
+    clients: int,
+    tokens: int,
+    seconds: float,
+    kind: str,
+    start_gateway: Callable[..., Gateway],
+    folder: Path,
+    floor: int,
+    tmp_path: Path,
+    tell: Callable[..., None],
+) -> None:
+    """Each in turn has all that there is, and the other what it was called back from it."""
+    budget = _budget(floor, clients, tokens) + FAT_BYTES
+    gateway = start_gateway(
+        *("--memory-budget", str(budget)),
+        models=(f"{folder}=a", f"{folder}=b"),
+        config=CONFIG,
+        environment=faults.sitecustomize(tmp_path / "site", FAT_WORKERS[kind]),
+    )
+    gateway.load("a")
+    gateway.load("b")
+    texts: set[str] = set()
+    answers, longest_s = 0, 0.0
+    with Sampler(gateway) as sampler:
+        until = time.monotonic() + seconds
+        while not texts or time.monotonic() < until:
+            for names in ("a", "b", "ab"):
+                loads = [Load(gateway, name, clients, tokens) for name in names]
+                begun = time.monotonic()
+                eventually(lambda loads=loads: all(each.ends for each in loads))
+                for each in loads:
+                    each.stop()
+                    longest_s = max(longest_s, each.ends[0] - begun)
+                    answers += len(each.ends)
+                    texts |= each.texts
+                    assert not each.problems
+        status = gateway.status()
+    assert len(texts) == 1, "the same model, and the same prompt"
+    assert sampler.highest_bytes <= budget + 2 * FAT_BYTES
+    assert not gateway.events("hang")
+    assert [each["restarts"] for each in status["models"]] == [0, 0]
+    tell(
+        answers=answers,
+        recalls=len(gateway.events("recall")),
+        replaced=len(gateway.events("overgrown")),
+        highest_sum=f"{sampler.highest_bytes / 1e6:.0f} of {budget / 1e6:.0f} MB",
+        longest_first_answer=f"{longest_s:.1f} s",
+    )
+
+
+@pytest.mark.timeout(300)
+def test_what_a_worker_cannot_give_is_known_by_its_answer(
+    start_gateway: Callable[..., Gateway],
+    folder: Path,
+    floor: int,
+    tmp_path: Path,
+) -> None:
+    """Who waits for its memory waits for no deadline: the worker goes."""
+    gateway = start_gateway(
+        *("--memory-budget", str(2 * floor + FAT_BYTES // 2)),
+        models=(f"{folder}=a", f"{folder}=b"),
+        config=CONFIG,
+        environment=faults.sitecustomize(tmp_path / "site", FAT_WORKERS["by use"]),
+    )
+    body = {"model": "a", "prompt": PROMPT, "max_tokens": 200, "ignore_eos": True}
+    gateway.client.post("/v1/completions", json=body).raise_for_status()
+    eventually(lambda: gateway.model("a")["worker"]["footprint_bytes"] > floor + FAT_BYTES * 0.8)
+    gateway.load("b")
+    (evicted,) = gateway.events("evict")
+    assert evicted["for_model"] == "b"
+    recalled = [each for each in gateway.events("recall") if each["at"] <= evicted["at"]]
+    assert recalled
+    assert evicted["at"] - recalled[-1]["at"] < RECALL_S

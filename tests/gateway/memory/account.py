@@ -85,7 +85,10 @@ class Account(Admission):
         self.note_need(name, need, holder.kept_bytes)
 
     def footprint(self, name: str, size: float) -> None:
-        self.note_footprint(name, int(size * UNIT))
+        """As a reading says that begins now."""
+        holder = self.ledger.holder(name)
+        assert holder is not None
+        self.note_footprint(name, int(size * UNIT), holder.kept_bytes)
 
     def obey(self, decisions: list[Decision]) -> None:
         """Every worker keeps to the limit that it was told."""

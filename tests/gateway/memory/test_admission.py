@@ -388,14 +388,32 @@ class TestRecalls:
         account.footprint("a", 50)
         assert account.decide(LATER + RECALL_S) == [admits("b", 50)]
 
-    def test_nobody_borrows_before_it_has_given_back_what_it_was_told_to(self) -> None:
-        account = self.recalled(kept=80)
+    @pytest.mark.parametrize("kept", [80, 50])
+    def test_who_has_work_keeps_what_nobody_waits_for_any_more(self, kept: int) -> None:
+        account = self.recalled(kept=kept)
+        account.need("a", 20, 60, held=1)
+        assert account.decide(LATER + 1) == [], "it is on its way to another"
         account.withdraw("b")
-        account.need("a", 20, 90)
-        assert account.decide(LATER + 1) == []
-        account.obey([recalls("a", 50)])
-        account.footprint("a", 20)
+        assert account.decide(LATER + 1) == [lends("a", 60)]
+        assert account.free == 20
+        account.need("a", 20, 90, held=1)
         assert account.decide(LATER + 1) == [lends("a", 90)]
+        assert account.free == 10
+
+    def test_what_comes_for_another_goes_to_nobody_who_comes_later(self) -> None:
+        account = self.recalled(kept=80)
+        account.need("a", 20, 60, 60)
+        assert account.decide(LATER + 1) == [], "its next sequence needs 10 more than it may have"
+        account.withdraw("b")
+        assert account.decide(LATER + 1) == [lends("a", 60)]
+
+    def test_who_stands_idle_gives_back_what_nobody_waits_for_any_more(self) -> None:
+        """The machine may be short of it."""
+        account = self.recalled(kept=80)
+        account.note("a", priority=0, busy=False, last_used=LATER)
+        account.need("a", 0, cache=70, cache_wanted=70)
+        account.withdraw("b")
+        assert account.decide(LATER + 1) == []
 
     def test_one_that_was_answered_is_closed(self) -> None:
         account = self.recalled(kept=50)
@@ -408,26 +426,50 @@ class TestRecalls:
 
     def test_who_did_what_it_could_is_counted_at_what_it_holds(self) -> None:
         account = self.recalled(kept=50)
-        account.configure(100 * UNIT, 1000.0, 0)
         account.footprint("a", 60)
-        assert account.decide(LATER + RECALL_S - 0.1) == []
-        assert account.decide(LATER + RECALL_S) == [lends("a", 60)]
+        assert account.decide(LATER) == [lends("a", 60)]
         holder = account.ledger.holder("a")
         assert holder is not None
         assert (holder.floor_bytes, holder.idle_loan_bytes) == (60 * UNIT, 0)
+        assert account.decide(LATER) == [], "it isn't asked for that again"
 
-    def test_who_did_what_it_could_counts_nothing_where_the_budget_is_passed(self) -> None:
+    def test_what_it_lets_go_of_later_can_be_called_back_again(self) -> None:
         account = self.recalled(kept=50)
-        account.configure(100 * UNIT, 1000.0, 0)
-        account.footprint("a", 100)
-        assert account.decide(LATER + RECALL_S) == [lends("a", 100)]
-        account = self.recalled(kept=50)
-        account.configure(100 * UNIT, 1000.0, 0)
-        account.footprint("a", 101)
-        account.decide(LATER + RECALL_S)
+        account.footprint("a", 60)
+        account.obey(account.decide(LATER))
+        account.footprint("a", 40)
+        assert account.decide(LATER) == [recalls("a", 50)]
+        account.obey([recalls("a", 50)])
+        assert account.decide(LATER) == [admits("b", 50)]
+        account.footprint("a", 5)
+        account.decide(LATER)
         holder = account.ledger.holder("a")
         assert holder is not None
         assert holder.floor_bytes == 10 * UNIT
+
+    def test_a_reading_from_before_its_answer_says_nothing(self) -> None:
+        account = self.recalled(kept=50)
+        account.note_footprint("a", 80 * UNIT, 80 * UNIT)
+        assert account.decide(LATER) == []
+        account.footprint("a", 50)
+        assert account.decide(LATER) == [admits("b", 50)]
+
+    def test_where_no_reading_comes_the_last_one_counts(self) -> None:
+        account = self.recalled(kept=50)
+        account.configure(100 * UNIT, 1000.0, 0)
+        assert account.decide(LATER + RECALL_S - 0.1) == []
+        account.decide(LATER + RECALL_S)
+        assert account.decide(LATER + RECALL_S) == [lends("a", 80)]
+
+    def test_who_did_what_it_could_is_asked_for_no_more_where_the_budget_is_passed(self) -> None:
+        account = self.recalled(kept=50)
+        account.footprint("a", 100)
+        assert account.decide(LATER) == [lends("a", 100)]
+        account = self.recalled(kept=50)
+        account.footprint("a", 101)
+        assert account.decide(LATER) == []
+        assert account.limit("a") == 50
+        assert account.decide(LATER + OVERGROWN_S) == [Replace("a", 101 * UNIT, 50 * UNIT)]
 
 
 class TestOvergrown:
@@ -637,17 +679,28 @@ class TestLoans:
         account.need("a", 10, 60)
         assert account.decide(LATER) == []
 
-    def test_unused_ones_go_back_by_themselves_after_a_while(self) -> None:
+    def test_unused_ones_stay_as_long_as_nobody_needs_them(self) -> None:
         account = Account()
         account.load("a", 10, busy=True, used=30, wanted=60)
         account.need("a", 0)
         account.note("a", priority=0, busy=False, last_used=LATER)
+        assert account.decide(LATER + 1000.0) == []
+
+    def test_a_spare_gets_what_has_stood_idle_for_a_while(self) -> None:
+        account = Account(spare=5)
+        account.load("a", 10, busy=True)
+        account.need("a", 0, 100, 100)
+        account.obey(account.decide(LATER))
+        assert (account.limit("a"), account.ledger.spare_bytes) == (100, 0)
+        account.need("a", 0, cache=88)
+        account.note("a", priority=0, busy=False, last_used=LATER)
         assert account.decide(LATER + IDLE_LOAN_S - 0.1) == []
-        assert account.decide(LATER + IDLE_LOAN_S) == [recalls("a", 10)]
-        account = Account()
-        account.load("a", 10, busy=True, used=30, wanted=60, last_used=0)
-        account.need("a", 30)
-        assert account.decide(LATER) == [], "it is busy, however long ago the last one came"
+        assert account.decide(LATER + IDLE_LOAN_S) == [recalls("a", 98)], "its cache stays"
+        account.need("a", 0, cache=50)
+        assert account.decide(LATER + IDLE_LOAN_S) == [recalls("a", 95)], "no more than it takes"
+        account.obey([recalls("a", 95)])
+        assert account.decide(LATER + IDLE_LOAN_S) == []
+        assert account.ledger.spare_bytes == 5 * UNIT
 
     def test_two_that_want_all_settle_and_share(self) -> None:
         account = Account()
@@ -794,16 +847,16 @@ class TestThirst:
             assert holder is not None
             assert holder.thirsty_since == since
 
-    def test_first_it_gives_back_what_it_was_told_to(self) -> None:
+    def test_it_waits_behind_those_that_it_gives_back_to(self) -> None:
         account = Account()
         account.load("dry", 40, busy=True, used=60)
         account.claim("new", 60)
         assert account.decide(LATER) == [recalls("dry", 40)]
         account.need("dry", 60, 60, 60)
         assert account.decide(LATER) == []
-        holder = account.ledger.holder("dry")
-        assert holder is not None
-        assert holder.thirsty_since is None
+        account.obey([recalls("dry", 40)])
+        account.footprint("dry", 40)
+        assert account.decide(LATER) == [admits("new", 60)]
 
     def test_of_two_in_each_others_way_one_keeps_its_place(self) -> None:
         account = Account()

@@ -31,9 +31,8 @@ def test_while_it_gives_back() -> None:
     ledger = _ledger()
     holder = ledger.holder("m")
     assert holder is not None
-    holder.kept_bytes = 5 * GB
     assert explain.returning(ledger, "m") is None
-    holder.recalled_at = 1.0
+    holder.kept_bytes = 5 * GB
     told = explain.short(ledger, "m", 2)
     assert told is not None
     assert told.endswith("8.0 GB more is wanted, and 1.0 GB are being called back")

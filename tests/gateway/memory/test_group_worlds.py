@@ -12,7 +12,7 @@ from gateway.memory.groups import Group, Groups
 from gateway.memory.holder import Holder
 from gateway.memory.ledger import Ledger
 from gateway.memory.reclaim import Reclaim
-from tests.gateway.memory.world import BUDGET, MODELS, PATIENCE_S, SPARE, World
+from tests.gateway.memory.world import BUDGET, KINDS, MODELS, PATIENCE_S, SPARE, World
 from tests.support.worlds import run_worlds
 
 _KINDS = ("together", "swap", "reserve", "swap reserve", "together reserve")
@@ -26,6 +26,7 @@ class GroupedWorld(World):
         pinned=st.sets(st.integers(0, MODELS - 1), max_size=1),
         priorities=st.lists(st.integers(0, 2), min_size=MODELS, max_size=MODELS),
         lags_s=st.lists(st.sampled_from((0, 1, 3)), min_size=MODELS, max_size=MODELS),
+        kinds=st.lists(st.sampled_from(KINDS), min_size=MODELS, max_size=MODELS),
         wanted=st.lists(
             st.tuples(
                 st.sampled_from(_KINDS), st.sets(st.integers(0, MODELS - 1), min_size=2, max_size=3)
@@ -40,9 +41,10 @@ class GroupedWorld(World):
         pinned: set[int],
         priorities: list[int],
         lags_s: list[int],
+        kinds: list[str],
         wanted: list[tuple[str, set[int]]],
     ) -> None:
-        super().begin(floors, pinned, priorities, lags_s)
+        super().begin(floors, pinned, priorities, lags_s, kinds)
         groups: list[Group] = []
         for kind, numbers in wanted:
             names = tuple(str(each) for each in sorted(numbers) if str(each) in self.models)

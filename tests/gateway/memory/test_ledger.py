@@ -34,20 +34,25 @@ def test_a_floor_is_reserved_before_anything_is_held() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "kept", "footprint", "committed"),
-    [(50, 30, 30, 50), (30, 50, 30, 50), (30, 30, 50, 50), (30, 30, 10, 30)],
+    ("limit", "kept", "footprint", "read_at", "committed", "coming"),
+    [
+        pytest.param(50, 30, 30, 30, 50, 0, id="it uses less"),
+        pytest.param(30, 50, 30, 50, 50, 20, id="it has not answered"),
+        pytest.param(30, 30, 50, 50, 50, 20, id="what it gave isn't read yet"),
+        pytest.param(30, 30, 10, 50, 30, 0, id="there is nothing to be read"),
+        pytest.param(30, 30, 50, 30, 50, 0, id="it gives no more"),
+    ],
 )
 def test_what_is_committed_is_the_most_that_it_may_come_to(
-    limit: int, kept: int, footprint: int, committed: int
+    limit: int, kept: int, footprint: int, read_at: int, committed: int, coming: int
 ) -> None:
     ledger = Ledger(100)
     holder = _holder(ledger, "a", 20)
-    holder.limit_bytes, holder.kept_bytes, holder.footprint_bytes = limit, kept, footprint
+    holder.limit_bytes, holder.kept_bytes = limit, kept
+    holder.footprint_bytes, holder.read_at_bytes = footprint, read_at
     assert (holder.committed_bytes, ledger.committed_bytes) == (committed, committed)
-    assert (holder.coming_bytes, holder.going_bytes) == (0, committed)
-    holder.recalled_at = 1.0
-    assert holder.coming_bytes == ledger.coming_bytes == committed - limit
-    assert holder.going_bytes == limit, "its end would bring the rest"
+    assert holder.returning_bytes == holder.coming_bytes == ledger.coming_bytes == coming
+    assert holder.going_bytes == committed - coming, "its end would bring the rest"
     holder.ending = True
     assert holder.coming_bytes == ledger.coming_bytes == committed
     assert holder.going_bytes == 0
@@ -101,13 +106,3 @@ def test_who_is_short_has_requests_that_wait_for_more() -> None:
     for held, wanted, short in ((1, 21, True), (1, 20, False), (0, 21, False)):
         holder.need = Need(20, wanted, 10, held)
         assert holder.short is short
-
-
-def test_what_was_called_back_is_returning_until_it_is_seen() -> None:
-    holder = _holder(Ledger(100), "a", 20)
-    holder.footprint_bytes = 50
-    assert holder.returning_bytes == 0, "it is over its limit, and nobody asked for it"
-    holder.recalled_at = 1.0
-    assert holder.returning_bytes == holder.coming_bytes == 30
-    holder.ending = True
-    assert (holder.returning_bytes, holder.coming_bytes) == (30, 50)

@@ -118,7 +118,7 @@ def test_a_floor_waits_for_it_too() -> None:
 def test_two_in_each_others_way_both_finish(floor: int, size: int) -> None:
     """Prompts of three times the patience; what they make next takes longer still."""
     world = World()
-    world.begin([floor, floor], set(), [0] * 6, [0] * 6)
+    world.begin([floor, floor], set(), [0] * 6, [0] * 6, ["thin"] * 6)
     for model in world.models.values():
         model.waiting.append(Row(0.0, 100.0, size * UNIT, int(PROMPT_S)))
     for _ in range(1000):

@@ -96,10 +96,10 @@ class TooEarly(Admission):
             each.footprint_bytes = min(each.footprint_bytes, each.limit_bytes)
         return decisions
 
-    def note_footprint(self, model_id: str, footprint_bytes: int) -> None:
+    def note_footprint(self, model_id: str, footprint_bytes: int, kept_bytes: int) -> None:
         holder = self.ledger.holder(model_id)
         assert holder is not None
-        super().note_footprint(model_id, min(footprint_bytes, holder.limit_bytes))
+        super().note_footprint(model_id, min(footprint_bytes, holder.limit_bytes), kept_bytes)
 
     def note_need(self, model_id: str, need: Need, kept_bytes: int) -> None:
         holder = self.ledger.holder(model_id)
@@ -118,6 +118,13 @@ class LostGrant(Turn):
         return granted
 
 
+class NothingOfItsOwn(Turn):
+    """What a model was told to give back it gets by no other way than through another's hands."""
+
+    def _own_bytes(self, claim: Claim) -> int:
+        return 0
+
+
 @pytest.mark.parametrize(
     "defect",
     [
@@ -129,6 +136,7 @@ class LostGrant(Turn):
         Twice,
         TooEarly,
         LostGrant,
+        NothingOfItsOwn,
     ],
     ids=lambda each: each.__name__,
 )

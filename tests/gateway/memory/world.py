@@ -40,6 +40,11 @@ MODELS = 6
 ORDINARY = 2 * UNIT
 # What a worker holds at most that it doesn't account for.
 MOST_BESIDE = 10 * UNIT
+# What a fat worker takes beside its account, by a constant or by use, and is told a second later;
+# and up to which floor there are such: where there is no room for it nobody could be served.
+FAT = 5 * UNIT
+LARGEST_FAT = 60 * UNIT
+KINDS = ("thin", "thin", "constant", "by use", "keeps all")
 # A long prompt: more than the patience of those who wait for its memory.
 PROMPT_S = 30
 # Patience, and then each of the others in turn: the end of one process, the start of another, and
@@ -84,6 +89,14 @@ class Model:
     beside: int = 0
     lag_s: int = 0
     begun: int = 0
+    # What it takes beside, and was told of that; and the most that it held, if it gives nothing
+    # back.
+    kind: str = "thin"
+    taken: int = 0
+    known: int = 0
+    highest: int = 0
+    # What was measured after a load belongs to the floor of the next.
+    learned: int = 0
     # What its prompt cache has, in what its rows leave.
     cache: int = 0
 
@@ -93,20 +106,27 @@ class Model:
         return 1 + (self.floor // UNIT) % SLOWEST_S
 
     @property
+    def least(self) -> int:
+        """What it takes without rows, as far as it knows."""
+        return self.floor - ORDINARY + self.known
+
+    @property
     def used(self) -> int:
-        """What its rows take."""
-        return self.floor - ORDINARY + sum(each.size for each in self.running)
+        return self.least + sum(each.size for each in self.running)
 
     @property
     def footprint(self) -> int:
         if self.process is None:
             return 0
-        return max(self.used, self.floor - ORDINARY) + self.cache + self.beside
+        held = self.used - self.known + self.taken + self.cache + self.beside
+        if self.kind == "keeps all":
+            self.highest = held = max(self.highest, held)
+        return held
 
     def need(self) -> Need:
         wanted = self.used + sum(each.size for each in self.waiting)
         first = [*self.running, *self.waiting][:1]
-        least = self.floor - ORDINARY + sum(each.size for each in first)
+        least = self.least + sum(each.size for each in first)
         prompt = next((e.number for e in self.running[:1] if e.computed_s < e.prompt_s), 0)
         return Need(
             self.used, wanted, least, len(self.waiting), prompt, self.cache, 2 * self.cache + UNIT
@@ -114,7 +134,7 @@ class Model:
 
     def keep(self) -> None:
         """What rows computed stays, as long as there is room."""
-        free = max(0, self.limit - max(self.used, self.floor - ORDINARY))
+        free = max(0, self.limit - self.used)
         self.cache = min(free, self.cache + (UNIT if self.running else 0))
 
     def take_in(self) -> None:
@@ -126,6 +146,9 @@ class Model:
         self.keep_to_limit()
 
     def step(self) -> None:
+        self.known = self.taken
+        if self.kind == "by use" and self.running:
+            self.taken = min(FAT, self.taken + UNIT)
         for each in self.running:
             if each.computed_s < each.prompt_s:
                 each.computed_s += 1
@@ -141,7 +164,7 @@ class Model:
         self.keep_to_limit()
 
     def keep_to_limit(self) -> None:
-        self.cache = min(self.cache, max(0, self.limit - max(self.used, self.floor - ORDINARY)))
+        self.cache = min(self.cache, max(0, self.limit - self.used))
 
 
 class World(RuleBasedStateMachine):
@@ -156,9 +179,15 @@ class World(RuleBasedStateMachine):
         pinned=st.sets(st.integers(0, MODELS - 1), max_size=1),
         priorities=st.lists(st.integers(0, 2), min_size=MODELS, max_size=MODELS),
         lags_s=st.lists(st.sampled_from((0, 1, 3)), min_size=MODELS, max_size=MODELS),
+        kinds=st.lists(st.sampled_from(KINDS), min_size=MODELS, max_size=MODELS),
     )
     def begin(
-        self, floors: list[int], pinned: set[int], priorities: list[int], lags_s: list[int]
+        self,
+        floors: list[int],
+        pinned: set[int],
+        priorities: list[int],
+        lags_s: list[int],
+        kinds: list[str],
     ) -> None:
         self.now = 0.0
         self.story: deque[str] = deque(maxlen=60)
@@ -171,6 +200,7 @@ class World(RuleBasedStateMachine):
                 # Two pinned floors could leave others without any way to run.
                 index in pinned and floor < 30,
                 lag_s=lags_s[index],
+                kind=kinds[index] if floor * UNIT <= LARGEST_FAT else "thin",
             )
             for index, floor in enumerate(floors)
         }
@@ -247,6 +277,7 @@ class World(RuleBasedStateMachine):
                 model.obey()
             if model.process == "loading" and self.now >= model.until:
                 model.process = "ready"
+                model.learned = model.taken = FAT if model.kind == "constant" else 0
                 self.admission.ready(model.name, self.now, reload_s=model.load_s)
             elif model.process == "ending" and self.now >= model.until:
                 self._end(model)
@@ -265,6 +296,7 @@ class World(RuleBasedStateMachine):
             self.check()
             if not decisions:
                 self.check_that_idle_models_make_room()
+                self.check_that_nobody_waits_for_what_is_free()
                 return
         story = "\n".join([*self.story][-12:])
         raise AssertionError(f"decisions without end:\n{story}\n{self.models}")
@@ -275,17 +307,22 @@ class World(RuleBasedStateMachine):
         if model.process == "ready":
             if model.waiting:
                 model.last_used = self.now
+            self._refuse_hopeless(model)
             model.take_in()
             if model.running:
                 # It gets on: those behind may wait for those before them.
                 for each in [*model.running, *model.waiting]:
                     each.since = self.now
             self.admission.note_need(model.name, model.need(), model.limit)
-            self.admission.note_footprint(model.name, model.footprint)
+            self.admission.note_footprint(model.name, model.footprint, model.limit)
         elif model.process is None:
             if model.waiting or self._is_wanted_along(model):
                 self.admission.ask(
-                    model.name, model.floor, model.priority, self.now, pinned=model.pinned
+                    model.name,
+                    model.floor + model.learned,
+                    model.priority,
+                    self.now,
+                    pinned=model.pinned,
                 )
             else:
                 self.admission.withdraw(model.name)
@@ -295,6 +332,13 @@ class World(RuleBasedStateMachine):
             busy=bool(model.running or model.waiting),
             last_used=model.last_used,
         )
+
+    def _refuse_hopeless(self, model: Model) -> None:
+        """As a worker does that knows the most that it can get."""
+        most = self.admission.attainable_bytes(model.name)
+        assert most is not None
+        fits = [each for each in model.waiting if model.least - model.known + each.size <= most]
+        model.waiting = fits
 
     def _is_wanted_along(self, model: Model) -> bool:
         """One that it is loaded with is asked for."""
@@ -310,7 +354,7 @@ class World(RuleBasedStateMachine):
         match decision:
             case Admit(floor_bytes=floor):
                 assert model.process is None, "a second process beside a living one"
-                assert floor == model.floor
+                assert floor == model.floor + model.learned
                 model.process = "loading"
                 model.limit = model.told = floor
                 model.until = self.now + model.load_s
@@ -340,7 +384,8 @@ class World(RuleBasedStateMachine):
                 self._ask_to_end(model)
             case Replace(footprint_bytes=footprint, limit_bytes=limit):
                 assert footprint > limit
-                assert model.beside, "it kept to its limit"
+                fat = model.taken or model.kind == "keeps all"
+                assert model.beside or fat, "it kept to its limit"
                 self._ask_to_end(model)
             case Unanswered():
                 assert model.lag_s >= RECALL_S, "it would have answered"
@@ -363,6 +408,7 @@ class World(RuleBasedStateMachine):
         self._park(model)
         model.process = None
         model.beside, model.cache, model.obeys_at = 0, 0, None
+        model.taken, model.known, model.highest = 0, 0, 0
         model.lag_s = min(model.lag_s, 3)
         self.admission.gone(model.name)
 
@@ -374,7 +420,7 @@ class World(RuleBasedStateMachine):
     def check(self) -> None:
         ledger = self.admission.ledger
         alive = [each for each in self.models.values() if each.process is not None]
-        beside = sum(each.beside for each in alive)
+        beside = sum(each.beside + each.taken for each in alive)
         # What a process may take by right; what it takes beside that is nobody's decision.
         rights = sum(max(each.limit, each.told) for each in alive)
         grown = sum(
@@ -412,11 +458,36 @@ class World(RuleBasedStateMachine):
             if missing > 0 and each.yields and not each.busy:
                 assert each.going_bytes < missing, f"{each.model_id} is in the way"
 
+    def check_that_nobody_waits_for_what_is_free(self) -> None:
+        """Nor for what it was told to give back itself, if nobody else waits for that."""
+        ledger = self.admission.ledger
+        if ledger.groups.all:
+            return  # Some wait for those that they are loaded with.
+        missing = [each.needed_bytes for each in self.admission.claims]
+        for each in ledger.steady:
+            least = min(each.need.least_bytes, ledger.possible_for(each.model_id))
+            if least > each.limit_bytes:
+                missing.append(max(0, least - each.limit_bytes - each.returning_bytes))
+        free = ledger.free_bytes
+        if missing:
+            assert sum(missing) > free, f"{missing} are waited for, and {free} are free"
+            return
+        short = [each for each in ledger.steady if each.short]
+        # Who was too large a moment ago has to wait.
+        if short and all(self.now - each.outgrew_at >= REBALANCE_S for each in short):
+            assert free <= 0, f"{short} wait, and {free} are free"
+            alone = len(short) == 1 and free == 0
+            assert not alone or not short[0].returning_bytes, f"{short} give back, and {free}"
+
     def teardown(self) -> None:
         """Left alone, everybody is served or refused in time, and nothing is held in the end."""
         if not hasattr(self, "models"):
             return
-        for _ in range(20_000):
+        for model in self.models.values():
+            # What grows in each process anew may be cut off in each of its prompts, where it is
+            # the last to fit.
+            model.kind = "thin" if model.kind == "by use" else model.kind
+        for _ in range(100_000):
             self._second()
             if not any(model.waiting or model.running for model in self.models.values()):
                 break

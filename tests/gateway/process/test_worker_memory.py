@@ -13,7 +13,7 @@ def test_a_reading_that_began_before_its_model_was_there_is_not_taken_for_it() -
     memory = WorkerMemory()
     began_loaded = memory.is_loaded
     memory.loaded(100, MlxMemory(active_bytes=100))
-    memory.note_footprint(HALF, loaded=began_loaded)
+    memory.note_footprint(HALF, loaded=began_loaded, kept_bytes=0)
     assert memory.held_bytes is None
-    memory.note_footprint(WHOLE, loaded=memory.is_loaded)
+    memory.note_footprint(WHOLE, loaded=memory.is_loaded, kept_bytes=0)
     assert memory.held_bytes == 160
