@@ -51,7 +51,7 @@ class Delta(Struct, frozen=True, array_like=True):
 
     `parts` may lag behind `token_ids` (an unfinished character, stop sequence or tag is held back);
     they are complete in the delta that carries the finish reason and the usage, and the stop
-    sequence if one ended the answer.
+    sequence if one ended the answer. The first one says what of its schemas is `unenforced`.
     """
 
     request_id: str
@@ -60,6 +60,7 @@ class Delta(Struct, frozen=True, array_like=True):
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     stop_sequence: str | None = None
+    unenforced: tuple[str, ...] = ()
 
 
 class Rendered(Message, frozen=True, tag="rendered"):

@@ -63,7 +63,8 @@ class Tools(Struct, frozen=True, kw_only=True):
     """What a model may call. `definitions` is OpenAI's list of tools, as JSON text; with "required"
     it calls one, that of this `name` if there is one. Without `parallel` it calls one at most. What
     is `mentioned`, a list of the same kind, the conversation itself tells of: a template isn't
-    given it, so that what comes before stays as it was.
+    given it, so that what comes before stays as it was. Strict schemas are to be had `whole` as a
+    constraint is.
     """
 
     definitions: str
@@ -71,6 +72,7 @@ class Tools(Struct, frozen=True, kw_only=True):
     choice: ToolChoice = "auto"
     name: str | None = None
     parallel: bool = True
+    whole: bool = False
 
     @property
     def known(self) -> list[Any]:
@@ -81,10 +83,12 @@ class Tools(Struct, frozen=True, kw_only=True):
 class Constraint(Struct, frozen=True):
     """What the text of an answer must match: `source` is a JSON schema, a regular expression, a
     grammar of Lark's kind, or a JSON list of texts to choose from, and empty for any JSON object.
+    What of a schema can't be enforced is left out and said, or if it is to be had `whole` refused.
     """
 
     kind: ConstraintKind
     source: str = ""
+    whole: bool = False
 
 
 class Generate(Message, frozen=True, tag="generate"):

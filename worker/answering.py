@@ -29,6 +29,8 @@ class Answering:
         # What comes before the first token's text.
         self._echo = ""
         self._prompt_only = False
+        # What the first delta says.
+        self._unenforced: tuple[str, ...] = ()
 
     def begin(self, prepared: Prepared) -> None:
         self._prompt_tokens = len(prepared.prompt_ids)
@@ -37,6 +39,8 @@ class Answering:
         self._logprobs = prepared.logprobs
         self._echo = prepared.echo
         self._prompt_only = prepared.prompt_only
+        constrained = prepared.sequence.constrained
+        self._unenforced = () if constrained is None else constrained.unenforced
 
     def counted(self) -> Delta:
         """The whole answer to somebody who wants to know something of the prompt alone."""
@@ -70,7 +74,8 @@ class Answering:
         self._echo = ""
         parts += [*logprobs.parts(token), *added]
         if finish_reason is None:
-            return Delta(self._request_id, (token.token_id,), tuple(parts))
+            unenforced, self._unenforced = self._unenforced, ()
+            return Delta(self._request_id, (token.token_id,), tuple(parts), unenforced=unenforced)
         usage = Usage(
             self._prompt_tokens,
             self._completion_tokens,
@@ -87,6 +92,7 @@ class Answering:
             finish_reason,
             usage,
             answer.stop_sequence,
+            self._unenforced,
         )
 
 

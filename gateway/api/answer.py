@@ -22,6 +22,8 @@ from gateway.model.compartment import Compartment
 from protocol.answers import FinishReason, Usage
 from protocol.parts import AnswerPart, merged
 
+NOT_ENFORCED: Final = b"x-bulkhead-not-enforced"
+_LONGEST_HEADER: Final = 1000
 COMMENT: Final = b": waiting\n\n"
 _UNCOLLECTED: Final = [
     (b"cache-control", b"no-cache"),
@@ -140,10 +142,12 @@ class Answer(Response):
         body = self._form.whole(choices, usage)
         await self.complete()
         response = Response(body, headers=self._own_headers, media_type="application/json")
+        response.raw_headers += self._unenforced()
         await response(scope, receive, send)
 
     async def _write_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
+        said: list[tuple[bytes, bytes]] = []
         unopened = set(range(len(self._requests)))
         unfinished = set(unopened)
         outlet = outlet_of(scope)
@@ -169,7 +173,12 @@ class Answer(Response):
                         events += self._form.piece(index, piece)
                     if not started:
                         started = True
+                        said = self._unenforced()
                         await self._start_stream(send)
+                    elif (late := self._unenforced()) and not said:
+                        # It waited for so long that its headers went before a worker knew.
+                        said = late
+                        events = self._framing.remark(*late[0]) + events
                     if piece.finish_reason is not None:
                         unfinished.remove(index)
                     if not unfinished:
@@ -193,7 +202,19 @@ class Answer(Response):
             note_usage(scope, usage)
         return usage
 
+    def _unenforced(self) -> list[tuple[bytes, bytes]]:
+        """A header that says what of the request's schemas the answers needn't match."""
+        names = dict.fromkeys(name for each in self._requests for name in each.unenforced)
+        if not names:
+            return []
+        text = ", ".join(names).encode("ascii", "backslashreplace")
+        printable = bytes(each if 32 <= each < 127 else 32 for each in text)
+        if len(printable) > _LONGEST_HEADER:
+            printable = printable[:_LONGEST_HEADER] + b", and others"
+        return [(NOT_ENFORCED, printable)]
+
     async def _start_stream(self, send: Send) -> None:
         own = [(name.encode(), value.encode()) for name, value in self._own_headers.items()]
+        own += self._unenforced()
         headers = [(b"content-type", self._framing.media_type), *_UNCOLLECTED, *own]
         await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 from starlette.requests import Request as HttpRequest
 
 from gateway.api.callers import caller_of
@@ -32,10 +33,18 @@ def name_of(request: HttpRequest) -> Name:
 def work_of(requests: Sequence[Request], form: bytes, *, cut_is_incomplete: bool = False) -> Work:
     """What it takes to make these requests again, which are answers to the same."""
     first = requests[0]
-    assert isinstance(first.task, Generate)
+    task = first.task
+    assert isinstance(task, Generate)
+    # Whoever fetches the answer has no headers that could say what was left out.
+    constraint, tools = task.constraint, task.tools
+    task = msgspec.structs.replace(
+        task,
+        constraint=constraint and msgspec.structs.replace(constraint, whole=True),
+        tools=tools and msgspec.structs.replace(tools, whole=True),
+    )
     return Work(
         first.id,
-        first.task,
+        task,
         len(requests),
         first.priority,
         first.keep_alive_s,

@@ -34,9 +34,12 @@ class JsonSchemaBody(Struct, rename={"schema_": "schema"}):
     description: str | None = None
 
 
-class ResponseFormat(Struct):
+class ResponseFormat(Struct, rename={"schema_": "schema"}):
+    """The schema may stand beside `json_object`, as llama.cpp has it."""
+
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaBody | None = None
+    schema_: Raw = ABSENT
 
 
 class StructuredOutputs(Struct):
@@ -90,8 +93,8 @@ def constraint_of(body: StructuredBody) -> Constraint | None:
 
 def _of_format(body: ResponseFormat | None) -> Constraint | None:
     match body:
-        case ResponseFormat("json_object"):
-            return Constraint("json_object")
+        case ResponseFormat("json_object", schema_=schema):
+            return _schema(schema, "response_format.schema") or Constraint("json_object")
         case ResponseFormat("json_schema", JsonSchemaBody(schema_=schema)) if given(schema):
             return _schema(schema, "response_format.json_schema.schema")
         case ResponseFormat("json_schema"):

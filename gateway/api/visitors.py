@@ -17,6 +17,8 @@ from gateway.fleet.fleet import Fleet
 _EXPOSED: Final = (
     "x-request-id",
     "x-mailbox-id",
+    "x-bulkhead-left-out",
+    "x-bulkhead-not-enforced",
     "retry-after",
     "x-should-retry",
     *(

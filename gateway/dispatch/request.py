@@ -58,6 +58,7 @@ class RequestState(Struct, frozen=True, kw_only=True):
     vectors: bytes
     dimensions: int
     vector_tokens: int
+    unenforced: tuple[str, ...] = ()
 
 
 class ClientGoneError(Exception):
@@ -115,6 +116,8 @@ class Request:
         self._finish_reason: FinishReason | None = None
         # Which of its stop sequences ended the answer, if one did.
         self.stop_sequence: str | None = None
+        # Of the schemas that it must match.
+        self.unenforced: tuple[str, ...] = ()
         self._usage: Usage | None = None
         self._refusal: Refusal | None = None
         self._idle = False
@@ -149,6 +152,7 @@ class Request:
             vectors=bytes(self.vectors.data),
             dimensions=self.vectors.dimensions,
             vector_tokens=self.vectors.tokens,
+            unenforced=self.unenforced,
         )
 
     def restore(self, state: RequestState) -> None:
@@ -160,6 +164,7 @@ class Request:
         self.answered_at = state.answered_at
         self.timing = state.timing
         self.progress.restore(state.progress)
+        self.unenforced = state.unenforced
         self.vectors.data += state.vectors
         self.vectors.dimensions = state.dimensions
         self.vectors.tokens = state.vector_tokens
@@ -209,6 +214,8 @@ class Request:
     def deliver(self, delta: Delta, now: float) -> bool:
         """Whether its reader should hear of it, by `tell`."""
         self.progress.delivered.extend(delta.token_ids)
+        # Another worker says it again.
+        self.unenforced = delta.unenforced or self.unenforced
         if delta.parts:
             self._parts += delta.parts
             self.progress.said += sum([each.size for each in delta.parts])

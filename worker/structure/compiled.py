@@ -31,6 +31,7 @@ _MOST_BYTES: Final = 24_000_000
 # Of a refusal, beside its texts.
 _REFUSAL_BYTES: Final = 1000
 # A line of the grammar, numbered.
+_ONE_OF_ADVICE: Final = "Enable 'coerce_one_of' option to approximate oneOf with anyOf"
 _QUOTED: Final = re.compile(r" +\d+ \| ")
 
 
@@ -192,4 +193,6 @@ def one_line(reason: str) -> str:
     errors = [each.removeprefix("error: ") for each in lines if each.startswith("error: ")]
     quoted = [at for at, each in enumerate(lines) if _QUOTED.match(each)]
     text = " ".join(" ".join(errors or lines[: quoted[0] if quoted else None]).split())
+    # An option that no client has.
+    text = text.replace(_ONE_OF_ADVICE, "Send anyOf, or options that differ in type or a const")
     return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"

@@ -19,13 +19,14 @@ _SLASH: Final = re.compile(r"(?<!\\)((?:\\\\)*)/")
 _BACKSLASH: Final = r"\1\/"
 # In characters. What is longer takes too long to read alone.
 _LONGEST_SOURCE: Final = 1 << 18
+# llguidance's words for what it leaves out.
+_KEYS: Final = re.compile(r"Unimplemented keys: (\[.*\])")
+_FORMAT: Final = re.compile(r"Unknown format: (.*)")
 _ANY_OBJECT: Final = '{"type":"object"}'
 # A schema may say how it is to be compiled, and what it may leave undone: these come after that.
 # Whitespace has a bound, since some models would write nothing else.
-JSON_OPTIONS: Final[JsonCompileOptions] = {
+_JSON_OPTIONS: Final[JsonCompileOptions] = {
     "whitespace_pattern": "( |\\n[ \\t]{0,40})?",
-    "lenient": False,
-    "coerce_one_of": False,
 }
 
 
@@ -51,7 +52,7 @@ def grammar_of(constraint: Constraint) -> str:
         case "json_object":
             return json_grammar(_ANY_OBJECT)
         case "json_schema":
-            return json_grammar(source)
+            return json_grammar(source, whole=constraint.whole)
         case "regex":
             return LLMatcher.grammar_from_regex(source)
         case "grammar":
@@ -83,16 +84,38 @@ def lark_rule(constraint: Constraint) -> str:
             raise ConstraintError("a grammar can't be had beside tools: send one of them")
     if not isinstance(schema, dict):
         return f"%json {json.dumps(schema)}"
-    return f"%json {json.dumps({**schema, 'x-guidance': JSON_OPTIONS})}"
+    return f"%json {json.dumps({**schema, 'x-guidance': json_options(whole=constraint.whole)})}"
 
 
-def json_grammar(schema: str) -> str:
+def json_options(*, whole: bool) -> JsonCompileOptions:
+    """What can't be enforced is refused if a schema is to be had `whole`, else left out."""
+    return {**_JSON_OPTIONS, "lenient": not whole, "coerce_one_of": not whole}
+
+
+def unenforced(matcher: LLMatcher) -> tuple[str, ...]:
+    """What of the schemas in a grammar was left out, each by its name."""
+    found: dict[str, None] = {}
+    for warning in matcher.get_grammar_warnings():
+        if keys := _KEYS.search(warning):
+            found.update(dict.fromkeys(re.findall(r'"([^"]+)"', keys[1])))
+        elif format_ := _FORMAT.search(warning):
+            found[f"format {format_[1]}"] = None
+        elif "oneOf" in warning:
+            found["oneOf (taken as anyOf)"] = None
+        elif "min/maxProperties" in warning:
+            found.update({"minProperties": None, "maxProperties": None})
+        else:
+            found[warning] = None
+    return tuple(found)
+
+
+def json_grammar(schema: str, *, whole: bool = True) -> str:
     """
     Raises:
         ConstraintError: it is no JSON object.
     """
     try:
-        return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
+        return LLMatcher.grammar_from_json_schema(schema, overrides=json_options(whole=whole))
     except ValueError as error:
         raise ConstraintError(f"The schema can't be read: {error}.") from error
 

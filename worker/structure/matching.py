@@ -36,6 +36,8 @@ class Constrained:
     tokenizer: LLTokenizer
     before: tuple[int, ...] = ()
     thinking: Thinking | None = None
+    # Of the schemas that its client wants to be heeded.
+    unenforced: tuple[str, ...] = ()
 
     def after(self, generated: list[int]) -> Constrained:
         return replace(self, before=(*self.before, *generated))

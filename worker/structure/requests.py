@@ -13,7 +13,7 @@ from worker.answer.format import Format
 from worker.answer.formats import template_text
 from worker.answer.opening import opening_state
 from worker.structure.compiled import Compiled
-from worker.structure.grammar import ConstraintError, lark_rule
+from worker.structure.grammar import ConstraintError, lark_rule, unenforced
 from worker.structure.matching import Constrained, Thinking
 from worker.structure.tool_grammar import (
     Function,
@@ -60,7 +60,13 @@ class Constraints:
         if matcher is None:
             return None
         thinking = self._thinking(generate, prompt_ids, calls=calls)
-        constrained = Constrained(matcher, self._compiled.tokenizer, tuple(delivered), thinking)
+        constrained = Constrained(
+            matcher,
+            self._compiled.tokenizer,
+            tuple(delivered),
+            thinking,
+            unenforced(matcher) if constraint is not None or _strict(tools) else (),
+        )
         if error := constrained.begin().error:
             raise ConstraintError(f"what was delivered doesn't match it: {error}")
         return constrained
@@ -140,6 +146,10 @@ class Constraints:
             return Thinking(begin, lambda last: last[-1:] == end, eos, opened)
         tag = format_.reasoning.end
         return Thinking(begin, lambda last: tag in tokenizer.decode(last), eos, opened)
+
+
+def _strict(tools: Tools | None) -> bool:
+    return tools is not None and any(each.strict for each in functions_of(tools))
 
 
 def _any_arguments(function: Function) -> Function:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from protocol.requests import Tools
-from worker.structure.grammar import JSON_OPTIONS, ConstraintError, quoted
+from worker.structure.grammar import ConstraintError, json_options, quoted
 
 _NAME: Final = "{name}"
 _ARGUMENTS: Final = "{arguments}"
@@ -126,6 +126,7 @@ class Function(NamedTuple):
     name: str
     schema: dict[str, Any]
     strict: bool
+    whole: bool
 
 
 def form_of(family: str, template: str, special: Mapping[str, int]) -> Form | None:
@@ -154,6 +155,7 @@ def functions_of(tools: Tools) -> list[Function]:
                 function["name"],
                 _NO_PARAMETERS if schema is None else {"type": "object", **schema},
                 bool(function.get("strict")),
+                bool(function.get("strict")) and tools.whole,
             )
         )
     if not found:
@@ -262,7 +264,7 @@ def _rules(form: Form, functions: list[Function], special: Mapping[str, int]) ->
         if begin is not None and not form.open:
             yield f"rest{at}: {_sequence(call[begin.end() :], special, f'arguments{at}')}"
         if _ARGUMENTS in call:
-            options = {**JSON_OPTIONS, "lenient": not function.strict}
+            options = json_options(whole=function.whole)
             yield f"arguments{at}: %json {json.dumps({**function.schema, 'x-guidance': options})}"
 
 

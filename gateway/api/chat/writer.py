@@ -18,6 +18,7 @@ from gateway.api.usage import UsageBody
 from gateway.dispatch.request import Piece, Request
 from protocol.answers import FinishReason, Usage
 from protocol.parts import AnswerPart, Reasoning, Text, ToolCall
+from protocol.requests import Generate
 
 
 class FunctionCall(Struct, omit_defaults=True):
@@ -107,6 +108,8 @@ class ChatFormat:
         self._id = f"chatcmpl-{request.id}"
         self._model_id = model_id
         self._request = request
+        task = request.task
+        self._wants_logprobs = isinstance(task, Generate) and task.logprobs is not None
         self._created = int(time.time()) if created is None else created
         self._include_usage = include_usage
         self._include_reasoning = include_reasoning
@@ -184,7 +187,7 @@ class ChatFormat:
             list(calls.values()) or UNSET,
         )
         tokens = tokens_of(choice.parts)
-        logprobs = chat_logprobs(tokens) if tokens else None
+        logprobs = chat_logprobs(tokens) if tokens or self._wants_logprobs else None
         return WholeChoice(index, message, logprobs, choice.finish_reason)
 
     def _id_of(self, index: int, number: int) -> str:

@@ -68,8 +68,14 @@ class EmbeddingsAnswer(msgspec.Struct):
 
 async def embed(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, EmbedBody)
-    inputs = await beside_the_loop(len(body.input), parse_inputs, body.input, "input", MOST_INPUTS)
     name = body.model
+    if bytes(body.input).strip(b"[] \t\r\n") == b"" and bytes(body.input).count(b"[") == 1:
+        # As Ollama answers it.
+        find_model(http_request, name)
+        return Response(
+            msgspec.json.encode(EmbedAnswer(name, [], 0, 0, 0)), media_type="application/json"
+        )
+    inputs = await beside_the_loop(len(body.input), parse_inputs, body.input, "input", MOST_INPUTS)
 
     def written(request: Request, usage: Usage) -> Iterator[bytes]:
         yield b'{"model":%b,"embeddings":[' % msgspec.json.encode(name)

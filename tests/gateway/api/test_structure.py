@@ -31,6 +31,7 @@ def _format(**more: Any) -> dict[str, Any]:
     [
         ({"response_format": {"type": "json_object"}}, "json_object", ""),
         ({"response_format": _format(schema=SCHEMA, strict=True)}, "json_schema", TEXT),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, "json_schema", TEXT),
         ({"guided_json": SCHEMA}, "json_schema", TEXT),
         ({"guided_json": TEXT}, "json_schema", TEXT),
         ({"guided_regex": "[a-z]+"}, "regex", "[a-z]+"),

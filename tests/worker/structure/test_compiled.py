@@ -27,6 +27,12 @@ CLOSED = Constraint(
     '{"type":"object","properties":{"a":{"type":"integer"}},"additionalProperties":false}',
 )
 CHOICE = Constraint("choice", json.dumps(["left", 'a "b"', "two\nlines", "⚓", "left"]))
+
+
+def _whole(schema: str) -> Constraint:
+    return Constraint("json_schema", schema, whole=True)
+
+
 SUM = Constraint("grammar", 'start: N ("+" N)*\nN: /[0-9]+/')
 
 
@@ -72,10 +78,24 @@ def _prepare(model: LoadedModel, constraint: Constraint) -> Prepared | RequestFa
 @pytest.mark.parametrize(
     ("constraint", "named"),
     [
-        (Constraint("json_schema", '{"not":{"type":"string"}}'), 'json_schema: .*"not"'),
-        (Constraint("json_schema", '{"type":"object","unevaluatedProperties":false}'), "unevalu"),
-        (Constraint("json_schema", '{"x-guidance":{"lenient":true},"not":{}}'), '"not"'),
-        (Constraint("json_schema", '{"type":"string","format":"colour"}'), "format: colour"),
+        (
+            Constraint("json_schema", '{"not":{"type":"string"}}', whole=True),
+            'json_schema: .*"not"',
+        ),
+        (
+            Constraint(
+                "json_schema", '{"type":"object","unevaluatedProperties":false}', whole=True
+            ),
+            "unevalu",
+        ),
+        (
+            Constraint("json_schema", '{"x-guidance":{"lenient":true},"not":{}}', whole=True),
+            '"not"',
+        ),
+        (
+            Constraint("json_schema", '{"type":"string","format":"colour"}', whole=True),
+            "format: colour",
+        ),
         (Constraint("json_schema", '{"$ref":"https://example.com/schema"}'), "example.com"),
         (Constraint("json_schema", '{"type":"strng"}'), "strng"),
         (Constraint("json_schema", "{"), "can't be read"),
@@ -96,6 +116,35 @@ def test_what_is_refused_is_named(constraint: Constraint, named: str, model: Loa
     assert isinstance(refused, RequestFailed)
     assert (refused.code, refused.field) == ("invalid_request_error", "constraint")
     assert re.search(named, refused.message), refused.message
+
+
+ONE_OF = '{"oneOf":[{"type":"string"},{"minLength":1}]}'
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ('{"type":"string","not":{"const":"a"},"format":"regex"}', {"not", "format regex"}),
+        ('{"type":"object","dependencies":{"a":["b"]}}', {"dependencies"}),
+        ('{"x-guidance":{"lenient":false},"type":"array","uniqueItems":true}', {"uniqueItems"}),
+        ('{"properties":{"a":{}},"minProperties":2}', {"minProperties", "maxProperties"}),
+        (ONE_OF, {"oneOf (taken as anyOf)"}),
+        ('{"oneOf":[{"type":"string"},{"type":"null"}]}', set()),
+        ('{"type":"object","properties":{"a":{"format":"date"}}}', set()),
+    ],
+)
+def test_what_is_not_enforced_is_said(schema: str, named: set[str], model: LoadedModel) -> None:
+    prepared = _prepare(model, Constraint("json_schema", schema))
+    assert isinstance(prepared, Prepared)
+    assert prepared.sequence.constrained is not None
+    assert set(prepared.sequence.constrained.unenforced) == named
+
+
+def test_a_refusal_advises_what_a_client_can_do(model: LoadedModel) -> None:
+    refused = _prepare(model, Constraint("json_schema", ONE_OF, whole=True))
+    assert isinstance(refused, RequestFailed)
+    assert "coerce_one_of" not in refused.message
+    assert "Send anyOf" in refused.message
 
 
 @pytest.mark.parametrize("name", HOSTILE)
