@@ -138,7 +138,7 @@ async def _signal(request: Request) -> Response:
         case "kill":
             await rank.kill()
         case other:
-            raise Refusal("not_found", f"There is no {other!r}: dump, end and kill there are.")
+            raise Refusal("not_found", f"{other!r} is unknown: send dump, end or kill.")
     return Response(status_code=204)
 
 

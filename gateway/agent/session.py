@@ -55,7 +55,9 @@ class Session:
     def start(self, order: OrderBody) -> HostedRank:
         """Raises: Refusal, OSError: then there is no process."""
         if self.over is not None or order.id in self._unwanted or order.id in self.ranks:
-            raise Refusal("invalid_request_error", f"The rank {order.id} was ended, or is there.")
+            raise Refusal(
+                "invalid_request_error", f"The rank {order.id} runs already, or has ended."
+            )
         rank = HostedRank(order, self._log, self._records, self._desk)
         self.ranks[order.id] = rank
         self._tasks.start(self._follow(rank), f"rank {rank.pid}")
@@ -82,7 +84,7 @@ class Session:
         if not lacks and number > 1:
             await self._until_news(number, left)
         if number != self._turns:
-            raise Refusal("invalid_request_error", "Another turn of this lease has come.")
+            raise Refusal("invalid_request_error", "A newer connection has taken over this lease.")
         return self._desk.tell(self.lease.answer(self._loop.time()))
 
     def end_rank(self, rank: HostedRank, reason: str) -> None:

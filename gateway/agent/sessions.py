@@ -74,7 +74,8 @@ class Sessions:
             )
         if len(self._sessions) >= MOST_SESSIONS:
             raise Refusal(
-                "overloaded", f"{MOST_SESSIONS} gateways have leases here, as many as may."
+                "overloaded",
+                f"{MOST_SESSIONS} gateways have leases here, the most that are allowed.",
             )
         session = Session(
             secrets.token_hex(16), opening.gateway, self._lease_s, self._log, self._records
@@ -103,7 +104,7 @@ class Sessions:
         if (reason := complaint(order)) is not None:
             raise Refusal("invalid_request_error", f"The order can't be taken: {reason}.")
         if len(self.ranks) >= MOST_RANKS:
-            raise Refusal("overloaded", f"{MOST_RANKS} ranks run here, as many as may.")
+            raise Refusal("overloaded", f"{MOST_RANKS} ranks run here, the most that are allowed.")
         if any(each.id == order.id for each in self.ranks):
             raise Refusal("invalid_request_error", f"There is a rank {order.id} already.")
         if (reason := self.room.admit(order.id, order.needed_bytes)) is not None:

@@ -90,7 +90,7 @@ async def clear_prompts(request: Request) -> Response:
     what = "; ".join(cleared.failures)
     raise Refusal(
         "model_unavailable",
-        f"Not everything was cleared, {cleared.reclaimed_bytes} bytes were: {what}.",
+        f"Only {cleared.reclaimed_bytes} bytes were cleared: {what}.",
     )
 
 
@@ -143,7 +143,7 @@ async def _after_load(request: Request, compartment: Compartment, options: Optio
         if compartment.state is not State.READY:
             raise compartment.condition.failure or Refusal(
                 "model_unavailable",
-                f"{compartment.model.id!r} is {compartment.state}: another command came between.",
+                f"{compartment.model.id!r} is {compartment.state}: another command came first.",
             )
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FIRST_READING_S):

@@ -143,7 +143,9 @@ def _with_suffix(prompt: Prompt, body: CompletionBody) -> Prompt:
         return prompt
     if not isinstance(prompt, TextPrompt) or body.echo:
         why = "echo" if body.echo else "a prompt of token ids"
-        raise Refusal("invalid_request_error", f"suffix: it can't be with {why}.", param="suffix")
+        raise Refusal(
+            "invalid_request_error", f"suffix: it can't be combined with {why}.", param="suffix"
+        )
     return TextPrompt(prompt.text, body.suffix)
 
 

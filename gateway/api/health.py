@@ -71,7 +71,9 @@ async def health(request: HttpRequest) -> Response:
     deep: DeepHealth | UnsetType = UNSET
     if (name := request.query_params.get("deep")) is not None:
         if not caller.admin:
-            raise Refusal("permission_denied", "A deep check needs the admin key: it is work.")
+            raise Refusal(
+                "permission_denied", "A deep check runs the model, so it needs the admin key."
+            )
         limit_s = min(deadline_s(request, _DEEP_DEADLINE_S), _DEEP_DEADLINE_S)
         deep = await _generate_token(fleet, fleet.roster.find(name, caller), limit_s)
     failed = deep is not UNSET and not deep.ok

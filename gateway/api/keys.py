@@ -30,8 +30,8 @@ async def add_key(request: Request) -> Response:
     if new.expires_at is not None and new.expires_at <= time.time():
         raise Refusal(
             "invalid_request_error",
-            f"expires_at is {new.expires_at:.0f}, which is over already: send a Unix time to come, "
-            "in seconds.",
+            f"expires_at is {new.expires_at:.0f}, which is in the past: send a Unix time in the "
+            "future, in seconds.",
             param="expires_at",
         )
     try:

@@ -262,16 +262,12 @@ def model_status(compartment: Compartment, fleet: Fleet) -> ModelStatus:
 
 def _remark(compartment: Compartment, fleet: Fleet) -> str | None:
     """What is to be said of the disk, or the memory, of a model that is well."""
-    worker = compartment.worker
-    if worker is None or compartment.state is not State.READY:
-        return None
+    worker, disk = compartment.worker, fleet.disks.remark(compartment)
+    if disk is not None or worker is None or compartment.state is not State.READY:
+        return disk
     requests = worker.short_of_memory
     elsewhere = None if worker.followers is None else worker.followers.promise.remark(requests)
-    return (
-        fleet.disks.remark(compartment)
-        or elsewhere
-        or fleet.steward.remark(compartment.model.id, requests)
-    )
+    return elsewhere or fleet.steward.remark(compartment.model.id, requests)
 
 
 def _worker_status(worker: Worker) -> WorkerStatus:

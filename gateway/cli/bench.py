@@ -78,11 +78,12 @@ def command(
     tokens: int,
     as_json: bool,
 ) -> None:
-    """Measure how fast the gateway answers; MODEL may be left out where one alone is loaded.
+    """Measure how fast the gateway answers. MODEL may be left out if one model alone is loaded.
 
-    A model that isn't loaded is loaded first, which isn't counted. Every prompt is new, so none is
-    found computed. The first token is the median of the streams and the slowest; tokens/s are those
-    of one stream behind its first token, and of all together with the time of their prompts.
+    A model that isn't loaded is loaded first, and that isn't counted. Every prompt is new, so that
+    none is in the prompt cache. Shown for each number of streams: the time to the first token (the
+    median and the slowest stream), the tokens/s of one stream after its first token, and the
+    tokens/s of all streams together, with the time for their prompts.
     """
     model_id = _loaded_model(gateway) if model is None else gateway.model(model).id
     job = Job(model_id, prompt_tokens, tokens)

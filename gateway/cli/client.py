@@ -253,7 +253,7 @@ class GatewayClient:
             return NoSuchModelError(error.message)
         if error.code == "invalid_api_key":
             return CommandError(
-                f"{error.message} --admin-key-file, or BULKHEAD_ADMIN_KEY, gives it."
+                f"{error.message} Give the key with --admin-key-file or BULKHEAD_ADMIN_KEY."
             )
         return CommandError(error.message)
 

@@ -97,14 +97,15 @@ def command(
     *,
     as_json: bool,
 ) -> None:
-    """Say what a model will take, line by line, without loading it.
+    """Say how much memory a model will take, without loading it.
 
-    MODEL is an id or alias, a folder, or a repository in the Hugging Face cache. If a gateway runs
-    on this state folder and has a model of that name, it answers, as it is configured; with
-    --config, and for others, the answer is calculated here. If the model has run before on this
-    state folder, what it really took is shown beside the sum. Then come whether it fits into the
-    budget, beside what is pinned, and how many sequences have room at once. Of a model in groups,
-    what is loaded with it; and what a load would evict now.
+    MODEL is an id or alias, a folder, or a repository in the Hugging Face cache. The gateway that
+    runs on this state folder answers for its own models. For other models, and with --config, this
+    command calculates.
+
+    Shown are the parts, what was measured if the model has run before, whether it fits into the
+    budget beside pinned models, how many sequences fit at once, and which models a load would load
+    or evict.
     """
     draft = read_draft(Flags(config=config, state_dir=state_dir), os.environ)
     settings = draft.settings

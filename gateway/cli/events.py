@@ -34,7 +34,7 @@ _PLACED: Final = ("id", "at", "event", "model")
 def command(
     gateway: GatewayClient, *, follow: bool, recent: int, as_json: bool, model: str | None
 ) -> None:
-    """Print what happened to models and workers: starts, exits with their causes, parks."""
+    """Print what happened to models and workers, such as starts, ends and their causes."""
     # Of its present id, also for an alias; one that isn't there is an error.
     model = None if model is None else gateway.model(model).id
     with gateway.events(recent, follow=follow) as events:

@@ -32,8 +32,8 @@ from gateway.nearest import nearest_model, suggestion
 def command() -> None:
     """Make, list and revoke API keys.
 
-    They are kept in the gateway's state folder, which the gateway looks at: it needn't run. With
-    --url another one is asked to do it.
+    Keys are kept in the gateway's state folder, so the gateway needn't run. With --url a gateway
+    elsewhere is asked to do it.
     """
 
 
@@ -54,9 +54,11 @@ def _check_expires(
                 "2027-01-31."
             ) from None
     if at <= time.time():
-        raise click.BadParameter(f"{text!r} is over already.")
+        raise click.BadParameter(f"{text!r} is in the past.")
     if at > LATEST_EXPIRY:
-        raise click.BadParameter(f"{text!r} is beyond the year 9999: without it there is no end.")
+        raise click.BadParameter(
+            f"{text!r} is beyond the year 9999: leave --expires out for a key that never expires."
+        )
     return at
 
 
@@ -102,10 +104,10 @@ def _check_models(
 @state_dir_option
 @reaches_gateway
 def add(gateway: GatewayClient, /, *, name: str, state_dir: Path | None, **terms: Any) -> None:
-    """Make an API key and print it, once: it is the last word.
+    """Make an API key and print it, this once, as the last word.
 
-    It goes with requests as `Authorization: Bearer KEY` or `x-api-key: KEY`. Without options it may
-    use every model, as much as there is.
+    Clients send it as `Authorization: Bearer KEY` or `x-api-key: KEY`. Without options the key may
+    use every model without limits.
     """
     new = NewKey(name=name, **terms)
     first = False
@@ -132,7 +134,7 @@ def add(gateway: GatewayClient, /, *, name: str, state_dir: Path | None, **terms
 @state_dir_option
 @reaches_gateway
 def revoke(gateway: GatewayClient, *, name: str, state_dir: Path | None) -> None:
-    """Take a key back: it opens nothing from now on, and what runs under it is cut off."""
+    """Revoke a key: it is refused from now on, and requests that run under it are cut off."""
     if names_gateway() and state_dir is None:
         gateway.revoke_key(name)
     else:
@@ -146,7 +148,7 @@ def revoke(gateway: GatewayClient, *, name: str, state_dir: Path | None) -> None
 @state_dir_option
 @reaches_gateway
 def list_keys(gateway: GatewayClient, *, as_json: bool, state_dir: Path | None) -> None:
-    """List the keys with their limits; the keys themselves aren't kept."""
+    """List the names and limits of the keys. The keys themselves aren't kept."""
     if names_gateway() and state_dir is None:
         listed = gateway.read(gateway.get("/admin/v1/keys"), KeyList)
     else:

@@ -25,7 +25,8 @@ from gateway.config.sizes import format_size
 def command(gateway: GatewayClient, *, as_json: bool) -> None:
     """List the models on the disks: in the Hugging Face cache and in configured folders.
 
-    What is whole is served under the id that is shown; show says of the others why they are not.
+    Complete models are served under the id that is shown. `bulkhead show` says why another one is
+    not.
     """
     entries = Shelf(gateway).entries()
     if as_json:

@@ -25,8 +25,8 @@ from gateway.cli.printable import printable
 def command(gateway: GatewayClient, *, as_json: bool) -> None:
     """List the models that are served: state, size, context, aliases and last use.
 
-    The size is that of the files, the context the one in force, or of a model that isn't loaded the
-    longest that it knows.
+    The size is that of the files. The context is the one in force; of a model that isn't loaded it
+    is the longest that the model knows.
     """
     if as_json:
         click.echo(msgspec.json.format(gateway.models_json(), indent=2))

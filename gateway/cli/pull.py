@@ -27,11 +27,12 @@ from gateway.config.sizes import format_size
 def command(gateway: GatewayClient, *, model: str, force: bool, as_json: bool) -> None:
     """Get a model from the Hugging Face hub.
 
-    MODEL is a repository, as mlx-community/Qwen3-4B-4bit. With a QUANT, as Qwen/Qwen3-4B:4bit, it
-    is the one of that name with the quantization behind it, the owner's or mlx-community's.
+    MODEL is a repository, as mlx-community/Qwen3-4B-4bit. MODEL:QUANT, as Qwen/Qwen3-4B:4bit,
+    finds the repository of that name with that quantization, of the same owner or of
+    mlx-community.
 
-    It goes on where an earlier pull was stopped, and checks what it gets. Ctrl-C cancels it. The
-    gateway does it, or, where none runs, this command.
+    A pull goes on where an earlier one stopped, and checks every file. Ctrl-C cancels it. The
+    gateway pulls, or this command if no gateway runs.
     """
     reading = _pulled(gateway, model, force=force)
     if _asks(reading, force=force) and not as_json:

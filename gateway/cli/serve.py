@@ -103,8 +103,8 @@ def command(flags: Flags, log_level: str, log_to: str, mistake_status: int) -> N
         give_large_buffers_back()
         if not settings.models:
             logger.warning(
-                "No model is configured: what lies on the disks is served (`bulkhead models`). "
-                "`bulkhead pull OWNER/NAME` gets more; --model demo serves the one that comes along"
+                "No model is configured, so those on the disks are served (`bulkhead models`). "
+                "`bulkhead pull OWNER/NAME` gets another; --model demo serves the built-in one"
             )
         for mistake in configuration.absent.values():
             logger.warning("%s The others are served, and this one once it is there", mistake)

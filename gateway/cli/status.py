@@ -41,8 +41,9 @@ _WATCH_S: Final = 1.0
 def command(gateway: GatewayClient, *, as_json: bool, watch: bool) -> None:
     """Show the gateway, its memory and its models.
 
-    A worker holds what the system would get back if it ended. Last step is how long ago it last
-    produced something, cached the share of prompts' tokens that weren't computed anew.
+    "holds" is the memory that the system would get back if the worker ended, "last step" how long
+    ago the worker last produced something, and "cached" the share of prompt tokens that were found
+    in the prompt cache.
     """
     _show(gateway, as_json=as_json)
     while watch:

@@ -63,7 +63,7 @@ def command(
 def _choose(python: str, named: Path | None) -> None:
     found = shutil.which(python)
     if found is None:
-        raise CommandError(f"{printable(python)} is no program.")
+        raise CommandError(f"{printable(python)} is not a program.")
     _, state_dir = local_settings(named)
     # A link says which environment is meant: it isn't followed.
     write_state(state_dir.successor_path, Wish(str(Path(found).absolute())))

@@ -22,10 +22,10 @@ from gateway.keys.bodies import KeyUsage, UsageList
 @state_dir_option
 @reaches_gateway
 def command(gateway: GatewayClient, *, as_json: bool, state_dir: Path | None) -> None:
-    """Show what was used under each API key, today and this month.
+    """Show what each API key has used, today and this month.
 
-    In are the tokens of prompts, cached those of them that weren't computed anew, out those of
-    answers. Nothing is counted as long as there are no keys.
+    "in" are prompt tokens, "cached" those of them that were found in the prompt cache, and "out"
+    the tokens of answers. Nothing is counted while there are no keys.
     """
     if state_dir is None:
         _print(gateway, as_json=as_json)

@@ -10,7 +10,7 @@ from typing import Final
 
 from gateway.config.models import expand_home, hugging_face_cache
 from gateway.config.settings import HUGGING_FACE
-from gateway.disks.volume import is_mounted, volume_of
+from gateway.disks.volume import AwayError, is_mounted, volume_of
 from gateway.events import EventLog
 from gateway.fleet.roster import Roster
 from gateway.model.compartment import Compartment
@@ -47,11 +47,13 @@ class Disks:
         await self._tasks.cancel_all()
 
     def remark(self, compartment: Compartment) -> str | None:
-        """What is to be said of a loaded model whose disk went."""
+        """What is to be said of a model whose disk isn't there."""
         gone = [each for each in _volumes(compartment.model) if self._there.get(each) is False]
-        if not gone or compartment.state is not State.READY:
+        if not gone:
             return None
-        return f"the disk {gone[0]} isn't mounted any more: it serves on until it is unloaded"
+        if compartment.state is State.READY:
+            return f"the disk {gone[0]} isn't mounted any more: it serves on until it is unloaded"
+        return str(AwayError(gone[0])) if compartment.state is State.UNLOADED else None
 
     async def _look(
         self, discovered: Callable[[], Iterable[str]], rediscover: Callable[[], Awaitable[None]]

@@ -88,15 +88,15 @@ class Door:
     def _too_many(self) -> Refusal:
         return Refusal(
             "overloaded",
-            f"{self._from_one_place()} connections from this address are being served already, as "
-            "many as may be (gateway.max_connections_per_address): try again later.",
+            f"{self._from_one_place()} connections from this address are being served already, "
+            "the most that are allowed (gateway.max_connections_per_address): try again later.",
             retry_after_s=_RETRY_AFTER_S,
         )
 
     def full(self) -> Refusal:
         return Refusal(
             "overloaded",
-            f"{len(self._crowd)} connections are being served already, as many as may be "
+            f"{len(self._crowd)} connections are being served already, the most that are allowed "
             "(gateway.max_connections, and the limit of open files): try again later.",
             retry_after_s=_RETRY_AFTER_S,
         )

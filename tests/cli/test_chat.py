@@ -21,7 +21,7 @@ MODELS = [
     {"id": "m", "state": "ready", "aliases": ["default"]},
     {"id": "other", "state": "unloaded"},
 ]
-LISTENS = "m listens; /help shows what else.\n>"
+LISTENS = "m is ready. /help shows the commands.\n>"
 
 Sitting = Callable[..., AbstractContextManager[Screen]]
 
@@ -191,8 +191,8 @@ def test_its_commands(sitting: Sitting, canned: CannedGateway) -> None:
         "/system none": "there is no system message",
         "/retry": "Nothing was asked yet.",
         "/clear": "\nforgotten",
-        "/clear now": "bulkhead: /clear takes nothing behind it: type /clear alone, or //",
-        "/quit it": "bulkhead: /quit takes nothing behind it",
+        "/clear now": "bulkhead: /clear takes no argument: type /clear alone, or //",
+        "/quit it": "bulkhead: /quit takes no argument",
         "/?": "what was typed before, in earlier chats too",
     }
     with sitting(lines=60) as seen:
@@ -333,7 +333,7 @@ def test_no_gateway_and_no_such_model(gateway: Gateway) -> None:
 def test_an_answer_can_be_stopped(gateway: Gateway, tmp_path: Path) -> None:
     more = {"BULKHEAD_STATE_DIR": str(tmp_path / "state")}
     with screen("chat", "--temperature", "0", url=gateway.url, more=more) as seen:
-        seen.shows("demo listens; /help shows what else.\n>")
+        seen.shows("demo is ready. /help shows the commands.\n>")
         seen.type("Tell me a story.\r")
         seen.shows("> Tell me a story.\nThe")
         seen.type("\x03")
@@ -350,7 +350,7 @@ def test_a_worker_that_is_killed_in_mid_answer(gateway: Gateway, tmp_path: Path)
     words = gateway.say("Tell me a story.", temperature=0).split()
     more = {"BULKHEAD_STATE_DIR": str(tmp_path / "state")}
     with screen("chat", "--temperature", "0", url=gateway.url, more=more) as seen:
-        seen.shows("demo listens; /help shows what else.\n>")
+        seen.shows("demo is ready. /help shows the commands.\n>")
         seen.type("Tell me a story.\r")
         seen.shows("> Tell me a story.\nThe")
         os.kill(gateway.worker_pid(), signal.SIGKILL)
@@ -366,7 +366,7 @@ def test_a_file_takes_the_answer_and_the_terminal_the_message(
     into = tmp_path / "answer"
     shell = ("sh", "-c", f'"$0" -m gateway chat --max-tokens 5 >"{into}"', sys.executable)
     with screen(command=shell, url=gateway.url) as seen:
-        seen.shows("Type the message; Ctrl-D behind its last line sends it.")
+        seen.shows("Type the message; Ctrl-D after its last line sends it.")
         seen.type("What is Bulkhead?\r\x04")
         assert seen.exit_status() == 0
     answer = into.read_text()
@@ -378,7 +378,7 @@ def test_tells_what_the_wait_is_for(fleet: Gateway, tmp_path: Path) -> None:
     fleet.order("kill", "slow", force=True).raise_for_status()
     more = {"BULKHEAD_STATE_DIR": str(tmp_path / "state")}
     with screen("chat", "slow", url=fleet.url, more=more) as seen:
-        seen.shows("slow listens; /help shows what else.\n>")
+        seen.shows("slow is ready. /help shows the commands.\n>")
         seen.type("What is Bulkhead?\r")
         seen.shows("(waiting: slow is starting...)")
         seen.waits_until(lambda: seen.text.endswith(".\n>"))

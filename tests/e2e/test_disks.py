@@ -89,6 +89,7 @@ def test_a_disk_that_comes_and_goes(gateway: Gateway, disk: Disk) -> None:
     assert (refused.status_code, absent in refused.text) == (503, True)
     assert int(refused.headers["retry-after"]) > 0
     assert [each["id"] for each in gateway.status()["models"]] == ["kept", "asked-for", "denied"]
+    eventually(lambda: absent in (gateway.model("asked-for")["reason"] or ""))
     (gone,) = eventually(lambda: gateway.events("disk"))
     assert (gone["path"], gone["mounted"]) == (str(disk.volume), False)
     assert gone["models"] == ["kept", "asked-for"]

@@ -254,7 +254,7 @@ def test_who_waits_is_told_for_what(page: Browser, site: Site) -> None:
         waiting = open_stream(
             site.gateway, QUESTION, headers={"x-api-key": site.admin_key}, max_tokens=3
         )
-        page.until(lambda: "runs" in page.text(".why") or "the model is " in page.text(".why"))
+        page.until(lambda: re.search(r"runs|waits, number 1 in the queue", page.text(".why")))
     assert waiting.join().outcome
 
 

@@ -192,8 +192,8 @@ def chat_messages(
     if body.messages[-1].role == "assistant":
         raise Refusal(
             "invalid_request_error",
-            "messages: the last one is the assistant's, and an answer can't begin with given words "
-            "here: end with a user's.",
+            "messages: the last message is the assistant's, and answers can't be begun for the "
+            "model here: end with a user's message.",
             param="messages",
         )
     system = _joined(body.system)

@@ -37,8 +37,8 @@ class Load:
         if unload and not caller_of(request).admin:
             raise Refusal(
                 "permission_denied",
-                "Only the admin key unloads a model, as others may be using it: leave it, it goes "
-                "by itself after its ttl_s or when its memory is needed.",
+                "Only the admin key may unload a model, since others may be using it. It is "
+                "unloaded by itself after its ttl_s, or when its memory is needed.",
                 param="keep_alive",
             )
         self._reason: DoneReason = "unload" if unload else "load"

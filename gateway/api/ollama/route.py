@@ -126,7 +126,7 @@ def _prompt(body: GenerateBody, compartment: Compartment, pictures: Sequence[byt
     if pictures:
         raise Refusal(
             "invalid_request_error",
-            "images: they can't be with raw or suffix, which have no place for them.",
+            "images: they can't be combined with raw or suffix.",
             param="images",
         )
     return TextPrompt(text, body.suffix or None)

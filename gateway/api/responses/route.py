@@ -58,7 +58,7 @@ async def create_response(request: HttpRequest) -> Response:
         if body.background:
             raise Refusal(
                 "invalid_request_error",
-                "truncation: with background it can't be auto, as nothing is counted yet.",
+                "truncation: auto can't be combined with background.",
                 param="truncation",
             )
         cuts = truncation.cuts(asked.items)

@@ -70,8 +70,8 @@ async def cancel(request: HttpRequest) -> Response:
     if not found.entry.background:
         raise Refusal(
             "invalid_request_error",
-            f"{found.entry.id!r} was not made in the background, and is there: only a background "
-            "response can be cancelled.",
+            f"{found.entry.id!r} is complete and was not made in the background: only a "
+            "background response can be cancelled.",
             param="id",
         )
     await mailbox_of(request).cancel(found.entry.name)

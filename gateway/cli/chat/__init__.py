@@ -32,7 +32,7 @@ def command(
     temperature: float | None,
     max_tokens: int | None,
 ) -> None:
-    """Chat with a model; MODEL may be left out where there is only one.
+    """Chat with a model. MODEL may be left out if there is only one.
 
     /help shows what can be typed beside messages. Ctrl-D ends the chat, Ctrl-C an answer. If input
     or output is no terminal, all of stdin is one message, and the answer alone is printed.
@@ -48,7 +48,7 @@ def command(
             _converse(gateway, conversation)
         return
     if sys.stdin.isatty():
-        click.echo("Type the message; Ctrl-D behind its last line sends it.", err=True)
+        click.echo("Type the message; Ctrl-D after its last line sends it.", err=True)
     text = sys.stdin.buffer.read().decode("utf-8", "replace")
     if not text.strip():
         raise WrongUseError("There is no message on stdin.")
@@ -72,7 +72,7 @@ def _converse(gateway: GatewayClient, conversation: Conversation) -> None:
     _, state_dir = local_settings(None)
     keyboard = Keyboard(history(state_dir.chat_history_path), lambda: model_names(gateway))
     slash = Slash(gateway, conversation)
-    click.echo(f"{printable(conversation.model_id)} listens; /help shows what else.", err=True)
+    click.echo(f"{printable(conversation.model_id)} is ready. /help shows the commands.", err=True)
     while not slash.over:
         try:
             text = keyboard.message()

@@ -89,7 +89,7 @@ class Slash:
             )
         if argument and name in _ALONE:
             raise CommandError(
-                f"/{typed} takes nothing behind it: type /{typed} alone, or // to begin a message."
+                f"/{typed} takes no argument: type /{typed} alone, or // to begin a message."
             )
         carry_out: Callable[[str], None] = getattr(self, f"_{name}")
         carry_out(argument)

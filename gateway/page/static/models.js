@@ -67,6 +67,7 @@ function Resting({ model, onVerb }) {
     <li data-model=${model.id}>
       <span class="name">${model.id}</span>
       <span class=${`state ${model.state}`}>${model.state}</span>
+      ${model.reason && html`<span class="reason">${model.reason}</span>`}
       <${Actions} model=${model} onVerb=${onVerb} />
     </li>
   `;

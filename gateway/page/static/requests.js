@@ -6,9 +6,9 @@ import { html } from "./html.js";
 // What it does, or what it waits for.
 function state({ state: how, place }, model) {
   if (how === "running") return model?.reason ? `runs; ${model.reason}` : "runs";
-  const parked = how === "parked" ? ", parked" : "";
-  if (!model || model.state === "ready") return `${place}${parked}: those before it run first`;
-  return `${place}${parked}: the model is ${model.state}${model.reason ? `, ${model.reason}` : ""}`;
+  const waits = `${how === "parked" ? "parked" : "waits"}, number ${place} in the queue`;
+  if (!model || model.state === "ready") return waits;
+  return `${waits}: the model is ${model.state}${model.reason ? `, ${model.reason}` : ""}`;
 }
 
 export function Requests({ requests, models }) {
