@@ -22,6 +22,8 @@ MAX_BODY_BYTES: Final = 32 << 20
 
 # Within a map msgspec doesn't say where.
 _PATH: Final = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*?)(\[\.\.\.\])?`$")
+# Behind each error, from what decodes a part by itself to the whole.
+AT: Final = " - at `$"
 # What msgspec says of a value that is none of those that may be.
 _CHOICES: Final = ("Invalid enum value", "Invalid value")
 _MISSING: Final = re.compile(r"missing required field `(?P<name>[^`]*)`")
@@ -143,7 +145,9 @@ def _decode(body: bytearray, kind: type[T], optional: bool, share: Share) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        text = str(error)
+        reason, *places = str(error).split(AT)
+        path = "".join(each.removesuffix("`") for each in reversed(places))
+        text = f"{reason}{AT}{path}`" if places else reason
         place = _PATH.search(text)
         param = place["path"] or None if place else None
         reason = _PATH.sub(" as a key" if place and place["key"] else "", text)

@@ -221,9 +221,28 @@ def test_as_a_coding_agent_asks(client: anthropic.Anthropic) -> None:
 
 
 def test_blocks_that_nobody_knows(client: anthropic.Anthropic) -> None:
-    messages: Any = [{"role": "user", "content": [{"type": "video"}]}]
-    with pytest.raises(anthropic.BadRequestError, match=r"send one of .*'image'"):
-        client.messages.create(**{**ASKED, "messages": messages})
+    """Of Anthropic's servers, or of a time to come."""
+    found = {"type": "web_search_result", "title": "Rain", "url": "http://a.b", "page_age": None}
+    assistants: Any = [
+        {"type": "redacted_thinking", "data": "AAAA"},
+        {"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {"query": "?"}},
+        {"type": "web_search_tool_result", "tool_use_id": "srv_1", "content": [found]},
+        {"type": "text", "text": "It rains."},
+    ]
+    users: Any = [{"type": "container_upload", "file_id": "f"}, {"type": "video"}]
+    messages: Any = [
+        *ASKED["messages"],
+        {"role": "assistant", "content": assistants},
+        {"role": "user", "content": users},
+    ]
+    asked: Any = {**ASKED, "max_tokens": 2, "messages": messages}
+    raw = client.messages.with_raw_response.create(**asked)
+    left_out = "container_upload, redacted_thinking, server_tool_use, video"
+    assert raw.headers["x-bulkhead-left-out"] == left_out
+    assert raw.parse().usage.output_tokens
+    users.append({"type": "image", "source": {"type": "file", "file_id": "f"}})
+    with pytest.raises(anthropic.BadRequestError, match="Invalid value 'file'"):
+        client.messages.create(**asked)
 
 
 PDF: Any = {"type": "base64", "media_type": "application/pdf", "data": "JVBERg=="}

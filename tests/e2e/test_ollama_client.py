@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import ollama
 import pytest
 
 from tests.support.gateway import Gateway, eventually
+from tests.support.pictures import RED, png
 
 QUESTION = [{"role": "user", "content": "What can you do?"}]
 GREEDY: dict[str, Any] = {"temperature": 0, "num_predict": 60}
@@ -182,6 +184,17 @@ def test_what_is_wrong_is_said(client: ollama.Client, gateway: Gateway) -> None:
     assert answer.json() == {
         "error": "context is not supported: leave it out, or send the messages to /api/chat."
     }
+
+
+def test_pictures_of_earlier_messages_are_told(gateway: Gateway) -> None:
+    shown = {"role": "user", "content": "?", "images": [base64.b64encode(png(RED)).decode()]}
+    asked = {"model": "demo", "stream": False, "options": GREEDY}
+    told = gateway.client.post("/api/chat", json={**asked, "messages": [shown, *QUESTION]})
+    assert told.status_code == 200
+    assert told.headers["x-bulkhead-left-out"] == "image"
+    refused = gateway.client.post("/api/chat", json={**asked, "messages": [*QUESTION, shown]})
+    assert refused.status_code == 400
+    assert "messages[1].images[0]" in refused.json()["error"]
 
 
 def test_a_model_that_is_here_counts_as_pulled(client: ollama.Client) -> None:

@@ -271,6 +271,23 @@ def test_pictures_for_a_model_without_eyes(
     assert caught.value.param == "messages[0].content[1].image_url"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_pictures_of_earlier_messages_are_told(client: openai.OpenAI, stream: bool) -> None:
+    """The model had eyes before, or the client kept what was refused."""
+    picture = {"type": "image_url", "image_url": {"url": data_url(png(RED))}}
+    said = {"role": "user", "content": [{"type": "text", "text": "?"}, picture]}
+    for between in ([], [{"role": "assistant", "content": "Red."}]):
+        raw = client.chat.completions.with_raw_response.create(
+            model="demo", messages=[said, *between, *QUESTION], max_tokens=2, stream=stream
+        )
+        assert raw.headers["x-bulkhead-left-out"] == "image"
+        raw.parse()
+    plain = client.chat.completions.with_raw_response.create(
+        model="demo", messages=QUESTION, max_tokens=2
+    )
+    assert "x-bulkhead-left-out" not in plain.headers
+
+
 def test_unknown_model(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         client.chat.completions.create(model="gpt-9", messages=QUESTION)

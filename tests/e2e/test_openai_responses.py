@@ -13,6 +13,7 @@ import pydantic
 import pytest
 
 from tests.support.gateway import Gateway, eventually
+from tests.support.pictures import RED, data_url, png
 
 QUESTION = "What is Bulkhead?"
 LONG: dict[str, Any] = {
@@ -242,6 +243,20 @@ def test_what_is_wrong_is_said(client: openai.OpenAI, fields: Any, param: str | 
         with pytest.raises(openai.BadRequestError) as refused:
             client.responses.create(model="demo", stream=stream, **fields)
         assert refused.value.param == (param or "input[0].content[0]")
+
+
+def test_pictures_of_earlier_messages_are_told(client: openai.OpenAI) -> None:
+    picture = {"type": "input_image", "image_url": data_url(png(RED))}
+    shown: Any = {"role": "user", "content": [{"type": "input_text", "text": "?"}, picture]}
+    answered: Any = {"role": "assistant", "content": "Red."}
+    asked: Any = {"model": "demo", "max_output_tokens": 16, "store": False}
+    for items in ([shown, {"role": "user", "content": "Hi"}], [shown, answered]):
+        raw = client.responses.with_raw_response.create(**asked, input=items)
+        assert raw.headers["x-bulkhead-left-out"] == "image"
+        assert raw.parse().usage.output_tokens
+    with pytest.raises(openai.BadRequestError, match="pictures = true") as caught:
+        client.responses.create(**asked, input=[answered, shown])
+    assert caught.value.param == "input[1].content[1].image_url"
 
 
 def test_a_background_response_is_fetched_later(client: openai.OpenAI, whole: Any) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Final, Literal
 
 from gateway.api.bodies import Part
+from gateway.api.left_out import UNSEEN, newest
 from gateway.api.supported import check_supported, refusing
 from gateway.dispatch.refusal import Refusal
 from gateway.pictures.source import Source
@@ -79,13 +81,20 @@ def check_number(bodies: list[MessageBody]) -> None:
         )
 
 
-def picture_sources(bodies: list[MessageBody]) -> list[Source]:
-    """Where the pictures of all messages are, in order.
+def left_out(bodies: list[MessageBody]) -> set[str]:
+    """What a model that can't look at pictures isn't given."""
+    parts = chain.from_iterable(each.content for each in bodies if isinstance(each.content, list))
+    return {"image"} if any(each.type in _PICTURES for each in parts) else set()
+
+
+def picture_sources(bodies: list[MessageBody], *, looks: bool = True) -> list[Source]:
+    """Where the pictures of all messages are, in order; those of the newest, if nobody `looks`.
 
     Raises:
         Refusal: one is where none can be.
     """
     found = []
+    new = newest([each.role for each in bodies])
     for index, body in enumerate(bodies):
         for place, part in enumerate(body.content if isinstance(body.content, list) else ()):
             if part.type not in _PICTURES:
@@ -103,23 +112,24 @@ def picture_sources(bodies: list[MessageBody]) -> list[Source]:
                     f"{name}: only a user's message may have pictures.",
                     param=name,
                 )
-            found.append(Source(part.picture, name))
+            if looks or index in new:
+                found.append(Source(part.picture, name))
     return found
 
 
 def chat_messages(
-    bodies: list[MessageBody], pictures: Sequence[bytes] = ()
+    bodies: list[MessageBody], pictures: Sequence[bytes] = (), *, looks: bool = True
 ) -> tuple[ChatMessage, ...]:
-    """`pictures` are those of `picture_sources`.
+    """`pictures` are those of `picture_sources`. A model that doesn't look at any is told of them.
 
     Raises:
         Refusal: one of them can't be understood.
     """
-    left = iter(pictures)
+    left = iter(pictures) if looks else None
     return tuple(_message(index, each, left) for index, each in enumerate(bodies))
 
 
-def _message(index: int, body: MessageBody, pictures: Iterator[bytes]) -> ChatMessage:
+def _message(index: int, body: MessageBody, pictures: Iterator[bytes] | None) -> ChatMessage:
     path = f"messages[{index}]."
     check_supported(body, "message", path)
     if body.content is None and body.role != "assistant":
@@ -156,7 +166,7 @@ def _arguments(body: CalledFunction) -> str:
 
 
 def _content(
-    path: str, body: MessageBody, pictures: Iterator[bytes]
+    path: str, body: MessageBody, pictures: Iterator[bytes] | None
 ) -> tuple[str, tuple[Picture, ...]]:
     """Texts, and the pictures between them; a refusal is what the assistant said instead of one."""
     if not isinstance(body.content, list):
@@ -177,9 +187,12 @@ def _content(
                     f"{path}content[{place}].text is missing: send a text, which may be empty.",
                     param=f"{path}content[{place}].text",
                 )
-            case (("image_url" | "input_image"), _, _):
+            case (("image_url" | "input_image"), _, _) if pictures is not None:
                 shown.append(Picture(next(pictures), length, f"{path}content[{place}].image_url"))
                 continue
+            case (("image_url" | "input_image"), _, _):
+                text = f"\n{UNSEEN}\n"
+                texts.append(text)
             case _:
                 raise Refusal(
                     "invalid_request_error",

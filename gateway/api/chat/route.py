@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Sequence
 from typing import Annotated, Final
@@ -16,11 +17,18 @@ from gateway.api.bodies import beside_the_loop, read_json
 from gateway.api.callers import caller_of
 from gateway.api.chat.kept import Form, keep
 from gateway.api.chat.kept import routes as kept_routes
-from gateway.api.chat.messages import MessageBody, chat_messages, check_number, picture_sources
+from gateway.api.chat.messages import (
+    MessageBody,
+    chat_messages,
+    check_number,
+    left_out,
+    picture_sources,
+)
 from gateway.api.chat.template import TemplateBody, template_arguments, thinks
 from gateway.api.chat.tools import ToolBody, ToolChoiceBody, tools_of
 from gateway.api.chat.writer import ChatCompletion, ChatFormat, Chunk
 from gateway.api.choices import submit_all
+from gateway.api.left_out import left_out_header
 from gateway.api.openapi.operation import EVENT_STREAM, GENERATES, Described, Operation
 from gateway.api.sampling import (
     LARGEST_COUNT,
@@ -61,7 +69,10 @@ async def create_chat_completion(request: HttpRequest) -> Response:
     compartment = fleet.roster.find(body.model, caller_of(request))
     body_bytes: int = request.state.body_bytes
     reader: PictureReader = request.app.state.pictures
-    sources = await beside_the_loop(body_bytes, picture_sources, body.messages)
+    looks = compartment.model.settings.pictures
+    find = functools.partial(picture_sources, body.messages, looks=looks)
+    sources = await beside_the_loop(body_bytes, find)
+    unseen = set() if looks else await beside_the_loop(body_bytes, left_out, body.messages)
     check_pictures(sources, compartment.model)
     share = share_of(request.scope)
     pictures = await reader.read(sources, fleet.settings.gateway, share)
@@ -83,12 +94,20 @@ async def create_chat_completion(request: HttpRequest) -> Response:
         include_usage=body.include_usage,
         include_reasoning=body.include_reasoning is not False,
     )
-    return Answer(compartment, requests, form, stream=stream, answers_each=len(requests))
+    return Answer(
+        compartment,
+        requests,
+        form,
+        stream=stream,
+        answers_each=len(requests),
+        headers=left_out_header(unseen),
+    )
 
 
 def _generate(body: ChatBody, compartment: Compartment, pictures: Sequence[bytes]) -> Generate:
     arguments = template_arguments(body, compartment.model.settings.template_arguments)
-    prompt = ChatPrompt(chat_messages(body.messages, pictures), arguments)
+    looks = compartment.model.settings.pictures
+    prompt = ChatPrompt(chat_messages(body.messages, pictures, looks=looks), arguments)
     alternatives = max(0, body.top_logprobs or 0)
     if alternatives and not body.logprobs:
         raise Refusal(

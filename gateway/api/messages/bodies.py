@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from gateway.api.bodies import Part
+from gateway.api.bodies import AT, Part
 from gateway.api.chat.tools import FunctionBody, written
+from gateway.api.left_out import UNSEEN
+from gateway.api.messages.tools import named
 from gateway.dispatch.refusal import Refusal
 from gateway.pictures.source import Source
 from protocol.pictures import Picture
@@ -21,8 +23,20 @@ _MOST_MESSAGES: Final = 200_000
 # of a prompt it would keep all that follows from being found in the prompt cache.
 _BILLING: Final = re.compile(r"x-anthropic-billing-header:.*\s*")
 
-_UNSEEN: Final = "(Here is a picture, which this model can't look at.)"
+_UNGIVEN: Final = "(Here is something that this model can't be given.)"
 _UNREAD: Final = "(Here is a file such as a PDF, of which this model can't be given the text.)"
+# Where blocks that nobody here knows have texts, in the order in which they are told.
+_READABLE: Final = (
+    "title",
+    "url",
+    "source",
+    "text",
+    "content",
+    "stdout",
+    "stderr",
+    "lines",
+    "error_code",
+)
 
 
 class TextBlock(Part, tag="text"):
@@ -66,13 +80,41 @@ class ToolReferenceBlock(Part, tag="tool_reference"):
     tool_name: str
 
 
+class ForeignBlock(Struct):
+    """Of Anthropic's servers, or of a time to come. `text` is what a model can read of it."""
+
+    type: str
+    text: str
+
+
 ResultBlock: TypeAlias = TextBlock | ImageBlock | DocumentBlock | ToolReferenceBlock
+
+if TYPE_CHECKING:
+    ResultBlocks: TypeAlias = "list[ResultBlock | ForeignBlock]"
+    Blocks: TypeAlias = "list[Block | ForeignBlock]"
+else:
+    # msgspec has no type for what has another tag than those it knows: each is decoded by itself.
+    _AnyBlock = Annotated[
+        Raw,
+        Meta(
+            extra_json_schema={
+                "type": "object",
+                "properties": {"type": {"type": "string"}},
+                "required": ["type"],
+            }
+        ),
+    ]
+    ResultBlocks = Blocks = list[_AnyBlock]
 
 
 class ToolResultBlock(Part, tag="tool_result"):
     tool_use_id: str
-    content: str | list[ResultBlock] | None = None
+    content: str | ResultBlocks | None = None
     is_error: bool | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.content, list):
+            self.content = _decoded(self.content, _RESULT_BLOCKS)
 
 
 class ThinkingBlock(Part, tag="thinking"):
@@ -82,26 +124,61 @@ class ThinkingBlock(Part, tag="thinking"):
     signature: str = ""
 
 
-class RedactedThinkingBlock(Part, tag="redacted_thinking"):
-    """Nobody here can read it."""
-
-    data: str = ""
-
-
 Block: TypeAlias = (
-    TextBlock
-    | ImageBlock
-    | DocumentBlock
-    | ToolUseBlock
-    | ToolResultBlock
-    | ThinkingBlock
-    | RedactedThinkingBlock
+    TextBlock | ImageBlock | DocumentBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock
 )
+
+_BLOCKS: Final = msgspec.json.Decoder(Block)
+_RESULT_BLOCKS: Final = msgspec.json.Decoder(ResultBlock)
+_KNOWN: Final = {
+    str(each.__struct_config__.tag) for each in (*get_args(Block), *get_args(ResultBlock))
+}
+
+
+class _Kind(Struct):
+    type: str
+
+
+_KIND: Final = msgspec.json.Decoder(_Kind)
+
+
+def _decoded(blocks: Any, known: msgspec.json.Decoder[Any]) -> list[Any]:
+    """Raises: ValueError: one of a known type is malformed."""
+    return [_block(each, known, place) for place, each in enumerate(blocks)]
+
+
+def _block(block: Raw, known: msgspec.json.Decoder[Any], place: int) -> Any:
+    try:
+        kind = _KIND.decode(block).type
+        if kind in _KNOWN:
+            return known.decode(block)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{error}{AT}.content[{place}]`") from error
+    return ForeignBlock(kind, "\n".join(_gather(msgspec.json.decode(block), [])))
+
+
+def _gather(value: Any, texts: list[str]) -> list[str]:
+    """What can be read, in order."""
+    if isinstance(value, str) and value:
+        texts.append(value)
+    elif isinstance(value, list):
+        for each in value:
+            _gather(each, texts)
+    elif isinstance(value, dict):
+        # Of a document; of others that is no text.
+        data = ("data",) if value.get("type") == "text" else ()
+        for name in (*_READABLE, *data):
+            _gather(value.get(name), texts)
+    return texts
 
 
 class MessageBody(Part):
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | Blocks
+
+    def __post_init__(self) -> None:
+        if isinstance(self.content, list):
+            self.content = _decoded(self.content, _BLOCKS)
 
 
 class Conversation(Struct):
@@ -125,17 +202,19 @@ def references(body: Conversation) -> set[str]:
 
 
 def unread(body: Conversation, *, looks: bool) -> set[str]:
-    """The kinds of blocks in whose places a text says that they can't be read."""
+    """The kinds of blocks of which a model can't read a text."""
     found = set()
     for each in _blocks(body):
         if isinstance(each, ImageBlock) and not looks:
             found.add("image")
         elif isinstance(each, DocumentBlock) and not isinstance(each.source, TextSource):
             found.add("document")
+        elif isinstance(each, ForeignBlock) and not each.text:
+            found.add(named(each.type, "block"))
     return found
 
 
-def _blocks(body: Conversation) -> Iterator[Block | ResultBlock]:
+def _blocks(body: Conversation) -> Iterator[Block | ResultBlock | ForeignBlock]:
     """Of all messages; those of results behind theirs."""
     for message in body.messages:
         for block in message.content if isinstance(message.content, list) else ():
@@ -229,6 +308,8 @@ def _assistants(index: int, body: MessageBody) -> ChatMessage:
                 thoughts.append(thinking)
             case ToolUseBlock(id_, name, input_):
                 calls.append(CalledTool(id_, name, bytes(input_).decode()))
+            case ForeignBlock(kind, text) if text:
+                texts.append(f"\n({kind}:\n{text})\n")
             case ToolResultBlock() | ImageBlock() | DocumentBlock():
                 kind = str(type(block).__struct_config__.tag)
                 raise _misplaced(index, place, kind, "a user's")
@@ -268,7 +349,9 @@ def _users(
                 said.add(_document(block))
             case ImageBlock():
                 if not said.show():
-                    said.add(_UNSEEN)
+                    said.add(UNSEEN)
+            case ForeignBlock(_, text):
+                said.add(text or _UNGIVEN)
             case ToolResultBlock():
                 pass
             case _:
@@ -333,7 +416,9 @@ class _Said:
                         texts.append(_document(each))
                     case ImageBlock():
                         if not self.show():
-                            texts.append(_UNSEEN)
+                            texts.append(UNSEEN)
+                    case ForeignBlock(_, text):
+                        texts.append(text or _UNGIVEN)
                     case ToolReferenceBlock(name):
                         called.append(name)
             if called:

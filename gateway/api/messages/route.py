@@ -16,6 +16,7 @@ from gateway.api.callers import caller_of
 from gateway.api.choices import submit_all
 from gateway.api.count_format import CountFormat
 from gateway.api.framing import MESSAGE_EVENTS
+from gateway.api.left_out import left_out_header
 from gateway.api.messages.bodies import (
     Conversation,
     chat_messages,
@@ -47,9 +48,6 @@ from gateway.model.compartment import Compartment
 from gateway.pictures.reader import PictureReader
 from protocol.prompts import ChatPrompt
 from protocol.requests import Constraint, Generate
-
-# In a header, of what a client may make up by the thousand.
-_MOST_NAMED: Final = 32
 
 
 class ThinkingOption(Struct):
@@ -132,8 +130,7 @@ async def _answer(
     requests = new_requests(request, fleet, generation, [generate], "messages")
     submit_all(fleet, compartment, requests)
     form = CountFormat(Count) if count else MessageFormat(compartment.model.id, requests[0])
-    named = ", ".join(sorted(left_out)[:_MOST_NAMED])
-    headers = {"x-bulkhead-left-out": named} if named else None
+    headers = left_out_header(left_out)
     return Answer(
         compartment, requests, form, stream=stream, framing=MESSAGE_EVENTS, headers=headers
     )

@@ -20,7 +20,6 @@ from gateway.api.chat.tools import (
 from gateway.dispatch.refusal import Refusal
 from protocol.requests import Tools
 
-# As they can stand in a header.
 _TYPE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -58,8 +57,12 @@ def deferred(tools: Iterable[ToolDefinition]) -> dict[str, FunctionBody]:
 
 def foreign_types(tools: Iterable[ToolDefinition]) -> set[str]:
     """Of tools that nobody here can run, or describe to a model."""
-    types = (each.type for each in tools if not each.is_own)
-    return {each if each and _TYPE.fullmatch(each) else "tool" for each in types}
+    return {named(each.type or "", "tool") for each in tools if not each.is_own}
+
+
+def named(kind: str, otherwise: str) -> str:
+    """As it can stand in a header."""
+    return kind if _TYPE.fullmatch(kind) else otherwise
 
 
 def callable_tools(

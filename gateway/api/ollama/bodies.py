@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -11,6 +12,7 @@ from msgspec import Meta, Raw, Struct
 
 from gateway.api.bodies import ABSENT, Part, given
 from gateway.api.chat.tools import FunctionBody
+from gateway.api.left_out import UNSEEN, newest
 from gateway.api.ollama.options import Options
 from gateway.api.supported import refusing
 from gateway.dispatch.refusal import Refusal
@@ -124,8 +126,8 @@ def picture_sources(images: Sequence[str] | None, path: str) -> Iterator[Source]
         yield Source(url, f"{path}images[{place}]")
 
 
-def message_sources(bodies: Sequence[MessageBody]) -> list[Source]:
-    """Where the pictures of all messages are, in order.
+def message_sources(bodies: Sequence[MessageBody], *, looks: bool = True) -> list[Source]:
+    """Where the pictures of all messages are, in order; those of the newest, if nobody `looks`.
 
     Raises:
         Refusal: one is where none can be, or there are too many messages.
@@ -137,6 +139,7 @@ def message_sources(bodies: Sequence[MessageBody]) -> list[Source]:
             param="messages",
         )
     found: list[Source] = []
+    new = newest([each.role for each in bodies])
     for index, body in enumerate(bodies):
         sources = list(picture_sources(body.images, f"messages[{index}]."))
         if sources and body.role != "user":
@@ -145,14 +148,15 @@ def message_sources(bodies: Sequence[MessageBody]) -> list[Source]:
                 f"{sources[0].name}: only a user's message may have pictures.",
                 param=sources[0].name,
             )
-        found += sources
+        if looks or index in new:
+            found += sources
     return found
 
 
 def chat_messages(
-    bodies: Sequence[MessageBody], pictures: Sequence[bytes]
+    bodies: Sequence[MessageBody], pictures: Sequence[bytes], *, looks: bool = True
 ) -> tuple[ChatMessage, ...]:
-    """`pictures` are those of `message_sources`.
+    """`pictures` are those of `message_sources`. A model that doesn't look at any is told of them.
 
     Raises:
         Refusal: a call's arguments are no JSON object.
@@ -162,15 +166,20 @@ def chat_messages(
     return tuple(
         ChatMessage(
             body.role,
-            body.content or "",
+            _told(body, looks=looks),
             reasoning=body.thinking or None,
             tool_calls=tuple(calls.made(index, body)),
             tool_call_id=calls.answered(body) if body.role == "tool" else None,
             name=body.tool_name if body.role == "tool" else None,
-            pictures=shown((next(left) for _ in body.images or ()), f"messages[{index}]."),
+            pictures=shown(islice(left, len(body.images or ())), f"messages[{index}]."),
         )
         for index, body in enumerate(bodies)
     )
+
+
+def _told(body: MessageBody, *, looks: bool) -> str:
+    unseen = [] if looks else [UNSEEN] * len(body.images or ())
+    return "\n".join((*unseen, body.content or ""))
 
 
 def shown(pictures: Iterable[bytes], path: str) -> tuple[Picture, ...]:

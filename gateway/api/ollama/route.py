@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -15,6 +16,7 @@ from gateway.api.chat import tools as chat_tools
 from gateway.api.chat.template import thinks
 from gateway.api.choices import submit_all
 from gateway.api.framing import LINES
+from gateway.api.left_out import left_out_header
 from gateway.api.ollama.bodies import (
     AnswerBody,
     ChatBody,
@@ -49,11 +51,15 @@ async def chat(request: HttpRequest) -> Response:
     if not body.messages:
         return await Load(request, compartment, body, chat=True).answer()
     body_bytes: int = request.state.body_bytes
-    sources = await beside_the_loop(body_bytes, message_sources, body.messages)
+    looks = compartment.model.settings.pictures
+    find = functools.partial(message_sources, body.messages, looks=looks)
+    sources = await beside_the_loop(body_bytes, find)
     pictures = await _read(request, compartment, sources)
     asked = generation(body.options, compartment.model, body.keep_alive)
     generate = await beside_the_loop(body_bytes, _chat_generate, body, asked, compartment, pictures)
-    return _answer(request, compartment, body, asked, generate)
+    unseen = not looks and any(each.images for each in body.messages)
+    left_out = left_out_header({"image"} if unseen else ())
+    return _answer(request, compartment, body, asked, generate, left_out)
 
 
 async def generate(request: HttpRequest) -> Response:
@@ -85,13 +91,15 @@ def _answer(
     body: ChatBody | GenerateBody,
     asked: GenerationBody,
     message: Generate,
+    headers: Mapping[str, str] | None = None,
 ) -> Response:
     fleet: Fleet = request.app.state.fleet
     chats = isinstance(body, ChatBody)
     requests = new_requests(request, fleet, asked, [message], "messages" if chats else "prompt")
     submit_all(fleet, compartment, requests)
     form = OllamaFormat(body.model, requests[0], chat=chats)
-    return Answer(compartment, requests, form, stream=body.stream is not False, framing=LINES)
+    stream = body.stream is not False
+    return Answer(compartment, requests, form, stream=stream, framing=LINES, headers=headers)
 
 
 def _chat_generate(
@@ -100,7 +108,8 @@ def _chat_generate(
     compartment: Compartment,
     pictures: Sequence[bytes],
 ) -> Generate:
-    messages = chat_messages(body.messages or (), pictures)
+    looks = compartment.model.settings.pictures
+    messages = chat_messages(body.messages or (), pictures, looks=looks)
     tools = [chat_tools.ToolBody(each.function, each.type) for each in body.tools or ()]
     return _generate(
         body,

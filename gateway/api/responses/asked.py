@@ -13,6 +13,7 @@ from starlette.requests import Request as HttpRequest
 from gateway.api.bodies import beside_the_loop
 from gateway.api.chat.template import template_arguments, thinks
 from gateway.api.kept import mailbox_of, owner_of
+from gateway.api.left_out import left_out_header
 from gateway.api.responses import truncation
 from gateway.api.responses.bodies import ResponseBody, tools
 from gateway.api.responses.context import earlier_items, resolved
@@ -21,6 +22,7 @@ from gateway.api.responses.items import (
     BRINGS_TOOLS,
     ItemBody,
     check_number,
+    left_out,
     own_items,
     picture_sources,
     without_superseded,
@@ -48,6 +50,8 @@ class Asked(Struct):
     items: list[ItemBody]
     names: list[str]
     pictures: dict[int, list[bytes]]
+    # Of the answer.
+    headers: dict[str, str] = {}
 
     @property
     def compacts(self) -> bool:
@@ -91,7 +95,8 @@ async def gather(
         share.size_bytes, functools.partial(picture_sources, items, names, looks=looks)
     )
     if not sources:
-        return Asked(body, items, names, {})
+        unseen = set() if looks else await beside_the_loop(share.size_bytes, left_out, items)
+        return Asked(body, items, names, {}, left_out_header(unseen))
     check_pictures([source for _, source in sources], compartment.model)
     reader: PictureReader = request.app.state.pictures
     read = await reader.read([source for _, source in sources], fleet.settings.gateway, share)

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.api.chat.tools import written
+from gateway.api.left_out import UNSEEN
 from gateway.api.responses.items import ContentBody, ItemBody, opened, refused_at
 from gateway.api.responses.tools import Told, told, told_name
 from protocol.pictures import Picture
@@ -174,7 +175,9 @@ class _Conversation:
         shown = []
         for place, part in enumerate(item.content):
             path = f"{name}.content[{place}]"
-            if part.type == "input_image":
+            if part.type == "input_image" and not self._looks:
+                text += f"\n{UNSEEN}\n"
+            elif part.type == "input_image":
                 shown.append(Picture(next(self._pictures), len(text), f"{path}.image_url"))
             else:
                 text += _part_text(part, path)
@@ -204,7 +207,7 @@ class _Conversation:
                 path = f"{name}.output[{place}].image_url"
                 self._shown.append(Picture(next(self._pictures), len(_SHOWN), path))
         if any(part.type == "input_image" for part in _parts(item.output)) and not self._looks:
-            text += "\n(There is a picture, too, which this model can't look at.)"
+            text += f"\n{UNSEEN}"
         self._messages.append(ChatMessage("tool", text, tool_call_id=call_id))
 
     # Tools

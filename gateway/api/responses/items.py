@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from gateway.api.bodies import Part, take_decoded
+from gateway.api.left_out import newest
 from gateway.api.responses.tools import Tool
 from gateway.dispatch.refusal import Refusal
 from gateway.edge.share import Share
@@ -66,6 +67,21 @@ class ItemBody(Part, omit_defaults=True):
     @property
     def is_output(self) -> bool:
         return self.kind in OUTPUTS
+
+    @property
+    def speaker(self) -> str:
+        return self.role or ("tool" if self.is_output else "assistant")
+
+    @property
+    def pictures(self) -> list[tuple[str, ContentBody]]:
+        """Those of a message or an output, each with its place in the item."""
+        field = "output" if self.is_output else "content"
+        parts = getattr(self, field)
+        return [
+            (f"{field}[{place}].image_url", part)
+            for place, part in enumerate(parts if isinstance(parts, list) else ())
+            if part.type == "input_image"
+        ]
 
     @property
     def summed_up(self) -> str | None:
@@ -149,25 +165,25 @@ def without_superseded(
     return [items[each] for each in left], [names[each] for each in left]
 
 
+def left_out(items: Sequence[ItemBody]) -> set[str]:
+    """What a model that can't look at pictures isn't given."""
+    return {"image"} if any(each.pictures for each in items) else set()
+
+
 def picture_sources(
     items: Sequence[ItemBody], names: Sequence[str], *, looks: bool = True
 ) -> list[tuple[int, Source]]:
-    """Where the pictures of all items are, in order, each with the place of its item. A model that
-    can't look is told of those in outputs, which have happened.
+    """Where the pictures of all items are, in order, each with the place of its item; those of the
+    newest message, if nobody `looks`.
 
     Raises:
         Refusal: one is where none can be.
     """
     found = []
-    for index, (item, name) in enumerate(zip(items, names, strict=True)):
-        if item.is_output and not looks:
-            continue
-        field = "output" if item.is_output else "content"
-        parts = getattr(item, field)
-        for place, part in enumerate(parts if isinstance(parts, list) else ()):
-            if part.type != "input_image":
-                continue
-            path = f"{name}.{field}[{place}].image_url"
+    for index in range(len(items)) if looks else newest([each.speaker for each in items]):
+        item, name = items[index], names[index]
+        for place, part in item.pictures:
+            path = f"{name}.{place}"
             if part.image_url is None:
                 raise refused_at("is missing: files are not supported, send an address", path)
             if not item.is_output and item.role != "user":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -92,6 +92,7 @@ async def create_response(request: HttpRequest) -> Response:
         _entry(request, form) if form.response.store else None,
         items,
         stream=bool(body.stream),
+        headers=asked.headers,
     )
 
 
@@ -108,8 +109,9 @@ class _Answer(Answer):
         items: bytes,
         *,
         stream: bool,
+        headers: Mapping[str, str],
     ) -> None:
-        super().__init__(compartment, requests, form, stream=stream)
+        super().__init__(compartment, requests, form, stream=stream, headers=headers)
         self._response = form
         self._mailbox = mailbox
         self._entry = entry

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import msgspec
@@ -129,3 +130,89 @@ def test_the_line_about_the_bill_is_left_out(beneath: str) -> None:
     kept = [{"type": "text", "text": f"{bill}\nBe brief."}]
     assert "Be brief." in chat_messages(_body(system=kept))[0].content
     assert chat_messages(_body(system=bill))[0].role == "user"
+
+
+def _told(block: Any) -> tuple[str, str, str]:
+    """Of the assistant, in a result, and of the user."""
+    body = _body([_result(block), block])
+    body.messages[1].content += _body([block]).messages[-1].content
+    _, assistant, result, user = chat_messages(body)
+    return assistant.content, result.content, user.content
+
+
+FETCHED = {"type": "text", "media_type": "text/plain", "data": "Rain."}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "text"),
+    [
+        (
+            "search_result",
+            {"source": "http://a", "title": "T", "content": [{"type": "text", "text": "Rain."}]},
+            "T\nhttp://a\nRain.",
+        ),
+        (
+            "web_search_tool_result",
+            {"content": [{"title": "T", "url": "http://a", "encrypted_content": "E"}] * 2},
+            "T\nhttp://a\nT\nhttp://a",
+        ),
+        (
+            "web_search_tool_result",
+            {"content": {"type": "web_search_tool_result_error", "error_code": "unavailable"}},
+            "unavailable",
+        ),
+        (
+            "web_fetch_tool_result",
+            {
+                "content": {
+                    "type": "web_fetch_result",
+                    "url": "http://a",
+                    "content": {"type": "document", "title": "T", "source": FETCHED},
+                }
+            },
+            "http://a\nT\nRain.",
+        ),
+        (
+            "bash_code_execution_tool_result",
+            {"content": {"stdout": "1", "stderr": "", "return_code": 0, "content": []}},
+            "1",
+        ),
+        ("mcp_tool_result", {"content": [{"type": "text", "text": "Rain."}]}, "Rain."),
+    ],
+)
+def test_what_other_servers_found_is_told(kind: str, fields: Any, text: str) -> None:
+    block = {"type": kind, "tool_use_id": "s", **fields}
+    assert _told(block) == (f"\n({kind}:\n{text})\n", text, text)
+    assert unread(_body([block]), looks=False) == set()
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "?"}},
+        {"type": "mcp_tool_use", "id": "s", "name": "far", "input": {}, "server_name": "far"},
+        {"type": "redacted_thinking", "data": "AAAA"},
+        {"type": "container_upload", "file_id": "f"},
+        {"type": "audio", "source": {"type": "base64", "data": "AAAA"}},
+        {"type": "made up\r\n"},
+    ],
+)
+def test_what_nobody_can_read_is_left_out(block: dict[str, Any]) -> None:
+    said = "(Here is something that this model can't be given.)"
+    assert _told(block) == ("", said, said)
+    name = block["type"] if block["type"].isidentifier() else "block"
+    assert unread(_body([_result(block)]), looks=True) == {name}
+
+
+@pytest.mark.parametrize(
+    ("block", "place"),
+    [
+        ({"type": "text"}, "$.content[0]"),
+        ({"type": "tool_result", "tool_use_id": "c", "content": [{"type": "thinking"}]}, "$.type"),
+        ({"text": "?"}, "missing required field `type`"),
+        ("?", "Expected `object`"),
+    ],
+)
+def test_known_blocks_are_checked(block: Any, place: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=re.escape(place)):
+        _body([block])

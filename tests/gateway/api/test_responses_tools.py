@@ -229,7 +229,7 @@ def test_a_model_that_can_not_look_is_told_of_pictures_in_results() -> None:
     assert picture_sources(decoded, ["a", "b"], looks=False) == []
     said = _said(USER, LOOK, LOOKED, looks=False)
     assert said.messages[-1].content == (
-        "Seen\n(There is a picture, too, which this model can't look at.)"
+        "Seen\n(Here is a picture, which this model can't look at.)"
     )
 
 
