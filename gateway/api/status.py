@@ -235,12 +235,11 @@ def model_status(compartment: Compartment, fleet: Fleet) -> ModelStatus:
     worker = compartment.worker
     estimated = fleet.steward.estimate_of(compartment.model.id)
     holder = fleet.steward.admission.ledger.holder(compartment.model.id)
-    failure, held = compartment.condition.failure, compartment.state is State.HELD
     return ModelStatus(
         id=compartment.model.id,
         state=compartment.state,
         reason=compartment.condition.reason or _remark(compartment, fleet),
-        failure=None if failure is None or held else failure.message,
+        failure=compartment.condition.trouble,
         pinned=compartment.model.settings.pinned,
         queue_depth=compartment.traffic.waiting,
         oldest_waiting_s=compartment.traffic.oldest_waiting_s,

@@ -252,9 +252,9 @@ class GatewayClient:
         if error.code == "model_not_found":
             return NoSuchModelError(error.message)
         if error.code == "invalid_api_key":
-            return CommandError(
-                f"{error.message} Give the key with --admin-key-file or BULKHEAD_ADMIN_KEY."
-            )
+            # What follows the colon is for who writes HTTP requests.
+            why = error.message.partition(":")[0].rstrip(".")
+            return CommandError(f"{why}: give it with --admin-key-file or BULKHEAD_ADMIN_KEY.")
         return CommandError(error.message)
 
 

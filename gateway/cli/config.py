@@ -34,7 +34,7 @@ from gateway.config.keys import (
 from gateway.config.locations import Place
 from gateway.config.mistakes import Mistake, Source
 from gateway.config.network import network_cautions
-from gateway.config.read import Configuration, raise_absent, raise_misfits, read_configuration
+from gateway.config.read import Configuration, raise_misfits, read_configuration
 from gateway.config.schema import schema
 from gateway.config.settings import ConfigError, Flags
 from gateway.memory.budget import budget_bytes
@@ -82,10 +82,14 @@ def check(flags: Flags, *, as_json: bool) -> None:
     """
     try:
         configuration = read_configuration(flags, os.environ)
-        raise_absent(configuration.absent.values())
         _check_groups(configuration)
     except ConfigError as error:
         _print_mistakes(error.mistakes, as_json=as_json)
+        sys.exit(1)
+    if configuration.absent:
+        _print_mistakes([*configuration.absent.values()], as_json=as_json)
+        if not as_json:
+            _say("`bulkhead serve` starts all the same, and serves the other models.")
         sys.exit(1)
     cautions = list(network_cautions(configuration.settings.gateway))
     if as_json:

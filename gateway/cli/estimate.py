@@ -243,7 +243,7 @@ def _print(model: str, answer: _Answer) -> None:
         click.echo(f"  {line.name:<{_WIDTH}} {format_size(line.bytes):>8}  {line.detail}")
     click.echo(f"  {'floor':<{_WIDTH}} {format_size(found.floor_bytes):>8}  to be had for a load\n")
     if (measured := found.measured_idle_bytes) is None:
-        click.echo("It has not been measured yet on this state folder.")
+        click.echo("Not measured yet: it has not been loaded with this state folder.")
     else:
         calculated = found.idle_bytes
         click.echo(
@@ -251,7 +251,7 @@ def _print(model: str, answer: _Answer) -> None:
             f"{format_size(calculated)}, {_off(calculated / measured - 1)}."
         )
     if answer.failure is not None:
-        click.echo(f"The gateway could not load it: {printable(answer.failure)}")
+        click.echo(f"Its last load failed: {printable(answer.failure)}")
     click.echo(_sentence(answer))
     if found.company:
         together_bytes = found.needed_bytes + sum(found.company.values())
@@ -263,7 +263,7 @@ def _print(model: str, answer: _Answer) -> None:
         click.echo(f"Now: {answer.forecast}")
     if found.verdict != "doesn't fit" and found.rows:
         rooms = [
-            f"{rows:,}{' or more' if rows == MOST_ROWS else ''} of {tokens:,} tokens"
+            f"{rows:,}{' or more' if rows == MOST_ROWS else ''} of {tokens:,} tokens each"
             for tokens, rows in found.rows.items()
         ]
         click.echo(f"Sequences that fit at once: {'; or '.join(rooms)}.")

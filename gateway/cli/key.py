@@ -126,7 +126,7 @@ def add(gateway: GatewayClient, /, *, name: str, state_dir: Path | None, **terms
             "state folder by themselves.",
             err=True,
         )
-    click.echo(f"The key {name}, which is kept as a hash and not shown again: {secret}")
+    click.echo(f"The key {name}, shown this once (only its hash is kept): {secret}")
 
 
 @command.command("revoke")
@@ -137,10 +137,16 @@ def revoke(gateway: GatewayClient, *, name: str, state_dir: Path | None) -> None
     """Revoke a key: it is refused from now on, and requests that run under it are cut off."""
     if names_gateway() and state_dir is None:
         gateway.revoke_key(name)
+        left = gateway.read(gateway.get("/admin/v1/keys"), KeyList).keys
     else:
         with _own_file(state_dir) as file:
             file.revoke(name, time.time())
+            left = [KeyBody.of(each) for each in file.read()]
     click.echo(f"The key {name} is revoked.")
+    if not any(each.revoked_at is None for each in left):
+        click.echo(
+            "No key is left, and requests still need one: `bulkhead key add NAME`.", err=True
+        )
 
 
 @command.command("list")

@@ -61,6 +61,6 @@ def used(entry: EntryReading) -> str:
 
 
 def state(entry: EntryReading) -> str:
-    if entry.problem is not None:
-        return "unfinished" if entry.part_bytes else "not served"
-    return entry.state or ("served" if entry.ids else "not served")
+    if entry.problem is not None and entry.part_bytes:
+        return "unfinished"
+    return entry.state or ("served" if entry.ids and entry.problem is None else "not served")

@@ -34,8 +34,11 @@ class UncutGroup(click.Group):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            hint = f"Options come after the command: {ctx.command_path} COMMAND [OPTIONS]"
-            raise click.UsageError(f"{error.format_message()} {hint}", ctx) from error
+            raise click.UsageError(
+                f"There is no option {error.option_name} here. Options come after the command: "
+                f"{ctx.command_path} COMMAND [OPTIONS]",
+                ctx,
+            ) from error
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         name = args[0]

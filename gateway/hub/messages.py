@@ -38,7 +38,7 @@ class Order(Struct, frozen=True):
     stall_s: float = 30.0
     pause_s: float = 1.0
     patience_s: float = 1800.0
-    answer_s: float = 25.0
+    answer_s: float = 20.0
     goes_on: bool = False
 
 

@@ -16,9 +16,10 @@ from gateway.nearest import nearest_model, suggestion
 
 class Entry(Struct, frozen=True, kw_only=True):
     """A model on a disk; null is not known. `source` is a repository of the Hugging Face cache or a
-    folder, `ids` what it is served under, and `problem` why it isn't. `size_bytes` would be free
-    without it, `part_bytes` of them are of a pull that has not ended. `state` is that of the first
-    of its ids. `configured` are the ids whose tables in the configuration name it.
+    folder, `ids` what it is served under, and `problem` why it isn't, or can't be loaded.
+    `size_bytes` would be free without it, `part_bytes` of them are of a pull that has not ended.
+    `state` is that of the first of its ids. `configured` are the ids whose tables in the
+    configuration name it.
     """
 
     source: str
@@ -42,10 +43,11 @@ class Entry(Struct, frozen=True, kw_only=True):
 
 
 class Holder(Struct, frozen=True):
-    """A model of the gateway's, and whether it has a process."""
+    """A model of the gateway's, whether it has a process, and why it could not be served last."""
 
     state: str
     loaded: bool
+    failure: str | None = None
 
 
 def with_configured(found: list[Found], configuration: Configuration) -> list[Found]:
@@ -88,7 +90,7 @@ def catalogue(
                 context_tokens=described.context_tokens,
                 has_template=described.has_template,
                 abilities=described.abilities,
-                problem=described.problem,
+                problem=described.problem or (holder.failure if holder else None),
                 state=None if holder is None else holder.state,
                 last_used_at=last_used_at.get(each.source),
                 configured=tuple(k for k in ids if k not in configuration.discovered),
@@ -133,8 +135,11 @@ def objection(
     if needed:
         return f"{needed[0]} needs it too, as a draft model or adapter."
     if entry.configured:
-        which = ", ".join(entry.configured)
-        return f"The configuration names it, as {which}: take that table out, and reload."
+        places = [str(configuration.source(("models", each, "path"))) for each in entry.configured]
+        return (
+            f"The configuration names it, as {', '.join(entry.configured)} ({', '.join(places)}): "
+            "take that out, and reload."
+        )
     return None
 
 

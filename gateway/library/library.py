@@ -88,7 +88,7 @@ class Library:
 
     def _holders(self) -> dict[str, Holder]:
         return {
-            each.model.id: Holder(str(each.state), each.worker is not None)
+            each.model.id: Holder(str(each.state), each.worker is not None, each.condition.trouble)
             for each in self._fleet.roster.configured.values()
         }
 

@@ -87,6 +87,13 @@ class Condition:
         return self._failure
 
     @property
+    def trouble(self) -> str | None:
+        """Why it can't be served, for the operator; None if nothing is wrong, or if it is held."""
+        if self._failure is None or self.state is State.HELD:
+            return None
+        return self._failure.message
+
+    @property
     def alive(self) -> bool:
         """A process of this model may exist."""
         return self._lifecycle.alive
@@ -110,7 +117,8 @@ class Condition:
 
     def describe(self) -> str:
         """What the model is, for a sentence about it."""
-        return f"is {self.state}: {self._reason}" if self._reason else f"is {self.state}"
+        state = "has failed" if self.state is State.FAILED else f"is {self.state}"
+        return f"{state}: {self._reason}" if self._reason else state
 
     async def until(self, reached: Callable[[], bool]) -> None:
         """Wait for a state of affairs. Whoever waits brings the deadline.
@@ -204,7 +212,7 @@ class Condition:
                 self._reason = reason or self._end_reason or refusal.message
             case State.UNLOADED if event in _NOT_HAD:
                 self._failure = refusal
-                self._reason = refusal.message
+                self._reason = reason or refusal.message
             case State.UNLOADED:
                 self._failure = None
                 self._reason = (reason or self._end_reason) if event in _ENDS else None

@@ -44,9 +44,10 @@ def unavailable(
 ) -> Refusal:
     """`retry_after_s` None: it won't be tried again by itself."""
     remedy = f" `bulkhead load {model_id}` tries again." if retry_after_s is None else ""
+    what = "has failed" if state == "failed" else f"is {state}"
     return Refusal(
         "model_unavailable",
-        f"{model_id!r} is {state}: {(reason or state).rstrip('.')}.{remedy}",
+        f"{model_id!r} {what}: {(reason or state).rstrip('.')}.{remedy}",
         retry_after_s=retry_after_s,
         lasting=retry_after_s is None,
     )

@@ -294,7 +294,7 @@ class Tenancy:
         """What it needs can't be told now; it may be later. `watched`: somebody will say when."""
         refusal = refusals.load_failed(self.model.id, reason, retry_after_s=_READ_AGAIN_S)
         logger.warning("%s", refusal.message, extra=about(model=self.model.id))
-        self._condition.handle(Event.UNREADABLE, refusal=refusal)
+        self._condition.handle(Event.UNREADABLE, reason, refusal=refusal)
         self._read_again_at = self._clock.now() + (_WATCHED_S if watched else _READ_AGAIN_S)
 
     def evict(self, reason: str) -> None:

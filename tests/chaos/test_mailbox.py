@@ -82,7 +82,7 @@ class _House:
     def events(self, path: str, **query: int) -> list[dict[str, Any]]:
         answer = self.gateway.client.get(path, params={"stream": "true", **query})
         lines = answer.raise_for_status().text.splitlines()
-        return [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+        return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
 
     def _send_chat(self, words: str, name: str, *, stream: bool) -> None:
         """And vanish once it was accepted."""

@@ -117,6 +117,10 @@ def test_without_a_gateway_the_configuration_knows_the_models_of_a_key(
     assert "has no model 'else'" in done.stderr
     done = CliRunner().invoke(main, ["key", "add", "y", "--models", "min", *folder])
     assert "Did you mean 'mine'?" in done.stderr
+    done = CliRunner().invoke(main, ["key", "revoke", "x", *folder])
+    assert (done.exit_code, done.stderr) == (0, "")
+    done = CliRunner().invoke(main, ["key", "revoke", "y", *folder])
+    assert (done.exit_code, "requests still need one" in done.stderr) == (0, True)
 
 
 def test_a_folder_names_an_entry(canned: CannedGateway) -> None:

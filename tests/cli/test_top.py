@@ -167,7 +167,7 @@ async def test_goes_on_when_the_gateway_comes_back() -> None:
         await screen.press("l")
         await screen.shows("demo is ready.", "loading → ready")
         await asyncio.to_thread(first.stop)
-        await screen.shows("Trying again for ", "No gateway answers at")
+        await screen.shows("No answer for ", "No gateway answers at")
         assert f"pid {first.pid}" in screen.text
         assert "loading → ready" in screen.text
         second = await asyncio.to_thread(Gateway, "--port", port)
@@ -181,7 +181,7 @@ async def test_goes_on_when_the_gateway_comes_back() -> None:
 
 async def test_waits_for_a_gateway() -> None:
     async with top(NOBODY) as screen:
-        await screen.shows(f"Bulkhead at {NOBODY}", "Trying again for ", "No gateway answers")
+        await screen.shows(f"Bulkhead at {NOBODY}", "No answer for ", "No gateway answers")
         await screen.press("k", "down", "y", "l")
 
 

@@ -267,14 +267,14 @@ def test_what_was_seen_stays_while_the_gateway_is_away() -> None:
     view.lose("Nobody answers.", 10.0)
     view.lose("Nobody answers still.", 15.0)
     assert view.lost
-    assert _plain(view.notice(80, 22.0)) == ["Trying again for 12s. Nobody answers still."]
+    assert _plain(view.notice(80, 22.0)) == ["No answer for 12s, trying again. Nobody answers still."]
     view.take(_reading(_model()), [])
     before = view.head(80), view.rows(80)
     assert not view.lost
     assert view.notice(80, 23.0) == []
     view.lose("Gone.", 30.0)
     assert (view.head(80), view.rows(80)) == before
-    assert _plain(view.notice(80, 30.0)) == ["Trying again for 0s. Gone."]
+    assert _plain(view.notice(80, 30.0)) == ["No answer for 0s, trying again. Gone."]
 
 
 def test_what_the_gateway_warns_of_comes_first() -> None:

@@ -73,7 +73,7 @@ class View:
     def notice(self, width: int, now: float) -> list[Text]:
         """What goes before everything else, if there is anything."""
         if self._lost_at is not None:
-            text = f"Trying again for {age(now - self._lost_at)}. {self._lost_by}"
+            text = f"No answer for {age(now - self._lost_at)}, trying again. {self._lost_by}"
             return wrapped(one_line(text), width, _NOTICE_LINES, "bold red")
         if self.reading is not None and self.reading.reason is not None:
             text = f"Careful: {self.reading.reason}"

@@ -41,8 +41,8 @@ _TOLD_EVERY_S: Final = 0.5
 # A repository may be pushed to while it is pulled, and a mirror may not know of commits.
 _MOST_LISTINGS: Final = 3
 _ELSEWHERE: Final = (
-    "Is there a network? HF_ENDPOINT or hub.endpoint names another hub, and hub.folder a folder to "
-    "copy models from."
+    "Is there a network? hub.endpoint, or HF_ENDPOINT where the gateway is started, names another "
+    "hub, and hub.folder a folder to copy models from."
 )
 
 
