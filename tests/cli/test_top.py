@@ -173,7 +173,7 @@ async def test_goes_on_when_the_gateway_comes_back() -> None:
         second = await asyncio.to_thread(Gateway, "--port", port)
         try:
             await screen.shows(f"pid {second.pid}")
-            await screen.hides("Trying again")
+            await screen.hides("trying again")
             assert "loading → ready" in screen.text
         finally:
             assert await asyncio.to_thread(second.stop) == 0
