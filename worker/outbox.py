@@ -48,4 +48,5 @@ def _together(deltas: list[Delta]) -> Delta:
         last.finish_reason,
         last.usage,
         last.stop_sequence,
+        next((each.unenforced for each in deltas if each.unenforced), ()),
     )

@@ -267,7 +267,9 @@ def test_what_was_seen_stays_while_the_gateway_is_away() -> None:
     view.lose("Nobody answers.", 10.0)
     view.lose("Nobody answers still.", 15.0)
     assert view.lost
-    assert _plain(view.notice(80, 22.0)) == ["No answer for 12s, trying again. Nobody answers still."]
+    assert _plain(view.notice(80, 22.0)) == [
+        "No answer for 12s, trying again. Nobody answers still."
+    ]
     view.take(_reading(_model()), [])
     before = view.head(80), view.rows(80)
     assert not view.lost

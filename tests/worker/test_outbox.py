@@ -13,7 +13,7 @@ def _delta(request_id: str, token_id: int, *parts: AnswerPart) -> Delta:
 
 def test_a_delta_for_each_request() -> None:
     outbox = Outbox()
-    outbox.add(7, _delta("a", 1, Text("x")))
+    outbox.add(7, Delta("a", (1,), (Text("x"),), unenforced=("not",)))
     outbox.add(7, _delta("b", 2, Reasoning("m")))
     outbox.add(8, _delta("a", 3))
     outbox.add(8, _delta("b", 4, Reasoning("n"), Text("z")))
@@ -21,7 +21,7 @@ def test_a_delta_for_each_request() -> None:
     assert outbox.take() == Output(
         step=9,
         deltas=(
-            Delta("a", (1, 3, 5), (Text("xy"),), "stop", Usage(3, 3), "y"),
+            Delta("a", (1, 3, 5), (Text("xy"),), "stop", Usage(3, 3), "y", ("not",)),
             Delta("b", (2, 4), (Reasoning("mn"), Text("z"))),
         ),
     )
