@@ -20,8 +20,16 @@ _ADMIN_PATHS: Final = (
 )
 _BEARER: Final = b"bearer "
 # What proxies, tunnels and `tailscale serve` say of who has really come.
-_PASSED_ON: Final = (b"forwarded", b"via", b"x-real-ip")
-_PASSED_ON_PREFIXES: Final = (b"x-forwarded-", b"tailscale-")
+_PASSED_ON: Final = (
+    b"cdn-loop",
+    b"forwarded",
+    b"true-client-ip",
+    b"via",
+    b"x-client-ip",
+    b"x-original-forwarded-for",
+    b"x-real-ip",
+)
+_PASSED_ON_PREFIXES: Final = (b"cf-", b"fly-", b"tailscale-", b"x-envoy-", b"x-forwarded")
 
 
 class Need(Enum):
@@ -53,7 +61,9 @@ def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     on this machine. Names are in lower case.
     """
     for name, _ in headers:
-        if name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIXES):
+        # Gateways in between take one sign for the other.
+        same = name.replace(b"_", b"-")
+        if same in _PASSED_ON or same.startswith(_PASSED_ON_PREFIXES):
             return name.decode("latin-1")
     return None
 

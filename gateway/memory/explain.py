@@ -48,12 +48,12 @@ def _group_remarks(ledger: Ledger, model_id: str) -> Iterator[str]:
 
 
 def _place_of(rival: Holder, group: Group) -> str:
-    taken = f"{rival.model_id} has its place, as {label_of(group)} has one loaded at a time (swap)"
+    taken = f"{label_of(group)} has one model loaded at a time (swap), now {rival.model_id}"
     if rival.ending:
         return taken
     return (
-        f"{taken}, and goes when it is idle or queue.max_wait_s have passed; "
-        f"`bulkhead unload {rival.model_id}` makes it go now"
+        f"{taken}: it makes room once it is idle, or after queue.max_wait_s; "
+        f"`bulkhead unload {rival.model_id}` unloads it now"
     )
 
 

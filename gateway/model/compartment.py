@@ -283,6 +283,7 @@ class Compartment:
 
     def preload(self) -> None:
         """For the gateway's start."""
+        self._load_ordered = self.state is not State.READY
         self.condition.handle(Event.PRELOAD)
 
     def unload(self, *, hold: bool, force: bool) -> None:

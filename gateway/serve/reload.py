@@ -175,6 +175,7 @@ class Reloader:
         settings = _without_restart(self._present.settings, new.settings, found.restart)
         self._present = msgspec.structs.replace(new, settings=settings)
         self._fleet.configure(models_of(self._present), settings, budget)
+        self._fleet.say_absent(new.absent)
         return Reloaded(
             added=found.added,
             removed=found.removed,

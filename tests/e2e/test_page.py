@@ -236,7 +236,9 @@ def test_a_load_is_watched(page: Browser, site: Site) -> None:
 
 
 def test_what_is_wrong_stands_at_the_top_and_words_are_explained(page: Browser) -> None:
-    page.sees(".troubles", f"There is no model folder {MISSING_FOLDER}")
+    page.sees(
+        ".troubles", f"'{MISSING}' can't be loaded: There is no model folder {MISSING_FOLDER}"
+    )
     assert page.find(".cards h3").text == MISSING
     assert "1 with trouble" in page.text("[aria-labelledby=models]")
     page.click(".facts .term")

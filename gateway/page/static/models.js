@@ -105,7 +105,7 @@ function Model({ model, rates, onVerb }) {
         Worker ${worker.incarnation}, process ${worker.pid}${model.oldest_active_s !== null &&
         `, oldest request ${duration(model.oldest_active_s)}`}
       </p>`}
-      ${model.last_exit && html`<${LastExit} exit=${model.last_exit} />`}
+      ${model.last_exit && html`<${LastExit} exit=${model.last_exit} told=${model.reason} />`}
       <${Actions} model=${model} onVerb=${onVerb} />
     </li>
   `;
@@ -127,10 +127,10 @@ function Actions({ model, onVerb }) {
   `;
 }
 
-function LastExit({ exit }) {
+function LastExit({ exit, told }) {
   return html`
     <details class="last-exit">
-      <summary>Last end: ${exit.reason}</summary>
+      <summary>Last end${exit.reason !== told && `: ${exit.reason}`}</summary>
       <p>${new Date(exit.at * 1000).toLocaleString()}, ${exit.signal ?? `code ${exit.code}`}</p>
       ${exit.log_tail && html`<pre tabindex="0">${exit.log_tail}</pre>`}
     </details>

@@ -7,9 +7,11 @@ const SERIOUS = ["overgrown", "stranded", "refuse", "breaker", "hang", "escalati
 
 const SENTENCES = {
   state: (e) => `${e.model} is ${e.after}: ${e.reason ?? e.cause}`,
+  start: (e) => `Process ${e.pid} was started for ${e.model}`,
+  adopt: (e) => `The spare worker, process ${e.pid}, is ${e.model}'s now`,
   ready: (e) => `${e.model} was loaded in ${e.load_s.toFixed(1)} s, by process ${e.pid}`,
   exit: (e) =>
-    `The worker of ${e.model} ended ${e.expected ? "as it was to" : "unexpectedly"}${e.reason ? `: ${e.reason}` : ""}`,
+    `The worker of ${e.model} ended${e.expected ? "" : " unexpectedly"}${e.reason ? `: ${e.reason}` : ""}`,
   admit: (e) => `${e.model} gets ${bytes(e.floor_bytes)}; ${bytes(e.free_bytes)} are free`,
   evict: (e) => `${e.model} gives way${e.for_model ? ` to ${e.for_model}` : ""}`,
   lend: (e) => `${e.model} may hold ${bytes(e.limit_bytes)} from now on`,

@@ -8,14 +8,14 @@ export function Troubles({ status }) {
   if (found.length === 0) return null;
   return html`
     <ul class="troubles" aria-label="What is wrong">
-      ${found.map(([who, what]) => html`<li><strong>${who}</strong> ${what}</li>`)}
+      ${found.map(([who, what]) => html`<li>${who && html`<strong>${who}</strong> `}${what}</li>`)}
     </ul>
   `;
 }
 
 function* troubles({ reason, models, hosts, memory }) {
   if (reason) yield ["The gateway:", reason];
-  for (const { id, state, failure } of models) if (failure) yield [`${id} (${state}):`, failure];
+  for (const { failure } of models) if (failure) yield ["", failure];
   for (const { name, reachable, reason: why } of hosts) if (!reachable) yield [`${name}:`, why];
   if (memory.stranded_bytes) yield ["Memory:", `${bytes(memory.stranded_bytes)} did not come back from workers that ended.`];
   if (memory.pressure && memory.pressure !== "normal") yield ["Memory:", `the system is short of it (${memory.pressure}).`];

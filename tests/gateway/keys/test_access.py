@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.keys.access import Need, counts, needed, shown_key
+from gateway.keys.access import Need, counts, needed, passed_on, shown_key
 from gateway.keys.caller import ANYBODY, STRANGER, Caller
 
 
@@ -106,3 +106,25 @@ def test_models_by_id_or_alias() -> None:
     assert not some.may_use("org/bigger")
     assert not STRANGER.may_use("org/big")
     assert Caller(name="a").may_use("anything")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "forwarded",
+        "via",
+        "x-forwarded",
+        "x-forwarded-host",
+        "x_forwarded_for",
+        "x-real-ip",
+        "cf-connecting-ip",
+        "cdn-loop",
+        "fly-client-ip",
+        "tailscale-user-login",
+        "true-client-ip",
+        "x-envoy-external-address",
+    ],
+)
+def test_a_proxy_is_known_by_what_it_adds(name: str) -> None:
+    assert passed_on([(b"host", b"mac"), (name.encode(), b"192.0.2.60")]) == name
+    assert passed_on([(b"host", name.encode()), (b"viaduct", b"1")]) is None

@@ -64,10 +64,10 @@ def test_who_takes_turns_with_it() -> None:
     ledger.arrange(Groups([group]))
     ledger.enter(Claim("n", 2 * GB, 0, 0.0))
     told = explain.waiting(ledger, Claim("m", 4 * GB, 0, 0.0))
-    place = "n has its place, as groups.large has one loaded at a time (swap)"
+    place = "groups.large has one model loaded at a time (swap), now n"
     assert told == (
-        f"{place}, and goes when it is idle or queue.max_wait_s have passed; "
-        "`bulkhead unload n` makes it go now"
+        f"{place}: it makes room once it is idle, or after queue.max_wait_s; "
+        "`bulkhead unload n` unloads it now"
     ), "what it needs is free, and no reason"
     holder = ledger.holder("n")
     assert holder is not None
