@@ -20,6 +20,7 @@ from gateway.config.models import find_folder, locate
 from gateway.config.read import Draft, read_draft
 from gateway.config.settings import ConfigError, Flags, ModelSettings, Settings
 from gateway.config.sizes import format_size
+from gateway.library.description import describe
 from gateway.memory.budget import budget_bytes
 from gateway.memory.estimate.beside import possible_beside
 from gateway.memory.estimate.estimate import MOST_ROWS
@@ -40,7 +41,7 @@ class Printed(Struct):
     """The JSON form; sizes in bytes. `floor_bytes`, the sum of the parts, must be had for a load;
     `possible_bytes` can be had beside what is pinned. `rows` are sequences by their tokens.
     `company` are the floors of models that are loaded with it; `forecast` is what a running gateway
-    says that its load would bring about, and `failure` why the last one failed. `gateway` is the
+    says that its load would bring about, and `failure` why it can't be loaded. `gateway` is the
     address of the one that has told all of it; null: it was calculated here, by the configuration
     that is found here.
     """
@@ -118,6 +119,8 @@ def command(
         raise CommandError(str(ConfigError(draft.mistakes)))
     else:
         answer = _calculated(model, context_tokens, settings, own, running)
+    if answer.failure is None and (problem := _problem(model, settings)) is not None:
+        answer = answer._replace(failure=f"{model!r} can't be loaded: {problem}")
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(_printed(model, answer)), indent=2))
     else:
@@ -194,6 +197,14 @@ def _calculated(
     return _Answer(outline, bool(settings.groups), about, failure, None)
 
 
+def _problem(model: str, settings: Settings) -> str | None:
+    """What its files say against a load."""
+    try:
+        return describe(find_folder(locate(_configured(model, settings).path))).problem
+    except (ValueError, OSError):
+        return None
+
+
 def _configured(model: str, settings: Settings) -> ModelSettings:
     for model_id, each in settings.models.items():
         if model == model_id or model in each.aliases:
@@ -251,7 +262,7 @@ def _print(model: str, answer: _Answer) -> None:
             f"{format_size(calculated)}, {_off(calculated / measured - 1)}."
         )
     if answer.failure is not None:
-        click.echo(f"Its last load failed: {printable(answer.failure)}")
+        click.echo(printable(answer.failure))
     click.echo(_sentence(answer))
     if found.company:
         together_bytes = found.needed_bytes + sum(found.company.values())

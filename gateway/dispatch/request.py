@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from gateway.dispatch.progress import Progress, ProgressState
 from gateway.dispatch.refusal import Refusal
-from gateway.dispatch.vectors import Vectors
+from gateway.dispatch.vectors import Vectors, likely_tokens
 from gateway.metrics.timing import Timing
 from protocol.answers import Delta, Embedded, FinishReason, RequestFailed, RequestField, Usage
 from protocol.parts import AnswerPart, merged
@@ -179,6 +179,10 @@ class Request:
         """What was computed for it so far, as far as that is known; None: nothing."""
         if self._usage is not None:
             return self._usage
+        if isinstance(self.task, Embed):
+            # Nobody tells how far a worker came with it.
+            began = self.begun_at is not None and self._refusal is None
+            return Usage(likely_tokens(self.task), 0) if began else None
         tokens = len(self.progress.delivered)
         return Usage(self.progress.prompt_tokens, tokens) if self.progress.begun else None
 

@@ -5,8 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from protocol.answers import Embedded
+from protocol.prompts import TextPrompt
+from protocol.requests import Embed
+from protocol.tokens import BYTES_PER_TOKEN
 
 BYTES_PER_NUMBER: Final = 4
+# English, with vocabularies of today.
+_CHARACTERS_PER_TOKEN: Final = 4
 # No model has longer vectors.
 _MOST_DIMENSIONS: Final = 1 << 16
 
@@ -50,3 +55,14 @@ class Vectors:
         """The vector of one input."""
         size = self.dimensions * BYTES_PER_NUMBER
         return bytes(self.data[index * size : (index + 1) * size])
+
+
+def likely_tokens(task: Embed) -> int:
+    """What its inputs come to, about: the worker alone counts, and tells it with the vectors."""
+    query = 0 if task.query is None else len(task.query)
+    return sum(
+        1 + (len(each.text) + query) // _CHARACTERS_PER_TOKEN
+        if isinstance(each, TextPrompt)
+        else len(each.token_ids) // BYTES_PER_TOKEN
+        for each in task.inputs
+    )

@@ -224,6 +224,23 @@ def test_a_key_sees_its_models_alone(gateway: Gateway) -> None:
     assert gateway.model("other")["state"] == "unloaded"
 
 
+def test_who_leaves_before_the_vectors_come_has_used_the_texts(gateway: Gateway) -> None:
+    headers = _new(gateway, "collector", tpm=100)
+    body = json.dumps({"model": "demo", "input": ["word " * 500] * 8})
+    raw = ["POST /v1/embeddings HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
+    raw += [f"Authorization: {headers['authorization']}", "", ""]
+    with connect(gateway) as connection:
+        send(connection, "\r\n".join(raw).encode() + body.encode())
+        eventually(
+            lambda: gateway.model()["active_requests"] or _used(gateway, "collector")["requests"]
+        )
+    counts = eventually(lambda: used if (used := _used(gateway, "collector"))["requests"] else None)
+    assert counts["prompt_tokens"] > 1000
+    with httpx.Client(base_url=gateway.url, headers=headers) as client:
+        answer = client.post("/v1/embeddings", json={"model": "demo", "input": "Hi"})
+    assert (answer.status_code, "tokens" in answer.text) == (429, True), answer.text
+
+
 def test_who_leaves_early_has_used_what_was_computed(gateway: Gateway) -> None:
     headers = _new(gateway, "leaver", tpm=20)
     body = json.dumps(chat_body("Tell me a story.", max_tokens=2000, ignore_eos=True, stream=True))

@@ -84,6 +84,11 @@ function follow(id, setLines, setRefusal) {
   return () => over.abort();
 }
 
+// The keys whose values the message doesn't have.
+function unsaid(told, message) {
+  return Object.fromEntries(Object.entries(told).filter(([, value]) => !message.includes(String(value))));
+}
+
 // { level, text }: a line of JSON as a sentence; any other as it is.
 function readable(line) {
   let told;
@@ -94,6 +99,6 @@ function readable(line) {
   }
   if (told === null || typeof told !== "object" || !told.time) return { text: line };
   const { message, ...others } = told;
-  const text = message === undefined ? sentence(told) : [message, rest(others)].filter(Boolean).join(" · ");
+  const text = message === undefined ? sentence(told) : [message, rest(unsaid(others, message))].filter(Boolean).join(" · ");
   return { level: told.level, text: `${clock(Date.parse(told.time) / 1000)} ${told.level}: ${text}` };
 }
