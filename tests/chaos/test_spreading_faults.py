@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import shutil
 import threading
@@ -15,6 +14,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.support.faults import hanging_files, hangs, sitecustomize
 from tests.support.gateway import Gateway, chat_body, eventually
 from tests.support.limits import limited_user, no_descriptors, no_new_threads
 from tests.support.shapes import DEMO
@@ -30,18 +30,12 @@ SHORTEST_S = 0.5
 @contextlib.contextmanager
 def _hanging_file(folder: Path) -> Iterator[None]:
     """The weights of the model beside don't answer."""
-    weights = folder / "model.safetensors"
-    weights.rename(folder / "kept")
-    os.mkfifo(weights)
+    mark = hangs(folder / "model.safetensors")
+    mark.touch()
     try:
         yield
     finally:
-        weights.rename(folder / "fifo")
-        (folder / "kept").rename(weights)
-        # Whoever reads it gets its end.
-        with contextlib.suppress(OSError):
-            os.close(os.open(folder / "fifo", os.O_WRONLY | os.O_NONBLOCK))
-        (folder / "fifo").unlink()
+        mark.unlink()
 
 
 class Beside:
@@ -108,7 +102,11 @@ def test_streams_go_on_beside(
     chance = random.Random(seed)
     folder = tmp_path / "beside"
     shutil.copytree(DEMO, folder)
-    gateway = start_gateway(models=("demo", str(folder)), prefix=limited_user())
+    gateway = start_gateway(
+        models=("demo", str(folder)),
+        prefix=limited_user(),
+        environment=sitecustomize(tmp_path / "site", hanging_files()),
+    )
     gateway.load()
     undisturbed = _stream(gateway).join().outcome
     pid = gateway.worker_pid()

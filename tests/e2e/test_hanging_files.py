@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.faults import sitecustomize
+from tests.support.faults import hanging_files, hangs, sitecustomize
 from tests.support.gateway import STOP_S, Gateway, eventually, gone
 from tests.support.shapes import DEMO
 from tests.support.streams import Probe, open_stream
@@ -28,7 +28,7 @@ def deadlines(answer_s: float, read_again_s: int) -> str:
     """Code for `sitecustomize`: a gateway waits so long for files. Longer in the product, but it
     is the same wait.
     """
-    return f"""
+    return f"""{hanging_files()}
     if any(each.endswith("bulkhead") for each in sys.orig_argv):
         import gateway.config.places, gateway.memory.appraiser, gateway.model.tenancy
         gateway.config.places._ANSWER_S = gateway.memory.appraiser._ANSWER_S = {answer_s}
@@ -36,11 +36,10 @@ def deadlines(answer_s: float, read_again_s: int) -> str:
     """
 
 
-def hanging_copy(folder: Path, name: str) -> Path:
-    """The demo model, but one of its files hangs."""
+def hanging_weights(folder: Path) -> Path:
+    """The demo model, but the gateway's reading of its weights hangs."""
     shutil.copytree(DEMO, folder)
-    (folder / name).unlink()
-    os.mkfifo(folder / name)
+    hangs(folder / "model.safetensors").touch()
     return folder
 
 
@@ -52,8 +51,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def gateway(folder: Path) -> Iterator[Gateway]:
     """`weights` hangs for the gateway that estimates it, `tokenizer` for its worker only."""
-    weights = hanging_copy(folder / "weights", "model.safetensors")
-    tokenizer = hanging_copy(folder / "tokenizer", "tokenizer.json")
+    weights = hanging_weights(folder / "weights")
+    tokenizer = folder / "tokenizer"
+    shutil.copytree(DEMO, tokenizer)
+    (tokenizer / "tokenizer.json").unlink()
+    os.mkfifo(tokenizer / "tokenizer.json")
     repository = folder / "cache" / "models--owner--name"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("0123abcd")
@@ -112,9 +114,7 @@ def test_a_worker_that_hangs_in_its_load_is_ended(gateway: Gateway) -> None:
 
 
 def test_a_reload_says_which_place_hangs(gateway: Gateway, folder: Path) -> None:
-    main = folder / "cache" / "models--owner--name" / "refs" / "main"
-    main.unlink()
-    os.mkfifo(main)
+    hangs(folder / "cache" / "models--owner--name" / "refs" / "main").touch()
     threads = psutil.Process(gateway.pid).num_threads()
     # The second one finds that it hangs still.
     for _ in range(2):
@@ -132,11 +132,8 @@ def test_files_that_answer_again_are_read(gateway: Gateway, folder: Path) -> Non
     """With the worker that hangs in its load this is also what the end of the gateway meets."""
     gateway.order("load", "tokenizer", wait=False).raise_for_status()
     eventually(lambda: gateway.model("tokenizer")["state"] == "loading")
-    weights = folder / "weights" / "model.safetensors"
-    weights.rename(folder / "fifo")
-    shutil.copy(DEMO / "model.safetensors", weights)
     assert "has not answered" in gateway.order("load", "weights").text
-    (folder / "fifo").write_bytes(b"")
+    hangs(folder / "weights" / "model.safetensors").unlink()
     eventually(lambda: gateway.order("load", "weights").status_code == 200)
 
 
@@ -144,16 +141,14 @@ def test_what_is_kept_loaded_is_tried_again(
     start_gateway: Callable[..., Gateway], tmp_path: Path
 ) -> None:
     """With smaller deadlines; the files answer meanwhile."""
-    weights = hanging_copy(tmp_path / "m", "model.safetensors")
+    weights = hanging_weights(tmp_path / "m")
     running = start_gateway(
         models=(),
         config=f'[models.m]\npath = "{weights}"\npreload = true\n',
         environment=sitecustomize(tmp_path / "site", deadlines(0.5, read_again_s=1)),
     )
     eventually(lambda: "did not answer" in str(running.model("m")["reason"]))
-    (weights / "model.safetensors").rename(tmp_path / "fifo")
-    shutil.copy(DEMO / "model.safetensors", weights / "model.safetensors")
-    (tmp_path / "fifo").write_bytes(b"")
+    hangs(weights / "model.safetensors").unlink()
     eventually(lambda: running.model("m")["state"] == "ready")
 
 

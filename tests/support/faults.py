@@ -33,6 +33,25 @@ def sitecustomize(folder: Path, code: str) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(folder), *([inherited] if inherited else [])])}
 
 
+def hangs(file: Path) -> Path:
+    """While this file is there, a gateway with `hanging_files` waits for the other one."""
+    return file.with_name(f"{file.name}.hangs")
+
+
+def hanging_files() -> str:
+    """Code for `sitecustomize`: gateways wait for files as for those of a mount that has died."""
+    return """
+    if any(each.endswith("bulkhead") for each in sys.orig_argv):
+        import os, time
+        opens = os.open
+        def patient(path, *arguments, **options):
+            while os.path.exists(f"{os.fsdecode(path)}.hangs"):
+                time.sleep(0.02)
+            return opens(path, *arguments, **options)
+        os.open = patient
+    """
+
+
 def after_import(module: str, code: str) -> str:
     """Code for `sitecustomize` that runs in a worker right after it has imported a module, with
     the module as `module`.
