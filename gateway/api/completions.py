@@ -21,7 +21,6 @@ from gateway.api.inputs import Inputs, parse_inputs
 from gateway.api.logprobs import CompletionLogprobs, completion_logprobs, tokens_of
 from gateway.api.openapi.operation import EVENT_STREAM, GENERATES, Described, Operation
 from gateway.api.sampling import (
-    LARGEST_COUNT,
     MOST_ANSWERS,
     check_generation,
     generate_message,
@@ -49,7 +48,7 @@ class CompletionBody(StructuredBody, kw_only=True):
     # mlx_lm.server's clients send true or false.
     logprobs: Annotated[int, Meta(ge=0, le=20)] | bool | None = None
     # 0: nothing but the prompt, with its scores.
-    max_tokens: Annotated[int, Meta(ge=0, le=LARGEST_COUNT)] | None = None
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
     best_of: Annotated[int, Meta(ge=1)] | None = None
     echo: bool | None = None
     suffix: str | None = None

@@ -60,7 +60,8 @@ _MOST_ALLOWED: Final = 1 << 20
 
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Priority = Annotated[int, Meta(ge=-_MOST_PRIORITY, le=_MOST_PRIORITY)]
-Tokens = Annotated[int, Meta(ge=1, le=LARGEST_COUNT)]
+# What a context has no room for is cut off, however much it is.
+Tokens = Annotated[int, Meta(ge=1)]
 StopSequence = Annotated[str, Meta(min_length=1, max_length=_LONGEST_STOP)]
 # vLLM advises 43 characters.
 Salt = Annotated[str, Meta(max_length=_LONGEST_SALT)]
@@ -292,7 +293,7 @@ def generate_message(body: GenerationBody, prompt: Prompt, max_tokens: int | Non
             xtc_probability=body.xtc_probability or 0.0,
             xtc_threshold=_XTC_THRESHOLD if body.xtc_threshold is None else body.xtc_threshold,
         ),
-        max_tokens=max_tokens,
+        max_tokens=None if max_tokens is None else min(max_tokens, LARGEST_COUNT),
         stop=stop,
         include_stop=bool(body.include_stop_str_in_output),
         ignore_eos=bool(body.ignore_eos),

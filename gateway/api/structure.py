@@ -94,7 +94,7 @@ def constraint_of(body: StructuredBody) -> Constraint | None:
 def _of_format(body: ResponseFormat | None) -> Constraint | None:
     match body:
         case ResponseFormat("json_object", schema_=schema):
-            return _schema(schema, "response_format.schema") or Constraint("json_object")
+            return _object(schema, "response_format.schema")
         case ResponseFormat("json_schema", JsonSchemaBody(schema_=schema)) if given(schema):
             return _schema(schema, "response_format.json_schema.schema")
         case ResponseFormat("json_schema"):
@@ -104,6 +104,19 @@ def _of_format(body: ResponseFormat | None) -> Constraint | None:
             )
         case _:
             return None
+
+
+def _object(raw: Raw, name: str) -> Constraint:
+    """A schema that says no type is that of an object here."""
+    schema = _schema(raw, name)
+    if schema is None:
+        return Constraint("json_object")
+    try:
+        fields = msgspec.json.decode(schema.source, type=dict[str, Raw])
+    except msgspec.DecodeError as error:
+        raise _refusal(f"{name} can't be read: {error}.", name) from error
+    fields.setdefault("type", Raw(b'"object"'))
+    return Constraint("json_schema", msgspec.json.encode(fields).decode())
 
 
 def _of_outputs(body: StructuredOutputs | None) -> Constraint | None:

@@ -82,6 +82,36 @@ def test_an_empty_answer_has_a_list_of_log_probabilities(gateway: Gateway) -> No
     assert choice["logprobs"]["content"] == []
 
 
+@pytest.mark.parametrize("count", [1 << 31, 1 << 70])
+def test_an_answer_longer_than_any_context_may_be_asked_for(count: int, gateway: Gateway) -> None:
+    chat = {"model": "demo", "messages": MESSAGES, "stop": ["e"]}
+    answers: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {**chat, "max_tokens": count},
+        "/v1/completions": {"model": "demo", "prompt": "?", "stop": ["e"], "max_tokens": count},
+        "/v1/responses": {
+            "model": "demo",
+            "input": "Hello",
+            "stop": ["e"],
+            "max_output_tokens": count,
+        },
+        "/v1/messages": {
+            "model": "demo",
+            "messages": MESSAGES,
+            "stop_sequences": ["e"],
+            "max_tokens": count,
+        },
+        "/api/chat": {
+            "model": "demo",
+            "messages": MESSAGES,
+            "stream": False,
+            "options": {"num_predict": count, "stop": ["e"]},
+        },
+    }
+    for path, body in answers.items():
+        answer = gateway.client.post(path, json=body)
+        assert answer.status_code == 200, (path, answer.text)
+
+
 def test_no_inputs_have_no_vectors(gateway: Gateway) -> None:
     answer = gateway.client.post("/api/embed", json={"model": "demo", "input": []})
     assert (answer.status_code, answer.json()["embeddings"]) == (200, [])

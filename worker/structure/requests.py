@@ -26,6 +26,8 @@ from worker.structure.tool_grammar import (
 
 _CALL_END: Final = "<|call|>"
 _ANY_OBJECT: Final = {"type": "object"}
+# What isn't enforced where one schema can't be done.
+_LOOSE: Final = ("parameters of functions without strict",)
 _FINAL_MESSAGE: Final = re.compile(
     r"<\|channel\|>\s*final\s*(?:<\|constrain\|>[^<]*)?<\|message\|>\Z"
 )
@@ -50,9 +52,10 @@ class Constraints:
         """
         tools, constraint = generate.tools, generate.constraint
         calls = tools is not None and tools.choice != "none"
+        left_out: tuple[str, ...] = ()
         if tools is not None and calls:
             # Who must call something answers nothing.
-            matcher = self._calls(tools, constraint if tools.choice == "auto" else None)
+            matcher, left_out = self._calls(tools, constraint if tools.choice == "auto" else None)
         elif constraint is not None:
             matcher = self._compiled.find(constraint)
         else:
@@ -65,24 +68,28 @@ class Constraints:
             self._compiled.tokenizer,
             tuple(delivered),
             thinking,
-            unenforced(matcher) if constraint is not None or _strict(tools) else (),
+            (*left_out, *unenforced(matcher)),
         )
         if error := constrained.begin().error:
             raise ConstraintError(f"what was delivered doesn't match it: {error}")
         return constrained
 
-    def _calls(self, tools: Tools, constraint: Constraint | None) -> LLMatcher | None:
-        """Of calls that must be, or must be as their schemas say; or an answer that must match."""
+    def _calls(
+        self, tools: Tools, constraint: Constraint | None
+    ) -> tuple[LLMatcher | None, tuple[str, ...]]:
+        """Of calls that must be, or must be as their schemas say; or an answer that must match. And
+        what of them was given up.
+        """
         functions = functions_of(tools)
         answer = None if constraint is None else lark_rule(constraint)
         forced = tools.choice == "required" or answer is not None
         if not forced and not any(each.strict for each in functions):
-            return None
+            return None, ()
         special = self._compiled.special
         form = form_of(self._format.family, template_text(self._tokenizer), special)
         if form is None:
             if not forced:
-                return None
+                return None, ()
             raise ConstraintError(
                 f"nobody knows how this model's family ({self._format.family}) begins a call: "
                 'use tool_choice "auto"'
@@ -105,16 +112,16 @@ class Constraints:
 
         grammar = make(functions)
         if grammar is None:
-            return None
+            return None, ()
         try:
-            return self._compiled.find_grammar(*grammar)
+            return self._compiled.find_grammar(*grammar), ()
         except ConstraintError:
             # A schema that says nothing of strictness is a wish.
             plain = [each if each.strict else _any_arguments(each) for each in functions]
             if plain == functions:
                 raise
             grammar = make(plain)
-            return None if grammar is None else self._compiled.find_grammar(*grammar)
+            return None if grammar is None else self._compiled.find_grammar(*grammar), _LOOSE
 
     def _thinking(
         self, generate: Generate, prompt_ids: list[int], *, calls: bool
@@ -146,10 +153,6 @@ class Constraints:
             return Thinking(begin, lambda last: last[-1:] == end, eos, opened)
         tag = format_.reasoning.end
         return Thinking(begin, lambda last: tag in tokenizer.decode(last), eos, opened)
-
-
-def _strict(tools: Tools | None) -> bool:
-    return tools is not None and any(each.strict for each in functions_of(tools))
 
 
 def _any_arguments(function: Function) -> Function:

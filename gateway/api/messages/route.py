@@ -52,7 +52,7 @@ from protocol.requests import Constraint, Generate
 
 class ThinkingOption(Struct):
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Tokens | None = None
+    budget_tokens: Annotated[int, Meta(ge=1, le=LARGEST_COUNT)] | None = None
 
 
 class OutputFormat(Struct, rename={"schema_": "schema"}):

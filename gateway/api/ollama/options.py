@@ -26,7 +26,7 @@ class Options(Struct, kw_only=True):
     top_k: Count | None = None
     min_p: Probability | None = None
     seed: Annotated[int, Meta(ge=-_MOST_SEED, le=_MOST_SEED)] | None = None
-    num_predict: Count | None = None
+    num_predict: Annotated[float, Meta(ge=-2, multiple_of=1)] | None = None
     stop: Stop = None
     repeat_penalty: Annotated[float, Meta(ge=0, le=10)] | None = None
     repeat_last_n: Count | None = None

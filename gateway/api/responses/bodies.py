@@ -21,8 +21,18 @@ from gateway.api.chat.tools import (
 )
 from gateway.api.responses.conversation import Said
 from gateway.api.responses.items import ItemBody
-from gateway.api.responses.tools import Kind, Meaning, Tool, told, told_name
-from gateway.api.sampling import Bias, Penalty, Priority, Probability, Salt, Stop, TokenId, Tokens
+from gateway.api.responses.tools import Kind, Meaning, Tool, runs_here, told, told_name
+from gateway.api.sampling import (
+    LARGEST_COUNT,
+    Bias,
+    Penalty,
+    Priority,
+    Probability,
+    Salt,
+    Stop,
+    TokenId,
+    Tokens,
+)
 from gateway.api.structure import JsonSchemaBody, ResponseFormat
 from gateway.api.supported import refusing
 from gateway.dispatch.refusal import Refusal
@@ -111,13 +121,13 @@ class ResponseBody(Struct, kw_only=True):
     metadata: Annotated[dict[Label, Value], Meta(max_length=16)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=(1 << 31) - 1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=LARGEST_COUNT)] | None = None
     min_p: Probability | None = None
     seed: int | None = None
     stop: Stop = None
     ignore_eos: bool | None = None
     repetition_penalty: Annotated[float, Meta(ge=0, le=10)] | None = None
-    repetition_context_size: Tokens | None = None
+    repetition_context_size: Annotated[int, Meta(ge=1, le=LARGEST_COUNT)] | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=1024)] | None = None
@@ -175,7 +185,7 @@ def tools(body: ResponseBody, said: Said) -> Tools | None:
     try:
         return tools_of(
             [ToolBody(each.function, "function") for each in found],
-            _choice(body.tool_choice, [each.meaning for each in found]),
+            _choice(body, [each.meaning for each in found]),
             parallel=body.parallel_tool_calls is not False,
             mentioned=brought.keys() - early,
         )
@@ -190,10 +200,15 @@ def tools(body: ResponseBody, said: Said) -> Tools | None:
         raise
 
 
-def _choice(
-    choice: Literal["auto", "none", "required"] | ToolChoice | None, meanings: Sequence[Meaning]
-) -> ToolChoiceBody | None:
+def _choice(body: ResponseBody, meanings: Sequence[Meaning]) -> ToolChoiceBody | None:
+    """A choice of nothing but what runs at OpenAI is none."""
+    choice = body.tool_choice
+    elsewhere = {each.type for each in body.tools or () if not runs_here(each)}
     match choice:
+        case "required" if elsewhere and not meanings:
+            return None
+        case ToolChoice(kind) if kind in elsewhere:
+            return None
         case None | "auto" | "none" | "required":
             return choice
         case ToolChoice("allowed_tools", _, mode, list() as asked):
@@ -227,7 +242,9 @@ def _format(text: TextConfig | None) -> ResponseFormat | None:
     if asked.type == "json_schema" and not given(asked.schema_):
         raise _refusal("text.format.schema is missing: send the schema.", "text.format.schema")
     schema = JsonSchemaBody(asked.name, asked.schema_, asked.strict, asked.description)
-    return ResponseFormat(asked.type, schema if asked.type == "json_schema" else None)
+    return ResponseFormat(
+        asked.type, schema if asked.type == "json_schema" else None, asked.schema_
+    )
 
 
 def _refusal(message: str, param: str) -> Refusal:

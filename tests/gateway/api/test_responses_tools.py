@@ -119,10 +119,15 @@ def test_some_are_allowed() -> None:
     ]
 
 
-def test_what_runs_elsewhere_is_not_chosen() -> None:
+def test_a_choice_of_what_runs_elsewhere_is_none() -> None:
+    for choice in ({"type": "web_search"}, "required"):
+        assert tools(_body(tools=HOSTED, tool_choice=choice), NOTHING) is None
+    told = tools(_body(tools=[*HOSTED, CLOCK], tool_choice={"type": "web_search"}), NOTHING)
+    assert told is not None
+    assert told.choice == "auto"
     for choice in ({"type": "web_search"}, "required"):
         with pytest.raises(Refusal) as refused:
-            tools(_body(tools=HOSTED, tool_choice=choice), NOTHING)
+            tools(_body(tool_choice=choice), NOTHING)
         assert refused.value.param == "tool_choice"
 
 

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from gateway.api.completions import CompletionBody
+from gateway.api.responses.bodies import ResponseBody
 from gateway.api.structure import constraint_of
 from gateway.dispatch.refusal import Refusal
 from protocol.requests import Constraint
@@ -32,6 +33,16 @@ def _format(**more: Any) -> dict[str, Any]:
         ({"response_format": {"type": "json_object"}}, "json_object", ""),
         ({"response_format": _format(schema=SCHEMA, strict=True)}, "json_schema", TEXT),
         ({"response_format": {"type": "json_object", "schema": SCHEMA}}, "json_schema", TEXT),
+        (
+            {"response_format": {"type": "json_object", "schema": {}}},
+            "json_schema",
+            '{"type":"object"}',
+        ),
+        (
+            {"response_format": {"type": "json_object", "schema": {"minProperties": 1}}},
+            "json_schema",
+            '{"minProperties":1,"type":"object"}',
+        ),
         ({"guided_json": SCHEMA}, "json_schema", TEXT),
         ({"guided_json": TEXT}, "json_schema", TEXT),
         ({"guided_regex": "[a-z]+"}, "regex", "[a-z]+"),
@@ -83,3 +94,11 @@ def test_a_text_beside_it_is_no_constraint() -> None:
     body = _body(response_format={"type": "text"}, guided_regex="a")
     assert constraint_of(body) == Constraint("regex", "a")
     assert body.constraint_param == "guided_regex"
+
+
+def test_responses_take_a_schema_beside_json_object() -> None:
+    format_ = {"type": "json_object", "schema": SCHEMA}
+    sent = json.dumps({"model": "m", "text": {"format": format_}})
+    asked = constraint_of(msgspec.json.decode(sent, type=ResponseBody).generation())
+    assert asked is not None
+    assert (asked.kind, json.loads(asked.source)) == ("json_schema", SCHEMA)

@@ -298,12 +298,21 @@ def test_nothing_is_bound_without_strictness(tmp_path: Path) -> None:
         assert model.constraints.of(_generate(tools), [1], []) is None
 
 
+def test_what_is_left_out_is_named_without_strictness_too(tmp_path: Path) -> None:
+    model = _model(RECORDED[0], tmp_path)
+    schema = {"type": "object", "properties": {"a": {"type": "string", "not": {"const": "z"}}}}
+    definitions = json.dumps([_definition("weather", schema)])
+    asked = model.constrained(Tools(definitions=definitions, choice="required"))
+    assert asked.unenforced == ("not",)
+
+
 def test_schemas_that_cannot_be_done(tmp_path: Path) -> None:
     """Who asks for no strictness gets arguments of any kind, others a refusal."""
     model = _model(RECORDED[0], tmp_path)
     schema = {"type": "object", "properties": {"a": {"$ref": "https://example.com/schema"}}}
     loose = json.dumps([_definition("weather", schema)])
-    assert model.constrained(Tools(definitions=loose, choice="required"))
+    asked = model.constrained(Tools(definitions=loose, choice="required"))
+    assert asked.unenforced == ("parameters of functions without strict",)
     strict = json.dumps([_definition("weather", schema, strict=True)])
     with pytest.raises(ConstraintError, match=r"example\.com"):
         model.constrained(Tools(definitions=strict))
