@@ -113,7 +113,11 @@ def test_an_answer_longer_than_any_context_may_be_asked_for(count: int, gateway:
 
 
 def test_no_inputs_have_no_vectors(gateway: Gateway) -> None:
-    answer = gateway.client.post("/api/embed", json={"model": "demo", "input": []})
-    assert (answer.status_code, answer.json()["embeddings"]) == (200, [])
+    for nothing in ({"input": []}, {"input": ""}, {}):
+        answer = gateway.client.post("/api/embed", json={"model": "demo", **nothing})
+        assert (answer.status_code, answer.json()["embeddings"]) == (200, [])
+    for nothing in ({"prompt": ""}, {}):
+        answer = gateway.client.post("/api/embeddings", json={"model": "demo", **nothing})
+        assert (answer.status_code, answer.json()) == (200, {"embedding": []})
     missing = gateway.client.post("/api/embed", json={"model": "nobody", "input": []})
     assert missing.status_code == 404

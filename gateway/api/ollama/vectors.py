@@ -12,7 +12,7 @@ from msgspec import Meta, Raw
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from gateway.api.bodies import beside_the_loop, read_json
+from gateway.api.bodies import ABSENT, beside_the_loop, given, read_json
 from gateway.api.inputs import Input, parse_inputs
 from gateway.api.ollama.names import find_model
 from gateway.api.openapi.operation import GENERATES, Described, Operation
@@ -43,7 +43,7 @@ Written = Callable[[Request, Usage], Iterator[bytes]]
 class EmbedBody(VectorBody, kw_only=True):
     """`options` change nothing here."""
 
-    input: Texts
+    input: Texts = ABSENT
     truncate: bool | None = None
     dimensions: Annotated[int, Meta(ge=1, le=_MOST_DIMENSIONS)] | None = None
 
@@ -51,7 +51,7 @@ class EmbedBody(VectorBody, kw_only=True):
 class EmbeddingsBody(VectorBody, kw_only=True):
     """The older way, for one text."""
 
-    prompt: str
+    prompt: str = ""
 
 
 class EmbedAnswer(msgspec.Struct):
@@ -69,7 +69,8 @@ class EmbeddingsAnswer(msgspec.Struct):
 async def embed(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, EmbedBody)
     name = body.model
-    if bytes(body.input).strip(b"[] \t\r\n") == b"" and bytes(body.input).count(b"[") == 1:
+    text = bytes(body.input).translate(None, b" \t\r\n")
+    if not given(body.input) or text in (b"[]", b'""'):
         # As Ollama answers it.
         find_model(http_request, name)
         return Response(
@@ -94,6 +95,9 @@ async def embed(http_request: HttpRequest) -> Response:
 
 async def embeddings(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, EmbeddingsBody)
+    if not body.prompt:
+        find_model(http_request, body.model)
+        return Response(msgspec.json.encode(EmbeddingsAnswer([])), media_type="application/json")
 
     def written(request: Request, usage: Usage) -> Iterator[bytes]:
         yield b'{"embedding":%b}' % _numbers(request.vectors, 0)
