@@ -116,6 +116,8 @@ def test_no_inputs_have_no_vectors(gateway: Gateway) -> None:
     for nothing in ({"input": []}, {"input": ""}, {}):
         answer = gateway.client.post("/api/embed", json={"model": "demo", **nothing})
         assert (answer.status_code, answer.json()["embeddings"]) == (200, [])
+    space = gateway.client.post("/api/embed", json={"model": "demo", "input": " "})
+    assert space.json().get("embeddings") != []
     for nothing in ({"prompt": ""}, {}):
         answer = gateway.client.post("/api/embeddings", json={"model": "demo", **nothing})
         assert (answer.status_code, answer.json()) == (200, {"embedding": []})

@@ -69,8 +69,8 @@ class EmbeddingsAnswer(msgspec.Struct):
 async def embed(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, EmbedBody)
     name = body.model
-    text = bytes(body.input).translate(None, b" \t\r\n")
-    if not given(body.input) or text in (b"[]", b'""'):
+    text = bytes(body.input).strip()
+    if not given(body.input) or text == b'""' or text.translate(None, b" \t\r\n") == b"[]":
         # As Ollama answers it.
         find_model(http_request, name)
         return Response(
