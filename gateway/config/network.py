@@ -89,7 +89,11 @@ def first_key(settings: GatewaySettings) -> str:
 
 
 def _state_dir(settings: GatewaySettings) -> StateDir:
-    return StateDir(Path(settings.state_dir or default_state_dir()))
+    try:
+        return StateDir(Path(settings.state_dir or default_state_dir()))
+    except RuntimeError:
+        # It begins with the home of an account that isn't there, which is a mistake of its own.
+        return StateDir(default_state_dir())
 
 
 def has_keys(settings: GatewaySettings) -> bool:

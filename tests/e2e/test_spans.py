@@ -65,7 +65,7 @@ def test_a_request_is_a_span_with_its_phases(
     running = start_gateway(environment=collector.environment)
     traced = {"traceparent": f"00-{TRACE}-{PARENT}-01", "x-request-id": "traced"}
     running.chat("Hello", max_tokens=4, headers=traced).raise_for_status()
-    running.chat("Hello", max_tokens=100_000)
+    running.chat("word " * 20_000)
     running.client.get("/livez")
     # Its phases come with the first, and that it was queued with the second.
     eventually(lambda: len(collector.spans) >= 6)
