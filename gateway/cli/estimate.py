@@ -29,7 +29,7 @@ from gateway.memory.estimate.learned import Learned
 from gateway.memory.estimate.options import options_in
 from gateway.memory.estimate.outline import Outline, Verdict, outline_of
 from gateway.memory.estimate.weights import EstimateError
-from gateway.memory.stranded.record import read_stranded
+from gateway.memory.leak_check import read_stranded
 from gateway.nearest import nearest_model, suggestion
 from gateway.state.address import running_address
 from gateway.state.state_dir import StateDir, default_state_dir

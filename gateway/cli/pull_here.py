@@ -17,7 +17,7 @@ from gateway.hub.process import Deaths, PullProcess
 from gateway.memory.budget import budget_bytes
 from gateway.memory.estimate.beside import possible_beside
 from gateway.memory.estimate.learned import Learned
-from gateway.memory.stranded.record import read_stranded
+from gateway.memory.leak_check import read_stranded
 from gateway.state.state_dir import StateDir, default_state_dir
 
 

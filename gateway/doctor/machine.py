@@ -16,8 +16,8 @@ from gateway.doctor.installation import Installation
 from gateway.memory.budget import budget_of, unknown_device
 from gateway.memory.device import DeviceMemory, device_memory
 from gateway.memory.host import HostMemory, host_memory, wired_limit_mb
+from gateway.memory.leak_check import read_stranded
 from gateway.memory.reading import HostError
-from gateway.memory.stranded.record import read_stranded
 from gateway.system.file_limit import LEAST_FILES, attainable_files
 
 _MIB: Final = 1 << 20

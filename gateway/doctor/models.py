@@ -22,7 +22,7 @@ from gateway.memory.estimate.fitting import Fit, fit, whole
 from gateway.memory.estimate.learned import Learned
 from gateway.memory.estimate.options import options_in
 from gateway.memory.estimate.weights import EstimateError
-from gateway.memory.stranded.record import read_stranded
+from gateway.memory.leak_check import read_stranded
 from protocol.errands import Environment, Examine, Examined
 
 _CHECK: Final = "model"

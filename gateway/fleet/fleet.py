@@ -27,9 +27,8 @@ from gateway.hub.messages import Planned
 from gateway.memory.admission import Admission
 from gateway.memory.estimate.beside import misfits
 from gateway.memory.estimate.learned import Learned
+from gateway.memory.leak_check import LeakCheck, write_stranded
 from gateway.memory.steward import Steward
-from gateway.memory.stranded.policy import Stranded
-from gateway.memory.stranded.record import write_stranded
 from gateway.metrics.loop_lag import LoopLag
 from gateway.model import refusals
 from gateway.model.compartment import Compartment
@@ -75,13 +74,12 @@ class Fleet:
         state_dir: StateDir,
         records: WorkerRecords,
         swept: Iterable[Swept],
-        stranded: Stranded | None,
+        leak_check: LeakCheck | None,
         caution: str | None,
         first_incarnation: int = 1,
     ) -> None:
         """`budget_bytes` is what all workers together may hold. `swept` are the leftovers of an
-        earlier gateway that were found; `stranded` judges what belongs to nobody any more, where
-        that can happen.
+        earlier gateway that were found; `leak_check` is None where nothing is ever stranded.
         `caution` is why no model is to be loaded that nobody asks for. Incarnations are counted
         from `first_incarnation` on.
         """
@@ -98,8 +96,8 @@ class Fleet:
             self.events.emit(
                 "sweep", None, pid=each.pid, name=each.name, ended=each.ended, seconds=each.seconds
             )
-        if stranded is not None and stranded.bytes:
-            self.events.emit("stranded", None, stranded_bytes=stranded.bytes)
+        if leak_check is not None and leak_check.bytes:
+            self.events.emit("stranded", None, stranded_bytes=leak_check.bytes)
         if caution is not None:
             self.events.emit("caution", None, reason=caution)
         self._wakefulness = Wakefulness()
@@ -121,7 +119,7 @@ class Fleet:
                 spare_bytes=settings.workers.spare * learned.process_bytes,
             ),
             learned,
-            stranded,
+            leak_check,
             functools.partial(write_stranded, state_dir.stranded_path),
             self.events,
             settings.workers.spare,

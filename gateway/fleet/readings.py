@@ -13,10 +13,9 @@ from gateway.fleet.roster import Roster
 from gateway.memory.card import card_memory
 from gateway.memory.footprint import FootprintError, FootprintGauge
 from gateway.memory.host import host_memory
+from gateway.memory.leak_check import Loaded
 from gateway.memory.reading import CardMemory, Footprint
 from gateway.memory.steward import Steward
-from gateway.memory.stranded.policy import Held, Reading
-from gateway.model.lifecycle import State
 from gateway.process.identity import descendants
 from gateway.process.worker import Worker
 from gateway.system.lane import Lane
@@ -97,15 +96,12 @@ class Readings:
         """The machine's wired pages with what its workers did."""
         if self.host.wired_bytes is None:
             return
-        held = {}
-        for each in self._roster.everyone:
-            if each.worker is not None:
-                loads = each.state in (State.STARTING, State.LOADING)
-                works = loads or (each.traffic.running > 0 and each.state is not State.STOPPING)
-                held_bytes = each.worker.memory.host_bytes or 0
-                held[each.worker.pid] = Held(each.model.id, held_bytes, loads, works)
-        now = asyncio.get_running_loop().time()
-        self._steward.observe(Reading(now, self.host.wired_bytes, held))
+        workers = {
+            each.worker.pid: Loaded(each.model.id, each.worker.memory.host_bytes or 0)
+            for each in self._roster.everyone
+            if each.worker is not None
+        }
+        self._steward.check_leaks(self.host.wired_bytes, workers)
 
     async def _read_footprint(self, worker: Worker) -> None:
         worker.count_tokens()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -28,11 +29,9 @@ from gateway.memory.execution import Execution
 from gateway.memory.forecast import Forecast, forecast
 from gateway.memory.groups import Group
 from gateway.memory.holder import Holder, Need
+from gateway.memory.leak_check import LeakCheck, Loaded, Reading, StrandedRecord
 from gateway.memory.reading import Pressure
-from gateway.memory.returns import Returns
 from gateway.memory.shortage import Shortage
-from gateway.memory.stranded.policy import Reading, Stranded
-from gateway.memory.stranded.record import StrandedRecord
 from gateway.memory.tenant import Tenant
 from gateway.system.lane import Lane
 from gateway.system.tasks import Tasks
@@ -62,15 +61,16 @@ class Steward:
         self,
         admission: Admission,
         learned: Learned,
-        stranded: Stranded | None,
+        leak_check: LeakCheck | None,
         on_stranded: Callable[[StrandedRecord], None],
         events: EventLog,
         spares: int,
         ordinary_tokens: int,
         hosts: Hosts,
     ) -> None:
-        """`on_stranded` keeps the figures for the next gateway; it is called off the loop. So many
-        `spares` are wanted. `ordinary_tokens` of a sequence are to be had at a load.
+        """`leak_check` None: nothing is ever stranded here. `on_stranded` keeps its figures for the
+        next gateway; it is called off the loop. So many `spares` are wanted. `ordinary_tokens` of a
+        sequence are to be had at a load.
         """
         self.admission = admission
         self._hosts = hosts
@@ -84,9 +84,9 @@ class Steward:
         self._execution = Execution(admission.ledger, events)
         self._tenants: dict[str, Tenant] = {}
         self._tasks = Tasks("memory")
-        self._returns = Returns(
-            stranded, admission.ledger, events, self._lost_memory, self._keep_stranded
-        )
+        self._leak_check = leak_check
+        if leak_check is not None:
+            admission.ledger.stranded_bytes = leak_check.bytes
         self._company = Company(admission, self._estimates.floor_bytes, self._tasks)
         self._loop = asyncio.get_running_loop()
         # A worker that slept along with everybody owes no answer, and nobody has waited.
@@ -193,14 +193,37 @@ class Steward:
         self.admission.gone(model_id)
         self._execution.gone(model_id)
         self._estimates.gone(model_id)
-        if pid is not None:
-            self._returns.ended(pid, self._loop.time(), clean=clean)
+        if self._leak_check is not None and pid is not None and not clean:
+            self._leak_check.ended(pid, self._clock.now())
         self.decide_soon()
 
-    def observe(self, reading: Reading) -> None:
-        """Judge by the machine's wired pages what ended workers have given back."""
-        if self._returns.observe(reading):
+    def check_leaks(self, wired_bytes: int, workers: dict[int, Loaded]) -> None:
+        """Judge what killed workers have not given back. `workers` are the living ones, by their
+        pids. To be called every second.
+        """
+        check, ledger = self._leak_check, self.admission.ledger
+        if check is None:
+            return
+        before_bytes = check.bytes
+        for finding in check.observe(Reading(self._clock.now(), wired_bytes, workers)):
+            self._events.emit(
+                "return",
+                finding.model_id,
+                held_bytes=finding.held_bytes,
+                missing_bytes=finding.missing_bytes,
+                wired_bytes=wired_bytes,
+            )
+            if (tenant := self._tenants.get(finding.model_id)) is not None:
+                tenant.lost_memory(finding.missing_bytes)
+        if check.bytes != before_bytes:
+            self._events.emit("stranded", None, stranded_bytes=check.bytes)
+        if (record := check.due(time.time())) is not None:
+            self._write(functools.partial(self._on_stranded, record), "keep stranded")
+        withheld_bytes = check.bytes + check.undecided_bytes
+        if withheld_bytes != ledger.stranded_bytes:
+            ledger.stranded_bytes = withheld_bytes
             self.decide_soon()
+        ledger.undecided_bytes = check.undecided_bytes
 
     def note_footprint(self, model_id: str, footprint_bytes: int, kept_bytes: int) -> None:
         """A reading that began when its worker kept to this limit."""
@@ -298,14 +321,6 @@ class Steward:
                 self._execution.perform(decision, {}, reason)
 
     # Inside
-
-    def _lost_memory(self, model_id: str, missing_bytes: int) -> None:
-        tenant = self._tenants.get(model_id)
-        if tenant is not None:
-            tenant.lost_memory(missing_bytes)
-
-    def _keep_stranded(self, record: StrandedRecord) -> None:
-        self._write(functools.partial(self._on_stranded, record), "keep stranded")
 
     def _write(self, write: Callable[[], None], name: str) -> None:
         self._tasks.start(self._state_files.run(write, _WRITE_S, "the state folder"), name)

@@ -37,7 +37,7 @@ from gateway.mailbox.entry import Api
 from gateway.mailbox.family import Family
 from gateway.mailbox.mailbox import Mailbox
 from gateway.memory.budget import budget_bytes
-from gateway.memory.stranded.at_start import stranded_at_start
+from gateway.memory.leak_check import leak_check_at_start
 from gateway.model.model import models_of
 from gateway.process.identity import ProcessGoneError
 from gateway.process.records import WorkerRecords
@@ -89,7 +89,9 @@ def run(
     start = StartRecord(state_dir.starts_path, time.time(), takes_over=takes_over)
     # The workers of the gateway that is replaced are no leftovers.
     swept = [] if takes_over else sweep(records)
-    stranded = stranded_at_start(state_dir.stranded_path, follows_crash=start.follows_crash)
+    leak_check = leak_check_at_start(
+        state_dir.stranded_path, follows_crash=start.follows_crash, takes_over=takes_over
+    )
     host, port = listener.getsockname()[:2]
     near = near_url(host, port, tls=certificates is not None)
     shown = None if certificates is None else str(certificates.served)
@@ -112,7 +114,7 @@ def run(
             state_dir,
             records,
             swept,
-            stranded,
+            leak_check,
             start.caution,
             1 if takeover is None else takeover.estate.incarnation,
         )

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from gateway.cli import main
-from gateway.memory.stranded.record import StrandedRecord, write_stranded
+from gateway.memory.leak_check import StrandedRecord, write_stranded
 from gateway.serve.starts import LIMIT
 from tests.support.folders import short_folder
 from tests.support.gateway import Gateway, eventually
@@ -62,7 +62,7 @@ def test_what_a_mac_has_stranded_means_nothing_elsewhere(
 ) -> None:
     if sys.platform == "darwin":
         pytest.skip("wired pages are judged here")
-    write_stranded(state_dir / "stranded.json", StrandedRecord(bytes=3 * GB, floor_bytes=0))
+    write_stranded(state_dir / "stranded.json", StrandedRecord(bytes=3 * GB))
     running = start_gateway("--state-dir", str(state_dir))
     assert running.status()["memory"]["stranded_bytes"] == 0
     assert running.stop() == 0

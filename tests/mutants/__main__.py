@@ -35,10 +35,7 @@ POLICIES: Final = {
     "gateway/memory/holder.py": _ACCOUNT,
     "gateway/memory/claim.py": _ACCOUNT,
     "gateway/memory/groups.py": _ACCOUNT,
-    "gateway/memory/stranded/[!_]*.py": (
-        "tests/gateway/memory/stranded/test_account.py test_policy.py test_question.py "
-        "test_rises.py test_habits.py test_record.py"
-    ),
+    "gateway/memory/leak_check.py": "tests/gateway/memory/test_leak_check.py",
     "gateway/dispatch/queue.py": "tests/gateway/dispatch/test_queue.py",
     "gateway/hosts/fate.py": "tests/gateway/hosts/test_fate.py",
     "gateway/hosts/tenants.py": "tests/gateway/hosts/test_tenants.py",

@@ -1,0 +1,247 @@
+"""Wired memory that a killed worker has left taken, by no process, until the next boot.
+
+macOS only (omlx#2184). The rule asks the machine's wired pages and the workers' footprints alone:
+
+1. While no model is loaded, the wired pages are those of the system and of other programs.
+2. A worker had wired at most its footprint, and at most the pages that were wired beyond these and
+   beyond the footprints of the other workers.
+3. If it was killed, or crashed, and half of that or more stays wired for a minute, the part that
+   neither other programs nor living workers can have wired is stranded.
+
+An exit in order needs no check: the worker unwires its memory before it ends. Less may be found
+than is stranded: living workers count with all they hold, and what another program or worker
+unwires in that minute counts as come back.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from gateway.memory.host import host_memory
+from gateway.state.state_file import read_state, write_state
+from gateway.system.boot import present_boot
+
+_RETURNS_S: Final = 60.0
+# The end of a process may be known only after its pages have come back.
+_TEARDOWN_S: Final = 15.0
+# Of what a worker had wired, and of the machine's memory: what is less isn't looked for.
+_MISSING_SHARE: Final = 0.5
+_LEAST_SHARE: Final = 1 / 32
+# How often the figures are written down, for a gateway that finds this one and its workers dead.
+_WRITTEN_EVERY_S: Final = 60.0
+# After two such times and a restart too much else can have moved.
+FRESH_S: Final = 120.0
+
+
+class Loaded(NamedTuple):
+    """A worker that has a model, or loads it."""
+
+    model_id: str
+    footprint_bytes: int
+
+
+class Reading(NamedTuple):
+    """The machine's wired bytes, and its workers by their pids. To be taken every second, on a
+    clock that stands still while the machine sleeps.
+    """
+
+    at: float
+    wired_bytes: int
+    workers: Mapping[int, Loaded]
+
+
+class Finding(NamedTuple):
+    """What is missing of what the ended worker of a model had wired."""
+
+    model_id: str
+    held_bytes: int
+    missing_bytes: int
+
+
+class Claim(NamedTuple):
+    """What a living worker can have wired."""
+
+    model_id: str
+    wired_bytes: int
+
+
+class StrandedRecord(Struct, frozen=True):
+    """For the next gateway of the same boot. `bytes` were stranded at the Unix time `at`, when the
+    machine had `wired_bytes`, and `unloaded_bytes` while no model was loaded, less what is
+    stranded; None: not known.
+    """
+
+    bytes: int = 0
+    at: float = 0.0
+    unloaded_bytes: int | None = None
+    wired_bytes: int = 0
+    claims: tuple[Claim, ...] = ()
+
+
+class _BootRecord(Struct, frozen=True):
+    boot: str
+    stranded: StrandedRecord
+
+
+def read_stranded(path: Path) -> StrandedRecord:
+    """What was found since the present boot."""
+    record = read_state(path, _BootRecord)
+    if record is None or record.boot != present_boot():
+        return StrandedRecord()
+    return record.stranded
+
+
+def write_stranded(path: Path, record: StrandedRecord) -> None:
+    """To be called off the event loop."""
+    write_state(path, _BootRecord(present_boot(), record))
+
+
+def leak_check_at_start(
+    path: Path, *, follows_crash: bool, takes_over: bool, platform: str = sys.platform
+) -> LeakCheck | None:
+    """With what an earlier gateway has found; None where nothing is ever stranded. To be called
+    before a model is loaded, unless this gateway `takes_over` loaded ones.
+    """
+    if platform != "darwin":
+        return None
+    host = host_memory()
+    record = read_stranded(path)
+    if not (follows_crash and 0.0 <= time.time() - record.at <= FRESH_S):
+        record = msgspec.structs.replace(record, claims=())
+    if not (takes_over or record.bytes or record.claims):
+        record = msgspec.structs.replace(record, unloaded_bytes=host.wired_bytes)
+    return LeakCheck(host.total_bytes, record)
+
+
+class _Watch:
+    """A killed worker had at most `held_bytes` wired while the machine had `before_bytes`."""
+
+    def __init__(self, model_id: str, held_bytes: int, before_bytes: int, since: float) -> None:
+        self.model_id = model_id
+        self.held_bytes = held_bytes
+        self.since = since
+        self._before_bytes = self._lowest_bytes = before_bytes
+
+    def observe(self, wired_bytes: int) -> None:
+        """What rises after a fall is somebody else's."""
+        self._lowest_bytes = min(self._lowest_bytes, wired_bytes)
+
+    @property
+    def missing_bytes(self) -> int:
+        return self.held_bytes - (self._before_bytes - self._lowest_bytes)
+
+
+class LeakCheck:
+    """`bytes` are stranded, `undecided_bytes` may still come back. No I/O; readings come in."""
+
+    def __init__(self, total_bytes: int, record: StrandedRecord) -> None:
+        """With the machine's memory, and the record of an earlier gateway: the workers of its
+        `claims` were killed with it.
+        """
+        self.bytes = max(0, record.bytes)
+        self._unloaded_bytes = record.unloaded_bytes
+        self._least_bytes = int(total_bytes * _LEAST_SHARE)
+        self._recent: deque[Reading] = deque()
+        self._watches: list[_Watch] = []
+        self._claims, self._claimed_at_bytes = record.claims, record.wired_bytes
+        self._written: tuple[object, ...] = ()
+        self._written_at = 0.0
+
+    @property
+    def undecided_bytes(self) -> int:
+        """Nobody should count on it, for a minute at most."""
+        missing_bytes = sum(each.missing_bytes for each in self._watches)
+        return min(missing_bytes, self._unowned_bytes(self._recent[-1])) if self._recent else 0
+
+    def ended(self, pid: int, now: float) -> None:
+        """A worker's process has ended, and not in order."""
+        lives = [each for each in self._recent if pid in each.workers]
+        if lives and self._unloaded_bytes is not None:
+            before_bytes = max(each.wired_bytes for each in lives)
+            model_id = lives[-1].workers[pid].model_id
+            self._watch(_Watch(model_id, self._wired_by(pid), before_bytes, now))
+
+    def observe(self, reading: Reading) -> list[Finding]:
+        """Returns what is found to be stranded by it."""
+        now, wired_bytes = reading.at, reading.wired_bytes
+        self._take_up(now)
+        self._recent.append(reading)
+        while now - self._recent[0].at > _TEARDOWN_S:
+            self._recent.popleft()
+        for watch in self._watches:
+            watch.observe(wired_bytes)
+        self._watches = [each for each in self._watches if self._is_missing(each)]
+        due = [each for each in self._watches if now - each.since >= _RETURNS_S]
+        self._watches = [each for each in self._watches if each not in due]
+        findings = [found for each in due if (found := self._find(each, reading)) is not None]
+        if self._unloaded_bytes is not None:
+            self.bytes = max(0, min(self.bytes, wired_bytes - self._unloaded_bytes))
+        if not (reading.workers or self._watches or self.bytes):
+            self._unloaded_bytes = wired_bytes
+        return findings
+
+    def due(self, at: float) -> StrandedRecord | None:
+        """The record to write at this Unix time, if it is time: at once if something was found,
+        loaded or has ended; else every minute while workers have something to lose.
+        """
+        if not self._recent:
+            return None
+        last = self._recent[-1]
+        claims = tuple(
+            Claim(each.model_id, wired_bytes)
+            for pid, each in last.workers.items()
+            if (wired_bytes := self._wired_by(pid)) >= self._least_bytes
+        )
+        lasting = self.bytes, frozenset(last.workers)
+        aged = bool(claims) and not 0.0 <= at - self._written_at < _WRITTEN_EVERY_S
+        if lasting == self._written and not aged:
+            return None
+        self._written, self._written_at = lasting, at
+        return StrandedRecord(self.bytes, at, self._unloaded_bytes, last.wired_bytes, claims)
+
+    def _take_up(self, now: float) -> None:
+        for claim in self._claims:
+            watch = _Watch(claim.model_id, claim.wired_bytes, self._claimed_at_bytes, now)
+            self._watch(watch)
+        self._claims = ()
+
+    def _watch(self, watch: _Watch) -> None:
+        if self._is_missing(watch):
+            self._watches.append(watch)
+
+    def _is_missing(self, watch: _Watch) -> bool:
+        return watch.missing_bytes >= self._least_of(watch)
+
+    def _least_of(self, watch: _Watch) -> int:
+        return max(self._least_bytes, int(watch.held_bytes * _MISSING_SHARE))
+
+    def _find(self, watch: _Watch, reading: Reading) -> Finding | None:
+        missing_bytes = min(watch.missing_bytes, self._unowned_bytes(reading))
+        if missing_bytes < self._least_of(watch):
+            return None
+        self.bytes += missing_bytes
+        return Finding(watch.model_id, watch.held_bytes, missing_bytes)
+
+    def _wired_by(self, pid: int) -> int:
+        """The most that a worker can have had wired in the last seconds."""
+        lives = [each for each in self._recent if pid in each.workers]
+        held_bytes = max(each.workers[pid].footprint_bytes for each in lives)
+        return min(held_bytes, max(self._unowned_bytes(each, but=pid) for each in lives))
+
+    def _unowned_bytes(self, reading: Reading, but: int | None = None) -> int:
+        """What is wired beyond what is without models, is stranded, or may be of living workers."""
+        if self._unloaded_bytes is None:
+            return 0
+        owned_bytes = sum(
+            each.footprint_bytes for pid, each in reading.workers.items() if pid != but
+        )
+        known_bytes = self._unloaded_bytes + self.bytes + owned_bytes
+        return max(0, reading.wired_bytes - known_bytes)
