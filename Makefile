@@ -80,10 +80,9 @@ shells:
 	  apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install zsh fish; \
 	else false; fi >/dev/null || echo 'Without zsh and fish their completion is not tested.' >&2
 
-# Much of what the tests do is to wait for processes: three at a time keep two cores busy. Of five
-# thousand one may fail by what else the machine did: it is run once more, and the summary names it.
+# Much of what the tests do is to wait for processes: three at a time keep two cores busy.
 test: $(VENV)/.clients browser shells
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --hypothesis-profile repeatable --reruns 1 -raR -m 'not slow and not chaos and not alone'
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --hypothesis-profile repeatable -raR -m 'not slow and not chaos and not alone'
 	$(BIN)/python -m pytest -m 'alone and not slow and not chaos'
 
 test-all: $(VENV)/.clients $(VENV)/.strangers browser shells

@@ -44,6 +44,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_turn)
+    for each in items:
+        if each.get_closest_marker("outside_our_hands"):
+            each.add_marker(pytest.mark.flaky(reruns=1))
 
 
 def _turn(item: pytest.Item) -> int:

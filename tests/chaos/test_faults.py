@@ -20,7 +20,7 @@ from tests.support.faults import (
     sitecustomize,
     wrapped_python,
 )
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.shapes import DEMO
 from tests.support.streams import Stream, open_stream
 
@@ -148,13 +148,13 @@ def test_a_fault_that_comes_once(
     flag = folder / name
     restarts = gateway.load("victim")["restarts"]
     victim = _ask(gateway, "victim", max_tokens=TOKENS)
-    eventually(lambda: victim.text)
+    eventually(lambda: victim.text, START_S)
     began = time.monotonic()
     if fault.code is None:
         os.kill(gateway.worker_pid("victim"), signal.SIGSTOP)
     else:
         flag.touch()
-        eventually(lambda: not flag.exists())
+        eventually(lambda: not flag.exists(), START_S)
     other = _ask(gateway, "demo", max_tokens=TOKENS)
     assert victim.join(BOUND_S).outcome == undisturbed
     seconds = time.monotonic() - began
@@ -277,7 +277,7 @@ def test_a_fault_that_comes_always(
     assert (answer.status_code, answer.json()["error"]["code"]) == (fault.status, fault.error)
     assert [each.join(BOUND_S).outcome for each in others] == [undisturbed] * 2
     # By way of backoff, which ends at once when nobody waits.
-    model = eventually(lambda: (m := gateway.model(name))["state"] == fault.state and m)
+    model = eventually(lambda: (m := gateway.model(name))["state"] == fault.state and m, START_S)
     assert model["worker"] is None
     exit_ = model["last_exit"]
     assert fault.tells in f"{exit_['reason']} {exit_['signal']} exit code {exit_['code']}"

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from gateway.memory.footprint import footprint
-from tests.support.gateway import Gateway, chat_body, eventually
+from tests.support.gateway import START_S, Gateway, chat_body, eventually
 from tests.support.openapi_fuzz import ASKED, ORDERED, ask_at_random, but
 from tests.support.raw_fuzz import send_at_random
 
@@ -128,7 +128,7 @@ def test_nothing_undocumented_comes_and_nothing_stays(
         descriptors=f"{files} -> {process.num_fds()}",
     )
     assert fuzz.requests >= least
-    eventually(lambda: process.num_fds() <= files * SHARE)
+    eventually(lambda: process.num_fds() <= files * SHARE, START_S)
     assert after <= before * SHARE
     assert {200, 400, 401, 403, 404} <= set(fuzz.statuses)
     assert gateway.client.get("/health").json()["faults"] == []

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.support.faults import EAGER_SPARES, after_import, in_engine_step, sitecustomize
-from tests.support.gateway import Gateway, eventually, gone
+from tests.support.gateway import START_S, Gateway, eventually, gone
 from tests.support.streams import open_stream
 
 STORY = "Tell me a story."
@@ -62,20 +62,21 @@ def _enter(gateway: Gateway, state: str) -> None:
     """Bring the demo model into a state, as far as that is one."""
     if state in ("starting", "loading", "backoff"):
         gateway.order("load", wait=False)
-        eventually(lambda: gateway.model()["state"] == state)
+        eventually(lambda: gateway.model()["state"] == state, START_S)
         return
     if state == "spare":
-        eventually(lambda: "change=ready" in gateway.log)
+        eventually(lambda: "change=ready" in gateway.log, START_S)
         return
     gateway.load()
     if state in ("generating", "draining", "prefill", "stopped"):
         stream = open_stream(gateway, STORY, **LONG)
         eventually(
-            lambda: gateway.model()["active_requests"] if state == "prefill" else stream.text
+            lambda: gateway.model()["active_requests"] if state == "prefill" else stream.text,
+            START_S,
         )
     if state in ("draining", "stopping"):
         gateway.order("unload" if state == "draining" else "kill", wait=False)
-        eventually(lambda: gateway.model()["state"] == state)
+        eventually(lambda: gateway.model()["state"] == state, START_S)
     if state == "stopped":
         os.kill(gateway.worker_pid(), signal.SIGSTOP)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.support.agent import Agent, Link, model_table
-from tests.support.gateway import Gateway, eventually, gone
+from tests.support.gateway import START_S, Gateway, eventually, gone
 
 pytestmark = pytest.mark.chaos
 
@@ -40,7 +40,7 @@ def say(gateway: Gateway, model_id: str) -> str | None:
 
 def processes(gateway: Gateway, model_id: str, agent: Agent) -> list[int]:
     """Of a model's ranks, as soon as both are there."""
-    (there,) = eventually(agent.children)
+    (there,) = eventually(agent.children, START_S)
     return [gateway.worker_pid(model_id), there]
 
 
@@ -61,9 +61,9 @@ def test_a_link_that_is_cut_and_mended(tell: Callable[..., None]):
         left = processes(gateway, "on-one", agent)
         link.cut()
         tell(processes_gone_after_s=gone_within(left))
-        assert eventually(lambda: say(gateway, "on-one") is None)
+        assert eventually(lambda: say(gateway, "on-one") is None, START_S)
         link.mend()
-        assert eventually(lambda: say(gateway, "on-one")) == text
+        assert eventually(lambda: say(gateway, "on-one"), START_S) == text
     finally:
         link.close()
         assert gateway.stop() == 0
@@ -83,7 +83,7 @@ def test_agents_ranks_and_gateways_are_killed(tell: Callable[..., None]):
     assert text
     try:
         for victim in victims:
-            assert eventually(functools.partial(say, gateway, "on-one")) == text
+            assert eventually(functools.partial(say, gateway, "on-one"), START_S) == text
             left = processes(gateway, "on-one", agent)
             match victim:
                 case "agent":
@@ -161,7 +161,7 @@ def test_two_hosts_one_of_which_is_cut_off(networks: dict[str, str], tell: Calla
             assert say(gateway, "on-two") == text
             assert agents["two"].children() == other
             _ip("link", "set", "bh-one-near", "up")
-            assert eventually(lambda: say(gateway, "on-one")) == text
+            assert eventually(lambda: say(gateway, "on-one"), START_S) == text
     finally:
         gateway.stop()
         for each in agents.values():

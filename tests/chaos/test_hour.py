@@ -19,7 +19,7 @@ import pytest
 from gateway.memory.footprint import FootprintError, footprint
 from tests.support import shapes
 from tests.support.faults import EAGER_SPARES, sitecustomize
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import START_S, Gateway, eventually
 
 NAMES = ("full", "window", "hybrid")
 CLIENTS = 4
@@ -270,7 +270,7 @@ def _at_rest(gateway: Gateway, wanted: Callable[[dict[str, int]], object]) -> di
     gateway.client = httpx.Client(base_url=gateway.url, timeout=120.0)
     process = psutil.Process(gateway.pid)
     # The spare one.
-    eventually(lambda: len(process.children(recursive=True)) == 1)
+    eventually(lambda: len(process.children(recursive=True)) == 1, START_S)
 
     def reading() -> dict[str, int]:
         return {
@@ -285,7 +285,7 @@ def _at_rest(gateway: Gateway, wanted: Callable[[dict[str, int]], object]) -> di
         time.sleep(1.5)
         return first if reading() == first and wanted(first) else None
 
-    result: dict[str, int] = eventually(settled)
+    result: dict[str, int] = eventually(settled, START_S)
     return result
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.streams import Stream, open_stream
 
 QUESTIONS = ("Tell me a story.", "What is Bulkhead?", "What can you do?", "Hello")
@@ -72,7 +72,7 @@ def test_no_stream_changes(
         unfinished: list[Stream] = []
         while not unfinished:
             opened = _open(gateway, *mix)
-            eventually(lambda opened=opened: any(each.text for each in opened))
+            eventually(lambda opened=opened: any(each.text for each in opened), START_S)
             time.sleep(chance.random() * durations_s[mix])
             unfinished = [each for each in opened if each.finish_reason is None]
             if unfinished:
@@ -85,7 +85,7 @@ def test_no_stream_changes(
         longest_pause_s = max(longest_pause_s, *(max(each.gaps_s) for each in unfinished))
         # Answers that were at their end are over before the gateway knows of the death: the next
         # ones would still go to that worker, and have two deaths to answer for.
-        eventually(lambda died=kills: gateway.model()["restarts"] >= died)
+        eventually(lambda died=kills: gateway.model()["restarts"] >= died, START_S)
     tell(
         kills=kills,
         streams_cut=cut,

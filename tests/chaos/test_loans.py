@@ -15,7 +15,7 @@ import pytest
 from gateway.memory.turn import RECALL_S
 from tests.chaos.test_memory_pressure import Sampler
 from tests.support import faults, shapes
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import START_S, Gateway, eventually
 
 CONFIG = "[memory]\nordinary_tokens = 256\n[queue]\nmax_wait_s = 10.0\n"
 PROMPT = [7] * 20
@@ -107,17 +107,17 @@ def test_two_under_load_where_one_and_a_half_fit(
         began = time.monotonic()
         first, second = Load(gateway, "a", clients, tokens), Load(gateway, "b", clients, tokens)
         time.sleep(seconds / 2)
-        eventually(lambda: first.ends and second.ends)
+        eventually(lambda: first.ends and second.ends, START_S)
         loading = time.monotonic()
         gateway.load("c")
         loaded_s = time.monotonic() - loading
         waited_s = _waited_s(gateway, "c")
         time.sleep(seconds / 2)
-        eventually(lambda: min(first.ends[-1], second.ends[-1]) > loading)
+        eventually(lambda: min(first.ends[-1], second.ends[-1]) > loading, START_S)
         ended = time.monotonic()
         second.stop()
         freed = time.monotonic()
-        eventually(lambda: _has_all(gateway, "a"))
+        eventually(lambda: _has_all(gateway, "a"), START_S)
         moved_s = time.monotonic() - freed
         first.stop()
         status = gateway.status()
@@ -277,7 +277,7 @@ def test_workers_that_hold_more_than_they_are_told(
             for names in ("a", "b", "ab"):
                 loads = [Load(gateway, name, clients, tokens) for name in names]
                 begun = time.monotonic()
-                eventually(lambda loads=loads: all(each.ends for each in loads))
+                eventually(lambda loads=loads: all(each.ends for each in loads), START_S)
                 for each in loads:
                     each.stop()
                     longest_s = max(longest_s, each.ends[0] - begun)
@@ -314,7 +314,9 @@ def test_what_a_worker_cannot_give_is_known_by_its_answer(
     )
     body = {"model": "a", "prompt": PROMPT, "max_tokens": 200, "ignore_eos": True}
     gateway.client.post("/v1/completions", json=body).raise_for_status()
-    eventually(lambda: gateway.model("a")["worker"]["footprint_bytes"] > floor + FAT_BYTES * 0.8)
+    eventually(
+        lambda: gateway.model("a")["worker"]["footprint_bytes"] > floor + FAT_BYTES * 0.8, START_S
+    )
     gateway.load("b")
     (evicted,) = gateway.events("evict")
     assert evicted["for_model"] == "b"

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.gateway import Gateway, chat_body, eventually
+from tests.support.gateway import START_S, Gateway, chat_body, eventually
 
 CONFIG = """
 [gateway]
@@ -91,7 +91,7 @@ class _House:
         headers = {"X-Mailbox": "keep", "X-Request-Id": name}
         client.request("POST", "/v1/chat/completions", body, headers)
         path = f"/v1/chat/completions/chatcmpl-{name}"
-        eventually(lambda: self.gateway.client.get(path).status_code != 404)
+        eventually(lambda: self.gateway.client.get(path).status_code != 404, START_S)
         client.close()
         self.accepted[path] = words
 

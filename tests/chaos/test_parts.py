@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import START_S, Gateway, eventually
 
 CONFIG = "[workers]\nrestart_limit = 1000\n"
 CITY = {
@@ -106,7 +106,7 @@ def test_the_answer_is_the_same(gateway: Gateway, name: str, shares: tuple[float
     whole = _length(undisturbed)
     kills = 0
     for share in shares:
-        eventually(lambda: gateway.model()["state"] == "ready")
+        eventually(lambda: gateway.model()["state"] == "ready", START_S)
         found, killed = _answer(
             gateway, name, lambda choices, share=share: _length(choices) > share * whole
         )

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.support.faults import after_import, sitecustomize
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.streams import Stream, open_stream
 
 POISON = "What do you know about the poisonous prompt?"
@@ -73,7 +73,7 @@ def test_the_poisonous_one_pays_alone(
     undisturbed = [each.join().outcome for each in _innocents(gateway)]
     began = time.monotonic()
     innocents = _innocents(gateway)
-    eventually(lambda: all(each.text for each in innocents))
+    eventually(lambda: all(each.text for each in innocents), START_S)
     poison = gateway.chat(POISON)
     assert [each.join().outcome for each in innocents] == undisturbed
     seconds = time.monotonic() - began

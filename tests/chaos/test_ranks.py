@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.gateway import Gateway, eventually, gone
+from tests.support.gateway import START_S, Gateway, eventually, gone
 from tests.support.shapes import splittable
 from tests.support.streams import Stream, open_stream
 
@@ -69,9 +69,9 @@ def test_no_stream_changes_whichever_rank_is_killed(
     lasts_s = time.monotonic() - began
     for _ in range(ROUNDS[ranks]):
         streams = _open(gateway)
-        eventually(lambda streams=streams: any(each.text for each in streams))
+        eventually(lambda streams=streams: any(each.text for each in streams), START_S)
         time.sleep(chance.random() * lasts_s / 2)
-        pids = eventually(lambda: _pids(gateway))
+        pids = eventually(lambda: _pids(gateway), START_S)
         os.kill(chance.choice(pids), signal.SIGKILL)
         eventually(lambda pids=pids: all(map(gone, pids)), within_s=GONE_S)
         assert [each.join().outcome for each in streams] == undisturbed
@@ -85,11 +85,11 @@ def test_no_rank_outlives_a_killed_gateway(tmp_path: Path) -> None:
     for _ in range(GATEWAYS):
         gateway = Gateway(models=(), config=_config(folder, 2))
         gateway.load("many")
-        pids = eventually(lambda gateway=gateway: _pids(gateway))
+        pids = eventually(lambda gateway=gateway: _pids(gateway), START_S)
         if chance.random() < 0.7:
-            eventually(lambda gateway=gateway: gateway.model("many")["state"] == "ready")
+            eventually(lambda gateway=gateway: gateway.model("many")["state"] == "ready", START_S)
             streams = _open(gateway)
-            eventually(lambda streams=streams: any(each.text for each in streams))
+            eventually(lambda streams=streams: any(each.text for each in streams), START_S)
             pids = _pids(gateway)
         time.sleep(chance.random())
         gateway.process.kill()

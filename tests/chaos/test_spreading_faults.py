@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.support.faults import hanging_files, hangs, sitecustomize
-from tests.support.gateway import Gateway, chat_body, eventually
+from tests.support.gateway import START_S, Gateway, chat_body, eventually
 from tests.support.limits import limited_user, no_descriptors, no_new_threads
 from tests.support.shapes import DEMO
 from tests.support.streams import Stream, open_stream
@@ -115,7 +115,7 @@ def test_streams_go_on_beside(
         for name in ("a file hangs", "no descriptors", "no threads"):
             beside = Beside(gateway, chance)
             streams = [_stream(gateway) for _ in range(2)]
-            eventually(lambda streams=streams: all(each.arrivals for each in streams))
+            eventually(lambda streams=streams: all(each.arrivals for each in streams), START_S)
             time.sleep(chance.random() / 2)
             with contextlib.ExitStack() as stack:
                 if name == "a file hangs":
@@ -137,10 +137,10 @@ def test_streams_go_on_beside(
             orders += beside.orders
             # Nothing of it has stayed: it is measured and loaded as ever.
             gateway.order("unload", "beside", force=True).raise_for_status()
-            eventually(lambda: gateway.order("load", "beside").status_code == 200)
+            eventually(lambda: gateway.order("load", "beside").status_code == 200, START_S)
             assert _stream(gateway).join().outcome == undisturbed
     assert gateway.worker_pid() == pid, "the healthy worker is the same"
-    eventually(lambda: gateway.status()["memory"]["footprint_bytes"])
+    eventually(lambda: gateway.status()["memory"]["footprint_bytes"], START_S)
     children = psutil.Process(gateway.pid).children()
     assert len(children) == 2
     assert psutil.STATUS_ZOMBIE not in {each.status() for each in children}

@@ -14,7 +14,7 @@ import pytest
 
 from gateway.service.definition import stop_s
 from tests.support.faults import after_import, sitecustomize
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.streams import Stream, open_stream
 
 DRAIN_S = 1.0
@@ -71,17 +71,17 @@ def _enter(running: Gateway, state: str, flag: Path) -> list[Stream]:
     if state == "loading":
         flag.touch()
         running.order("load", wait=False)
-        eventually(lambda: running.model()["state"] == "loading")
+        eventually(lambda: running.model()["state"] == "loading", START_S)
         return []
     running.load()
     if state == "idle":
         return []
     streams = [open_stream(running, STORY, **LONG) for _ in range(16)]
-    eventually(lambda: all(each.text for each in streams))
+    eventually(lambda: all(each.text for each in streams), START_S)
     if state == "parked":
         flag.touch()
         running.order("kill", wait=False)
-        eventually(lambda: running.model()["state"] == "loading")
+        eventually(lambda: running.model()["state"] == "loading", START_S)
         assert running.model()["queue_depth"] == 16
     return streams
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.support.faults import EAGER_SPARES, sitecustomize
-from tests.support.gateway import Gateway, chat_body, eventually
+from tests.support.gateway import START_S, Gateway, chat_body, eventually
 from tests.support.shapes import DEMO
 
 MODELS = ("demo", f"{DEMO}=second", f"{DEMO}=third")
@@ -152,13 +152,13 @@ def test_everything_comes_to_rest(
 
     asked_for = {}
     for each, (verb, options, state) in zip(IDS, _last_orders(seed), strict=True):
-        eventually(lambda e=each: gateway.model(e)["state"] in SETTLED)
+        eventually(lambda e=each: gateway.model(e)["state"] in SETTLED, START_S)
         # What is held stays held until it is loaded.
         held = state == "unloaded" and gateway.model(each)["state"] == "held"
         asked_for[each] = "held" if held else state
         gateway.order(verb, each, **options)
     for each, state in asked_for.items():
-        eventually(lambda e=each, s=state: gateway.model(e)["state"] == s)
+        eventually(lambda e=each, s=state: gateway.model(e)["state"] == s, START_S)
     time.sleep(1)
     assert {each: gateway.model(each)["state"] for each in IDS} == asked_for, "they stay there"
 
@@ -198,7 +198,7 @@ def _resources(gateway: Gateway, counts: Path) -> dict[str, int]:
     def reading() -> dict[str, int]:
         seen = len(counts.read_text().split()) if counts.exists() else 0
         process.send_signal(signal.SIGWINCH)
-        eventually(lambda: counts.exists() and len(counts.read_text().split()) > seen)
+        eventually(lambda: counts.exists() and len(counts.read_text().split()) > seen, START_S)
         return {
             "descriptors": process.num_fds(),
             "processes": len(process.children(recursive=True)),
@@ -214,5 +214,5 @@ def _resources(gateway: Gateway, counts: Path) -> dict[str, int]:
         at_rest = first == second and second["processes"] == 1
         return second if at_rest else None
 
-    result: dict[str, int] = eventually(settled)
+    result: dict[str, int] = eventually(settled, START_S)
     return result

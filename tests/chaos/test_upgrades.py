@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.streams import Stream, open_stream
 
 MODELS = ("a", "b", "c")
@@ -91,7 +91,7 @@ def test_nothing_fails_and_nothing_is_left(
 
     # From here on, whatever there is more of was left over.
     first = upgrade()["pid"]
-    eventually(lambda: len(_of(gateway, gateway.state_dir)) == 5)
+    eventually(lambda: len(_of(gateway, gateway.state_dir)) == 5, START_S)
     before = descriptors()
     asking = [Client(gateway, index, each) for index, each in enumerate(expected)]
     for each in asking:
@@ -109,7 +109,7 @@ def test_nothing_fails_and_nothing_is_left(
     assert len(pids) == upgrades + 1
     assert {each: gateway.worker_pid(each) for each in MODELS} == workers
     # Who stands in, who serves, and the workers.
-    eventually(lambda: len(_of(gateway, gateway.state_dir)) == 5)
+    eventually(lambda: len(_of(gateway, gateway.state_dir)) == 5, START_S)
     eventually(lambda: all(descriptors()[each] <= count for each, count in before.items()))
     assert len(list((gateway.state_dir / "run").iterdir())) == len(MODELS)
     assert len(list((gateway.state_dir / "workers").iterdir())) == len(MODELS)

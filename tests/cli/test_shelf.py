@@ -15,7 +15,7 @@ from gateway.cli import main
 from gateway.cli.bodies import OutlookReading, PullReading
 from gateway.cli.pull_view import progress_line, time_left
 from tests.cli.terminal import started
-from tests.support.gateway import eventually
+from tests.support.gateway import START_S, eventually
 from tests.support.hub import Hub
 from tests.support.pulls import left, model_files
 from tests.support.shapes import DEMO
@@ -72,7 +72,9 @@ def test_what_can_not_be_had() -> None:
 def test_ctrl_c_leaves_the_part_and_no_process(hub: Hub, tmp_path: Path) -> None:
     hub.rate = 2e5
     with started("pull", SLOW) as running:
-        eventually(lambda: any(each.endswith(".incomplete") for each in left(tmp_path / "cache")))
+        eventually(
+            lambda: any(each.endswith(".incomplete") for each in left(tmp_path / "cache")), START_S
+        )
         running.send_signal(signal.SIGINT)
         assert running.wait(60) == 130
         assert running.stderr is not None

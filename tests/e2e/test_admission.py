@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,13 +15,21 @@ import pytest
 
 from tests.cli.terminal import bulkhead
 from tests.support import shapes
-from tests.support.faults import in_engine_step, sitecustomize, wrapped_python
-from tests.support.gateway import Gateway, eventually
+from tests.support.faults import in_engine_step, interpreter, sitecustomize, wrapped_python
+from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.streams import open_stream
 
 STORY = "Tell me a story."
 # Each is granted about 200 MB: these of weights, the process, a context, working space.
 MEGABYTES = 100
+# A worker that is ready at once, and says nothing more.
+FAKE = """
+socket = connect()
+socket.send(encode(hello()))
+socket.recv()
+socket.send(encode(ready()))
+serve(socket)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +51,7 @@ def needed(folder: Path) -> int:
     running = Gateway(models=(), config=_models(folder, "a"))
     running.load("a")
     learned = running.state_dir / "learned.json"
-    eventually(lambda: learned.exists() and str(folder) in learned.read_text())
+    eventually(lambda: learned.exists() and str(folder) in learned.read_text(), START_S)
     assert running.order("unload", "a").status_code == 200
     granted: int = running.load("a")["worker"]["granted_bytes"]
     assert running.stop() == 0, running.log
@@ -109,12 +116,12 @@ def test_the_spare_gives_way(
     running = start_gateway(
         *_budget(needed * 1.1), "--spare", "1", models=(), config=_models(folder, "a")
     )
-    eventually(lambda: running.status()["memory"]["spare_bytes"])
+    eventually(lambda: running.status()["memory"]["spare_bytes"], START_S)
     assert _ask(running, "a").status_code == 200
-    eventually(lambda: running.status()["memory"]["spare_bytes"] == 0)
+    eventually(lambda: running.status()["memory"]["spare_bytes"] == 0, START_S)
     assert running.model("a")["state"] == "ready"
     running.order("unload", "a").raise_for_status()
-    eventually(lambda: running.status()["memory"]["spare_bytes"])
+    eventually(lambda: running.status()["memory"]["spare_bytes"], START_S)
 
 
 def test_files_that_change_after_the_estimate(
@@ -129,12 +136,12 @@ def test_files_that_change_after_the_estimate(
         models=(), config=f'[models.m]\npath = "{model_folder}"\npython = "{python}"\n'
     )
     running.order("load", "m", wait=False).raise_for_status()
-    eventually(lambda: running.model("m")["state"] == "starting")
+    eventually(lambda: running.model("m")["state"] == "starting", START_S)
     granted = running.status()["memory"]["granted_bytes"]
     model_folder.rename(tmp_path / "before")
     grown.rename(model_folder)
     flag.touch()
-    model = eventually(lambda: (m := running.model("m"))["state"] == "ready" and m)
+    model = eventually(lambda: (m := running.model("m"))["state"] == "ready" and m, START_S)
     assert "its files have changed" in model["last_exit"]["reason"]
     assert model["worker"]["granted_bytes"] > 2 * granted
     assert _ask(running, "m").status_code == 200
@@ -155,9 +162,9 @@ def test_a_busy_model_is_waited_for_and_a_priority_is_not(
     fields = {"max_tokens": 400, "ignore_eos": True, "temperature": 0.0}
     undisturbed = open_stream(running, STORY, "a", **fields).join()
     busy = open_stream(running, STORY, "a", **fields)
-    eventually(lambda: busy.text)
+    eventually(lambda: busy.text, START_S)
     waiting = open_stream(running, STORY, "b", max_tokens=4)
-    model = eventually(lambda: (m := running.model("b"))["reason"] and m)
+    model = eventually(lambda: (m := running.model("b"))["reason"] and m, START_S)
     assert model["state"] == "waiting"
     assert re.search(r"it needs \d+ MB and .* are free; a holds \d+ MB", model["reason"])
     urgent = open_stream(running, STORY, "urgent", max_tokens=4).join()
@@ -199,7 +206,7 @@ def test_two_that_do_not_fit_together_are_never_loaded_together(
     for _ in range(rounds):
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(load, ("a", "b")))
-        eventually(one_waits)
+        eventually(one_waits, START_S)
         for name in ("a", "b"):
             running.order("unload", name, force=True).raise_for_status()
         eventually(lambda: all(each["worker"] is None for each in running.status()["models"]))
@@ -280,7 +287,7 @@ def test_a_limit_follows_what_a_worker_holds_where_there_is_room(
     running = start_gateway(environment=_leaks(tmp_path, flag, 400_000_000))
     running.load()
     stream = open_stream(running, STORY, max_tokens=200, ignore_eos=True)
-    eventually(lambda: stream.text)
+    eventually(lambda: stream.text, START_S)
     pid = running.worker_pid()
     flag.touch()
     eventually(lambda: running.model()["worker"]["granted_bytes"] > 400_000_000)
@@ -299,7 +306,7 @@ def test_a_worker_that_outgrows_the_budget_is_replaced(
     fields = {"max_tokens": 500, "ignore_eos": True}
     undisturbed = open_stream(running, STORY, **fields).join().outcome
     stream = open_stream(running, STORY, **fields)
-    eventually(lambda: stream.text)
+    eventually(lambda: stream.text, START_S)
     pid = running.worker_pid()
     flag.touch()
     assert stream.join().outcome == undisturbed
@@ -328,7 +335,7 @@ def test_what_is_lent_and_what_waits_is_shown(
         for key in ("floor_bytes", "lent_bytes", "wanted_bytes"):
             assert isinstance(listed[key], int)
         assert all(each.result().status_code == 200 for each in asked)
-    eventually(lambda: running.model("a")["reason"] is None)
+    eventually(lambda: running.model("a")["reason"] is None, START_S)
 
 
 def _short(running: Gateway) -> dict[str, Any] | None:
@@ -340,7 +347,7 @@ def test_what_it_took_is_remembered(start_gateway: Callable[..., Gateway], folde
     running = start_gateway(models=(), config=_models(folder, "a"))
     running.load("a")
     learned = running.state_dir / "learned.json"
-    eventually(lambda: learned.exists() and str(folder) in learned.read_text())
+    eventually(lambda: learned.exists() and str(folder) in learned.read_text(), START_S)
     arguments = ("--state-dir", str(running.state_dir), "--context", "1024", str(folder))
     shown = bulkhead("estimate", *arguments)
     assert shown.returncode == 0, shown.stderr
@@ -377,20 +384,35 @@ def test_rows_and_what_is_pinned_beside(
 
 
 class TestKeeping:
-    def test_time_to_live_and_keep_alive(self, start_gateway: Callable[..., Gateway]) -> None:
-        running = start_gateway(models=(), config='[models.demo]\npath = "demo"\nttl_s = 4.0\n')
-        assert _ask(running, "demo").status_code == 200
-        eventually(lambda: running.model()["state"] == "unloaded")
-        assert re.match(r"idle for [1-9]\d* s$", running.model()["last_exit"]["reason"])
+    def test_time_to_live_and_keep_alive(
+        self, start_gateway: Callable[..., Gateway], tmp_path: Path
+    ) -> None:
+        fake = interpreter(tmp_path / "fake", FAKE)
+        running = start_gateway(
+            models=(),
+            config=f"""
+                [models]
+                demo.path = "demo"
+                brief = {{ path = "demo", ttl_s = 1.0 }}
+                fake = {{ path = "demo", ttl_s = 1.0, python = "{fake}" }}
+            """,
+        )
+
+        def idle() -> None:
+            """Whoever had to go before it is gone."""
+            running.load("fake")
+            eventually(lambda: running.model("fake")["state"] == "unloaded")
+            assert re.match(r"idle for [1-9]\d* s$", running.model("fake")["last_exit"]["reason"])
+
         assert _ask(running, "demo", keep_alive=0).status_code == 200
         eventually(lambda: running.model()["worker"] is None)
         assert re.match(r"idle for \d+ s$", running.model()["last_exit"]["reason"])
         running.load()
-        time.sleep(1)
+        idle()
         assert running.model()["state"] == "ready", "that was said to an earlier worker"
-        assert _ask(running, "demo", keep_alive=-1).status_code == 200
-        time.sleep(5)
-        assert running.model()["state"] == "ready"
+        assert _ask(running, "brief", keep_alive=-1).status_code == 200
+        idle()
+        assert running.model("brief")["state"] == "ready"
         refused = _ask(running, "demo", keep_alive="a while")
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "keep_alive")
 
@@ -404,7 +426,7 @@ class TestKeeping:
         running.load()
         assert _ask(running, "demo").status_code == 200
         stream = open_stream(running, STORY, max_tokens=3000, ignore_eos=True)
-        eventually(lambda: stream.text)
+        eventually(lambda: stream.text, START_S)
         running.order("unload", wait=False).raise_for_status()
         assert running.model()["state"] == "draining"
         assert _ask(running, "demo").status_code == 503
@@ -426,7 +448,7 @@ def test_priorities_of_requests(start_gateway: Callable[..., Gateway]) -> None:
     running = start_gateway(models=(), config='[models.demo]\npath = "demo"\nmax_concurrency = 1\n')
     running.load()
     first = open_stream(running, STORY, max_tokens=300, ignore_eos=True)
-    eventually(lambda: first.text)
+    eventually(lambda: first.text, START_S)
     later = open_stream(running, STORY, max_tokens=100)
     eventually(lambda: running.model()["queue_depth"] == 1)
     urgent = open_stream(running, STORY, max_tokens=100, headers={"X-Priority": "5"})

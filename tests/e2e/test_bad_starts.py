@@ -13,7 +13,7 @@ import pytest
 
 from tests.support import shapes
 from tests.support.folders import short_folder
-from tests.support.gateway import BULKHEAD, Gateway, eventually
+from tests.support.gateway import BULKHEAD, START_S, Gateway, eventually
 
 
 def serve(*arguments: str, environment: dict[str, str] | None = None) -> tuple[int, str]:
@@ -71,7 +71,9 @@ def test_models_that_are_not_there_leave_the_others_served(
         ("uncached", "bulkhead pull owner/name"),
         ("bare", f"no adapter's folder {tmp_path}/adapter"),
     ):
-        eventually(lambda name=name, part=part: part in (gateway.model(name)["reason"] or ""))
+        eventually(
+            lambda name=name, part=part: part in (gateway.model(name)["reason"] or ""), START_S
+        )
         refused = gateway.chat("Hello", name)
         assert (refused.status_code, part in refused.text) == (503, True), refused.text
     # It is there now, and nobody need tell the gateway.

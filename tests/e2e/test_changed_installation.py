@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.faults import EAGER_SPARES, sitecustomize
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import START_S, Gateway, eventually
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def gateway(installation: Path) -> Iterator[Gateway]:
 @pytest.fixture(scope="module")
 def upgraded(installation: Path, gateway: Gateway) -> Path:
     """Workers may refuse for another reason now. Returns where the files of before are."""
-    eventually(lambda: _spares(gateway, "ready"))
+    eventually(lambda: _spares(gateway, "ready"), START_S)
     before = installation / "before"
     shutil.copytree(installation / "protocol", before)
     answers = installation / "protocol" / "answers.py"
@@ -44,7 +44,7 @@ def test_a_worker_of_another_version_is_no_worker(gateway: Gateway, upgraded: Pa
     assert gateway.load("a")["state"] == "ready"
     assert gateway.say("Hello", "a")
     # The next one hadn't.
-    eventually(lambda: _spares(gateway, "foreign"))
+    eventually(lambda: _spares(gateway, "foreign"), START_S)
     answer = gateway.order("load", "b")
     assert answer.status_code == 503
     message = answer.json()["error"]["message"]

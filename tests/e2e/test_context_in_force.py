@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.cli.terminal import bulkhead
 from tests.support import shapes
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import START_S, Gateway, eventually
 
 
 def _config(folder: Path, budget_mb: int, *, pinned: bool) -> str:
@@ -41,7 +41,7 @@ def test_it_follows_pins_and_budgets(start_gateway: Callable[..., Gateway], tmp_
     running.load("other")
     _reload(running, _config(folder, 300, pinned=True)).raise_for_status()
 
-    eventually(lambda: running.model("long")["context_tokens"] < alone["context_tokens"])
+    eventually(lambda: running.model("long")["context_tokens"] < alone["context_tokens"], START_S)
     tokens = running.model("long")["context_tokens"]
     (told,) = running.events("context")
     assert (told["model"], told["context_tokens"]) == ("long", tokens)
@@ -66,5 +66,5 @@ def test_it_follows_pins_and_budgets(start_gateway: Callable[..., Gateway], tmp_
     assert running.status()["memory"]["budget_bytes"] == 300_000_000
 
     _reload(running, _config(folder, 900, pinned=True)).raise_for_status()
-    eventually(lambda: running.model("long")["context_tokens"] > alone["context_tokens"])
+    eventually(lambda: running.model("long")["context_tokens"] > alone["context_tokens"], START_S)
     assert running.worker_pid("long") == alone["worker"]["pid"]

@@ -15,7 +15,7 @@ from gateway.cli import main
 from gateway.memory.leak_check import StrandedRecord, write_stranded
 from gateway.serve.starts import LIMIT
 from tests.support.folders import short_folder
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import START_S, Gateway, eventually
 
 PRELOAD = '[models.demo]\npath = "demo"\npreload = true\n'
 GB = 1_000_000_000
@@ -54,7 +54,7 @@ def test_after_a_few_unclean_starts_nothing_is_preloaded(
 
     healed = start_gateway("--state-dir", str(state_dir), **options)
     assert healed.status()["reason"] is None
-    eventually(lambda: healed.model()["state"] == "ready")
+    eventually(lambda: healed.model()["state"] == "ready", START_S)
 
 
 def test_what_a_mac_has_stranded_means_nothing_elsewhere(

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.faults import sitecustomize
 from tests.support.folders import short_folder
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.shapes import DEMO
 
 
@@ -84,24 +84,24 @@ def gateway(folder: Path, disk: Disk) -> Iterator[Gateway]:
 
 def test_a_disk_that_comes_and_goes(gateway: Gateway, disk: Disk) -> None:
     absent = f"The disk {disk.volume} isn't mounted"
-    eventually(lambda: absent in (gateway.model("kept")["reason"] or ""))
+    eventually(lambda: absent in (gateway.model("kept")["reason"] or ""), START_S)
     refused = gateway.chat("Hello", "asked-for")
     assert (refused.status_code, absent in refused.text) == (503, True)
     assert int(refused.headers["retry-after"]) > 0
     assert [each["id"] for each in gateway.status()["models"]] == ["kept", "asked-for", "denied"]
-    eventually(lambda: absent in (gateway.model("asked-for")["reason"] or ""))
+    eventually(lambda: absent in (gateway.model("asked-for")["reason"] or ""), START_S)
     (gone,) = eventually(lambda: gateway.events("disk"))
     assert (gone["path"], gone["mounted"]) == (str(disk.volume), False)
     assert gone["models"] == ["kept", "asked-for"]
     assert "isn't mounted (models: kept, asked-for)" in gateway.log
 
     disk.mount()
-    eventually(lambda: gateway.model("kept")["state"] == "ready")
+    eventually(lambda: gateway.model("kept")["state"] == "ready", START_S)
     assert "asked" in [each["id"] for each in gateway.status()["models"]], "found there"
     assert gateway.events("disk")[-1]["mounted"]
 
     disk.remove()
-    eventually(lambda: "serves on" in (gateway.model("kept")["reason"] or ""))
+    eventually(lambda: "serves on" in (gateway.model("kept")["reason"] or ""), START_S)
     assert gateway.chat("Hello", "kept", max_tokens=3).status_code == 200
     gateway.order("unload", "kept").raise_for_status()
     refused = gateway.chat("Hello", "kept")
@@ -109,7 +109,7 @@ def test_a_disk_that_comes_and_goes(gateway: Gateway, disk: Disk) -> None:
     assert "asked" in [each["id"] for each in gateway.status()["models"]], "its disk may come back"
 
     disk.mount()
-    eventually(lambda: gateway.model("kept")["state"] == "ready")
+    eventually(lambda: gateway.model("kept")["state"] == "ready", START_S)
     assert gateway.model("kept")["reason"] is None
     assert gateway.chat("Hello", "kept", max_tokens=3).status_code == 200
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 
 from tests.support.faults import sitecustomize
-from tests.support.gateway import STOP_S, Gateway, chat_body, eventually, gone
+from tests.support.gateway import START_S, STOP_S, Gateway, chat_body, eventually, gone
 from tests.support.streams import open_stream
 
 STORY = "Tell me a story."
@@ -23,9 +23,9 @@ def test_sigterm_drains_and_ends_with_status_0(start_gateway: Callable[..., Gate
     whole = running.say(STORY, max_tokens=200)
     pid = running.worker_pid()
     stream = open_stream(running, STORY, max_tokens=200)
-    eventually(lambda: stream.text)
+    eventually(lambda: stream.text, START_S)
     running.process.send_signal(signal.SIGTERM)
-    eventually(lambda: running.client.get("/readyz").status_code == 503)
+    eventually(lambda: running.client.get("/readyz").status_code == 503, START_S)
     refused = running.chat("Hello")
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
     stream.join()
@@ -38,9 +38,9 @@ def test_a_second_signal_cuts_the_drain(start_gateway: Callable[..., Gateway]) -
     running = start_gateway(config="[gateway]\ndrain_s = 300.0\n")
     running.load()
     stream = open_stream(running, STORY, max_tokens=4000, ignore_eos=True)
-    eventually(lambda: stream.text)
+    eventually(lambda: stream.text, START_S)
     running.process.send_signal(signal.SIGTERM)
-    eventually(lambda: running.client.get("/readyz").status_code == 503)
+    eventually(lambda: running.client.get("/readyz").status_code == 503, START_S)
     running.process.send_signal(signal.SIGTERM)
     assert running.process.wait(STOP_S) == 0
     assert stream.join().error["code"] == "shutting_down"
@@ -102,7 +102,7 @@ def test_what_the_operator_did_not_order_is_not_called_so(
         models=(),
         config='[models.demo]\npath = "demo"\npreload = true\n[models.other]\npath = "demo"',
     )
-    eventually(lambda: running.model()["state"] == "ready")
+    eventually(lambda: running.model()["state"] == "ready", START_S)
     running.process.send_signal(signal.SIGINT)
     assert running.process.wait(STOP_S) == 0
     log = eventually(lambda: "Stopped" in running.log and running.log)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.faults import in_engine_step, sitecustomize
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import START_S, Gateway, eventually
 from tests.worker.test_healing import IGNORED, INTERACTIVITY, TIMEOUT, VICTIM, failure
 
 # At some steps of the first worker that makes any: rows are in all states by then.
@@ -42,7 +42,7 @@ def test_one_that_passes_is_no_death(
     assert gateway.worker_pid() == pid
     assert gateway.events("exit") == []
     assert gateway.model()["restarts"] == 0
-    eventually(lambda: _given_up(gateway) == 4)
+    eventually(lambda: _given_up(gateway) == 4, START_S)
 
 
 def _given_up(gateway: Gateway) -> int:

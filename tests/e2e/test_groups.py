@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.gateway import BULKHEAD, Gateway, eventually
+from tests.support.gateway import BULKHEAD, START_S, Gateway, eventually
 
 PAGE = (Path(__file__).parents[2] / "docs" / "groups.md").read_text("utf-8")
 FILES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
@@ -73,7 +73,7 @@ def test_the_page(gateway: Gateway, budget: int) -> None:
     assert "Loading it also loads embedder" in estimated
     assert "It would evict chat." in estimated
     assert "Group coding (together)" in answers["bulkhead status"].stdout
-    eventually(lambda: _states(gateway)["embedder"] == "ready")
+    eventually(lambda: _states(gateway)["embedder"] == "ready", START_S)
     assert _states(gateway) == {"chat": "unloaded", "coder": "ready", "embedder": "ready"}
     assert {each["model"] for each in gateway.events("evict")} == {"chat"}
     admitted = {each["model"]: each for each in gateway.events("admit")}

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.support.faults import hanging_files, hangs, sitecustomize
-from tests.support.gateway import STOP_S, Gateway, eventually, gone
+from tests.support.gateway import START_S, STOP_S, Gateway, eventually, gone
 from tests.support.shapes import DEMO
 from tests.support.streams import Probe, open_stream
 
@@ -106,7 +106,7 @@ def test_weights_that_hang_cost_their_model_only(gateway: Gateway, folder: Path)
 def test_a_worker_that_hangs_in_its_load_is_ended(gateway: Gateway) -> None:
     for verb, options in (("kill", {}), ("kill", {"force": True})):
         gateway.order("load", "tokenizer", wait=False).raise_for_status()
-        eventually(lambda: gateway.model("tokenizer")["state"] == "loading")
+        eventually(lambda: gateway.model("tokenizer")["state"] == "loading", START_S)
         pid = gateway.worker_pid("tokenizer")
         gateway.order(verb, "tokenizer", **options).raise_for_status()
         assert gateway.model("tokenizer")["state"] == "unloaded"
@@ -131,10 +131,10 @@ def test_a_reload_says_which_place_hangs(gateway: Gateway, folder: Path) -> None
 def test_files_that_answer_again_are_read(gateway: Gateway, folder: Path) -> None:
     """With the worker that hangs in its load this is also what the end of the gateway meets."""
     gateway.order("load", "tokenizer", wait=False).raise_for_status()
-    eventually(lambda: gateway.model("tokenizer")["state"] == "loading")
+    eventually(lambda: gateway.model("tokenizer")["state"] == "loading", START_S)
     assert "has not answered" in gateway.order("load", "weights").text
     hangs(folder / "weights" / "model.safetensors").unlink()
-    eventually(lambda: gateway.order("load", "weights").status_code == 200)
+    eventually(lambda: gateway.order("load", "weights").status_code == 200, START_S)
 
 
 def test_what_is_kept_loaded_is_tried_again(
@@ -147,9 +147,9 @@ def test_what_is_kept_loaded_is_tried_again(
         config=f'[models.m]\npath = "{weights}"\npreload = true\n',
         environment=sitecustomize(tmp_path / "site", deadlines(0.5, read_again_s=1)),
     )
-    eventually(lambda: "did not answer" in str(running.model("m")["reason"]))
+    eventually(lambda: "did not answer" in str(running.model("m")["reason"]), START_S)
     hangs(weights / "model.safetensors").unlink()
-    eventually(lambda: running.model("m")["state"] == "ready")
+    eventually(lambda: running.model("m")["state"] == "ready", START_S)
 
 
 def test_an_end_waits_for_no_log_that_hangs(start_gateway: Callable[..., Gateway]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.faults import held_load, sitecustomize
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import START_S, Gateway, eventually
 
 QUESTION = "Hello"
 HEARTBEAT_TIMEOUT_S = 3.0
@@ -40,7 +40,9 @@ def _hung(gateway: Gateway) -> list[int]:
 
 
 def test_a_spare_that_is_stopped_just_before_it_is_adopted(gateway: Gateway) -> None:
-    ready = eventually(lambda: [e for e in gateway.events("spare") if e["change"] == "ready"])
+    ready = eventually(
+        lambda: [e for e in gateway.events("spare") if e["change"] == "ready"], START_S
+    )
     pid = ready[-1]["pid"]
     os.kill(pid, signal.SIGSTOP)
     assert gateway.say(QUESTION)
@@ -53,7 +55,7 @@ def test_a_worker_that_is_stopped_in_its_load(gateway: Gateway, flag: Path) -> N
     gateway.order("unload")
     flag.touch()
     gateway.order("load", wait=False)
-    eventually(lambda: gateway.model()["state"] == "loading")
+    eventually(lambda: gateway.model()["state"] == "loading", START_S)
     pid = gateway.worker_pid()
     os.kill(pid, signal.SIGSTOP)
     flag.unlink()
@@ -67,7 +69,7 @@ def test_a_slow_load_is_none(gateway: Gateway, flag: Path) -> None:
     gateway.order("unload")
     flag.touch()
     gateway.order("load", wait=False)
-    eventually(lambda: gateway.model()["state"] == "loading")
+    eventually(lambda: gateway.model()["state"] == "loading", START_S)
     pid = gateway.worker_pid()
     time.sleep(HEARTBEAT_TIMEOUT_S + 1)
     assert gateway.model()["state"] == "loading"

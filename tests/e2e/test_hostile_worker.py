@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +18,7 @@ from protocol.life import Heartbeat
 from protocol.memory import MlxMemory
 from tests.cli.terminal import bulkhead, read_until, started
 from tests.support.faults import interpreter, sitecustomize, wrapped_python
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.strangers import strangers
 from tests.support.streams import Probe
 
@@ -96,6 +95,7 @@ while True:
     time.sleep(0.01)
 """,
     "silent": BEATS,
+    "closing": "socket.close(); wait()",
     "deaf": f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{BEATS}",
 }
 
@@ -193,7 +193,7 @@ def test_strangers_on_a_workers_socket(gateway: Gateway, whole: str, folder: Pat
     """Whether they come first and stay, or come and go: the worker doesn't notice."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     gateway.order("load", "late", wait=False)
-    worker = eventually(lambda: gateway.model("late")["worker"])
+    worker = eventually(lambda: gateway.model("late")["worker"], START_S)
     path = gateway.state_dir / "run" / f"{worker['incarnation']}.sock"
     lie = Heartbeat(step=1, step_age_s=0.0, active=0, waiting=0, memory=MlxMemory())
     with strangers(context, path, encode(lie)):
@@ -203,8 +203,10 @@ def test_strangers_on_a_workers_socket(gateway: Gateway, whole: str, folder: Pat
         with strangers(context, path, encode(lie)):
             pass
         assert gateway.say(QUESTION, "late") == whole
-    # Longer than a worker is given that closes its connection.
-    time.sleep(3.0)
+    # One that closes its connection later than the strangers did theirs is ended for it.
+    gateway.order("load", "closing")
+    ended = eventually(lambda: (m := gateway.model("closing"))["worker"] is None and m)
+    assert "it closed its connection" in ended["last_exit"]["reason"]
     assert gateway.say(QUESTION, "late") == whole
     assert gateway.model("late")["worker"]["incarnation"] == worker["incarnation"]
     context.destroy(linger=0)

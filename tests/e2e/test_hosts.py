@@ -17,7 +17,7 @@ from gateway.memory.estimate.learned import Learned
 from gateway.memory.estimate.options import Options
 from tests.cli.terminal import bulkhead
 from tests.support.agent import Agent, model_table
-from tests.support.gateway import Gateway, chat_body, eventually, gone
+from tests.support.gateway import START_S, Gateway, chat_body, eventually, gone
 from tests.support.shapes import DEMO, sparse
 
 PROMPT = "Tell me a story about a small model."
@@ -48,14 +48,14 @@ def expect_small_processes(state_dir: Path) -> None:
 
 def agent_free_bytes(gateway: Gateway) -> int:
     (free_bytes,) = eventually(
-        lambda: [each["free_bytes"] for each in gateway.status()["hosts"] if each["ranks"]]
+        lambda: [each["free_bytes"] for each in gateway.status()["hosts"] if each["ranks"]], START_S
     )
     return int(free_bytes)
 
 
 def processes(gateway: Gateway, agent: Agent) -> list[int]:
     """Of the model's ranks, as soon as both are there."""
-    (there,) = eventually(agent.children)
+    (there,) = eventually(agent.children, START_S)
     return [gateway.worker_pid("split"), there]
 
 
@@ -66,7 +66,9 @@ def say(gateway: Gateway, model_id: str = "split", tokens: int = 4) -> str:
 def test_the_text_is_that_of_one_process(agent, gateway):
     assert say(gateway, tokens=24) == say(gateway, "demo", 24)
     assert len(agent.children()) == 1
-    (host,) = eventually(lambda: [each for each in gateway.status()["hosts"] if each["ranks"]])
+    (host,) = eventually(
+        lambda: [each for each in gateway.status()["hosts"] if each["ranks"]], START_S
+    )
     assert (host["name"], host["reachable"], host["reason"]) == ("studio2", True, None)
     assert host["held_bytes"] > 0
     assert host["free_bytes"] < host["budget_bytes"] == 8_000_000_000
@@ -93,7 +95,7 @@ def test_an_agent_that_ends_is_named(number, agent, gateway):
     agent.process.wait(30)
     eventually(lambda: all(map(gone, before)))
     agent.start()
-    eventually(lambda: gateway.chat(PROMPT, "split", max_tokens=4).is_success)
+    eventually(lambda: gateway.chat(PROMPT, "split", max_tokens=4).is_success, START_S)
     reason = gateway.model("split")["last_exit"]["reason"]
     assert reason.startswith("rank 1 on studio2 was lost (")
     shown = " ".join(bulkhead("status", url=gateway.url).stdout.split())
@@ -123,7 +125,7 @@ def test_an_answer_waits_for_a_host_out_of_reach(agent, gateway):
 def test_an_unload_leaves_nothing_there(agent, gateway):
     gateway.load("split")
     gateway.order("unload", "split").raise_for_status()
-    eventually(lambda: not agent.children())
+    eventually(lambda: not agent.children(), START_S)
     # Nor is anything promised.
     eventually(lambda: gateway.status()["hosts"][0]["free_bytes"] == 8_000_000_000)
 

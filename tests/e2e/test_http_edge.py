@@ -19,7 +19,7 @@ import pytest
 from gateway.keys.api_key import Terms
 from gateway.keys.key_file import KeyFile
 from tests.support.faults import in_engine_step, sitecustomize
-from tests.support.gateway import Gateway, chat_body, eventually
+from tests.support.gateway import START_S, Gateway, chat_body, eventually
 from tests.support.raw_http import HOST, ask, connect, get, parse, post, read_all, send
 from tests.support.streams import open_stream
 
@@ -197,7 +197,7 @@ def test_a_page_cannot_push_itself_before_others(
     running.load()
     page = {"Origin": "https://chat.example", "X-Priority": "1000"}
     first = open_stream(running, "Tell me a story.", max_tokens=60, ignore_eos=True)
-    eventually(lambda: first.text)
+    eventually(lambda: first.text, START_S)
     others = []
     for waiting, (headers, priority) in enumerate(
         [({}, 0), (page, 0), ({"Origin": page["Origin"]}, 1000), ({}, 1)], 1
@@ -264,7 +264,7 @@ def test_events_carry_it(gateway: Gateway) -> None:
     answer = gateway.client.post(CHAT, json=chat_body("word " * 20_000), headers=too_long)
     assert answer.status_code in (400, 504)
     stream = open_stream(gateway, "Hello", headers={"X-Request-Id": "parked"}, max_tokens=20)
-    eventually(lambda: stream.text)
+    eventually(lambda: stream.text, START_S)
     gateway.order("restart", force=True).raise_for_status()
     assert stream.join().done
     assert {each["request"] for each in gateway.events("park")} == {"parked"}

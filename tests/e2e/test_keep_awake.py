@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from tests.support.faults import sitecustomize
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.streams import open_stream
 
 
@@ -39,12 +39,12 @@ def test_as_long_as_one_runs(start_gateway: Callable[..., Gateway], tmp_path: Pa
     gateway = _start(start_gateway, tmp_path, "")
     assert not _held(gateway)
     stream = open_stream(gateway, "Tell me a story.", max_tokens=3500, ignore_eos=True)
-    eventually(lambda: stream.text)
-    eventually(lambda: _held(gateway))
+    eventually(lambda: stream.text, START_S)
+    eventually(lambda: _held(gateway), START_S)
     assert (tmp_path / "calls").read_text().splitlines()[0] == f"-i -w {gateway.pid}"
     gateway.order("unload", force=True)
     stream.join()
-    eventually(lambda: not _held(gateway))
+    eventually(lambda: not _held(gateway), START_S)
     assert gateway.say("Hello.", max_tokens=4)
 
 

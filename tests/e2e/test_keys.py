@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from gateway.cli import main
 from tests.cli.terminal import bulkhead
-from tests.support.gateway import Gateway, chat_body, eventually
+from tests.support.gateway import START_S, Gateway, chat_body, eventually
 from tests.support.raw_http import HOST, ask, connect, read_all, send
 from tests.support.streams import open_stream
 
@@ -265,7 +265,7 @@ def test_a_revoked_key_ends_what_runs_under_it(gateway: Gateway) -> None:
     stream = open_stream(
         gateway, "Tell me a story.", headers=headers, max_tokens=4000, ignore_eos=True
     )
-    eventually(lambda: stream.text)
+    eventually(lambda: stream.text, START_S)
     folder = str(gateway.state_dir)
     assert _run("key", "revoke", "stolen", "--state-dir", folder).exit_code == 0
     stream.join()
@@ -288,7 +288,7 @@ def test_a_background_response_belongs_to_its_key(gateway: Gateway) -> None:
             return found
 
         path = ask(max_output_tokens=5, ignore_eos=True)
-        eventually(lambda: status(path) == "incomplete")
+        eventually(lambda: status(path) == "incomplete", START_S)
         for method in ("GET", "DELETE"):
             assert client.request(method, path, headers=day).status_code == 404
         assert client.get(path).status_code == 401
@@ -296,7 +296,7 @@ def test_a_background_response_belongs_to_its_key(gateway: Gateway) -> None:
         (today,) = (each["today"] for each in used if each["name"] == "night")
         assert (today["requests"], today["completion_tokens"]) == (1, 5)
         running = ask(max_output_tokens=3000, ignore_eos=True)
-        eventually(lambda: status(running) == "in_progress")
+        eventually(lambda: status(running) == "in_progress", START_S)
         gateway.client.delete("/admin/v1/keys/night").raise_for_status()
         eventually(lambda: gateway.model()["active_requests"] == 0)
 
@@ -426,7 +426,7 @@ def test_a_place_is_held_until_the_answer_is_made(gateway: Gateway) -> None:
                 assert (answer.status_code, _code(answer)) == (429, "rate_limit_exceeded")
             for each in made:
                 client.post(f"/v1/responses/{each['id']}/cancel").raise_for_status()
-        eventually(lambda: asked().status_code == 200)
+        eventually(lambda: asked().status_code == 200, START_S)
         body = json.dumps(chat_body("Hi", n=2)).encode()
         lines = [f"POST {CHAT} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
         lines += ["X-Mailbox: keep", "X-Request-Id: crowded"]
@@ -435,10 +435,10 @@ def test_a_place_is_held_until_the_answer_is_made(gateway: Gateway) -> None:
         with _pausing(gateway):
             with connect(gateway) as connection:
                 send(connection, "\r\n".join(lines).encode() + body)
-                eventually(lambda: client.get(kept).status_code == 202)
+                eventually(lambda: client.get(kept).status_code == 202, START_S)
             assert _code(asked()) == "rate_limit_exceeded", "its client has left, and it goes on"
             client.delete(kept).raise_for_status()
-        eventually(lambda: asked().status_code == 200)
+        eventually(lambda: asked().status_code == 200, START_S)
 
 
 def test_tokens_count_before_an_answer_is_over(gateway: Gateway) -> None:
@@ -447,7 +447,7 @@ def test_tokens_count_before_an_answer_is_over(gateway: Gateway) -> None:
     stream = open_stream(
         gateway, "Tell me a story.", headers=headers, max_tokens=4000, ignore_eos=True
     )
-    eventually(lambda: stream.text)
+    eventually(lambda: stream.text, START_S)
     second = gateway.chat("Hi", headers={**headers, "x-api-key": ""}, max_tokens=1)
     assert (second.status_code, _code(second)) == (429, "rate_limit_exceeded")
     gateway.client.delete("/admin/v1/keys/hasty").raise_for_status()

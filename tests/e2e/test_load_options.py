@@ -12,7 +12,7 @@ import pytest
 
 from gateway.config.models import DEMO_FOLDER
 from tests.support.faults import interpreter, sitecustomize
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import START_S, Gateway, eventually
 
 # Leaves what it was told beside it.
 TOLD = """
@@ -100,8 +100,8 @@ def test_a_reload_touches_that_model_alone(gateway: Gateway, folder: Path) -> No
     assert answer["changed"] == {"full": ["draft_tokens"]}
     assert answer["needs_restart"] == ["prompt_cache.disk"]
     # It comes again although nobody waits for it, however long that takes.
-    eventually(lambda: _told(folder, "full")["draft_tokens"] == 6)
-    eventually(lambda: gateway.model("full")["state"] == "ready")
+    eventually(lambda: _told(folder, "full")["draft_tokens"] == 6, START_S)
+    eventually(lambda: gateway.model("full")["state"] == "ready", START_S)
     assert gateway.worker_pid("plain") == pids["plain"]
     assert gateway.worker_pid("full") != pids["full"]
     most_bytes = _told(folder, "full")["prompt_cache"]["most_bytes"]

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from tests.support.folders import short_folder
-from tests.support.gateway import Gateway, chat_body, eventually
+from tests.support.gateway import START_S, Gateway, chat_body, eventually
 
 QUESTION = "Hello"
 KEEP = {"X-Mailbox": "keep"}
@@ -79,7 +79,7 @@ def test_a_client_that_vanishes_finds_it_later(gateway: Gateway, text: str, stre
     body = json.dumps(chat_body(QUESTION, stream=stream, n=2, **GREEDY))
     other = http.client.HTTPConnection(gateway.url.removeprefix("http://"))
     other.request("POST", "/v1/chat/completions", body, {**KEEP, "X-Request-Id": name})
-    eventually(lambda: gateway.client.get(path).status_code != 404)
+    eventually(lambda: gateway.client.get(path).status_code != 404, START_S)
     if stream:
         answer = other.getresponse()
         assert answer.headers["x-mailbox-id"] == f"chatcmpl-{name}"
@@ -158,7 +158,7 @@ def test_what_cannot_be_written_yet_is_there_all_the_same(gateway: Gateway) -> N
         other = sqlite3.connect(gateway.state_dir / "mailbox.sqlite", isolation_level=None)
         try:
             other.execute("BEGIN IMMEDIATE")
-            eventually(lambda: gateway.client.get(path).json()["status"] == "completed")
+            eventually(lambda: gateway.client.get(path).json()["status"] == "completed", START_S)
             refused = gateway.client.post("/v1/responses", json=asked)
             assert (refused.status_code, refused.json()["error"]["code"]) == (
                 503,
@@ -168,7 +168,7 @@ def test_what_cannot_be_written_yet_is_there_all_the_same(gateway: Gateway) -> N
             other.execute("ROLLBACK")
             status = "SELECT status FROM answers WHERE id = ?"
             name = (path.rsplit("/", 1)[1],)
-            eventually(lambda: other.execute(status, name).fetchone() == ("completed",))
+            eventually(lambda: other.execute(status, name).fetchone() == ("completed",), START_S)
         finally:
             other.close()
         assert any("response.completed" in line for line in lines)
@@ -180,14 +180,14 @@ def test_a_file_that_is_removed_while_it_is_used_is_begun_anew(gateway: Gateway)
     background = {"model": "demo", "input": "Hi", "background": True, "ignore_eos": True}
     running = gateway.client.post("/v1/responses", json={**background, "max_output_tokens": 2000})
     running_path = f"/v1/responses/{running.raise_for_status().json()['id']}"
-    eventually(lambda: gateway.client.get(running_path).json()["status"] == "in_progress")
+    eventually(lambda: gateway.client.get(running_path).json()["status"] == "in_progress", START_S)
     path.unlink()
     assert gateway.chat("Hi", max_tokens=2, headers={**KEEP, "X-Request-Id": "there"}).is_success
     told = [each["reason"] for each in gateway.events("mailbox")]
     assert "was removed or replaced while it was in use" in told[-1]
     assert gateway.client.get("/v1/chat/completions/chatcmpl-lost").status_code == 404
     assert _fetched(gateway, "chatcmpl-there")
-    eventually(lambda: gateway.client.get(running_path).status_code == 200)
+    eventually(lambda: gateway.client.get(running_path).status_code == 200, START_S)
     with sqlite3.connect(path) as sql:
         stored = {answer_id for (answer_id,) in sql.execute("SELECT id FROM answers")}
     sql.close()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.gateway import Gateway, chat_body, eventually
+from tests.support.gateway import START_S, Gateway, chat_body, eventually
 from tests.support.raw_http import ask, get
 from tests.support.streams import open_stream
 
@@ -146,7 +146,7 @@ def test_a_stream_that_is_refused_or_left_says_so(gateway: Gateway) -> None:
 def test_a_lost_worker_is_counted_by_its_cause(gateway: Gateway) -> None:
     before = _scrape(gateway)
     stream = open_stream(gateway, STORY, max_tokens=100, ignore_eos=True)
-    eventually(lambda: stream.text)
+    eventually(lambda: stream.text, START_S)
     os.kill(gateway.worker_pid(), signal.SIGKILL)
     assert stream.join().done
     gateway.order("restart").raise_for_status()

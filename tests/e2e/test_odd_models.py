@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.folders import short_folder
-from tests.support.gateway import BULKHEAD, Gateway, eventually
+from tests.support.gateway import BULKHEAD, START_S, Gateway, eventually
 from tests.support.odd_models import ODD, odd
 from tests.support.shapes import DEMO
 
@@ -53,7 +53,7 @@ def _bulkhead(gateway: Gateway, *arguments: str) -> subprocess.CompletedProcess[
 
 def test_the_others_are_served(gateway: Gateway) -> None:
     assert gateway.say("Hello", "fine", max_tokens=4)
-    assert eventually(lambda: gateway.model("told")["state"] == "failed")
+    assert eventually(lambda: gateway.model("told")["state"] == "failed", START_S)
     assert "model.safetensors" in gateway.model("told")["reason"]
     assert gateway.client.get("/v1/models").status_code == 200
     assert gateway.client.get("/api/tags").status_code == 200

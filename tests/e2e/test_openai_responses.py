@@ -12,7 +12,7 @@ import openai
 import pydantic
 import pytest
 
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.pictures import RED, data_url, png
 
 QUESTION = "What is Bulkhead?"
@@ -324,7 +324,7 @@ def test_only_background_responses_are_cancelled(client: openai.OpenAI, whole: A
 
 def test_a_running_one_is_deleted(client: openai.OpenAI, gateway: Gateway) -> None:
     queued = client.responses.create(**LONG)
-    eventually(lambda: client.responses.retrieve(queued.id).status == "in_progress")
+    eventually(lambda: client.responses.retrieve(queued.id).status == "in_progress", START_S)
     client.responses.delete(queued.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(queued.id)

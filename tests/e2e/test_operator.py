@@ -16,7 +16,7 @@ import pytest
 
 from tests.support import shapes
 from tests.support.faults import after_import, sitecustomize
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.streams import open_stream
 
 STORY = "Tell me a story."
@@ -32,7 +32,7 @@ def gateway() -> Iterator[Gateway]:
 
 def test_status_has_every_field(gateway: Gateway) -> None:
     gateway.load()
-    eventually(lambda: gateway.model()["worker"]["footprint_bytes"])
+    eventually(lambda: gateway.model()["worker"]["footprint_bytes"], START_S)
     status = gateway.status()
     assert set(status) == {
         "version",
@@ -169,7 +169,7 @@ def test_unload_ends_the_process(gateway: Gateway) -> None:
 def test_unload_lets_running_answers_finish(gateway: Gateway) -> None:
     whole = gateway.say(STORY, max_tokens=200)
     stream = open_stream(gateway, STORY, max_tokens=200)
-    eventually(lambda: stream.text)
+    eventually(lambda: stream.text, START_S)
     status = gateway.order("unload").raise_for_status().json()
     stream.join()
     assert stream.done
@@ -180,7 +180,7 @@ def test_unload_lets_running_answers_finish(gateway: Gateway) -> None:
 def test_forced_unload_does_not_wait(gateway: Gateway) -> None:
     gateway.load()
     stream = open_stream(gateway, STORY, **LONG)
-    eventually(lambda: stream.text)
+    eventually(lambda: stream.text, START_S)
     gateway.order("unload", force=True).raise_for_status()
     assert not stream.done
     # Who was cut off is still owed the rest, so the model comes back.
@@ -191,7 +191,7 @@ def test_forced_unload_does_not_wait(gateway: Gateway) -> None:
 def test_an_unload_that_holds_ends_what_is_cut_off(gateway: Gateway, *, force: bool) -> None:
     gateway.load()
     stream = open_stream(gateway, STORY, **LONG)
-    eventually(lambda: stream.text)
+    eventually(lambda: stream.text, START_S)
     held = gateway.order("unload", hold=True, force=force).raise_for_status().json()
     assert held["state"] == "held"
     stream.join()
@@ -225,7 +225,7 @@ def test_answers_survive_a_kill(gateway: Gateway, *, force: bool) -> None:
     pid = gateway.load()["worker"]["pid"]
     whole = gateway.say(STORY, max_tokens=150, ignore_eos=True)
     stream = open_stream(gateway, STORY, max_tokens=150, ignore_eos=True)
-    eventually(lambda: stream.text)
+    eventually(lambda: stream.text, START_S)
     status = gateway.order("kill", force=force).raise_for_status().json()
     assert stream.join().text == whole
     assert not psutil.pid_exists(pid)
@@ -253,7 +253,9 @@ def test_a_request_during_the_stop_loads_the_model_again(gateway: Gateway) -> No
 def test_logs(gateway: Gateway) -> None:
     gateway.load()
     os.kill(gateway.worker_pid(), signal.SIGABRT)
-    exit_ = eventually(lambda: gateway.model()["worker"] is None and gateway.model()["last_exit"])
+    exit_ = eventually(
+        lambda: gateway.model()["worker"] is None and gateway.model()["last_exit"], START_S
+    )
     assert exit_["signal"] == "SIGABRT"
     assert any("Fatal Python error" in line for line in exit_["log_tail"])
     text = gateway.client.get("/admin/v1/models/demo/logs?lines=5").text
@@ -319,7 +321,7 @@ def test_a_full_queue_and_a_passed_deadline(
     )
     running.load()
     first = open_stream(running, STORY, max_tokens=1000, ignore_eos=True)
-    eventually(lambda: first.text)
+    eventually(lambda: first.text, START_S)
     waiting = [open_stream(running, STORY, headers={"X-Deadline-S": "1"}) for _ in range(2)]
     eventually(lambda: running.model()["queue_depth"] == 2)
     refused = running.chat("Hello")
@@ -366,7 +368,7 @@ def test_a_model_that_cannot_be_loaded(
     answer = running.order("load", "broken")
     assert answer.status_code == 503
     assert "model.safetensors is damaged" in answer.json()["error"]["message"]
-    model = eventually(lambda: (m := running.model("broken"))["state"] == "failed" and m)
+    model = eventually(lambda: (m := running.model("broken"))["state"] == "failed" and m, START_S)
     assert "damaged" in model["reason"]
     refused = running.chat("Hello", "broken")
     assert (refused.status_code, refused.headers["x-should-retry"]) == (503, "false")

@@ -18,11 +18,13 @@ from tests.cli.terminal import bulkhead
 from tests.support.browser import Browser, missing
 from tests.support.faults import in_engine_step, sitecustomize
 from tests.support.folders import short_folder
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.hub import Hub
 from tests.support.pictures import RED, png
 from tests.support.pulls import model_files
 from tests.support.streams import open_stream
+
+pytestmark = pytest.mark.outside_our_hands("Chromium and its driver are processes of others")
 
 PULLED = "org/slow-4bit"
 QUESTION = "What is Bulkhead?"
@@ -277,7 +279,7 @@ def test_an_answer_goes_on_after_a_kill(page: Browser, site: Site) -> None:
         before = site.gateway.worker_pid()
         page.click("[aria-label='Kill demo']")
         page.click("dialog .danger")
-        eventually(lambda: site.gateway.events("resume"))
+        eventually(lambda: site.gateway.events("resume"), START_S)
         assert site.gateway.worker_pid() != before
     _show(page, "playground")
     assert _answered(page) == expected.strip()

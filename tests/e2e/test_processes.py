@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.support.faults import held_load, sitecustomize
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.shapes import DEMO
 from tests.support.streams import Probe, Stream, open_stream
 
@@ -51,7 +51,7 @@ def test_the_death_of_one_leaves_the_other_alone(gateway: Gateway) -> None:
     undisturbed = _long(gateway, "other").join()
     with Probe(gateway, "/livez") as livez, Probe(gateway, "/health") as health:
         doomed, other = _long(gateway, "demo"), _long(gateway, "other")
-        eventually(lambda: doomed.text and other.text)
+        eventually(lambda: doomed.text and other.text, START_S)
         pid = gateway.worker_pid("demo")
         os.kill(pid, signal.SIGKILL)
         doomed.join()
@@ -142,7 +142,7 @@ def test_the_gateway_imports_no_model_library(
     )
     assert running.say(QUESTION)
     os.kill(running.pid, signal.SIGWINCH)
-    names = eventually(lambda: listing.exists() and listing.read_text().split())
+    names = eventually(lambda: listing.exists() and listing.read_text().split(), START_S)
     packages = {name.partition(".")[0] for name in names}
     assert "gateway" in packages
     assert not packages & {"mlx", "mlx_lm", "transformers", "numpy", "torch", "worker"}
@@ -160,7 +160,7 @@ def test_health_answers_during_a_slow_load(
     with Probe(running, "/livez") as livez, Probe(running, "/health") as health:
         waiting = open_stream(running, QUESTION, "demo")
         late = open_stream(running, QUESTION, "demo", headers={"X-Deadline-S": "11"})
-        eventually(lambda: running.model("demo")["state"] == "loading")
+        eventually(lambda: running.model("demo")["state"] == "loading", START_S)
         assert running.say(QUESTION, "other")
         late.join(60)
         for each in (waiting, late):

@@ -12,7 +12,7 @@ import pytest
 from protocol.prompt_store import KEY_BYTES, Entry, PromptStore
 from tests.cli.terminal import bulkhead
 from tests.support.faults import interpreter
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import START_S, Gateway, eventually
 
 # Its prompts have seven tokens, of which it finds so many as the salt says.
 KEEPER = """
@@ -160,7 +160,7 @@ def test_memory_and_disk_are_cleared(gateway: Gateway) -> None:
         _keep(gateway, owner, number)
     kept = _owners(gateway)
     assert kept.keys() == {"keeper", "demo", "gone"}
-    held = eventually(lambda: _keeper(gateway.status())["worker"]["prompt_cache_bytes"])
+    held = eventually(lambda: _keeper(gateway.status())["worker"]["prompt_cache_bytes"], START_S)
     eventually(lambda: gateway.model("demo")["prompt_cache"]["disk_bytes"] == kept["demo"])
     assert _keeper(gateway.status())["prompt_cache"]["memory_bytes"] == held == 4096
     assert gateway.status()["prompt_cache"]["disk_bytes"] == sum(kept.values())
@@ -173,7 +173,7 @@ def test_memory_and_disk_are_cleared(gateway: Gateway) -> None:
     assert _owners(gateway) == {}
     assert gateway.status()["prompt_cache"]["disk_bytes"] == 0
     assert _clear(gateway, "keeper").json() == {"reclaimed_bytes": 0}
-    eventually(lambda: _keeper(gateway.status())["worker"]["prompt_cache_bytes"] == 0)
+    eventually(lambda: _keeper(gateway.status())["worker"]["prompt_cache_bytes"] == 0, START_S)
     assert _clear(gateway, "nobody").json()["error"]["code"] == "model_not_found"
 
 
@@ -194,7 +194,7 @@ def test_a_worker_that_keeps_its_prompts(gateway: Gateway) -> None:
 
 def test_a_worker_that_clears_what_nobody_asked_it_to(gateway: Gateway) -> None:
     gateway.order("load", "eager")
-    ended = eventually(lambda: gateway.model("eager")["last_exit"])
+    ended = eventually(lambda: gateway.model("eager")["last_exit"], START_S)
     assert "it cleared prompts unasked" in ended["reason"]
     gateway.order("kill", "eager", force=True)
 

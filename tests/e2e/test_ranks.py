@@ -16,7 +16,7 @@ import pytest
 from mlx_lm import load, stream_generate
 
 from tests.cli.terminal import bulkhead
-from tests.support.gateway import BULKHEAD, Gateway, eventually, gone
+from tests.support.gateway import BULKHEAD, START_S, Gateway, eventually, gone
 from tests.support.shapes import DEMO, splittable
 from tests.support.streams import open_stream
 
@@ -128,8 +128,8 @@ def test_requests_of_all_kinds_side_by_side(gateway: Gateway) -> None:
 
 def test_the_status_has_each_rank(gateway: Gateway) -> None:
     gateway.load("two")
-    eventually(lambda: gateway.model("two")["state"] == "ready")
-    worker = eventually(lambda: _measured(gateway))
+    eventually(lambda: gateway.model("two")["state"] == "ready", START_S)
+    worker = eventually(lambda: _measured(gateway), START_S)
     assert [each["rank"] for each in worker["ranks"]] == [0, 1]
     assert worker["ranks"][0]["pid"] == worker["pid"]
     together = sum(each["footprint_bytes"] for each in worker["ranks"])
@@ -153,7 +153,7 @@ def test_one_that_is_killed_takes_the_others_along(gateway: Gateway, rank: int) 
     expected = open_stream(gateway, "Tell me a story.", "two", max_tokens=60, ignore_eos=True)
     whole = expected.join().outcome
     stream = open_stream(gateway, "Tell me a story.", "two", max_tokens=60, ignore_eos=True)
-    eventually(lambda: stream.text)
+    eventually(lambda: stream.text, START_S)
     pids = _pids(gateway, "two")
     os.kill(pids[rank], signal.SIGKILL)
     eventually(lambda: all(map(gone, pids)))
@@ -166,7 +166,7 @@ def test_one_that_is_killed_takes_the_others_along(gateway: Gateway, rank: int) 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_one_that_hangs_takes_the_others_along(gateway: Gateway, rank: int) -> None:
     gateway.load("two")
-    eventually(lambda: gateway.model("two")["state"] == "ready")
+    eventually(lambda: gateway.model("two")["state"] == "ready", START_S)
     pids = _pids(gateway, "two")
     os.kill(pids[rank], signal.SIGSTOP)
     eventually(lambda: all(map(gone, pids)))
@@ -176,7 +176,7 @@ def test_one_that_hangs_takes_the_others_along(gateway: Gateway, rank: int) -> N
 
 def test_they_stop_as_one(gateway: Gateway) -> None:
     gateway.load("two")
-    eventually(lambda: gateway.model("two")["state"] == "ready")
+    eventually(lambda: gateway.model("two")["state"] == "ready", START_S)
     pids = _pids(gateway, "two")
     gateway.order("unload", "two").raise_for_status()
     assert all(map(gone, pids))
@@ -189,7 +189,7 @@ def test_what_cannot_be_split_says_so(gateway: Gateway) -> None:
     assert answer.status_code == 503
     reason = 'mlx-lm can\'t split a qwen3 by "pipeline", but it can by "tensor".'
     assert reason in answer.json()["error"]["message"]
-    eventually(lambda: gateway.model("stages")["state"] == "failed")
+    eventually(lambda: gateway.model("stages")["state"] == "failed", START_S)
 
 
 def test_a_reload_under_load(gateway: Gateway) -> None:
@@ -204,7 +204,7 @@ def test_a_reload_under_load(gateway: Gateway) -> None:
         (config, 2),
     ):
         stream = open_stream(gateway, "Tell me a story.", "two", max_tokens=60, ignore_eos=True)
-        eventually(lambda stream=stream: stream.text)
+        eventually(lambda stream=stream: stream.text, START_S)
         gateway.config_path.write_text(changed, "utf-8")
         gateway.client.post("/admin/v1/reload").raise_for_status()
         assert stream.join().outcome == expected
@@ -212,7 +212,7 @@ def test_a_reload_under_load(gateway: Gateway) -> None:
             assert _pids(gateway, "two") == pids
         else:
             eventually(lambda pids=pids: all(map(gone, pids)))
-            eventually(lambda: gateway.model("two")["state"] == "ready")
+            eventually(lambda: gateway.model("two")["state"] == "ready", START_S)
             # One process alone has no list of ranks.
             pids = _pids(gateway, "two") or [gateway.worker_pid("two")]
             assert len(pids) == ranks
@@ -232,7 +232,7 @@ def test_an_upgrade_is_refused_and_nobody_notices(gateway: Gateway) -> None:
     expected = whole.join().outcome
     pids, pid = _pids(gateway, "two"), gateway.status()["pid"]
     stream = open_stream(gateway, "Tell me a story.", "two", max_tokens=60, ignore_eos=True)
-    eventually(lambda: stream.text)
+    eventually(lambda: stream.text, START_S)
     refused = _upgrade(gateway)
     assert "`bulkhead unload two --hold`" in " ".join(refused.communicate(timeout=120)[1].split())
     assert refused.returncode == 1
@@ -249,7 +249,7 @@ def test_one_that_is_loaded_while_the_next_gateway_starts(gateway: Gateway, tmp_
     )
     python.chmod(0o755)
     refused = _upgrade(gateway, "--python", str(python))
-    eventually(lambda: _runs(pid, python))
+    eventually(lambda: _runs(pid, python), START_S)
     assert gateway.say("Hello", "two", max_tokens=5)
     (tmp_path / "go").touch()
     assert "is loaded with several ranks" in " ".join(refused.communicate(timeout=180)[1].split())
@@ -281,9 +281,9 @@ def test_an_upgrade_does_as_it_was_told_to(gateway: Gateway) -> None:
 def test_a_killed_gateway_leaves_none(gateway: Gateway) -> None:
     """The last one: there is no gateway after it."""
     gateway.load("two")
-    eventually(lambda: gateway.model("two")["state"] == "ready")
+    eventually(lambda: gateway.model("two")["state"] == "ready", START_S)
     stream = open_stream(gateway, "Tell me a story.", "two", max_tokens=400, ignore_eos=True)
-    eventually(lambda: stream.text)
+    eventually(lambda: stream.text, START_S)
     pids = _pids(gateway, "two")
     os.kill(gateway.status()["pid"], signal.SIGKILL)
     eventually(lambda: all(map(gone, pids)))

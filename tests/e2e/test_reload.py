@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 
 from tests.cli.terminal import bulkhead
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.streams import open_stream
 
 STORY = "Tell me a story."
@@ -40,7 +40,7 @@ def test_under_load_only_what_changed_is_touched(start_gateway: Callable[..., Ga
     changed = [open_stream(running, STORY, "changed", **LONG) for _ in range(8)]
     endless = {**LONG, "max_tokens": 3000}
     removed = [open_stream(running, STORY, "removed", **endless) for _ in range(8)]
-    eventually(lambda: all(each.text for each in (*same, *changed, *removed)))
+    eventually(lambda: all(each.text for each in (*same, *changed, *removed)), START_S)
     answer = _reload(
         running,
         _config(
@@ -67,10 +67,10 @@ def test_under_load_only_what_changed_is_touched(start_gateway: Callable[..., Ga
         assert error["code"] == "model_unavailable"
         assert "'removed' was taken out of the configuration" in error["message"]
     assert running.worker_pid("same") == pids["same"]
-    eventually(lambda: running.model("changed")["state"] == "ready")
+    eventually(lambda: running.model("changed")["state"] == "ready", START_S)
     assert running.worker_pid("changed") != pids["changed"]
     assert running.model("changed")["restarts"] == 0
-    eventually(lambda: running.model("added")["state"] == "ready")
+    eventually(lambda: running.model("added")["state"] == "ready", START_S)
     assert {each["id"] for each in running.status()["models"]} == {"same", "changed", "added"}
     memory = running.status()["memory"]
     granted = [each["worker"]["granted_bytes"] for each in running.status()["models"]]
@@ -109,7 +109,7 @@ def test_who_writes_of_a_missing_model_is_told_and_one_missing_before_is_no_obst
     assert f"{tmp_path}/missing" not in refused.text
     answer = _reload(running, _config(_model("here"), missing, _model("added")))
     assert (answer.status_code, answer.json()["added"]) == (200, ["added"]), answer.text
-    eventually(lambda: "no model folder" in (running.model("missing")["reason"] or ""))
+    eventually(lambda: "no model folder" in (running.model("missing")["reason"] or ""), START_S)
 
 
 def test_what_holds_at_once_and_what_waits_for_a_restart(
@@ -132,7 +132,7 @@ def test_what_holds_at_once_and_what_waits_for_a_restart(
     assert done["applied"] == ["gateway.drain_s", "memory.budget", "queue.depth"]
     assert done["needs_restart"] == ["gateway.host"]
     assert running.status()["memory"]["budget_bytes"] == budget
-    eventually(lambda: running.model("b")["state"] == "ready")
+    eventually(lambda: running.model("b")["state"] == "ready", START_S)
     (evicted,) = running.events("evict")
     assert evicted["model"] == "a", "idle, and there is room for one"
     refused = running.chat("Hello", "first")
@@ -156,7 +156,7 @@ def test_a_smaller_budget_displaces_and_a_hangup_reads_again(
     running.load("b")
     undisturbed = open_stream(running, STORY, "b", **LONG).join().outcome
     busy = open_stream(running, STORY, "b", **LONG)
-    eventually(lambda: busy.text)
+    eventually(lambda: busy.text, START_S)
     running.config_path.write_text(
         _config(_model("a"), _model("b")) + f"[memory]\nbudget = {granted * 3 // 2}\n", "utf-8"
     )

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.support.edge import shortened
-from tests.support.gateway import Gateway, chat_body, eventually
+from tests.support.gateway import START_S, Gateway, chat_body, eventually
 from tests.support.raw_http import HOST, connect, send
 
 RESPONSES = "/v1/responses"
@@ -37,7 +37,7 @@ def stored_id(gateway: Gateway, pid: int) -> str:
     body = {"model": "demo", "input": "a" * 18_000_000, "background": True}
     response_id: str = gateway.client.post(RESPONSES, json=body).raise_for_status().json()["id"]
     path = f"{RESPONSES}/{response_id}"
-    eventually(lambda: gateway.client.get(path).json()["status"] == "failed")
+    eventually(lambda: gateway.client.get(path).json()["status"] == "failed", START_S)
     return response_id
 
 
@@ -105,7 +105,7 @@ def test_who_leaves_is_counted_as_long_as_the_answer_is_made(
         with connect(gateway) as connection:
             send(connection, f"POST {CHAT} HTTP/1.1\r\n".encode() + HOST + head.encode() + body)
             path = f"{CHAT}/chatcmpl-{name}"
-            eventually(lambda: gateway.client.get(path).status_code == 202)
+            eventually(lambda: gateway.client.get(path).status_code == 202, START_S)
 
     worker = psutil.Process(gateway.worker_pid())
     # No answer comes to its end.

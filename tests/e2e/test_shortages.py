@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from tests.support.faults import EAGER_SPARES, sitecustomize
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.limits import limited_user, no_descriptors, no_new_threads
 from tests.support.shapes import DEMO
 from tests.support.streams import Probe, open_stream
@@ -48,7 +48,7 @@ def test_without_threads_models_go_on_and_no_other_is_loaded(
     running.load("demo")
     undisturbed = open_stream(running, STORY, **LONG).join().outcome
     stream = open_stream(running, STORY, **LONG)
-    eventually(lambda: stream.text)
+    eventually(lambda: stream.text, START_S)
     with no_new_threads(running.pid), Probe(running, "/health") as health:
         for answer in (running.order("load", "other"), running.chat(STORY, "other")):
             error = answer.json()["error"]
@@ -90,21 +90,23 @@ threading.Thread.start = fails
         environment=sitecustomize(tmp_path / "s", EAGER_SPARES + code),
     )
     short.touch()
-    eventually(lambda: any(each["change"] == "ready" for each in running.events("spare")))
+    eventually(lambda: any(each["change"] == "ready" for each in running.events("spare")), START_S)
     running.load("demo")
     for _ in range(2):
         answer = running.order("load", "other")
         error = answer.json()["error"]
         assert (answer.status_code, error["code"]) == (503, "model_unavailable")
         assert "can't start new thread" in error["message"]
-    eventually(lambda: any(each["change"] == "not started" for each in running.events("spare")))
+    eventually(
+        lambda: any(each["change"] == "not started" for each in running.events("spare")), START_S
+    )
     model = running.model("other")
     assert model["state"] in ("backoff", "failed", "unloaded")
     assert model["worker"] is None
     waits = open_stream(running, STORY, "other", **LONG).join()
     assert (waits.status, "can't start new thread" in str(waits.error)) == (503, True)
     # What was begun of the last try is taken away after its answer.
-    eventually(lambda: _children(running) == {running.worker_pid()})
+    eventually(lambda: _children(running) == {running.worker_pid()}, START_S)
     eventually(lambda: len(list((running.state_dir / "run").iterdir())) == 1)
     eventually(lambda: len(list((running.state_dir / "workers").iterdir())) == 1)
     short.unlink()
@@ -116,13 +118,13 @@ def test_without_descriptors_readings_stop_and_go_on(
 ) -> None:
     running = start_gateway(models=(), config=CONFIG)
     pids = [running.load(each)["worker"]["pid"] for each in ("demo", "other")]
-    eventually(lambda: running.status()["memory"]["footprint_bytes"])
+    eventually(lambda: running.status()["memory"]["footprint_bytes"], START_S)
     assert running.client.get("/health").json()["faults"] == []
     # It outlasts the next readings: where it ends, a descriptor is free.
     longer = {**LONG, "max_tokens": 1500}
     undisturbed = open_stream(running, STORY, **longer).join().outcome
     stream = open_stream(running, STORY, **longer)
-    eventually(lambda: stream.text)
+    eventually(lambda: stream.text, START_S)
     # One that was idle for 5 s httpx would leave for another, which couldn't be had any more.
     running.client.get("/livez")
     began = time.monotonic()
@@ -145,6 +147,6 @@ def test_without_descriptors_readings_stop_and_go_on(
         memory, worker = running.status()["memory"], running.model("other")["worker"]
         return None not in (memory["footprint_bytes"], worker["footprint_bytes"])
 
-    eventually(measured)
+    eventually(measured, START_S)
     said = running.log.count(fault["what"])
     assert 1 <= said <= 1 + lasted_s / SAID_AGAIN_S

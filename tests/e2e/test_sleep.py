@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.streams import open_stream
 
 LIMIT_S = 5
@@ -25,19 +25,25 @@ def test_nothing_ends_for_having_slept_and_who_hangs_does(
     running = start_gateway(config=CONFIG)
     whole = running.say(STORY, max_tokens=150, ignore_eos=True)
     worker_pid = running.worker_pid()
-    stream = open_stream(running, STORY, max_tokens=150, ignore_eos=True)
-    eventually(lambda: stream.text)
-    for pid in (worker_pid, running.pid):
-        os.kill(pid, signal.SIGSTOP)
-    # Longer than every limit, and than an absence has to be to be one.
-    time.sleep(LIMIT_S * 1.6)
-    for pid in (running.pid, worker_pid):
-        os.kill(pid, signal.SIGCONT)
-    assert stream.join().text == whole
-    assert running.worker_pid() == worker_pid
-    assert not running.events("hang")
-    assert not running.events("refuse")
+    # A gateway alone, as under a debugger, and the whole machine.
+    for stopped in ((running.pid,), (running.pid, worker_pid)):
+        stream = open_stream(running, STORY, max_tokens=150, ignore_eos=True)
+        eventually(lambda stream=stream: stream.text, START_S)
+        _stop(stopped)
+        assert stream.join().text == whole
+        assert running.worker_pid() == worker_pid
+        assert not running.events("hang")
+        assert not running.events("refuse")
 
     os.kill(worker_pid, signal.SIGSTOP)
-    (hang,) = eventually(lambda: running.events("hang"))
+    (hang,) = eventually(lambda: running.events("hang"), START_S)
     assert hang["pid"] == worker_pid
+
+
+def _stop(pids: tuple[int, ...]) -> None:
+    """For longer than every limit, and than an absence has to be to be one."""
+    for pid in reversed(pids):
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(LIMIT_S * 1.6)
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)

@@ -11,7 +11,7 @@ from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent
 from anthropic.types.shared import ErrorResponse
 from openai.types.responses import Response, ResponseStreamEvent
 
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.strict import decode
 
 # Which answers of Anthropic's have only for tools of a set.
@@ -118,7 +118,7 @@ def test_what_was_not_asked_for_is_the_models_own(gateway: Gateway) -> None:
     decode(Response, queued, OPENAI)
     assert queued["temperature"] == 1.0
     path = f"/v1/responses/{queued['id']}"
-    eventually(lambda: gateway.client.get(path).json()["status"] == "incomplete")
+    eventually(lambda: gateway.client.get(path).json()["status"] == "incomplete", START_S)
     assert gateway.client.get(path).json()["temperature"] == 0.0
 
 

@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.support.gateway import BULKHEAD, Gateway, eventually, gone
+from tests.support.gateway import BULKHEAD, START_S, Gateway, eventually, gone
 from tests.support.streams import Stream, open_stream
 
 _MODELS = ("a", "b")
@@ -76,7 +76,7 @@ def _changed(path: Path, change: Callable[[str], str]) -> Iterator[None]:
 
 
 def _begun(streams: list[Stream]) -> None:
-    eventually(lambda: all(each.text or each.error for each in streams))
+    eventually(lambda: all(each.text or each.error for each in streams), START_S)
 
 
 def _get(connection: http.client.HTTPConnection, path: str) -> int:

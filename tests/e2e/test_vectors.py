@@ -14,7 +14,7 @@ import numpy as np
 import openai
 import pytest
 
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.minilm import TEXTS, cosines, minilm
 from tests.support.streams import open_stream
 
@@ -131,7 +131,7 @@ def test_a_chat_model_makes_vectors_too_beside_its_streams(
 ) -> None:
     text = gateway.say("Tell me a story.")
     stream = open_stream(gateway, "Tell me a story.")
-    eventually(lambda: stream.text)
+    eventually(lambda: stream.text, START_S)
     answer = client.embeddings.create(model="demo", input=["one", "two", "one"])
     assert stream.join().text == text
     one, two, again = (np.array(each.embedding) for each in answer.data)

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import START_S, Gateway, eventually
 
 # Where .ci/prometheus puts it.
 _BESIDE: Final = Path(sys.prefix) / "prometheus" / "usr" / "bin"
@@ -68,7 +68,7 @@ class Prometheus:
             except httpx.TransportError:
                 return None
 
-        samples: list[dict[str, Any]] = eventually(ask)
+        samples: list[dict[str, Any]] = eventually(ask, START_S)
         return samples
 
     def stop(self) -> None:
