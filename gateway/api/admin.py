@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -26,7 +27,6 @@ from gateway.memory.forecast import Forecast
 from gateway.model.compartment import Compartment
 from gateway.model.lifecycle import State
 from gateway.serve.reload import Reloaded, Reloader
-from gateway.upgrade.upgrader import Upgraded, Upgrader
 
 _SETTLED: Final = (State.READY, State.UNLOADED, State.HELD, State.BACKOFF, State.FAILED)
 _FIRST_READING_S: Final = 2.0
@@ -36,6 +36,23 @@ class Reclaimed(Struct):
     """Bytes of memory and disk that are free again."""
 
     reclaimed_bytes: int
+
+
+class Upgraded(Struct, frozen=True):
+    """`seconds` is how long it took until the next gateway served, and `still_s` for how much of
+    that workers held back what they had to say.
+    """
+
+    version: str
+    version_before: str
+    pid: int
+    pid_before: int
+    seconds: float
+    still_s: float
+
+
+# Has another gateway take over. Raises: Refusal: this one goes on; the text says why.
+Upgrade: TypeAlias = Callable[[], Awaitable[Upgraded]]
 
 
 class Options(Struct, forbid_unknown_fields=True):
@@ -122,8 +139,8 @@ async def upgrade(request: Request) -> Response:
     """Answers once the next gateway serves; if it doesn't come up, with the reason, and this one
     goes on.
     """
-    upgrader: Upgrader = request.app.state.upgrader
-    return _json(await upgrader.upgrade())
+    replace: Upgrade = request.app.state.upgrade
+    return _json(await replace())
 
 
 def _compartment(request: Request) -> Compartment:

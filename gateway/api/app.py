@@ -45,7 +45,6 @@ from gateway.page.page import Page
 from gateway.pictures.reader import PictureReader
 from gateway.serve.reload import Reloader
 from gateway.telemetry.spans import Spans
-from gateway.upgrade.upgrader import Upgrader
 
 ROUTES: Final = (
     *front.routes,
@@ -79,7 +78,7 @@ class Parts(NamedTuple):
     spans: Spans | None
 
 
-def build_app(parts: Parts, upgrader: Upgrader) -> ASGIApp:
+def build_app(parts: Parts, upgrade: admin.Upgrade) -> ASGIApp:
     app = Starlette(
         routes=ROUTES,
         exception_handlers={
@@ -90,7 +89,7 @@ def build_app(parts: Parts, upgrader: Upgrader) -> ASGIApp:
     )
     for name, part in parts._asdict().items():
         setattr(app.state, name, part)
-    app.state.upgrader = upgrader
+    app.state.upgrade = upgrade
     app.state.pictures = PictureReader()
     app.state.page = Page()
     app.state.http_meter = HttpMeter()

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Final, TypeVar
 
 import msgspec
-from msgspec import Struct
 
 from gateway.keys.accounts import Accounts, Book, Counts
 from gateway.keys.admin_key import ensured_admin_key
@@ -17,7 +16,6 @@ from gateway.keys.api_key import ApiKey, Terms, name_of_owner
 from gateway.keys.caller import ADMIN
 from gateway.keys.desk import Desk, KeyDesk
 from gateway.keys.key_file import KeyFile, KeyFileError, Signature
-from gateway.keys.limits import LimitsState
 from gateway.keys.ring import Held, KeyRing
 from gateway.keys.seat import Seat
 from gateway.state.secret_file import write_secret
@@ -36,13 +34,6 @@ _LOOK_S: Final = 1.0
 # What a crash may cost of the accounts.
 KEPT_EVERY_S: Final = 5.0
 _FILE_S: Final = 20.0
-
-
-class KeysState(Struct, frozen=True):
-    """What was used under each key: in days, and within the last minute."""
-
-    book: Book
-    limits: dict[str, LimitsState]
 
 
 class Keys:
@@ -135,25 +126,14 @@ class Keys:
         self._accounts.add(_today(), name, Counts.of(usage))
 
     @property
-    def state(self) -> KeysState:
-        """For another gateway."""
-        limits = {name: each.limits.state for name, each in self._desks.items()}
-        return KeysState(self._accounts.book, limits)
+    def book(self) -> Book:
+        """What was used on which day, for another gateway."""
+        return self._accounts.book
 
-    def restore(self, state: KeysState) -> None:
+    def restore(self, book: Book) -> None:
         """Go on from what an earlier gateway has counted."""
-        self._accounts = Accounts(state.book)
+        self._accounts = Accounts(book)
         self._accounts.note_lost()
-        for name, each in state.limits.items():
-            if name in self._desks:
-                self._desks[name].limits.restore(each)
-
-    def spend_elsewhere(self, name: str, usage: Usage) -> None:
-        """Count what an earlier gateway has finished."""
-        self.account(name, usage)
-        if name in self._desks:
-            tokens = usage.prompt_tokens + usage.completion_tokens
-            self._desks[name].limits.spend(time.monotonic(), tokens)
 
     def forward(self, account: Callable[[str, Usage], None] | None) -> None:
         """Have somebody else count from now on; None: nobody else does after all."""

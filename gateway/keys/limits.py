@@ -23,13 +23,6 @@ class Denial(Struct, frozen=True):
     retry_after_s: int | None
 
 
-class LimitsState(Struct, frozen=True):
-    """What was taken within the last minute, as `Window` has it."""
-
-    requests: tuple[tuple[int, int], ...]
-    tokens: tuple[tuple[int, int], ...]
-
-
 class Limits:
     """Requests are counted when they come in, tokens as they are computed: the answer that goes
     beyond the limit is finished, and the next ones wait.
@@ -40,16 +33,6 @@ class Limits:
         self._seats: set[Seat] = set()
         self._requests = Window()
         self._tokens = Window()
-
-    @property
-    def state(self) -> LimitsState:
-        """For another gateway."""
-        return LimitsState(self._requests.steps, self._tokens.steps)
-
-    def restore(self, state: LimitsState) -> None:
-        """Go on from what an earlier gateway has counted."""
-        self._requests.restore(state.requests)
-        self._tokens.restore(state.tokens)
 
     def admit(self, now: float) -> Seat | Denial:
         """Take a request in, or say why not."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from typing import Final
 
 MINUTE_S: Final = 60.0
@@ -21,16 +20,6 @@ class Window:
         # Steps by their numbers, with what was taken in each.
         self._steps: deque[tuple[int, int]] = deque()
         self._taken = 0
-
-    @property
-    def steps(self) -> tuple[tuple[int, int], ...]:
-        """What is counted at present, for another process of the same clock."""
-        return tuple(self._steps)
-
-    def restore(self, steps: Iterable[tuple[int, int]]) -> None:
-        """Count what another process has, on from there."""
-        self._steps = deque(steps)
-        self._taken = sum(amount for _, amount in self._steps)
 
     def add(self, now: float, amount: int) -> None:
         step = int(now // STEP_S)

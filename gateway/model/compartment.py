@@ -21,7 +21,7 @@ from gateway.dispatch.traffic import Bounds, Traffic
 from gateway.dispatch.use import UseState
 from gateway.events import EventLog
 from gateway.fleet.starter import Channel, Starter
-from gateway.memory.steward import Steward
+from gateway.memory.steward import HeldState, Steward
 from gateway.model import refusals
 from gateway.model.condition import Condition
 from gateway.model.deadlines import Deadlines
@@ -29,7 +29,7 @@ from gateway.model.lifecycle import Circumstances, Effect, Event, State, Verdict
 from gateway.model.model import Model
 from gateway.model.recovery import Recovery
 from gateway.model.supervisor import WorkerSupervisor
-from gateway.model.tenancy import Tenancy, TenancyState
+from gateway.model.tenancy import Tenancy
 from gateway.process import ladder
 from gateway.process.process import ExitStatus
 from gateway.process.worker import Listener, Worker, WorkerState
@@ -53,7 +53,7 @@ class ModelState(Struct, frozen=True, kw_only=True):
     held: RefusalState | None
     wanted: bool
     use: UseState
-    tenancy: TenancyState
+    memory: HeldState | None
     running: tuple[tuple[int, RequestState], ...]
     waiting: tuple[tuple[int, RequestState], ...]
     worker: WorkerState | None
@@ -188,7 +188,7 @@ class Compartment:
             held=None if hold is None else hold.state,
             wanted=self.state is State.WAITING and self._kept,
             use=self.traffic.use.state,
-            tenancy=self.tenancy.state,
+            memory=self.tenancy.state,
             running=tuple((numbers(each), each.state) for each in running),
             waiting=tuple((numbers(each), each.state) for each in waiting),
             worker=None if self.worker is None else self.worker.state,
@@ -205,7 +205,8 @@ class Compartment:
         """Go on where an earlier gateway was. Its worker prints to `output`. Raises:
         ProcessGoneError, OSError: the worker can't be taken over.
         """
-        self.tenancy.restore(state.tenancy)
+        if state.memory is not None:
+            self.tenancy.restore(state.memory)
         self.traffic.use.restore(state.use)
         self.traffic.restore(running, waiting)
         worker, channel = state.worker, state.channel

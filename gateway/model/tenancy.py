@@ -7,8 +7,6 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from msgspec import Struct
-
 from gateway.clock.present import present_clock
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.traffic import Traffic
@@ -32,17 +30,6 @@ _SHORTEST_LOAD_S: Final = 5
 _READ_AGAIN_S: Final = 30
 # The same for those on a disk that is awaited, should its return be missed.
 _WATCHED_S: Final = 600
-
-
-class TenancyState(Struct, frozen=True, kw_only=True):
-    """What another gateway goes on from."""
-
-    granted_bytes: int | None
-    lost_bytes: int
-    reload_s: float
-    ready_at: float
-    told_bound: Bound | None
-    held: HeldState | None
 
 
 class Tenancy:
@@ -102,25 +89,16 @@ class Tenancy:
     # From one gateway to the next
 
     @property
-    def state(self) -> TenancyState:
-        return TenancyState(
-            granted_bytes=self.granted_bytes,
-            lost_bytes=self.lost_bytes,
-            reload_s=self.reload_s,
-            ready_at=self._ready_at,
-            told_bound=self._told_bound,
-            held=self._steward.held(self.model.id),
-        )
+    def state(self) -> HeldState | None:
+        """None: the model has no memory."""
+        return self._steward.held(self.model.id)
 
-    def restore(self, state: TenancyState) -> None:
-        """Go on from what an earlier gateway knew."""
-        self.lost_bytes = state.lost_bytes
-        self.reload_s = state.reload_s
-        self._ready_at = state.ready_at
-        if state.held is not None:
-            self.granted_bytes = state.granted_bytes
-            self._told_bound = state.told_bound
-            self._steward.adopt(state.held)
+    def restore(self, state: HeldState) -> None:
+        """Go on with the memory that an earlier gateway gave the model."""
+        self.granted_bytes = state.holder.limit_bytes
+        self.reload_s = state.holder.reload_s
+        self._ready_at = state.holder.ready_at or 0.0
+        self._steward.adopt(state)
 
     def keeps_to_limits(self, worker: Worker) -> None:
         """It was told of them by an earlier gateway."""

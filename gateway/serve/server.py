@@ -186,7 +186,7 @@ async def _serve(
     )
     server = Server(
         uvicorn.Config(
-            build_app(parts, upgrader),
+            build_app(parts, upgrader.upgrade),
             http=secure or protocol,  # type: ignore[arg-type]
             ws="none",
             lifespan="off",

@@ -11,8 +11,9 @@ import socket
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final, NoReturn
 
+from gateway.api.app import Parts
 from gateway.fleet.fleet import REMINDER_S
 from gateway.model import refusals
 from gateway.serve.uvicorn_server import Server
@@ -21,9 +22,6 @@ from gateway.upgrade.messages import Finished, FromSuccessor, Released
 from gateway.upgrade.relay import Relay
 from gateway.upgrade.successor import SuccessorProcess
 from gateway.upgrade.takeover import Takeover
-
-if TYPE_CHECKING:
-    from gateway.api.app import Parts
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from gateway.api.app import Parts
 from gateway.clock.present import present_clock
 from gateway.dispatch.refusal import Refusal
 from gateway.dispatch.request import Request
@@ -17,9 +18,6 @@ from gateway.upgrade.messages import Cancelled, Estate, Failure, Serving, Spent,
 from gateway.upgrade.relay import Relay
 from gateway.upgrade.successor import SuccessorProcess, UnfitError
 from protocol.moves import Move
-
-if TYPE_CHECKING:
-    from gateway.api.app import Parts
 
 _MOVE_S: Final = 15.0
 _SERVE_S: Final = 60.0
@@ -76,7 +74,7 @@ class Handover:
             ),
             incarnation=fleet.next_incarnation,
             events=fleet.events.kept,
-            keys=parts.keys.state,
+            book=parts.keys.book,
             making=tuple(making),
             earlier=self._earlier,
             away_s=present_clock().away_s,

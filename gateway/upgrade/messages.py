@@ -9,7 +9,7 @@ from msgspec import Struct
 from gateway.dispatch.refusal import RefusalState
 from gateway.dispatch.request import RequestState
 from gateway.events import Event
-from gateway.keys.keys import KeysState
+from gateway.keys.accounts import Book
 from gateway.mailbox.entry import Name
 from gateway.model.compartment import ModelState
 from protocol.answers import Delta, Embedded, Usage
@@ -44,15 +44,15 @@ class Failure(Told, frozen=True, tag="failure"):
 class Estate(Told, frozen=True, tag="estate"):
     """All that the successor goes on from. Workers have moved by now and are silent.
 
-    `incarnation` is the first that is free. `making` are answers of the mailbox that the present
-    gateway goes on with. `earlier` gateways before it still serve
-    clients. `away_s` is of the clock that stands still over a sleep.
+    `incarnation` is the first free number. `book` is what was used under each key, by days.
+    `making` are answers of the mailbox that the present gateway goes on with. `earlier` gateways
+    before it still serve clients. `away_s` is of the clock that stands still over a sleep.
     """
 
     models: tuple[ModelState, ...]
     incarnation: int
     events: tuple[Event, ...]
-    keys: KeysState
+    book: Book
     making: tuple[Name, ...]
     earlier: int
     away_s: float

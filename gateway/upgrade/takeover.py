@@ -92,7 +92,7 @@ class Takeover:
         """Raises: CannotTakeOverError; ProcessGoneError, OSError: a worker has ended."""
         self._outputs = {number: each for _, number, each in self._passage.take()}
         fleet.events.restore(self.estate.events)
-        keys.restore(self.estate.keys)
+        keys.restore(self.estate.book)
         mailbox.leave_out(self.estate.making)
         missing = [each for each in self.estate.models if not self._fits(fleet, each.id)]
         for state in missing:
@@ -155,7 +155,7 @@ class Takeover:
                 case Cancelled():
                     self._guests.cancel(fleet, message)
                 case Spent(name=name, usage=usage):
-                    keys.spend_elsewhere(name, usage)
+                    keys.account(name, usage)
                 case Released(incarnation=0):
                     self.released.set()
                 case Released(incarnation=incarnation, begun=begun):

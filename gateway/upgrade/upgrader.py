@@ -12,10 +12,10 @@ import socket
 import sys
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from msgspec import Struct
-
+from gateway.api.admin import Upgraded
+from gateway.api.app import Parts
 from gateway.dispatch.refusal import Refusal
 from gateway.model import refusals
 from gateway.process.identity import ProcessGoneError
@@ -35,9 +35,6 @@ from gateway.upgrade.takeover import Takeover
 from gateway.upgrade.wish import Wish
 from gateway.version import VERSION
 
-if TYPE_CHECKING:
-    from gateway.api.app import Parts
-
 logger = logging.getLogger(__name__)
 
 # Imports, the configuration, a look at the machine; on one that does much else.
@@ -45,19 +42,6 @@ _PROOF_S: Final = 120.0
 _FILE_S: Final = 10.0
 # Earlier gateways that still serve clients: each hands on what the next one computes.
 _MOST_EARLIER: Final = 16
-
-
-class Upgraded(Struct, frozen=True):
-    """`seconds` is how long it took until the next gateway served, and `still_s` for how much of
-    that workers held back what they had to say.
-    """
-
-    version: str
-    version_before: str
-    pid: int
-    pid_before: int
-    seconds: float
-    still_s: float
 
 
 class Upgrader:

@@ -196,26 +196,3 @@ class AttackedLimits(RuleBasedStateMachine):
 
 
 TestAttackedLimits = AttackedLimits.TestCase
-
-
-def test_another_gateway_goes_on_counting() -> None:
-    terms = Terms(rpm=2, tpm=100)
-    before, after = Limits(terms), Limits(terms)
-    _admitted(before, 1000.0)
-    before.spend(1000.0, 99)
-    after.restore(before.state)
-    _admitted(after, 1001.0)
-    after.spend(1001.0, 1)
-    denial = after.admit(1002.0)
-    assert isinstance(denial, Denial)
-    assert "2 requests a minute" in denial.reason
-    # What came before it leaves as it would have there.
-    _admitted(after, 1061.0)
-    assert dict(after.headers(1062.0)) == {
-        b"x-ratelimit-limit-requests": b"2",
-        b"x-ratelimit-remaining-requests": b"1",
-        b"x-ratelimit-reset-requests": b"60s",
-        b"x-ratelimit-limit-tokens": b"100",
-        b"x-ratelimit-remaining-tokens": b"100",
-        b"x-ratelimit-reset-tokens": b"0s",
-    }
