@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 
 from gateway.cli.uncut import UncutGroup
-from gateway.version import VERSION
+from gateway.system.version import VERSION
 
 VERBS: Final = (
     "serve",

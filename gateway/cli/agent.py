@@ -13,25 +13,25 @@ from typing import Final, NoReturn
 
 import click
 
-from gateway.agent import server
-from gateway.agent.server import Terms
+from gateway.access.admin_key import ensured_admin_key
 from gateway.cli.log_options import log_level_option, log_to_option
 from gateway.cli.printable import printable
 from gateway.config.kinds import Size, Time, UnexpectedError, toml_text
-from gateway.config.loopback import is_loopback
 from gateway.config.models import expand_home
 from gateway.config.settings import MemorySettings
-from gateway.config.sizes import format_size
-from gateway.keys.admin_key import ensured_admin_key
-from gateway.logs.setup import gateway_logs
 from gateway.memory.budget import budget_bytes
-from gateway.serve.listen import PortTakenError, bind
-from gateway.state.state_dir import StateDir, StateDirError, default_state_dir
+from gateway.server.agent import server
+from gateway.server.agent.server import Terms
+from gateway.server.listen import PortTakenError, bind
 from gateway.system.file_limit import raise_file_limit
-from gateway.tls.certificate import CertificateError
-from gateway.tls.certificates import Certificates
-from gateway.tls.self_signed import ensured_certificate, fingerprint_of_file
-from gateway.url import url
+from gateway.system.logs.setup import gateway_logs
+from gateway.system.loopback import is_loopback
+from gateway.system.sizes import format_size
+from gateway.system.state.state_dir import StateDir, StateDirError, default_state_dir
+from gateway.system.tls.certificate import CertificateError
+from gateway.system.tls.certificates import Certificates
+from gateway.system.tls.self_signed import ensured_certificate, fingerprint_of_file
+from gateway.system.url import url
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,6 @@ from gateway.cli.printable import printable
 from gateway.config.models import find_folder, locate
 from gateway.config.read import Draft, read_draft
 from gateway.config.settings import ConfigError, Flags, ModelSettings, Settings
-from gateway.config.sizes import format_size
 from gateway.library.description import describe
 from gateway.memory.budget import budget_bytes
 from gateway.memory.estimate.beside import possible_beside
@@ -30,9 +29,10 @@ from gateway.memory.estimate.options import options_in
 from gateway.memory.estimate.outline import Outline, Verdict, outline_of
 from gateway.memory.estimate.weights import EstimateError
 from gateway.memory.leak_check import read_stranded
-from gateway.nearest import nearest_model, suggestion
-from gateway.state.address import running_address
-from gateway.state.state_dir import StateDir, default_state_dir
+from gateway.system.nearest import nearest_model, suggestion
+from gateway.system.sizes import format_size
+from gateway.system.state.address import running_address
+from gateway.system.state.state_dir import StateDir, default_state_dir
 
 _WIDTH: Final = 14
 

@@ -13,6 +13,9 @@ import click
 import msgspec
 from rich.table import Table
 
+from gateway.access.api_key import Terms
+from gateway.access.bodies import LATEST_EXPIRY, KeyBody, KeyList, NewKey
+from gateway.access.key_file import KeyFile, KeyFileError
 from gateway.cli.client import GatewayClient
 from gateway.cli.console import stdout_console
 from gateway.cli.failure import CommandError, NoSuchModelError
@@ -21,11 +24,8 @@ from gateway.cli.narrow import print_table
 from gateway.cli.options import json_option, names_gateway, reaches_gateway
 from gateway.cli.own_gateway import own_gateway, state_dir_option
 from gateway.cli.uncut import UncutGroup
-from gateway.config.times import parse_time
-from gateway.keys.api_key import Terms
-from gateway.keys.bodies import LATEST_EXPIRY, KeyBody, KeyList, NewKey
-from gateway.keys.key_file import KeyFile, KeyFileError
-from gateway.nearest import nearest_model, suggestion
+from gateway.system.nearest import nearest_model, suggestion
+from gateway.system.times import parse_time
 
 
 @click.group("key", cls=UncutGroup)

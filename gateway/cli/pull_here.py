@@ -11,14 +11,14 @@ from gateway.cli.bodies import OutlookReading, PullReading
 from gateway.cli.failure import CommandError
 from gateway.config.read import read_settings
 from gateway.config.settings import ConfigError, Flags, ModelSettings
-from gateway.hub.fit import Outlook, outlook
-from gateway.hub.messages import Failed, Finished, Order, Planned, Progressed, Said
-from gateway.hub.process import Deaths, PullProcess
+from gateway.library.hub.fit import Outlook, outlook
+from gateway.library.hub.messages import Failed, Finished, Order, Planned, Progressed, Said
+from gateway.library.hub.process import Deaths, PullProcess
 from gateway.memory.budget import budget_bytes
 from gateway.memory.estimate.beside import possible_beside
 from gateway.memory.estimate.learned import Learned
 from gateway.memory.leak_check import read_stranded
-from gateway.state.state_dir import StateDir, default_state_dir
+from gateway.system.state.state_dir import StateDir, default_state_dir
 
 
 class PullHere:

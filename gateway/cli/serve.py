@@ -11,6 +11,8 @@ from typing import NoReturn
 
 import click
 
+from gateway.access.key_file import KeyFileError
+from gateway.access.keys import Keys
 from gateway.cli.flags import takes_flags
 from gateway.cli.log_options import log_level_option, log_to_option
 from gateway.cli.printable import printable
@@ -18,21 +20,19 @@ from gateway.config.network import exposed, tls_files
 from gateway.config.places import Places
 from gateway.config.read import Configuration, read_configuration
 from gateway.config.settings import ConfigError, Flags, GatewaySettings
-from gateway.keys.key_file import KeyFileError
-from gateway.keys.keys import Keys
 from gateway.library.finder import Finder
-from gateway.logs.setup import gateway_logs
-from gateway.serve import server
-from gateway.serve.listen import PortTakenError, bind
+from gateway.server import server
+from gateway.server.listen import PortTakenError, bind
+from gateway.server.upgrade.inheritance import Inheritance
 from gateway.service.mark import LABEL, MARK, MISTAKE_STATUS, service_pid
 from gateway.service.port import ask_health_of
-from gateway.state.address import near_url
-from gateway.state.state_dir import StateDir, StateDirError, default_state_dir
 from gateway.system.file_limit import raise_file_limit
+from gateway.system.logs.setup import gateway_logs
 from gateway.system.malloc import give_large_buffers_back
-from gateway.tls.certificate import CertificateError
-from gateway.tls.certificates import Certificates
-from gateway.upgrade.inheritance import Inheritance
+from gateway.system.state.address import near_url
+from gateway.system.state.state_dir import StateDir, StateDirError, default_state_dir
+from gateway.system.tls.certificate import CertificateError
+from gateway.system.tls.certificates import Certificates
 
 logger = logging.getLogger(__name__)
 

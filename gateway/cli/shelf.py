@@ -17,8 +17,8 @@ from gateway.library.catalogue import Entry, catalogue, look_up, objection, unkn
 from gateway.library.finder import Finder
 from gateway.library.last_used import Used
 from gateway.library.removal import put_aside, remove
-from gateway.state.state_dir import StateDir, default_state_dir, lock_holder
-from gateway.state.state_file import read_state
+from gateway.system.state.state_dir import StateDir, default_state_dir, lock_holder
+from gateway.system.state.state_file import read_state
 
 
 class Shelf:

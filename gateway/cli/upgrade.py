@@ -13,8 +13,8 @@ from gateway.cli.failure import CommandError
 from gateway.cli.local import local_settings
 from gateway.cli.options import json_option, reaches_gateway
 from gateway.cli.printable import printable
-from gateway.state.state_file import write_state
-from gateway.upgrade.wish import Wish
+from gateway.server.upgrade.wish import Wish
+from gateway.system.state.state_file import write_state
 
 
 class Upgraded(Struct, frozen=True):

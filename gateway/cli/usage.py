@@ -8,13 +8,13 @@ import click
 import msgspec
 from rich.table import Table
 
+from gateway.access.accounts import Counts
+from gateway.access.bodies import KeyUsage, UsageList
 from gateway.cli.client import GatewayClient
 from gateway.cli.console import stdout_console
 from gateway.cli.failure import NobodyListensError
 from gateway.cli.options import json_option, reaches_gateway
 from gateway.cli.own_gateway import own_gateway, state_dir_option
-from gateway.keys.accounts import Counts
-from gateway.keys.bodies import KeyUsage, UsageList
 
 
 @click.command("usage")

@@ -11,8 +11,8 @@ from typing import Any, Final, Protocol, TypeGuard
 
 from msgspec import Struct
 
-from gateway.config.sizes import LARGEST_BYTES, PERCENT_PATTERN, SIZE_PATTERN, parse_size
-from gateway.config.times import TIME_PATTERN, format_time, parse_time
+from gateway.system.sizes import LARGEST_BYTES, PERCENT_PATTERN, SIZE_PATTERN, parse_size
+from gateway.system.times import TIME_PATTERN, format_time, parse_time
 
 # Ten years: beyond that dates can't be told any more.
 _LONGEST_S: Final = 315_360_000.0

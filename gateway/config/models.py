@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 import gateway
-from gateway.disks.denied import denied, is_denied
-from gateway.disks.volume import away
+from gateway.system.denied import denied, is_denied
+from gateway.system.volume import away
 from protocol.model_files import read_file
 
 DEMO_ID: Final = "demo"

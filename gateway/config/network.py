@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from gateway.access.key_file import KeyFile, KeyFileError
 from gateway.config.kinds import toml_text
 from gateway.config.locations import Place
-from gateway.config.loopback import is_loopback
 from gateway.config.models import expand_home
 from gateway.config.places import Places, Sought
 from gateway.config.settings import GatewaySettings, Settings
-from gateway.keys.key_file import KeyFile, KeyFileError
-from gateway.state.state_dir import StateDir, default_state_dir
-from gateway.tls.certificate import check, ends_soon
+from gateway.system.loopback import is_loopback
+from gateway.system.state.state_dir import StateDir, default_state_dir
+from gateway.system.tls.certificate import check, ends_soon
 
 TLS_PLACES: Final[tuple[Place, Place]] = (("gateway", "tls_certificate"), ("gateway", "tls_key"))
 

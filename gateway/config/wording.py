@@ -8,7 +8,7 @@ from typing import Final
 from gateway.config.keys import GROUPS, HOSTS, MODEL_KEYS, definitions, label
 from gateway.config.kinds import Kind, toml_text
 from gateway.config.locations import Place
-from gateway.nearest import nearest
+from gateway.system.nearest import nearest
 
 _SHOWN_CHARACTERS: Final = 40
 # The table of each key; no two have one of the same name.

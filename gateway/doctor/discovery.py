@@ -8,10 +8,10 @@ from typing import Final
 
 from gateway.config.models import expand_home
 from gateway.config.settings import HUGGING_FACE
-from gateway.disks.denied import denied
-from gateway.disks.volume import away
 from gateway.doctor.finding import Finding, ok, warning
 from gateway.doctor.installation import Installation
+from gateway.system.denied import denied
+from gateway.system.volume import away
 
 _CHECK: Final = "discovery"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from gateway.doctor.finding import Finding, error, ok, warning
 from gateway.doctor.installation import Installation
 from gateway.doctor.running import InForce, Running
-from gateway.version import VERSION
+from gateway.system.version import VERSION
 
 
 def look_at_gateway(installation: Installation) -> Iterator[Finding]:

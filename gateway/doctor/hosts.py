@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Iterator
 from typing import Final
 
-from gateway.agent.bodies import HostBody
 from gateway.config.settings import HostSettings
-from gateway.config.sizes import format_size
 from gateway.doctor.finding import Finding, Severity, error, ok
 from gateway.doctor.installation import Installation
-from gateway.hosts.agent_link import AgentLink
+from gateway.system.sizes import format_size
+from gateway.workers.hosts.agent_bodies import HostBody
+from gateway.workers.hosts.agent_link import AgentLink
 
 _CHECK: Final = "hosts"
 

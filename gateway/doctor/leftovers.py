@@ -8,14 +8,14 @@ from collections.abc import Collection, Iterator
 import psutil
 from msgspec import Struct
 
-from gateway.config.sizes import format_size
 from gateway.doctor.finding import Finding, ok, warning
 from gateway.doctor.installation import Installation
 from gateway.doctor.running import is_stopped
-from gateway.memory.footprint import FootprintError, footprint
-from gateway.process.identity import alive
-from gateway.process.records import WorkerRecords
-from gateway.state.state_dir import StateDir
+from gateway.system.memory.footprint import FootprintError, footprint
+from gateway.system.process_identity import alive
+from gateway.system.sizes import format_size
+from gateway.system.state.state_dir import StateDir
+from gateway.workers.records import WorkerRecords
 
 
 class Leftover(Struct, frozen=True):

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from gateway.config.models import hugging_face_cache
-from gateway.disks.volume import away
 from gateway.doctor.finding import Finding, ok, warning
 from gateway.doctor.installation import Installation
+from gateway.system.volume import away
 
 _CHECK: Final = "model cache"
 

@@ -8,11 +8,8 @@ from typing import Final
 import msgspec
 
 from gateway.config.models import expand_home, find_adapter, find_draft, find_folder, find_model
+from gateway.config.reach import check_reach
 from gateway.config.settings import ModelSettings, Settings
-from gateway.config.sizes import format_size
-from gateway.disks.denied import DeniedError
-from gateway.disks.reach import check_reach
-from gateway.disks.volume import AwayError, away
 from gateway.doctor.errands import Outcome, run_errand
 from gateway.doctor.finding import Finding, Severity, error, ok, warning, worst
 from gateway.doctor.installation import Installation
@@ -23,6 +20,9 @@ from gateway.memory.estimate.learned import Learned
 from gateway.memory.estimate.options import options_in
 from gateway.memory.estimate.weights import EstimateError
 from gateway.memory.leak_check import read_stranded
+from gateway.system.denied import DeniedError
+from gateway.system.sizes import format_size
+from gateway.system.volume import AwayError, away
 from protocol.errands import Environment, Examine, Examined
 
 _CHECK: Final = "model"

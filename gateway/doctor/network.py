@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gateway.config.keys import label
-from gateway.config.loopback import is_loopback
 from gateway.config.network import first_key, has_keys, network_cautions, network_complaints
 from gateway.config.places import Places
 from gateway.doctor.finding import Finding, error, ok, warning
 from gateway.doctor.installation import Installation
+from gateway.system.loopback import is_loopback
 
 _CHECK = "network"
 

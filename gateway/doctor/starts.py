@@ -8,8 +8,8 @@ from typing import Final
 
 from gateway.doctor.finding import Finding, ok, warning
 from gateway.doctor.installation import Installation
-from gateway.serve.starts import UncleanStarts
-from gateway.state.state_file import read_state
+from gateway.server.starts import UncleanStarts
+from gateway.system.state.state_file import read_state
 
 _CHECK: Final = "starts"
 

@@ -11,8 +11,8 @@ from msgspec import Struct
 from gateway.doctor.finding import Finding, ok, warning
 from gateway.doctor.installation import Installation
 from gateway.doctor.running import is_stopped
-from gateway.process.identity import alive
-from gateway.process.records import WorkerRecords
+from gateway.system.process_identity import alive
+from gateway.workers.records import WorkerRecords
 
 
 class StoppedWorker(Struct, frozen=True):

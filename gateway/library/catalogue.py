@@ -11,7 +11,7 @@ from gateway.config.models import DEMO_FOLDER, find_folder
 from gateway.config.read import Configuration
 from gateway.library.description import describe
 from gateway.library.search import Found, sizes
-from gateway.nearest import nearest_model, suggestion
+from gateway.system.nearest import nearest_model, suggestion
 
 
 class Entry(Struct, frozen=True, kw_only=True):

@@ -11,8 +11,8 @@ import msgspec
 from gateway.config.models import check_allowed
 from gateway.config.read import Configuration, Located
 from gateway.config.settings import ModelSettings, Settings
-from gateway.disks.denied import denied
 from gateway.library.search import Found, search
+from gateway.system.denied import denied
 from gateway.system.inquiries import Inquiries
 
 logger = logging.getLogger(__name__)

@@ -10,9 +10,9 @@ from typing import Final, TypeAlias
 
 from msgspec import Struct
 
-from gateway.model.compartment import Compartment
-from gateway.state.state_file import read_state, write_state
+from gateway.models.compartment import Compartment
 from gateway.system.lane import Lane
+from gateway.system.state.state_file import read_state, write_state
 from gateway.system.tasks import Tasks
 
 logger = logging.getLogger(__name__)

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from gateway.dispatch.refusal import Refusal
-from gateway.fleet.fleet import Fleet
-from gateway.hub.pulls import Pulls
 from gateway.library.catalogue import (
     Entry,
     Holder,
@@ -18,10 +15,13 @@ from gateway.library.catalogue import (
     with_configured,
 )
 from gateway.library.finder import Finder
+from gateway.library.hub.pulls import Pulls
 from gateway.library.last_used import LastUsed
 from gateway.library.removal import put_aside, remove
-from gateway.serve.reload import Reloader
+from gateway.models.fleet import Fleet
+from gateway.models.reload import Reloader
 from gateway.system.lane import Lane
+from gateway.system.refusal import Refusal
 
 T = TypeVar("T")
 

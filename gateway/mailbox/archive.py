@@ -9,12 +9,12 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final, TypeVar, TypeVarTuple, Unpack
 
-from gateway.dispatch.refusal import Refusal
-from gateway.events import EventLog
 from gateway.mailbox.database import DamagedError, StoreError, TakenError
 from gateway.mailbox.entry import Entry, Name
 from gateway.mailbox.store import Store
+from gateway.system.events import EventLog
 from gateway.system.lane import Lane
+from gateway.system.refusal import Refusal
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from gateway.keys.api_key import name_of_owner
+from gateway.access.api_key import name_of_owner
 from protocol.answers import RequestField
 from protocol.requests import Generate
 

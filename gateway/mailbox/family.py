@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from gateway.api.answer import Format
-from gateway.dispatch.refusal import Refusal
-from gateway.dispatch.request import Request
+from gateway.http.answer import Format
 from gateway.mailbox.entry import Outcome
+from gateway.requests.request import Request
+from gateway.system.refusal import Refusal
 
 
 class Family(Protocol):

@@ -7,13 +7,13 @@ import contextlib
 from collections.abc import Iterator
 from typing import Final
 
-from gateway.api.choices import usage_of
-from gateway.dispatch.refusal import Refusal
-from gateway.dispatch.request import Request
-from gateway.edge.share import Share
-from gateway.keys.seat import Seat
+from gateway.access.seat import Seat
 from gateway.mailbox.entry import Entry, Outcome
-from gateway.model.compartment import Compartment
+from gateway.models.choices import usage_of
+from gateway.models.compartment import Compartment
+from gateway.requests.request import Request
+from gateway.requests.share import Share
+from gateway.system.refusal import Refusal
 from protocol.answers import Usage
 
 # Each attempt numbers its events beyond those of the one before: who comes back with a number of

@@ -14,13 +14,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from gateway.dispatch.refusal import Refusal
-from gateway.dispatch.request import ClientGoneError
-from gateway.edge.byte_budget import ByteBudget
-from gateway.edge.share import Share
-from gateway.fleet.fleet import Fleet
-from gateway.keys.seat import Seat
-from gateway.logs.line import about
+from gateway.access.seat import Seat
 from gateway.mailbox.archive import ANSWER_S, Archive
 from gateway.mailbox.entry import Api, Entry, Found, Name, Outcome, Work
 from gateway.mailbox.family import Family
@@ -28,6 +22,12 @@ from gateway.mailbox.job import Job
 from gateway.mailbox.making import make
 from gateway.mailbox.queue import BackgroundQueue, Turn
 from gateway.mailbox.retention import Retention, share_of_free
+from gateway.models.fleet import Fleet
+from gateway.requests.byte_budget import ByteBudget
+from gateway.requests.request import ClientGoneError
+from gateway.requests.share import Share
+from gateway.system.logs.line import about
+from gateway.system.refusal import Refusal
 from gateway.system.tasks import Tasks
 from protocol.answers import Usage
 

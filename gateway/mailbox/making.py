@@ -7,15 +7,15 @@ from typing import Final
 
 import msgspec
 
-from gateway.api.answer import Choice
-from gateway.api.choices import pieces, submit_all, usage_of
-from gateway.api.sampling import another_answer
-from gateway.dispatch.request import Request
-from gateway.fleet.fleet import Fleet
-from gateway.keys.caller import ANYBODY
+from gateway.access.caller import ANYBODY
+from gateway.http.answer import Choice
+from gateway.http.sampling import another_answer
 from gateway.mailbox.entry import Outcome, Status, Work
 from gateway.mailbox.family import Family
 from gateway.mailbox.job import Job
+from gateway.models.choices import pieces, submit_all, usage_of
+from gateway.models.fleet import Fleet
+from gateway.requests.request import Request
 from protocol.answers import FinishReason
 from protocol.parts import AnswerPart, merged
 

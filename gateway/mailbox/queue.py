@@ -8,8 +8,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from gateway.dispatch.queue import QueueFullError
 from gateway.mailbox.entry import Name
+from gateway.requests.queue import QueueFullError
 
 # Behind everybody who waits for an answer.
 LOWEST_PRIORITY: Final = -1000

@@ -9,9 +9,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 
+from gateway.config.groups import Group, Groups
 from gateway.memory.claim import Claim
 from gateway.memory.decisions import Decision, Refuse
-from gateway.memory.groups import Group, Groups
 from gateway.memory.holder import Need
 from gateway.memory.ledger import Ledger
 from gateway.memory.orders import NOISE_BYTES, Orders

@@ -10,15 +10,15 @@ from typing import Final
 
 from msgspec import Struct
 
+from gateway.config.model import Model
 from gateway.config.models import find_adapter, find_folder, find_model, hugging_face_cache
-from gateway.disks.denied import denied
-from gateway.disks.volume import away
 from gateway.memory.estimate.estimate import Estimate
 from gateway.memory.estimate.fitting import guess, whole
 from gateway.memory.estimate.learned import Learned
 from gateway.memory.estimate.options import options_of
-from gateway.model.model import Model
+from gateway.system.denied import denied
 from gateway.system.lane import HangsError, Lane
+from gateway.system.volume import away
 
 # A disk that sleeps takes seconds to wake up.
 _ANSWER_S: Final = 10.0

@@ -9,8 +9,8 @@ from typing import Final
 import psutil
 
 from gateway.config.settings import MemorySettings
-from gateway.config.sizes import is_share, parse_size
-from gateway.memory.device import DeviceMemory, device_info, device_memory
+from gateway.system.memory.device import DeviceMemory, device_info, device_memory
+from gateway.system.sizes import is_share, parse_size
 
 logger = logging.getLogger(__name__)
 

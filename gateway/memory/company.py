@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 
+from gateway.config.groups import Group
+from gateway.config.model import Model
 from gateway.memory.admission import Admission
 from gateway.memory.appraiser import UnreadableError
-from gateway.memory.groups import Group
 from gateway.memory.tenant import Tenant
-from gateway.model.model import Model
 from gateway.system.tasks import Tasks
 
 logger = logging.getLogger(__name__)

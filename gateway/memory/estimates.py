@@ -7,14 +7,14 @@ from typing import Final
 
 from msgspec import Struct
 
-from gateway.events import EventLog
-from gateway.logs.line import about
+from gateway.config.model import Model
 from gateway.memory.admission import Admission
 from gateway.memory.appraiser import Appraiser, Guessed
 from gateway.memory.estimate.estimate import Estimate
 from gateway.memory.estimate.fitting import shortened
 from gateway.memory.estimate.outline import Outline, outline_of
-from gateway.model.model import Model
+from gateway.system.events import EventLog
+from gateway.system.logs.line import about
 
 logger = logging.getLogger(__name__)
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from gateway.clock.present import present_clock
-from gateway.config.sizes import format_size
-from gateway.events import EventLog
 from gateway.memory import explain
 from gateway.memory.claim import Claim
 from gateway.memory.decisions import (
@@ -21,6 +18,9 @@ from gateway.memory.decisions import (
 )
 from gateway.memory.ledger import Ledger
 from gateway.memory.tenant import Tenant
+from gateway.system.clock.present import present_clock
+from gateway.system.events import EventLog
+from gateway.system.sizes import format_size
 
 # A limit that moves by less than both is no event.
 _NEWS_BYTES: Final = 64_000_000

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gateway.config.sizes import format_size
-from gateway.dispatch.refusal import Refusal
+from gateway.config.groups import Group, label_of
 from gateway.memory.claim import Claim
 from gateway.memory.decisions import Refuse
-from gateway.memory.groups import Group, label_of
 from gateway.memory.holder import Holder
 from gateway.memory.ledger import Ledger
+from gateway.system.refusal import Refusal
+from gateway.system.sizes import format_size
 
 
 def waiting(ledger: Ledger, claim: Claim) -> str:

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 import msgspec
 from msgspec import Struct
 
-from gateway.config.sizes import format_size
 from gateway.memory.admission import Admission
 from gateway.memory.decisions import Admit, Decision, Evict, Refuse
 from gateway.memory.estimate.outline import Outline
+from gateway.system.sizes import format_size
 
 
 class Forecast(Struct, frozen=True):

@@ -11,30 +11,30 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from gateway.clock.present import present_clock
-from gateway.config.sizes import format_size
-from gateway.dispatch.refusal import Refusal
-from gateway.events import EventLog
-from gateway.hosts.cards import sharing
-from gateway.hosts.host import NoRoomError
-from gateway.hosts.hosts import Hosts
+from gateway.config.groups import Group
 from gateway.memory import explain
 from gateway.memory.admission import Admission
 from gateway.memory.appraiser import AbsentError, Appraiser, UnreadableError
+from gateway.memory.cards import sharing
 from gateway.memory.company import Company
 from gateway.memory.estimate.estimate import Estimate
 from gateway.memory.estimate.learned import Learned
 from gateway.memory.estimates import Estimates, Known
 from gateway.memory.execution import Execution
 from gateway.memory.forecast import Forecast, forecast
-from gateway.memory.groups import Group
 from gateway.memory.holder import Holder, Need
 from gateway.memory.leak_check import LeakCheck, Loaded, Reading, StrandedRecord
-from gateway.memory.reading import Pressure
 from gateway.memory.shortage import Shortage
 from gateway.memory.tenant import Tenant
+from gateway.system.clock.present import present_clock
+from gateway.system.events import EventLog
 from gateway.system.lane import Lane
+from gateway.system.memory.reading import Pressure
+from gateway.system.refusal import Refusal
+from gateway.system.sizes import format_size
 from gateway.system.tasks import Tasks
+from gateway.workers.hosts.host import NoRoomError
+from gateway.workers.hosts.hosts import Hosts
 from protocol.memory import Bound
 
 # What is learned again and again differs by less.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from gateway.dispatch.refusal import Refusal
-from gateway.model.model import Model
+from gateway.config.model import Model
+from gateway.system.refusal import Refusal
 
 
 class Tenant(Protocol):
@@ -22,7 +22,7 @@ class Tenant(Protocol):
 
     @property
     def last_used(self) -> float:
-        """On the clock of `gateway.clock.present`."""
+        """On the clock of `gateway.system.clock.present`."""
 
     @property
     def reload_s(self) -> float:

@@ -12,12 +12,12 @@ from msgspec import Struct
 
 from gateway.config.read import read_settings
 from gateway.config.settings import ConfigError, Flags, GatewaySettings, Settings
-from gateway.process import ladder
 from gateway.service.failure import ServiceError
 from gateway.service.interpreter import lasting
 from gateway.service.mark import LABEL, MARK
 from gateway.service.owner import Owner
-from gateway.state.state_dir import StateDir, default_state_dir
+from gateway.system.state.state_dir import StateDir, default_state_dir
+from gateway.workers import ladder
 
 # Beyond drain and ladder: closing connections, writing records, a busy machine.
 _MARGIN_S: Final = 15.0

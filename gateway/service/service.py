@@ -22,9 +22,9 @@ from gateway.service.room import check_alone, check_free
 from gateway.service.status import ServiceStatus, look
 from gateway.service.twin import known, removal
 from gateway.service.words import Words
-from gateway.state.state_dir import StateDir
-from gateway.url import url
-from gateway.version import VERSION
+from gateway.system.state.state_dir import StateDir
+from gateway.system.url import url
+from gateway.system.version import VERSION
 
 # launchd tries again after ThrottleInterval, so a second attempt is waited for.
 _SERVES_S: Final = 200.0

@@ -15,8 +15,8 @@ from gateway.service.manager import Manager
 from gateway.service.mark import service_pid
 from gateway.service.port import ask_health_of
 from gateway.service.twin import Job, jobs, twice
-from gateway.url import url
-from gateway.version import VERSION
+from gateway.system.url import url
+from gateway.system.version import VERSION
 
 # An interpreter that starts says its version in a fraction of a second.
 _VERSION_S: Final = 20.0

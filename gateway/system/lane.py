@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
-from gateway.clock.countdown import Countdown
+from gateway.system.clock.countdown import Countdown
 from gateway.system.threads import start_thread
 
 logger = logging.getLogger(__name__)

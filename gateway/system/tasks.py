@@ -1,5 +1,5 @@
 """Tasks with an owner: they end with it, and their exceptions are seen by whoever watches the loop
-(`gateway.serve.faults`).
+(`gateway.system.faults`).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from gateway.memory.footprint import FootprintError, footprint
+from gateway.system.memory.footprint import FootprintError, footprint
 from tests.support import shapes
 from tests.support.faults import EAGER_SPARES, sitecustomize
 from tests.support.gateway import START_S, Gateway, eventually

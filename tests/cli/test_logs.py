@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from gateway.cli import main
-from gateway.logs.rotated import RotatedFile
+from gateway.system.logs.rotated import RotatedFile
 from tests.cli.conftest import SPACED_ID
 from tests.cli.terminal import bulkhead, started, terminal
 from tests.support.faults import wrapped_python
@@ -94,7 +94,7 @@ def test_the_log_of_a_gateway_elsewhere(talked: Gateway) -> None:
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     of_model = [line for line in lines if line.get("model") == SPACED_ID]
     ready = next(line for line in of_model if line.get("event") == "ready")
-    assert (ready["level"], ready["logger"]) == ("info", "gateway.events")
+    assert (ready["level"], ready["logger"]) == ("info", "gateway.system.events")
     assert ready["load_s"] > 0
     with started("logs", "-f", "-n", "1", url=talked.url) as following:
         assert following.stdout is not None

@@ -3,13 +3,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from gateway.access.api_key import Terms
+from gateway.access.key_file import KeyFile
 from gateway.config.settings import Flags
 from gateway.doctor.installation import Installation
 from gateway.doctor.network import look_at_network
-from gateway.keys.api_key import Terms
-from gateway.keys.key_file import KeyFile
-from gateway.state.address import Address, write_address
-from gateway.state.state_dir import StateDir
+from gateway.system.state.address import Address, write_address
+from gateway.system.state.state_dir import StateDir
 from tests.support.certificates import write_certificate
 
 

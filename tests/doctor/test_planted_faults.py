@@ -22,13 +22,13 @@ import pytest
 
 from gateway.config.models import DEMO_FOLDER
 from gateway.config.settings import GatewaySettings, Settings
-from gateway.process.identity import identify
-from gateway.process.records import WorkerRecord, WorkerRecords
 from gateway.service.definition import define
 from gateway.service.owner import Owner
 from gateway.service.systemd import Systemd
-from gateway.state.state_dir import StateDir
-from gateway.version import VERSION
+from gateway.system.process_identity import identify
+from gateway.system.state.state_dir import StateDir
+from gateway.system.version import VERSION
+from gateway.workers.records import WorkerRecord, WorkerRecords
 from tests.cli.canned import CannedGateway
 from tests.doctor.machine import Machine
 from tests.support.folders import short_folder

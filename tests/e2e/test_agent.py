@@ -19,12 +19,12 @@ import msgspec
 import psutil
 import pytest
 
-from gateway.agent.bodies import API, Opening
-from gateway.hosts.agent_link import AgentLink
-from gateway.hosts.host import NoRoomError, RankEnd
-from gateway.hosts.remote import RemoteHost, RemoteRank
-from gateway.process.process import ExitStatus
-from gateway.tls.self_signed import fingerprint_of_file
+from gateway.system.tls.self_signed import fingerprint_of_file
+from gateway.workers.hosts.agent_bodies import API, Opening
+from gateway.workers.hosts.agent_link import AgentLink
+from gateway.workers.hosts.host import NoRoomError, RankEnd
+from gateway.workers.hosts.remote import RemoteHost, RemoteRank
+from gateway.workers.process import ExitStatus
 from tests.support.agent import Agent, Link, order, rank_log, scripted_gateway
 from tests.support.certificates import write_certificate
 from tests.support.edge import shortened

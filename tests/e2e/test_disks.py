@@ -37,9 +37,9 @@ class Disk:
 CODE = """
 if not in_worker():
     import builtins, errno, os, pathlib, io
-    import gateway.disks.volume, gateway.disks.disks
-    gateway.disks.volume._PARENTS = ((pathlib.Path({parent!r}), 1),)
-    gateway.disks.disks._LOOK_S = 0.2
+    import gateway.system.volume, gateway.models.disks
+    gateway.system.volume._PARENTS = ((pathlib.Path({parent!r}), 1),)
+    gateway.models.disks._LOOK_S = 0.2
     opens = io.open
     def guarded(file, *arguments, **options):
         if str(file).startswith({denied!r}):

@@ -12,7 +12,7 @@ from gateway.memory.estimate.estimate import model_key
 from gateway.memory.estimate.fitting import whole
 from gateway.memory.estimate.learned import Learned
 from gateway.memory.estimate.options import Options
-from gateway.memory.footprint import Footprint, footprint
+from gateway.system.memory.footprint import Footprint, footprint
 from tests.support import shapes
 from tests.support.gateway import START_S, Gateway, eventually
 

@@ -16,8 +16,8 @@ import httpx
 import psutil
 import pytest
 
-from gateway.keys.api_key import Terms
-from gateway.keys.key_file import KeyFile
+from gateway.access.api_key import Terms
+from gateway.access.key_file import KeyFile
 from tests.support.faults import in_engine_step, sitecustomize
 from tests.support.gateway import START_S, Gateway, chat_body, eventually
 from tests.support.raw_http import HOST, ask, connect, get, parse, post, read_all, send

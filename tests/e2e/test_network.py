@@ -15,14 +15,14 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
+from gateway.access.api_key import Terms
+from gateway.access.key_file import KeyFile
 from gateway.cli import main
 from gateway.config.settings import Flags
 from gateway.doctor.gateway import look_at_gateway
 from gateway.doctor.installation import Installation
 from gateway.doctor.network import look_at_network
-from gateway.keys.api_key import Terms
-from gateway.keys.key_file import KeyFile
-from gateway.tls.certificate import trusting
+from gateway.system.tls.certificate import trusting
 from tests.support.certificates import write_certificate
 from tests.support.edge import shortened
 from tests.support.gateway import Gateway, chat_body, eventually

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from gateway.api.parameters import PARAMETERS, PLACES, Parameter, Place, at
 from gateway.config.models import DEMO_FOLDER
+from gateway.http.parameters import PARAMETERS, PLACES, Parameter, Place, at
 from tests.support.gateway import Gateway
 
 BODIES: dict[Place, dict[str, Any]] = {

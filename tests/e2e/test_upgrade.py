@@ -157,7 +157,7 @@ def test_one_that_crashes_at_its_start(
     workers, pid = _workers(gateway), gateway.status()["pid"]
     streams = _streams(gateway)
     _begun(streams)
-    with _changed(installation / "gateway/serve/server.py", lambda _: "raise RuntimeError('oh')"):
+    with _changed(installation / "gateway/server/server.py", lambda _: "raise RuntimeError('oh')"):
         refused = _upgrade(gateway)
     assert refused.status_code == 503
     assert "RuntimeError: oh" in refused.json()["error"]["message"]
@@ -209,7 +209,7 @@ def test_one_that_dies_while_it_takes_over(
     streams = _streams(gateway)
     _begun(streams)
     with _changed(
-        installation / "gateway/upgrade/takeover.py",
+        installation / "gateway/server/upgrade/takeover.py",
         lambda text: text.replace("self._inheritance.take_stderr()", "os._exit(7)"),
     ):
         refused = _upgrade(gateway)

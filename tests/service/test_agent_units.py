@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from gateway.cli.agent import command
-from gateway.process import ladder
 from gateway.service.mark import LABEL
 from gateway.service.systemd import UNIT
+from gateway.workers import ladder
 from tests.support.service_managers import verified
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

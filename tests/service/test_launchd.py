@@ -21,7 +21,6 @@ from gateway.cli import service as command
 from gateway.config.read import read_settings
 from gateway.config.settings import Flags, Settings
 from gateway.doctor.service import look_at_both
-from gateway.process import ladder
 from gateway.service import service as service_module
 from gateway.service import status as status_module
 from gateway.service.definition import Definition, define, stop_s
@@ -31,6 +30,7 @@ from gateway.service.mark import LABEL, MARK, service_pid
 from gateway.service.owner import Owner
 from gateway.service.service import Service
 from gateway.service.twin import Job
+from gateway.workers import ladder
 from tests.support.gateway import eventually
 from tests.support.service_managers import ServiceManagers
 

@@ -20,12 +20,12 @@ from click.testing import CliRunner, Result
 from gateway.cli import main
 from gateway.config.read import read_settings
 from gateway.config.settings import Flags
-from gateway.process import ladder
 from gateway.service.definition import Definition, define
 from gateway.service.files import make_private_file, make_private_folder
 from gateway.service.mark import service_pid
 from gateway.service.owner import Owner, owner
 from gateway.service.systemd import UNIT, Systemd
+from gateway.workers import ladder
 from tests.support.gateway import eventually
 from tests.support.service_managers import ServiceManagers, verified
 

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import psutil
 
-from gateway.hosts.agent_link import AgentLink
-from gateway.hosts.host import RankOrder
-from gateway.process.worker_log import WorkerLog
-from gateway.tls.self_signed import fingerprint_of_file
+from gateway.system.tls.self_signed import fingerprint_of_file
+from gateway.workers.hosts.agent_link import AgentLink
+from gateway.workers.hosts.host import RankOrder
+from gateway.workers.worker_log import WorkerLog
 from protocol.channel import KEY_BYTES
 from tests.support.folders import short_folder
 from tests.support.gateway import BULKHEAD, STOP_S

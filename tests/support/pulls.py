@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import msgspec
 
-from gateway.hub.messages import (
+from gateway.library.hub.messages import (
     GO,
     Failed,
     Finished,
@@ -25,7 +25,7 @@ from gateway.hub.messages import (
     Said,
     decode_said,
 )
-from gateway.hub.puller.pull import Pull
+from gateway.library.puller.pull import Pull
 from tests.support.hub import Chaos, Hub, digest
 
 NAME = "org/model"
@@ -66,7 +66,7 @@ class Puller:
         self, cache: Path, environment: dict[str, str] | None = None, **order: Any
     ) -> None:
         self.popen = subprocess.Popen(
-            [sys.executable, "-P", "-m", "gateway.hub.puller"],
+            [sys.executable, "-P", "-m", "gateway.library.puller"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "HF_HUB_CACHE": str(cache), **(environment or {})},

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from gateway.dispatch.refusal import _STATUS
+from gateway.system.refusal import _STATUS
 from tests.support.gateway import Gateway, chat_body
 from tests.support.raw_http import HOST, connect, get, post
 

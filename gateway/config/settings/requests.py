@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from gateway.config.kinds import Size, Switch, Time, Whole
 from gateway.config.settings.section import Key, Section
-from gateway.config.sizes import parse_size
+from gateway.system.sizes import parse_size
 
 
 class QueueSettings(Section, frozen=True):

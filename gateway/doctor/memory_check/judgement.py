@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from gateway.config.sizes import format_size
 from gateway.doctor.memory_check.figures import (
     AttentionFigures,
     Machine,
@@ -15,11 +14,12 @@ from gateway.doctor.memory_check.figures import (
     StepFigures,
 )
 from gateway.doctor.memory_check.line import Line, line
-from gateway.memory.back_end import BackEnd
 from gateway.memory.estimate.learned import PROCESS_BYTES
+from gateway.system.memory.back_end import BackEnd
+from gateway.system.sizes import format_size
 
 _MIB: Final = 1 << 20
-# What readings of one process move by, as for workers (gateway.process.worker).
+# What readings of one process move by, as for workers (gateway.workers.worker).
 _NOISE_BYTES: Final = 64_000_000
 _NOISE_SHARE: Final = 0.05
 # The process is measured at each start; a first estimate may be that far off.

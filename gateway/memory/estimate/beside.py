@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from gateway.config.groups import Groups, label_of
+from gateway.config.model import groups_of
 from gateway.config.models import find_folder, locate
 from gateway.config.settings import ModelSettings, Settings
-from gateway.config.sizes import format_size
 from gateway.memory.claim import Claim
 from gateway.memory.estimate.fitting import whole
 from gateway.memory.estimate.learned import Learned
 from gateway.memory.estimate.options import options_in
 from gateway.memory.estimate.weights import EstimateError
-from gateway.memory.groups import Groups, label_of
 from gateway.memory.ledger import Ledger
-from gateway.model.model import groups_of
+from gateway.system.sizes import format_size
 
 
 class Possible(NamedTuple):

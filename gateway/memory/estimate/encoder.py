@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gateway.memory.back_end import BackEnd
 from gateway.memory.estimate.cache import CacheShape, first
+from gateway.system.memory.back_end import BackEnd
 from protocol.chunks import LARGEST_TOKENS, LARGEST_TOKENS_ON_CPU
 
 NO_CACHES: Final = CacheShape(

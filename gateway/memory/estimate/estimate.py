@@ -11,7 +11,6 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from gateway.memory.back_end import BackEnd
 from gateway.memory.estimate.cache import CacheShape, cache_shape
 from gateway.memory.estimate.encoder import NO_CACHES, encoder_bytes
 from gateway.memory.estimate.language import language_of
@@ -20,6 +19,7 @@ from gateway.memory.estimate.pictures import picture_bytes
 from gateway.memory.estimate.ranks import part_of
 from gateway.memory.estimate.weights import EstimateError, Weights, adapter_bytes, read_weights
 from gateway.memory.estimate.working import working_bytes
+from gateway.system.memory.back_end import BackEnd
 from protocol.caches import STEP_TOKENS
 from protocol.encoders import encoder_of
 from protocol.model_files import read_config

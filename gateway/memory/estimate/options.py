@@ -6,10 +6,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from gateway.config.model import Model
 from gateway.config.models import find_adapter, find_draft
 from gateway.config.settings import ModelSettings
-from gateway.hosts.cards import sharing
-from gateway.model.model import Model
+from gateway.memory.cards import sharing
 from protocol.ranks import RankSplit
 
 

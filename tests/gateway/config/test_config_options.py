@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from gateway.config.model import Model, models_of
 from gateway.config.models import DEMO_FOLDER
 from gateway.config.read import Configuration, Located, read_configuration, read_settings
 from gateway.config.settings import ConfigError, Flags, Settings
-from gateway.model.model import Model, models_of
 
 MODEL = '[models.a]\npath = "demo"\n'
 

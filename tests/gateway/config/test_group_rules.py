@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from gateway.config.changes import changes
+from gateway.config.groups import Group
+from gateway.config.model import groups_of
 from gateway.config.read import read_settings
 from gateway.config.settings import ConfigError, Flags, GroupSettings, Settings
-from gateway.memory.groups import Group
-from gateway.model.model import groups_of
 
 MODELS = """
 [models.a]

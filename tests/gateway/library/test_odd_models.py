@@ -10,16 +10,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.api.ollama.files import _read
 from gateway.config.ranks import _check_heads
+from gateway.http.ollama.files import _read
 from gateway.library.catalogue import catalogue, look_up, with_configured
 from gateway.library.description import Description, describe
 from gateway.library.finder import Finder
 from gateway.library.removal import put_aside, remove
 from gateway.library.search import search
-from gateway.memory.back_end import BackEnd
 from gateway.memory.estimate.estimate import estimate
 from gateway.memory.estimate.weights import EstimateError
+from gateway.system.memory.back_end import BackEnd
 from tests.gateway.library.test_library import cached, configuration, demo
 from tests.support.odd_models import ODD, odd
 

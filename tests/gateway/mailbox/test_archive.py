@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.dispatch.refusal import Refusal
-from gateway.events import EventLog
 from gateway.mailbox.archive import Archive
 from gateway.mailbox.entry import Entry, Outcome
 from gateway.mailbox.retention import Retention
+from gateway.system.events import EventLog
+from gateway.system.refusal import Refusal
 
 AMPLE = Retention(3600.0, 1 << 30)
 

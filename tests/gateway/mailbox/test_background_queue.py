@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from gateway.dispatch.queue import QueueFullError
 from gateway.mailbox.queue import BackgroundQueue, Turn
+from gateway.requests.queue import QueueFullError
 
 DEPTH, CONCURRENCY = 6, 2
 MODELS = ("a", "b")

@@ -15,19 +15,19 @@ import pytest
 from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.chat import kept
-from gateway.api.errors import on_refusal
-from gateway.api.record import Record
-from gateway.api.responses import stored
-from gateway.api.responses.family import ResponseFamily
+from gateway.access.caller import Caller
 from gateway.config.settings import Settings
-from gateway.dispatch.refusal import Refusal
-from gateway.edge.byte_budget import ByteBudget
-from gateway.edge.share import SHARE, Share
-from gateway.events import EventLog
-from gateway.keys.caller import Caller
+from gateway.http.chat import kept
+from gateway.http.errors import on_refusal
+from gateway.http.record import Record
+from gateway.http.responses import stored
+from gateway.http.responses.family import ResponseFamily
 from gateway.mailbox.entry import Api, Entry, Outcome
 from gateway.mailbox.mailbox import Mailbox
+from gateway.requests.byte_budget import ByteBudget
+from gateway.requests.share import SHARE, Share
+from gateway.system.events import EventLog
+from gateway.system.refusal import Refusal
 from protocol.answers import Usage
 
 ITEMS = b"""[

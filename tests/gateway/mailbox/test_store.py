@@ -13,11 +13,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from gateway.dispatch.refusal import Refusal
 from gateway.mailbox.database import VERSION, DamagedError, StoreError, TakenError
 from gateway.mailbox.entry import Entry, Outcome, Status
 from gateway.mailbox.retention import OVERHEAD_BYTES, Retention
 from gateway.mailbox.store import Store
+from gateway.system.refusal import Refusal
 
 AMPLE = Retention(3600.0, 1 << 30)
 

@@ -10,8 +10,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from gateway.memory.back_end import BackEnd
 from gateway.memory.estimate.estimate import Estimate, estimate
+from gateway.system.memory.back_end import BackEnd
 from protocol.encoders import encoder_of
 from tests.support.minilm import minilm
 from worker.vectors.encoders import classes_of

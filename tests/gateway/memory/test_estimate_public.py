@@ -11,10 +11,10 @@ from typing import Any, Final
 import pytest
 from msgspec import Struct
 
-from gateway.memory.back_end import BackEnd
 from gateway.memory.estimate.estimate import Estimate, estimated
 from gateway.memory.estimate.fitting import fit
 from gateway.memory.estimate.weights import Weights
+from gateway.system.memory.back_end import BackEnd
 
 GIB: Final = 2**30
 HEADROOM: Final = 2_000_000_000

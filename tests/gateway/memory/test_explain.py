@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gateway.config.groups import Group, Groups
 from gateway.memory import explain
 from gateway.memory.claim import Claim
-from gateway.memory.groups import Group, Groups
 from gateway.memory.holder import Need
 from gateway.memory.ledger import Ledger
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
+from gateway.config.groups import Group, Groups
 from gateway.memory.admission import Admission
 from gateway.memory.claim import Claim
-from gateway.memory.groups import Group, Groups
 from gateway.memory.holder import Holder
 from gateway.memory.ledger import Ledger
 from gateway.memory.reclaim import Reclaim

@@ -13,12 +13,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.events import EventLog
-from gateway.hosts.hosts import Hosts
 from gateway.memory import leak_check, steward
 from gateway.memory.admission import Admission
 from gateway.memory.estimate.learned import Learned
-from gateway.memory.host import HostMemory
 from gateway.memory.leak_check import (
     FRESH_S,
     Claim,
@@ -32,6 +29,9 @@ from gateway.memory.leak_check import (
     write_stranded,
 )
 from gateway.system.boot import present_boot
+from gateway.system.events import EventLog
+from gateway.system.memory.host import HostMemory
+from gateway.workers.hosts.hosts import Hosts
 
 GB = 1_000_000_000
 TOTAL = 64 * GB

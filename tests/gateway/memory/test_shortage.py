@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.memory.reading import Pressure
 from gateway.memory.shortage import Shortage
+from gateway.system.memory.reading import Pressure
 
 
 def test_a_moment_of_it_is_none() -> None:

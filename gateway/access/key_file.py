@@ -1,0 +1,141 @@
+"""The file of the keys, which the command line may write beside a running gateway. Blocks."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from gateway.access.api_key import ApiKey, Terms, digest_of, name_complaint, new_id, new_secret
+from gateway.system.state.secret_file import read_file, write_secret
+
+_LOCK_S: Final = 5.0
+_LOCK_EVERY_S: Final = 0.02
+
+# Another file has another one; None: there is none.
+Signature: TypeAlias = tuple[int, int, int] | None
+
+
+class KeyFileError(Exception):
+    """The text says what is wrong with the file, or with what is to be done to it."""
+
+
+class NoSuchKeyError(KeyFileError):
+    """There is no key of that name, or it is revoked already."""
+
+
+class _Content(Struct, frozen=True, forbid_unknown_fields=True):
+    keys: tuple[ApiKey, ...] = ()
+
+
+class KeyFile:
+    """Only hashes are kept. Revoked keys stay, so that it is known what was used under them, and
+    that keys are needed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def signature(self) -> Signature:
+        """Raises OSError."""
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_mtime_ns, found.st_ino, found.st_size
+
+    def read(self) -> tuple[ApiKey, ...]:
+        """Raises: KeyFileError: it can't be read, or others could have written it."""
+        try:
+            content = read_file(self.path)
+            return msgspec.json.decode(content, type=_Content).keys
+        except FileNotFoundError:
+            return ()
+        except (OSError, msgspec.MsgspecError) as error:
+            raise KeyFileError(
+                f"The keys in {self.path} can't be read ({error}), and without them nobody would "
+                "be kept out: put a copy back, or remove it and make new keys."
+            ) from error
+
+    def add(self, name: str, terms: Terms, now: float) -> tuple[ApiKey, str]:
+        """The new key and its secret, which isn't kept. A name whose key was revoked, or has
+        expired, may be used again.
+
+        Raises:
+            KeyFileError: the name can't be taken, or the file not be written.
+        """
+        if (complaint := name_complaint(name)) is not None:
+            raise KeyFileError(f"{complaint}.")
+        secret = new_secret()
+        key = ApiKey(
+            **msgspec.structs.asdict(terms),
+            name=name,
+            digest=digest_of(secret.encode()).hex(),
+            id=new_id(),
+            created_at=now,
+        )
+        with self._locked():
+            keys = self.read()
+            for each in keys:
+                if each.name == name and each.revoked_at is None and not each.expired(now):
+                    raise KeyFileError(
+                        f"There is a key {name!r} already: revoke it, or choose another name."
+                    )
+            self._write((*(each for each in keys if each.name != name), key))
+        return key, secret
+
+    def revoke(self, name: str, now: float) -> ApiKey:
+        """Raises:
+        NoSuchKeyError: there is none of that name.
+        KeyFileError: the file can't be read or written.
+        """
+        with self._locked():
+            keys = self.read()
+            found = next((each for each in keys if each.name == name), None)
+            if found is None or found.revoked_at is not None:
+                known = ", ".join(each.name for each in keys if each.revoked_at is None)
+                raise NoSuchKeyError(
+                    f"There is no key {name!r} to revoke; there are: {known or 'none'}."
+                )
+            revoked = msgspec.structs.replace(found, revoked_at=now)
+            self._write(tuple(revoked if each is found else each for each in keys))
+        return revoked
+
+    def _write(self, keys: tuple[ApiKey, ...]) -> None:
+        content = msgspec.json.format(msgspec.json.encode(_Content(keys)), indent=1)
+        write_secret(self.path, content + b"\n")
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """No two programs change it at once."""
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                _lock(lock)
+                yield
+            finally:
+                os.close(lock)
+        except OSError as error:
+            raise KeyFileError(f"The keys in {self.path} can't be changed: {error}.") from error
+
+
+def _lock(descriptor: int) -> None:
+    """Raises OSError."""
+    until = time.monotonic() + _LOCK_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise
+            time.sleep(_LOCK_EVERY_S)
+        else:
+            return

@@ -1,0 +1,209 @@
+"""The keys in force: read from the state folder, looked at again while the gateway runs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, TypeVar
+
+import msgspec
+
+from gateway.access.accounts import Accounts, Book, Counts
+from gateway.access.admin_key import ensured_admin_key
+from gateway.access.api_key import ApiKey, Terms, name_of_owner
+from gateway.access.caller import ADMIN
+from gateway.access.desk import Desk, KeyDesk
+from gateway.access.key_file import KeyFile, KeyFileError, Signature
+from gateway.access.ring import Held, KeyRing
+from gateway.access.seat import Seat
+from gateway.system.lane import Lane
+from gateway.system.state.secret_file import write_secret
+from gateway.system.state.state_dir import StateDir
+from gateway.system.state.state_file import read_state
+from gateway.system.tasks import Tasks
+from protocol.answers import Usage
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Whoever changes the file beside the gateway needn't say so.
+_LOOK_S: Final = 1.0
+# What a crash may cost of the accounts.
+KEPT_EVERY_S: Final = 5.0
+_FILE_S: Final = 20.0
+
+
+class Keys:
+    """`required`: requests need one. Once that is so it stays so until the gateway's end, whatever
+    becomes of the file; and wherever others than this machine can reach the gateway.
+    """
+
+    def __init__(self, state_dir: StateDir, *, exposed: bool) -> None:
+        """Blocks. Raises:
+        KeyFileError: there is a file of keys, and it can't be read.
+        OSError: no admin key can be made.
+        """
+        self._file = KeyFile(state_dir.keys_path)
+        self._admin_path = state_dir.admin_key_path
+        self._usage_path = state_dir.usage_path
+        self._signature: Signature = self._file.signature()
+        self._keys = self._file.read()
+        self._admin_secret = ensured_admin_key(self._admin_path)
+        self._ring = KeyRing(self._keys, self._admin_secret)
+        self._desks: dict[str, KeyDesk] = {}
+        # Who came before there were keys, and who shows the operator's.
+        self.anybody, self.operator = Desk(), Desk()
+        self._accounts = Accounts(read_state(self._usage_path, Book) or Book())
+        self._lane = Lane("keys")
+        self._complained: str | None = None
+        self._forward: Callable[[str, Usage], None] | None = None
+        self.exposed = exposed
+        self.required = exposed or bool(self._keys)
+        self._take(self._keys)
+
+    @property
+    def all(self) -> Sequence[ApiKey]:
+        """Those that were revoked among them."""
+        return self._keys
+
+    def find(self, secret: bytes) -> Held | None:
+        return self._ring.find(secret)
+
+    def desk(self, name: str) -> KeyDesk:
+        return self._desks[name]
+
+    def opens(self, owner: str) -> bool:
+        """Whether an owner's own key is there, and was not revoked."""
+        return owner == ADMIN or self._desk_of(owner) is not None
+
+    def watch(self, tasks: Tasks) -> None:
+        tasks.keep(self.look, "keys", _LOOK_S)
+        tasks.keep(self.keep_accounts, "accounts of the keys", KEPT_EVERY_S)
+
+    async def look(self) -> None:
+        """Take what has changed in the files, now. What can't be read changes nothing."""
+        try:
+            signature, keys, secret = await self._beside(partial(self._read, self._signature))
+        except (KeyFileError, OSError) as error:
+            if str(error) != self._complained:
+                self._complained = str(error)
+                logger.error("The keys stay as they were: %s", error)
+            return
+        self._complained = None
+        if secret != self._admin_secret:
+            self.operator.close("The admin key was replaced by another.")
+            self.operator = Desk()
+        if secret != self._admin_secret or keys is not None:
+            self._signature, self._admin_secret = signature, secret
+            self._take(self._keys if keys is None else keys)
+
+    def _read(self, known: Signature) -> tuple[Signature, tuple[ApiKey, ...] | None, str]:
+        """Blocks. The keys are None if they are as they were."""
+        signature = self._file.signature()
+        keys = None if signature == known else self._file.read()
+        return signature, keys, ensured_admin_key(self._admin_path)
+
+    async def add(self, name: str, terms: Terms) -> tuple[ApiKey, str]:
+        """Raises: KeyFileError, OSError."""
+        added = await self._beside(partial(self._file.add, name, terms, time.time()))
+        await self.look()
+        return added
+
+    async def revoke(self, name: str) -> ApiKey:
+        """Raises: KeyFileError, OSError."""
+        revoked = await self._beside(partial(self._file.revoke, name, time.time()))
+        await self.look()
+        return revoked
+
+    def account(self, name: str, usage: Usage) -> None:
+        """Count a request under a key, or the operator's."""
+        if self._forward is not None:
+            self._forward(name, usage)
+            return
+        self._accounts.add(_today(), name, Counts.of(usage))
+
+    @property
+    def book(self) -> Book:
+        """What was used on which day, for another gateway."""
+        return self._accounts.book
+
+    def restore(self, book: Book) -> None:
+        """Go on from what an earlier gateway has counted."""
+        self._accounts = Accounts(book)
+        self._accounts.note_lost()
+
+    def forward(self, account: Callable[[str, Usage], None] | None) -> None:
+        """Have somebody else count from now on; None: nobody else does after all."""
+        self._forward = account
+
+    def spend(self, owner: str, usage: Usage) -> None:
+        """The same for what is no HTTP request any more, as a background answer; its tokens count
+        against the limits of its owner's key, too.
+        """
+        if (name := name_of_owner(owner)) is not None:
+            self.account(name, usage)
+        if (desk := self._desk_of(owner)) is not None:
+            desk.limits.spend(time.monotonic(), usage.prompt_tokens + usage.completion_tokens)
+
+    def used(self) -> dict[str, tuple[Counts, Counts]]:
+        """Today and this month, by names: those of all keys, and of others that were used."""
+        today = _today()
+        names = dict.fromkeys([*(each.name for each in self._keys), *sorted(self._accounts.names)])
+        return {
+            name: (self._accounts.on(today, name), self._accounts.in_month(today, name))
+            for name in names
+        }
+
+    async def keep_accounts(self) -> None:
+        if not self._accounts.take_changed():
+            return
+        content = msgspec.json.encode(self._accounts.book)
+        try:
+            await self._beside(partial(write_secret, self._usage_path, content))
+        except OSError as error:
+            self._accounts.note_lost()
+            logger.warning("What was used can't be kept in %s: %s", self._usage_path, error)
+
+    def seat(self, owner: str) -> Seat | None:
+        """For what was accepted before, as a background answer; None: there is nothing to count it
+        against.
+        """
+        desk = self._desk_of(owner)
+        return None if desk is None else desk.limits.seat()
+
+    def exhausted(self, owner: str) -> bool:
+        """Its key has had all tokens that it may have in a minute."""
+        desk = self._desk_of(owner)
+        return desk is not None and desk.limits.exhausted(time.monotonic())
+
+    def _desk_of(self, owner: str) -> KeyDesk | None:
+        desk = self._desks.get(name_of_owner(owner) or "")
+        return desk if desk is not None and desk.owner == owner else None
+
+    async def _beside(self, call: Callable[[], T]) -> T:
+        return await self._lane.run(call, _FILE_S, "the folder of the keys")
+
+    def _take(self, keys: tuple[ApiKey, ...]) -> None:
+        self._keys = keys
+        self._ring = KeyRing(keys, self._admin_secret)
+        if keys and not self.required:
+            self.required = True
+            self.anybody.close("There are API keys by now, and one is needed.")
+        opening = {each.name: each for each in keys if each.revoked_at is None}
+        for name, desk in list(self._desks.items()):
+            if name not in opening or opening[name].digest != desk.digest:
+                del self._desks[name]
+                desk.close("The API key was revoked.")
+        for name, key in opening.items():
+            if name in self._desks:
+                self._desks[name].configure(key)
+            else:
+                self._desks[name] = KeyDesk(key)
+
+
+def _today() -> str:
+    """In the time zone of this machine."""
+    return time.strftime("%Y-%m-%d")

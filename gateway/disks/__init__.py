@@ -1,1 +1,0 @@
-"""Disks that come and go, and those that the system keeps from a program."""

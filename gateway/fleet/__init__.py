@@ -1,1 +1,0 @@
-"""All models together, and the workers that none has yet."""

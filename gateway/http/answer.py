@@ -1,0 +1,220 @@
+"""From the answers of requests to HTTP: as one JSON body or as a stream of events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from typing import Final, Protocol
+
+from msgspec import Struct
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gateway.http.connection.outlet import outlet_of
+from gateway.http.errors import error_response
+from gateway.http.framing import EVENTS, Framing
+from gateway.http.record import CLIENT_LEFT, note_outcome, note_usage
+from gateway.models.choices import pieces, usage_of
+from gateway.models.compartment import Compartment
+from gateway.requests.request import ClientGoneError, Piece, Request
+from gateway.system.refusal import Refusal
+from protocol.answers import FinishReason, Usage
+from protocol.parts import AnswerPart, merged
+
+NOT_ENFORCED: Final = b"x-bulkhead-not-enforced"
+_LONGEST_HEADER: Final = 1000
+COMMENT: Final = b": waiting\n\n"
+_UNCOLLECTED: Final = [
+    (b"cache-control", b"no-cache"),
+    # nginx would collect the events otherwise.
+    (b"x-accel-buffering", b"no"),
+]
+STREAM_HEADERS: Final = [(b"content-type", EVENTS.media_type), *_UNCOLLECTED]
+
+
+class Choice(Struct):
+    """One whole answer. Its parts are merged."""
+
+    parts: Sequence[AnswerPart]
+    finish_reason: FinishReason
+
+
+class Format(Protocol):
+    """How one API writes answers down."""
+
+    def opening(self, index: int) -> bytes:
+        """Events before the first piece of a choice."""
+
+    def piece(self, index: int, piece: Piece) -> bytes:
+        """The events of one piece of a choice."""
+
+    def closing(self, usage: Usage) -> bytes:
+        """Events after the last piece of all."""
+
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        """The body of answers that aren't streamed."""
+
+
+def server_sent_event(data: bytes) -> bytes:
+    return b"data: " + data + b"\n\n"
+
+
+# The last event of a stream. OpenAI's responses end without, but Open Responses demands it.
+DONE: Final = server_sent_event(b"[DONE]")
+
+
+class Answer(Response):
+    """Reads submitted requests to their end and writes them; cancels them when the client leaves.
+
+    Before the first byte every failure is a plain error response. A stream that has waited for
+    long begins with what says nothing, and a later failure is an event. One that fails ends all.
+    """
+
+    def __init__(
+        self,
+        compartment: Compartment,
+        requests: Sequence[Request],
+        form: Format,
+        *,
+        stream: bool,
+        answers_each: int = 1,
+        framing: Framing = EVENTS,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """`requests` are the choices, in order: so many of them have the same prompt. `headers` are
+        an answer's, not an error's.
+        """
+        self.background = None
+        self._compartment = compartment
+        self._requests = requests
+        self._form = form
+        self._stream = stream
+        self._answers_each = answers_each
+        self._framing = framing
+        self._own_headers = headers or {}
+
+    async def complete(self) -> None:
+        """The whole answer is there, and its client is about to learn that."""
+
+    def failure(self, refusal: Refusal, path: str) -> bytes:
+        """The last event of a stream that ends here."""
+        return self._framing.failure(refusal, path)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        watcher = asyncio.create_task(self._watch_client(receive))
+        try:
+            write = self._write_stream if self._stream else self._write_whole
+            await write(scope, receive, send)
+        except ClientGoneError:
+            note_outcome(scope, CLIENT_LEFT)
+        finally:
+            watcher.cancel()
+            self._cancel()
+            self._usage(scope)
+
+    async def _watch_client(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._cancel()
+        for each in self._requests:
+            each.abandon()
+
+    def _cancel(self) -> None:
+        for each in self._requests:
+            if not each.over:
+                self._compartment.traffic.cancel(each)
+
+    async def _write_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found: list[list[AnswerPart]] = [[] for _ in self._requests]
+        reasons: list[FinishReason] = ["stop" for _ in self._requests]
+        try:
+            async with aclosing(pieces(self._requests)) as arriving:
+                async for index, piece in arriving:
+                    found[index] += piece.parts
+                    if piece.finish_reason is not None:
+                        reasons[index] = piece.finish_reason
+        except Refusal as refusal:
+            await error_response(refusal, scope["path"])(scope, receive, send)
+            return
+        usage = self._usage(scope)
+        choices = [Choice(merged(parts), reasons[index]) for index, parts in enumerate(found)]
+        body = self._form.whole(choices, usage)
+        await self.complete()
+        response = Response(body, headers=self._own_headers, media_type="application/json")
+        response.raw_headers += self._unenforced()
+        await response(scope, receive, send)
+
+    async def _write_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+        said: list[tuple[bytes, bytes]] = []
+        unopened = set(range(len(self._requests)))
+        unfinished = set(unopened)
+        outlet = outlet_of(scope)
+
+        def shortcut(piece: Piece) -> bool:
+            if unopened or outlet is None or not outlet.writable:
+                return False
+            try:
+                outlet.write(self._form.piece(0, piece))
+            except Exception:
+                # The task meets it again, where it is logged and ends this stream and no other.
+                return False
+            return True
+
+        try:
+            async with aclosing(pieces(self._requests, shortcut)) as arriving:
+                async for index, piece in arriving:
+                    framing = self._framing
+                    events = framing.waiting if index in unopened else framing.pause
+                    if not piece.idle:
+                        events = self._form.opening(index) if index in unopened else b""
+                        unopened.discard(index)
+                        events += self._form.piece(index, piece)
+                    if not started:
+                        started = True
+                        said = self._unenforced()
+                        await self._start_stream(send)
+                    elif (late := self._unenforced()) and not said:
+                        # It waited for so long that its headers went before a worker knew.
+                        said = late
+                        events = self._framing.remark(*late[0]) + events
+                    if piece.finish_reason is not None:
+                        unfinished.remove(index)
+                    if not unfinished:
+                        events += self._form.closing(self._usage(scope))
+                        await self.complete()
+                    more = bool(unfinished)
+                    await send({"type": "http.response.body", "body": events, "more_body": more})
+        except Refusal as refusal:
+            if not started:
+                await error_response(refusal, scope["path"])(scope, receive, send)
+                return
+            note_outcome(scope, refusal.code)
+            events = self.failure(refusal, scope["path"])
+            await send({"type": "http.response.body", "body": events, "more_body": False})
+
+    def _usage(self, scope: Scope) -> Usage:
+        """Also of answers that end early: what was computed was used."""
+        usages = [each.spent for each in self._requests if each.spent is not None]
+        usage = usage_of(usages, self._answers_each)
+        if usages:
+            note_usage(scope, usage)
+        return usage
+
+    def _unenforced(self) -> list[tuple[bytes, bytes]]:
+        """A header that says what of the request's schemas the answers needn't match."""
+        names = dict.fromkeys(name for each in self._requests for name in each.unenforced)
+        if not names:
+            return []
+        text = ", ".join(names).encode("ascii", "backslashreplace")
+        printable = bytes(each if 32 <= each < 127 else 32 for each in text)
+        if len(printable) > _LONGEST_HEADER:
+            printable = printable[:_LONGEST_HEADER] + b", and others"
+        return [(NOT_ENFORCED, printable)]
+
+    async def _start_stream(self, send: Send) -> None:
+        own = [(name.encode(), value.encode()) for name, value in self._own_headers.items()]
+        own += self._unenforced()
+        headers = [(b"content-type", self._framing.media_type), *_UNCOLLECTED, *own]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -1,0 +1,234 @@
+"""Request bodies: read within a bound, and checked against a type."""
+
+from __future__ import annotations
+
+import codecs
+import functools
+import itertools
+import re
+from collections.abc import Callable
+from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
+
+import msgspec
+from msgspec import Raw, Struct
+from starlette.requests import ClientDisconnect, Request
+
+from gateway.http.allowed import allowed_values
+from gateway.requests.share import Share, share_of
+from gateway.system.lane import Lane
+from gateway.system.refusal import Refusal
+
+MAX_BODY_BYTES: Final = 32 << 20
+
+# Within a map msgspec doesn't say where.
+_PATH: Final = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*?)(\[\.\.\.\])?`$")
+# Behind each error, from what decodes a part by itself to the whole.
+AT: Final = " - at `$"
+# What msgspec says of a value that is none of those that may be.
+_CHOICES: Final = ("Invalid enum value", "Invalid value")
+_MISSING: Final = re.compile(r"missing required field `(?P<name>[^`]*)`")
+
+# Of a whole number in a query.
+MOST_DIGITS: Final = 9
+
+# Decoded within a few milliseconds.
+_LARGE_BYTES: Final = 256 << 10
+# One at a time: what waits is within the bound on all bodies, which takes seconds to decode.
+_decoder: Final = Lane("decoder")
+_DECODED_S: Final = 60.0
+_RETRY_AFTER_S: Final = 10
+
+# msgspec has the interpreter to itself while it decodes or skips one field, and lists and objects
+# take it longest: ten million of them seconds. A prompt as long as models take has fewer than this,
+# be it nothing but code.
+_MOST_BRACKETS: Final = 1 << 20
+# What each makes, beside what stands in it: a list of Python's with nothing in it has 56 bytes.
+_BRACKET_BYTES: Final = 64
+# Counted in so many bytes at a time, between which others have their turn.
+_COUNTED_BYTES: Final = 1 << 20
+
+# Escapes, and surrogates written as they are; of the first, those that are no half of a pair.
+_SURROGATE: Final = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|(?P<half>\\u[dD][89a-fA-F][0-9a-fA-F]{2}|\xed[\xa0-\xbf][\x80-\xbf])"
+    rb"|\\.",
+    re.DOTALL,
+)
+
+# msgspec knows raw JSON alone, not as one of several types.
+NOT_GIVEN: Final = Raw(b"null")
+# The default of such a field: its schema can't be written with the value itself.
+ABSENT: Final[Any] = msgspec.field(default_factory=itertools.repeat(NOT_GIVEN).__next__)
+
+T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
+
+
+class Part(Struct):
+    """A part of a body that may have a million of them.
+
+    msgspec decodes in one long call, and only between steps of Python can the event loop's thread
+    have its turn: so there is one for each part.
+    """
+
+    def __post_init__(self) -> None:
+        pass
+
+
+def given(raw: Raw) -> bool:
+    """Whether there is more than null."""
+    return bytes(raw).strip() != b"null"
+
+
+async def read_json(request: Request, kind: type[T], *, optional: bool = False) -> T:
+    """The body as `kind`; with `optional` an empty body is `kind`'s defaults.
+
+    Raises:
+        Refusal: too large, not JSON, or not of that type; `param` names the field.
+    """
+    body = await _read(request)
+    request.state.body_bytes = len(body)
+    share = share_of(request.scope)
+    return await beside_the_loop(len(body), _decode, body, kind, optional, share)
+
+
+async def beside_the_loop(
+    size_bytes: int, function: Callable[[Unpack[Arguments]], T], *arguments: *Arguments
+) -> T:
+    """Call it, in a thread of its own if it has much to do.
+
+    Raises:
+        Refusal: there is no thread for it, or too much before it.
+    """
+    if size_bytes < _LARGE_BYTES:
+        return function(*arguments)
+    call = functools.partial(function, *arguments)
+    try:
+        return await _decoder.run(call, _DECODED_S, "the decoding of large bodies")
+    except OSError as error:
+        raise Refusal(
+            "overloaded", f"The body can't be read now: {error}.", retry_after_s=_RETRY_AFTER_S
+        ) from error
+
+
+def take_decoded(share: Share, text: bytes | bytearray) -> None:
+    """Count what a JSON text becomes when it is decoded. Raises: Refusal: there is no room."""
+    share.take(_count_brackets(text) * _BRACKET_BYTES)
+
+
+def _count_brackets(text: bytes | bytearray) -> int:
+    brackets = 0
+    for begin in range(0, len(text), _COUNTED_BYTES):
+        end = begin + _COUNTED_BYTES
+        brackets += text.count(b"[", begin, end) + text.count(b"{", begin, end)
+    return brackets
+
+
+def _check_brackets(body: bytearray) -> None:
+    """Raises: Refusal: there are too many of them to be decoded beside others."""
+    brackets = _count_brackets(body)
+    if brackets > _MOST_BRACKETS:
+        raise Refusal(
+            "invalid_request_error",
+            f"The body has {brackets:,} opening brackets and braces, of {_MOST_BRACKETS:,} at "
+            "most: send fewer lists and objects.",
+        )
+
+
+def _decode(body: bytearray, kind: type[T], optional: bool, share: Share) -> T:
+    _check_brackets(body)
+    take_decoded(share, body)
+    if (wrong_at := _misencoded_at(body)) is not None:
+        raise _no_json(body, f"at byte {wrong_at} it is not UTF-8")
+    if optional and not body.strip():
+        body = bytearray(b"{}")
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        reason, *places = str(error).split(AT)
+        path = "".join(each.removesuffix("`") for each in reversed(places))
+        text = f"{reason}{AT}{path}`" if places else reason
+        place = _PATH.search(text)
+        param = place["path"] or None if place else None
+        reason = _PATH.sub(" as a key" if place and place["key"] else "", text)
+        if missing := _MISSING.search(reason):
+            param = f"{param}.{missing['name']}" if param else missing["name"]
+        if reason.startswith(_CHOICES) and (allowed := allowed_values(kind, param or "")):
+            reason = f"{reason}: send one of {allowed}"
+        named = f"{param}: " if param else ""
+        raise Refusal("invalid_request_error", f"{named}{reason}.", param=param) from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _no_json(body, str(error)) from error
+
+
+def _misencoded_at(body: bytearray) -> int | None:
+    """Where it stops being UTF-8. msgspec skips what it doesn't decode yet, or never, unseen."""
+    if body.isascii():
+        return None
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for begin in range(0, len(body), _COUNTED_BYTES):
+        held, _ = decoder.getstate()
+        end = begin + _COUNTED_BYTES
+        try:
+            decoder.decode(body[begin:end], final=end >= len(body))
+        except UnicodeDecodeError as error:
+            return begin - len(held) + error.start
+    return None
+
+
+def _no_json(body: bytearray, reason: str) -> Refusal:
+    # What decoders say of half a character depends on what follows it.
+    reason = _lone_surrogate(body) or reason
+    return Refusal("invalid_request_error", f"The body is not valid JSON: {reason}.")
+
+
+def _lone_surrogate(body: bytearray) -> str | None:
+    """A text that was cut in the middle of a character, as by its UTF-16 length."""
+    for each in _SURROGATE.finditer(body):
+        if each["half"]:
+            return (
+                f"at byte {each.start()} a string has half of a character, a lone surrogate: send "
+                "both halves of the pair, or neither"
+            )
+    return None
+
+
+async def _read(request: Request) -> bytearray:
+    declared = request.headers.get("content-length", "")
+    # Before any of it is asked for: who sends `Expect: 100-continue` sends none.
+    if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
+        raise _too_large()
+    body = bytearray()
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MAX_BODY_BYTES:
+                raise _too_large()
+    except ClientDisconnect:
+        raise Refusal("invalid_request_error", "The client left before its body ended.") from None
+    return body
+
+
+def _too_large() -> Refusal:
+    return Refusal(
+        "request_too_large",
+        f"The body is larger than {MAX_BODY_BYTES >> 20} MiB, the most that is taken.",
+    )
+
+
+def read_count(request: Request, name: str, default: int) -> int:
+    """A whole number of the query string.
+
+    Raises:
+        Refusal: it is something else.
+    """
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS):
+        raise Refusal(
+            "invalid_request_error",
+            f"{name} is {text[:100]!r}: send a whole number of at most {MOST_DIGITS} digits.",
+            param=name,
+        )
+    return int(text)

@@ -1,0 +1,218 @@
+"""OpenAI's chat completion objects."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from gateway.http.answer import DONE, Choice, server_sent_event
+from gateway.http.logprobs import ChatLogprobs, chat_logprobs, tokens_of
+from gateway.http.text_event import TextEvent
+from gateway.http.usage import UsageBody
+from gateway.models.choices import only_text, system_fingerprint
+from gateway.requests.request import Piece, Request
+from protocol.answers import FinishReason, Usage
+from protocol.parts import AnswerPart, Reasoning, Text, ToolCall
+from protocol.requests import Generate
+
+
+class FunctionCall(Struct, omit_defaults=True):
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class WholeCall(Struct):
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
+class CallDelta(Struct, omit_defaults=True):
+    index: int
+    function: FunctionCall
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
+class AnswerMessage(Struct, omit_defaults=True):
+    """`reasoning_content` is DeepSeek's name and `reasoning` OpenRouter's; clients know either."""
+
+    role: str
+    content: str | None
+    refusal: str | None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[WholeCall] | UnsetType = UNSET
+
+
+class WholeChoice(Struct):
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+
+
+class ChatCompletion(Struct):
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str | None
+    choices: list[WholeChoice]
+    usage: UsageBody
+
+
+class ChunkDelta(Struct, omit_defaults=True):
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[CallDelta] | UnsetType = UNSET
+
+
+class ChunkChoice(Struct):
+    index: int
+    delta: ChunkDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason | None = None
+
+
+class Chunk(Struct):
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str | None
+    choices: list[ChunkChoice]
+    usage: UsageBody | UnsetType | None
+
+
+class ChatFormat:
+    """One answer to `request`, or several."""
+
+    def __init__(
+        self,
+        model_id: str,
+        request: Request,
+        *,
+        include_usage: bool,
+        include_reasoning: bool,
+        created: int | None = None,
+    ) -> None:
+        """`created` is a Unix time, if not the present one."""
+        self._id = f"chatcmpl-{request.id}"
+        self._model_id = model_id
+        self._request = request
+        task = request.task
+        self._wants_logprobs = isinstance(task, Generate) and task.logprobs is not None
+        self._created = int(time.time()) if created is None else created
+        self._include_usage = include_usage
+        self._include_reasoning = include_reasoning
+        # A request's id may be its client's, and the calls of a conversation must not meet.
+        self._call_id = f"call_{secrets.token_hex(10)}"
+        self._texts: dict[tuple[int, str | None], TextEvent] = {}
+
+    def opening(self, index: int) -> bytes:
+        return self._event([ChunkChoice(index, ChunkDelta(role="assistant", content=""))])
+
+    def piece(self, index: int, piece: Piece) -> bytes:
+        if (text := only_text(piece)) is not None:
+            return self._text(index, text)
+        deltas = [delta for part in piece.parts if (delta := self._delta(index, part)) is not None]
+        choices = [ChunkChoice(index, each) for each in deltas]
+        if tokens := tokens_of(piece.parts):
+            # Their text may come later, or have come before.
+            choices = choices or [ChunkChoice(index, ChunkDelta(content=""))]
+            choices[0].logprobs = chat_logprobs(tokens)
+        if piece.finish_reason is not None:
+            choices.append(ChunkChoice(index, ChunkDelta(), None, piece.finish_reason))
+        return b"".join(self._event([each]) for each in choices)
+
+    def closing(self, usage: Usage) -> bytes:
+        events = self._event([], UsageBody.of(usage)) if self._include_usage else b""
+        return events + DONE
+
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        return msgspec.json.encode(
+            ChatCompletion(
+                self._id,
+                "chat.completion",
+                self._created,
+                self._model_id,
+                system_fingerprint(self._request),
+                [self._choice(index, each) for index, each in enumerate(choices)],
+                UsageBody.of(usage),
+            )
+        )
+
+    def _delta(self, index: int, part: AnswerPart) -> ChunkDelta | None:
+        match part:
+            case Text(text):
+                return ChunkDelta(content=text)
+            case Reasoning(text) if self._include_reasoning:
+                return ChunkDelta(reasoning_content=text, reasoning=text)
+            case ToolCall(number, arguments, None):
+                return ChunkDelta(tool_calls=[CallDelta(number, FunctionCall(arguments))])
+            case ToolCall(number, arguments, str() as name):
+                function = FunctionCall(arguments, name)
+                call = CallDelta(number, function, self._id_of(index, number), "function")
+                return ChunkDelta(tool_calls=[call])
+            case _:
+                return None
+
+    def _choice(self, index: int, choice: Choice) -> WholeChoice:
+        text, reasoning = "", ""
+        calls: dict[int, WholeCall] = {}
+        for part in choice.parts:
+            match part:
+                case Text(more):
+                    text += more
+                case Reasoning(more) if self._include_reasoning:
+                    reasoning += more
+                case ToolCall(number, arguments, name):
+                    call = WholeCall(self._id_of(index, number), FunctionCall("", name or ""))
+                    calls.setdefault(number, call).function.arguments += arguments
+        message = AnswerMessage(
+            "assistant",
+            # OpenAI has null beside calls.
+            text if text or not calls else None,
+            None,
+            reasoning or UNSET,
+            reasoning or UNSET,
+            list(calls.values()) or UNSET,
+        )
+        tokens = tokens_of(choice.parts)
+        logprobs = chat_logprobs(tokens) if tokens or self._wants_logprobs else None
+        return WholeChoice(index, message, logprobs, choice.finish_reason)
+
+    def _id_of(self, index: int, number: int) -> str:
+        return f"{self._call_id}{index:02x}{number:02x}"
+
+    def _text(self, index: int, text: str) -> bytes:
+        kind = index, self._request.progress.fingerprint
+        if (event := self._texts.get(kind)) is None:
+            event = TextEvent(
+                lambda mark: self._event([ChunkChoice(index, ChunkDelta(content=mark))])
+            )
+            self._texts[kind] = event
+        return event(text)
+
+    def _event(self, choices: list[ChunkChoice], usage: UsageBody | None = None) -> bytes:
+        return server_sent_event(
+            msgspec.json.encode(
+                Chunk(
+                    self._id,
+                    "chat.completion.chunk",
+                    self._created,
+                    self._model_id,
+                    system_fingerprint(self._request),
+                    choices,
+                    usage if self._include_usage else UNSET,
+                )
+            )
+        )

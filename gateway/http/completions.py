@@ -1,0 +1,259 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from gateway.http.answer import DONE, Answer, server_sent_event
+from gateway.http.answer import Choice as WholeChoice
+from gateway.http.bodies import beside_the_loop, read_json
+from gateway.http.callers import caller_of
+from gateway.http.inputs import Inputs, parse_inputs
+from gateway.http.logprobs import CompletionLogprobs, completion_logprobs, tokens_of
+from gateway.http.openapi.operation import EVENT_STREAM, GENERATES, Described, Operation
+from gateway.http.sampling import MOST_ANSWERS, check_generation, generate_message, new_requests
+from gateway.http.structure import StructuredBody, constraint_of
+from gateway.http.supported import refusing
+from gateway.http.text_event import TextEvent
+from gateway.http.usage import UsageBody
+from gateway.models.choices import only_text, submit_all, system_fingerprint
+from gateway.models.fleet import Fleet
+from gateway.requests.request import Piece, Request
+from gateway.system.refusal import Refusal
+from protocol.answers import FinishReason, Usage
+from protocol.parts import AnswerPart, PromptLogprobs, PromptToken, Text, TokenLogprob
+from protocol.prompts import Prompt, TextPrompt
+from protocol.requests import Generate
+
+# OpenAI's default for this path, which clients of completions know and rely on.
+_DEFAULT_MAX_TOKENS: Final = 16
+
+
+@refusing("completions")
+class CompletionBody(StructuredBody, kw_only=True):
+    prompt: Inputs
+    # mlx_lm.server's clients send true or false.
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | bool | None = None
+    # 0: nothing but the prompt, with its scores.
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    best_of: Annotated[int, Meta(ge=1)] | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+
+    @property
+    def answers(self) -> int:
+        return self.best_of or super().answers
+
+    @property
+    def answers_param(self) -> str:
+        return "best_of" if self.best_of else "n"
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.logprobs is not None and self.logprobs is not False
+
+
+class Choice(Struct):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class Completion(Struct):
+    """A whole answer, or one event of a streamed one."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str | None
+    choices: list[Choice]
+    usage: UsageBody | UnsetType | None
+
+
+async def create_completion(request: HttpRequest) -> Response:
+    fleet: Fleet = request.app.state.fleet
+    body = await read_json(request, CompletionBody)
+    check_generation(body, "completions")
+    _check_best_of(body)
+    compartment = fleet.roster.find(body.model, caller_of(request))
+    generates = await beside_the_loop(len(body.prompt), _generates, body)
+    requests = new_requests(request, fleet, body, generates, "prompt")
+    submit_all(fleet, compartment, requests)
+    form = CompletionFormat(compartment.model.id, requests[0], body)
+    stream = bool(body.stream)
+    return Answer(compartment, requests, form, stream=stream, answers_each=body.answers)
+
+
+def _check_best_of(body: CompletionBody) -> None:
+    if body.best_of is None:
+        return
+    wanted = body.n or 1
+    if body.best_of < wanted:
+        reason = f"it is {body.best_of}, less than n, which is {wanted}"
+    elif body.stream and body.best_of > wanted:
+        reason = "a stream can't wait for the best: leave out one of the two"
+    else:
+        return
+    raise Refusal("invalid_request_error", f"best_of: {reason}.", param="best_of")
+
+
+def _generates(body: CompletionBody) -> list[Generate]:
+    constraint = constraint_of(body)
+    echo = bool(body.echo)
+    # By their log probabilities the best are known.
+    logprobs = (
+        (0 if body.logprobs is True else body.logprobs or 0)
+        if body.wants_logprobs or body.best_of
+        else None
+    )
+    return [
+        msgspec.structs.replace(
+            generate_message(
+                body,
+                _with_suffix(prompt, body),
+                _DEFAULT_MAX_TOKENS if body.limit is None else body.limit,
+            ),
+            constraint=constraint,
+            logprobs=logprobs,
+            prompt_logprobs=logprobs if echo and body.wants_logprobs else None,
+            echo=echo,
+        )
+        for prompt in parse_inputs(body.prompt, "prompt", MOST_ANSWERS)
+    ]
+
+
+def _with_suffix(prompt: Prompt, body: CompletionBody) -> Prompt:
+    if not body.suffix:
+        return prompt
+    if not isinstance(prompt, TextPrompt) or body.echo:
+        why = "echo" if body.echo else "a prompt of token ids"
+        raise Refusal(
+            "invalid_request_error", f"suffix: it can't be combined with {why}.", param="suffix"
+        )
+    return TextPrompt(prompt.text, body.suffix)
+
+
+class CompletionFormat:
+    """OpenAI's completion objects."""
+
+    def __init__(self, model_id: str, request: Request, body: CompletionBody) -> None:
+        self._id = f"cmpl-{request.id}"
+        self._model_id = model_id
+        self._request = request
+        self._created = int(time.time())
+        self._include_usage = body.include_usage
+        self._logprobs = body.wants_logprobs
+        self._answers = body.answers
+        self._wanted = body.n or 1
+        self._texts: dict[tuple[int, str | None], TextEvent] = {}
+        # Of each choice: characters whose tokens have been written, and tokens of its prompt.
+        self._offsets: Counter[int] = Counter()
+        self._prompt_tokens: Counter[int] = Counter()
+
+    def opening(self, index: int) -> bytes:
+        return b""
+
+    def piece(self, index: int, piece: Piece) -> bytes:
+        text = only_text(piece)
+        if text is not None and not self._logprobs:
+            return self._text(index, text)
+        return self._event([self._choice(index, piece.parts, piece.finish_reason)])
+
+    def closing(self, usage: Usage) -> bytes:
+        events = self._event([], UsageBody.of(usage)) if self._include_usage else b""
+        return events + DONE
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
+        wanted = [
+            each
+            for begin in range(0, len(choices), self._answers)
+            for each in self._best(choices[begin : begin + self._answers])
+        ]
+        return self._json(
+            [
+                self._choice(index, each.parts, each.finish_reason)
+                for index, each in enumerate(wanted)
+            ],
+            UsageBody.of(usage),
+        )
+
+    def _best(self, choices: Sequence[WholeChoice]) -> Sequence[WholeChoice]:
+        """Those with the highest log probability per token."""
+        if self._wanted == len(choices):
+            return choices
+        return sorted(choices, key=_mean_logprob, reverse=True)[: self._wanted]
+
+    def _choice(
+        self, index: int, parts: Sequence[AnswerPart], finish_reason: FinishReason | None
+    ) -> Choice:
+        text = "".join(part.text for part in parts if isinstance(part, Text))
+        logprobs = None
+        if self._logprobs:
+            tokens: list[TokenLogprob | PromptToken] = [
+                *self._prompt(index, parts),
+                *tokens_of(parts),
+            ]
+            logprobs = completion_logprobs(tokens, self._offsets[index])
+            self._offsets[index] += sum(map(len, logprobs.tokens))
+        return Choice(index, text, logprobs, finish_reason)
+
+    def _prompt(self, index: int, parts: Sequence[AnswerPart]) -> list[PromptToken]:
+        """What is new of the prompt: a worker that takes over begins anew with it."""
+        found: list[PromptToken] = []
+        for part in parts:
+            if isinstance(part, PromptLogprobs):
+                found += part.tokens[max(0, self._prompt_tokens[index] - part.begin) :]
+                end = part.begin + len(part.tokens)
+                self._prompt_tokens[index] = max(end, self._prompt_tokens[index])
+        return found
+
+    def _text(self, index: int, text: str) -> bytes:
+        kind = index, self._request.progress.fingerprint
+        if (event := self._texts.get(kind)) is None:
+            event = TextEvent(lambda mark: self._event([Choice(index, mark, None, None)]))
+            self._texts[kind] = event
+        return event(text)
+
+    def _event(self, choices: list[Choice], usage: UsageBody | None = None) -> bytes:
+        return server_sent_event(self._json(choices, usage if self._include_usage else UNSET))
+
+    def _json(self, choices: list[Choice], usage: UsageBody | UnsetType | None) -> bytes:
+        return msgspec.json.encode(
+            Completion(
+                self._id,
+                "text_completion",
+                self._created,
+                self._model_id,
+                system_fingerprint(self._request),
+                choices,
+                usage,
+            )
+        )
+
+
+def _mean_logprob(choice: WholeChoice) -> float:
+    tokens = tokens_of(choice.parts)
+    return sum(each.logprob for each in tokens) / max(1, len(tokens))
+
+
+_COMPLETION: Final = Operation(
+    summary="Go on with texts",
+    tag="OpenAI",
+    body=CompletionBody,
+    answer=Completion,
+    events=Completion,
+    stream=EVENT_STREAM,
+    refusals=GENERATES,
+)
+
+routes = [Described("/v1/completions", create_completion, _COMPLETION, method="POST")]

@@ -1,0 +1,400 @@
+"""One client's connection: uvicorn's protocol, with bounds on everything that a client decides."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import urllib.parse
+from collections import deque
+from typing import Any, Final
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from gateway.http.connection.crowd import Place
+from gateway.http.connection.door import Door
+from gateway.http.connection.exchange import Exchange
+from gateway.http.connection.peer import Peer
+from gateway.http.connection.plain_response import plain_response
+from gateway.http.connection.reception import BODY_BYTES_PER_S, BODY_S, HEAD_S, Doing, Reception
+from gateway.http.connection.request_id import new_request_id, request_id
+from gateway.system.logs.line import about
+from gateway.system.refusal import Refusal
+
+logger = logging.getLogger(__name__)
+
+# What is not body may have so many bytes in one piece: a head; trailers, or a chunk's extension.
+# The parser joins a header's parts again and again, which takes quadratic time without a bound.
+MOST_FRAMING_BYTES: Final = 64 << 10
+# Requests, and their bytes, that may be sent before the answer to an earlier one is there.
+_MOST_AHEAD: Final = 16
+_MOST_AHEAD_BYTES: Final = 64 << 10
+_PROBES: Final = ("/livez", "/readyz", "/health")
+# Until an answer has left for the system.
+_WRITTEN_S: Final = 0.01
+
+
+class _TooMuchAheadError(Exception):
+    """Leaves the parser."""
+
+
+class Connection(HttpToolsProtocol):
+    """Reads on while a request is answered, so that a client that leaves is noticed at once.
+
+    A request that can't be parsed is answered here; what goes wrong with a body is raised where
+    the application reads it.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        door: Door,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.reception = Reception(self.loop.time())
+        self._door = door
+        self._place = Place.NONE
+        # Those without a complete response; the first is being served.
+        self._exchanges: deque[Exchange] = deque()
+        self._in_head = False
+        self._in_request = False
+        self._framing_bytes = 0
+        self._ahead = bytearray()
+        # Whatever still comes is dropped.
+        self._deaf = False
+        self._peer: Peer
+
+    # From the transport
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._peer = Peer(transport)
+        self._place = self._door.enter(self, "" if self.client is None else self.client[0])
+        if self._place in (Place.NONE, Place.TOO_MANY):
+            # At once: every descriptor counts.
+            self._deaf = True
+            refusal = self._door.no_place(self._place)
+            self._door.refused[refusal.code] += 1
+            transport.write(plain_response(refusal, new_request_id()))
+            transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        for place, exchange in enumerate(self._exchanges):
+            exchange.lose_client()
+            if place:
+                exchange.share.release()
+        self._peer.close()
+        self._ahead.clear()
+        self._door.leave(self)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._deaf:
+            if self._serving:
+                self._keep(data)
+            else:
+                self._feed(data)
+            self._turn()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Whether the connection stays open in the other direction."""
+        if not self.transport.can_write_eof() or (self._deaf and not self._exchanges):
+            return False
+        if not self._exchanges:
+            if self._in_head:
+                self._answer_here(_invalid("it ended in its head"))
+            return self._in_head
+        if not self._exchanges[0].whole:
+            self._fail(_invalid("its body ended too early"))
+        self._close_after_these()
+        self._peer.watch(self._served)
+        return True
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.reception.blocked(self.loop.time())
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.reception.unblocked()
+
+    # From the door
+
+    def make_place(self) -> None:
+        if self.reception.doing is Doing.IDLE:
+            self._leave()
+        else:
+            self.transport.abort()
+
+    def overdue(self) -> None:
+        doing = self.reception.doing
+        if doing is Doing.HEAD and self._in_head:
+            self._answer_here(
+                Refusal("request_timeout", f"The head was not there within {HEAD_S:g} s.")
+            )
+        elif doing is Doing.BODY and not self._exchanges[0].response_started:
+            self._fail(
+                Refusal(
+                    "request_timeout",
+                    f"The body was not there within {BODY_S:g} s and one more for each "
+                    f"{BODY_BYTES_PER_S >> 10} KiB.",
+                )
+            )
+            self._close_after_these()
+            # Whoever reads the body answers now; should nobody, the time for leaving ends it.
+            self._door.turn(self, Doing.LEAVING)
+        elif doing in (Doing.IDLE, Doing.HEAD):
+            self._leave()
+        else:
+            self._peer.reset()
+
+    def offer(self) -> None:
+        """Let the next gateway have it, if nothing of a request is here and no answer on its way.
+        One that is encrypted can't be given away.
+        """
+        heir = self._door.heir
+        if heir is None or self._deaf or self.transport.is_closing() or self._peer.encrypted:
+            return
+        if self._exchanges or self._in_request or self._ahead or self._place is not Place.FULL:
+            return
+        if self.transport.get_write_buffer_size():
+            self.loop.call_later(_WRITTEN_S, self.offer)
+            return
+        self.transport.pause_reading()
+        self._deaf = True
+        heir(self._peer.duplicate())
+        # Closes this process's descriptor, not the connection.
+        self.transport.abort()
+
+    # From the parser
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = self._in_request = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # Trailers come this way too, when the request is on its way already.
+        if self._in_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._framing_bytes = 0
+        self._in_head = False
+        if len(self._exchanges) >= _MOST_AHEAD:
+            raise _TooMuchAheadError
+        version = self.parser.get_http_version()
+        self.scope["method"] = self.parser.get_method().decode("ascii")
+        self.scope["http_version"] = version
+        url = httptools.parse_url(self.url)
+        path = urllib.parse.unquote(url.path.decode("ascii"))
+        self.scope["path"] = self.root_path + path
+        self.scope["raw_path"] = self.root_path.encode("ascii") + url.path
+        self.scope["query_string"] = url.query or b""
+        if self._place is Place.PROBE and path not in _PROBES:
+            self._answer_here(self._door.full(), request_id(self.headers))
+            return
+        exchange = Exchange(
+            self._door.bodies,
+            scope=self.scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue and version != "1.0",
+            keep_alive=(
+                version != "1.0"
+                and self._place is Place.FULL
+                and self.parser.should_keep_alive()
+                and not (self._door.heir is not None and self._peer.encrypted)
+            ),
+            on_response=self.on_response_complete,
+        )
+        self.cycle = exchange
+        self._exchanges.append(exchange)
+        if len(self._exchanges) == 1:
+            self._start()
+
+    def on_body(self, body: bytes) -> None:
+        self._framing_bytes = 0
+        exchange = self._receiving
+        if exchange is None:
+            return
+        self.reception.received(len(body))
+        try:
+            exchange.share.take(len(body))
+        except Refusal as refusal:
+            exchange.fail(refusal)
+            return
+        exchange.body += body
+        # Of one that waits for its turn there is little: see `_keep`.
+        if exchange is self._exchanges[0] and len(exchange.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        exchange.message_event.set()
+
+    def on_message_complete(self) -> None:
+        self._framing_bytes = 0
+        self._in_request = False
+        if (exchange := self._receiving) is not None:
+            exchange.more_body = False
+            exchange.message_event.set()
+
+    # From the application
+
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        self._exchanges.popleft()
+        if self.transport.is_closing():
+            self._door.turn(self, Doing.LEAVING)
+            return
+        self.flow.resume_reading()
+        if self._exchanges:
+            self._start()
+        if self._ahead and not self._serving:
+            ahead = bytes(self._ahead)
+            self._ahead.clear()
+            self._feed(ahead)
+        self._turn()
+        if self._door.heir is not None:
+            self.offer()
+
+    # Inside
+
+    @property
+    def _serving(self) -> bool:
+        """A request is there as a whole, and its answer isn't."""
+        return bool(self._exchanges) and self._exchanges[0].whole
+
+    def _served(self) -> Exchange | None:
+        """What an answer is on its way for, or will be."""
+        if not self._exchanges or self.transport.is_closing():
+            return None
+        return self._exchanges[0]
+
+    @property
+    def _receiving(self) -> Exchange | None:
+        """Whose body comes in. None: it is dropped, as its request has been answered already."""
+        if not self._exchanges or self._exchanges[-1] is not self.cycle:
+            return None
+        exchange = self._exchanges[-1]
+        return None if exchange.whole or exchange.failure is not None else exchange
+
+    def _turn(self) -> None:
+        """What the client is doing now."""
+        if self.reception.doing is Doing.LEAVING:
+            return
+        if self._exchanges:
+            doing = Doing.SERVED if self._serving or self._exchanges[0].failure else Doing.BODY
+        else:
+            doing = Doing.HEAD if self._in_request else Doing.IDLE
+        self._door.turn(self, doing)
+
+    def _start(self) -> None:
+        self._start_asgi_task(self._exchanges[0], self.app)
+
+    def _feed(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest and not self._deaf:
+            if self._serving:
+                self._keep(rest)
+                return
+            part = rest[: MOST_FRAMING_BYTES - self._framing_bytes]
+            rest = rest[len(part) :]
+            self._framing_bytes += len(part)
+            try:
+                self.parser.feed_data(part)
+            except httptools.HttpParserUpgrade:
+                # To nothing that is spoken here: it is answered in HTTP/1.1, and that is all.
+                self._close_after_these()
+            except httptools.HttpParserError as error:
+                self._not_http(error)
+            else:
+                if self._framing_bytes >= MOST_FRAMING_BYTES:
+                    self._too_much_framing()
+
+    def _keep(self, data: bytes | memoryview) -> None:
+        """Parse it when the answers that come before it are complete."""
+        if len(self._ahead) + len(data) > _MOST_AHEAD_BYTES:
+            self._close_after_these()
+        else:
+            self._ahead += data
+
+    def _not_http(self, error: httptools.HttpParserError) -> None:
+        if isinstance(error.__context__, _TooMuchAheadError):
+            self._close_after_these()
+        else:
+            callback = isinstance(error, httptools.HttpParserCallbackError)
+            self._refuse(_invalid("its address can't be read" if callback else str(error)))
+
+    def _too_much_framing(self) -> None:
+        if self._in_head:
+            self._refuse(
+                Refusal(
+                    "headers_too_large",
+                    f"The head of the request is larger than {MOST_FRAMING_BYTES >> 10} KiB, "
+                    "the most that is taken.",
+                )
+            )
+        else:
+            self._refuse(_invalid("its body has more framing than content"))
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """The bytes that come in are of no use; nor is what follows them."""
+        if self._exchanges and not self._exchanges[0].whole:
+            self._fail(refusal)
+        if self._exchanges:
+            self._close_after_these()
+        else:
+            self._answer_here(refusal)
+
+    def _fail(self, refusal: Refusal) -> None:
+        """The rest of the body that is being read won't come."""
+        exchange = self._exchanges[0]
+        if exchange.response_started:
+            self.transport.abort()
+        else:
+            exchange.fail(refusal)
+
+    def _close_after_these(self) -> None:
+        """Answer what is there, take nothing more."""
+        self._deaf = True
+        self._ahead.clear()
+        if self._exchanges:
+            self._exchanges[-1].keep_alive = False
+
+    def _answer_here(self, refusal: Refusal, name: str | None = None) -> None:
+        """Answer what doesn't come as far as the application, and close.
+
+        Only our side at first: unread data would have the system throw the answer away.
+        """
+        name = name or new_request_id()
+        logger.info(
+            "Refused: %s", refusal.message, extra=about(request=name, status=refusal.status)
+        )
+        self._deaf = True
+        self._door.refused[refusal.code] += 1
+        self.transport.write(plain_response(refusal, name))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:
+            # TLS has no half-closed connections, and takes in what is unread before it ends.
+            self.transport.close()
+        self._door.turn(self, Doing.LEAVING)
+
+    def _leave(self) -> None:
+        self._deaf = True
+        self._door.turn(self, Doing.LEAVING)
+        self.transport.close()
+
+
+def _invalid(reason: str) -> Refusal:
+    return Refusal("invalid_request_error", f"The request is not valid HTTP: {reason}.")

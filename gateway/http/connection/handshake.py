@@ -1,0 +1,106 @@
+"""TLS before HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any, cast
+
+from uvicorn.config import Config
+from uvicorn.protocols.utils import get_remote_addr
+from uvicorn.server import ServerState
+
+from gateway.http.connection.connection import Connection
+from gateway.http.connection.crowd import Place
+from gateway.http.connection.door import Door
+from gateway.http.connection.reception import Doing, Reception
+from gateway.system.tasks import Tasks
+
+
+class Handshake(asyncio.Protocol):
+    """A connection until its handshake is done.
+
+    The event loop's own servers tell of no connection before that: whoever opened thousands and
+    never spoke would have a descriptor for each, without a bound. Here it is among all connections
+    from the beginning, with a deadline of its own, and the first to make place.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        door: Door,
+        context: ssl.SSLContext,
+        tasks: Tasks,
+    ) -> None:
+        """`tasks` has one for each handshake."""
+        self.reception = Reception(asyncio.get_running_loop().time())
+        self._secured = functools.partial(
+            _Secured, config, server_state, app_state, _loop, door=door
+        )
+        self._door = door
+        self._context = context
+        self._tasks = tasks
+        self._task: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Leave the transport: what it reads is for the one that the loop makes for TLS."""
+        # uvloop's transports have its interface, but not its base class.
+        accepted = cast(asyncio.Transport, transport)
+        address = get_remote_addr(accepted)
+        try:
+            place = self._door.enter(self, "" if address is None else address[0])
+            if place in (Place.NONE, Place.TOO_MANY):
+                self._door.refused[self._door.no_place(place).code] += 1
+                self._door.leave(self)
+                return
+            self._door.turn(self, Doing.HANDSHAKE)
+            try:
+                plain = socket.socket(fileno=os.dup(accepted.get_extra_info("socket").fileno()))
+            except OSError:
+                # No descriptor is left.
+                self._door.leave(self)
+                return
+            self._task = self._tasks.start(self._shake_hands(plain), "handshake")
+        finally:
+            accepted.abort()
+
+    def make_place(self) -> None:
+        self._end()
+
+    def overdue(self) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _shake_hands(self, plain: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        secured = functools.partial(self._secured, leave=functools.partial(self._door.leave, self))
+        try:
+            await loop.connect_accepted_socket(secured, plain, ssl=self._context)
+        except OSError:
+            # It has left, or speaks no TLS that is spoken here.
+            pass
+        finally:
+            self._door.leave(self)
+
+
+class _Secured(Connection):
+    """One that has its handshake behind it, which leaves for it."""
+
+    def __init__(self, *arguments: Any, leave: Callable[[], None], **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._leave_for_it = leave
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._leave_for_it()
+        super().connection_made(transport)

@@ -1,0 +1,146 @@
+"""Refusals in OpenAI's envelope, and on their paths in Anthropic's and Ollama's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gateway.http.methods import allowed_methods
+from gateway.http.record import note_outcome
+from gateway.system.refusal import Refusal
+
+_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+}
+_ANTHROPIC: Final = "/v1/messages"
+_OLLAMA: Final = "/api/"
+_ANTHROPIC_TYPES: Final = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class ErrorBody(Struct):
+    message: str
+    type: str
+    code: str
+    param: str | None
+
+
+class ErrorEnvelope(Struct):
+    error: ErrorBody
+
+
+class AnthropicErrorBody(Struct):
+    type: str
+    message: str
+
+
+class AnthropicErrorEnvelope(Struct, tag_field="type", tag="error"):
+    """The request's id is in a header."""
+
+    error: AnthropicErrorBody
+    request_id: None = None
+
+
+class OllamaErrorEnvelope(Struct):
+    error: str
+
+
+def envelope_type(path: str) -> type[Struct]:
+    """What errors look like on a path."""
+    if path.startswith(_ANTHROPIC):
+        return AnthropicErrorEnvelope
+    return OllamaErrorEnvelope if path.startswith(_OLLAMA) else ErrorEnvelope
+
+
+def envelope(refusal: Refusal, path: str) -> bytes:
+    """The JSON text of an error, as the clients of this path know it."""
+    if path.startswith(_ANTHROPIC):
+        kind = _ANTHROPIC_TYPES.get(refusal.status, "api_error")
+        return msgspec.json.encode(
+            AnthropicErrorEnvelope(AnthropicErrorBody(kind, refusal.message))
+        )
+    if path.startswith(_OLLAMA):
+        return msgspec.json.encode(OllamaErrorEnvelope(refusal.message))
+    kind = _TYPES.get(
+        refusal.status, "server_error" if refusal.status >= 500 else "invalid_request_error"
+    )
+    return msgspec.json.encode(
+        ErrorEnvelope(ErrorBody(refusal.message, kind, refusal.code, refusal.param))
+    )
+
+
+class ErrorResponse(Response):
+    """Tells the request's record what it ended with."""
+
+    def __init__(self, refusal: Refusal, path: str, headers: Mapping[str, str]) -> None:
+        super().__init__(
+            envelope(refusal, path),
+            status_code=refusal.status,
+            headers=headers,
+            media_type="application/json",
+        )
+        self._code = refusal.code
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        note_outcome(scope, self._code)
+        await super().__call__(scope, receive, send)
+
+
+def error_response(refusal: Refusal, path: str = "") -> Response:
+    headers = {}
+    if refusal.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    if refusal.retry_after_s is not None:
+        headers["retry-after"] = str(refusal.retry_after_s)
+    if refusal.lasting or refusal.code in ("worker_crashed", "insufficient_memory"):
+        headers["x-should-retry"] = "false"
+        headers.pop("retry-after", None)
+    return ErrorResponse(refusal, path, headers)
+
+
+async def on_refusal(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refusal)
+    return error_response(error, request.url.path)
+
+
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    """Starlette's own errors: no such path, no such method."""
+    assert isinstance(error, HTTPException)
+    if error.status_code != 405:
+        refusal = Refusal(
+            "not_found", f"There is no {request.url.path} here; / says what there is."
+        )
+        return error_response(refusal, request.url.path)
+    allow = ", ".join(sorted(allowed_methods(request.app.routes, request.scope) | {"OPTIONS"}))
+    if request.method == "OPTIONS":
+        return Response(status_code=204, headers={"allow": allow})
+    message = f"{request.url.path} has no {request.method}: it takes {allow}."
+    response = error_response(Refusal("method_not_allowed", message), request.url.path)
+    response.headers["allow"] = allow
+    return response
+
+
+async def on_defect(request: Request, _error: Exception) -> Response:
+    """The traceback goes to the log, not to the client."""
+    return error_response(
+        Refusal("internal_error", "The gateway failed on this request; its log says why."),
+        request.url.path,
+    )

@@ -1,0 +1,434 @@
+"""Anthropic's messages, from a body to what a worker renders."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, get_args
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+
+from gateway.http.bodies import AT, Part
+from gateway.http.chat.tools import FunctionBody, written
+from gateway.http.left_out import UNSEEN
+from gateway.http.messages.tools import named
+from gateway.http.pictures.source import Source
+from gateway.system.refusal import Refusal
+from protocol.pictures import Picture
+from protocol.prompts import CalledTool, ChatMessage
+
+_MOST_MESSAGES: Final = 200_000
+# A line of Claude Code's that is about its bill, and another one in each conversation: at the front
+# of a prompt it would keep all that follows from being found in the prompt cache.
+_BILLING: Final = re.compile(r"x-anthropic-billing-header:.*\s*")
+
+_UNGIVEN: Final = "(Here is something that this model can't be given.)"
+_UNREAD: Final = "(Here is a file such as a PDF, of which this model can't be given the text.)"
+# Where blocks that nobody here knows have texts, in the order in which they are told.
+_READABLE: Final = (
+    "title",
+    "url",
+    "source",
+    "text",
+    "content",
+    "stdout",
+    "stderr",
+    "lines",
+    "error_code",
+)
+
+
+class TextBlock(Part, tag="text"):
+    text: str
+
+
+class ToolUseBlock(Part, tag="tool_use"):
+    id: str
+    name: str
+    input: Raw
+
+
+class Base64Source(Part, tag="base64"):
+    data: str
+    media_type: str = ""
+
+
+class UrlSource(Part, tag="url"):
+    url: str
+
+
+class TextSource(Part, tag="text"):
+    data: str
+
+
+class ImageBlock(Part, tag="image"):
+    source: Base64Source | UrlSource
+
+
+class DocumentBlock(Part, tag="document"):
+    """Of texts; nothing here reads PDF."""
+
+    source: TextSource | Base64Source | UrlSource
+    title: str | None = None
+    context: str | None = None
+
+
+class ToolReferenceBlock(Part, tag="tool_reference"):
+    """A deferred tool that can be called from there on."""
+
+    tool_name: str
+
+
+class ForeignBlock(Struct):
+    """Of Anthropic's servers, or of a time to come. `text` is what a model can read of it."""
+
+    type: str
+    text: str
+
+
+ResultBlock: TypeAlias = TextBlock | ImageBlock | DocumentBlock | ToolReferenceBlock
+
+if TYPE_CHECKING:
+    ResultBlocks: TypeAlias = "list[ResultBlock | ForeignBlock]"
+    Blocks: TypeAlias = "list[Block | ForeignBlock]"
+else:
+    # msgspec has no type for what has another tag than those it knows: each is decoded by itself.
+    _AnyBlock = Annotated[
+        Raw,
+        Meta(
+            extra_json_schema={
+                "type": "object",
+                "properties": {"type": {"type": "string"}},
+                "required": ["type"],
+            }
+        ),
+    ]
+    ResultBlocks = Blocks = list[_AnyBlock]
+
+
+class ToolResultBlock(Part, tag="tool_result"):
+    tool_use_id: str
+    content: str | ResultBlocks | None = None
+    is_error: bool | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.content, list):
+            self.content = _decoded(self.content, _RESULT_BLOCKS)
+
+
+class ThinkingBlock(Part, tag="thinking"):
+    """What was thought; nothing is proved by its `signature` here."""
+
+    thinking: str
+    signature: str = ""
+
+
+Block: TypeAlias = (
+    TextBlock | ImageBlock | DocumentBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock
+)
+
+_BLOCKS: Final = msgspec.json.Decoder(Block)
+_RESULT_BLOCKS: Final = msgspec.json.Decoder(ResultBlock)
+_KNOWN: Final = {
+    str(each.__struct_config__.tag) for each in (*get_args(Block), *get_args(ResultBlock))
+}
+
+
+class _Kind(Struct):
+    type: str
+
+
+_KIND: Final = msgspec.json.Decoder(_Kind)
+
+
+def _decoded(blocks: Any, known: msgspec.json.Decoder[Any]) -> list[Any]:
+    """Raises: ValueError: one of a known type is malformed."""
+    return [_block(each, known, place) for place, each in enumerate(blocks)]
+
+
+def _block(block: Raw, known: msgspec.json.Decoder[Any], place: int) -> Any:
+    try:
+        kind = _KIND.decode(block).type
+        if kind in _KNOWN:
+            return known.decode(block)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{error}{AT}.content[{place}]`") from error
+    return ForeignBlock(kind, "\n".join(_gather(msgspec.json.decode(block), [])))
+
+
+def _gather(value: Any, texts: list[str]) -> list[str]:
+    """What can be read, in order."""
+    if isinstance(value, str) and value:
+        texts.append(value)
+    elif isinstance(value, list):
+        for each in value:
+            _gather(each, texts)
+    elif isinstance(value, dict):
+        # Of a document; of others that is no text.
+        data = ("data",) if value.get("type") == "text" else ()
+        for name in (*_READABLE, *data):
+            _gather(value.get(name), texts)
+    return texts
+
+
+class MessageBody(Part):
+    role: Literal["user", "assistant", "system"]
+    content: str | Blocks
+
+    def __post_init__(self) -> None:
+        if isinstance(self.content, list):
+            self.content = _decoded(self.content, _BLOCKS)
+
+
+class Conversation(Struct):
+    messages: Annotated[list[MessageBody], Meta(min_length=1)]
+    system: str | list[TextBlock] | None = None
+
+
+def check_number(body: Conversation) -> None:
+    """Raises: Refusal: there are too many messages."""
+    if len(body.messages) > _MOST_MESSAGES:
+        raise Refusal(
+            "context_length_exceeded",
+            f"messages: there are {len(body.messages):,}; the prompt is too long for any model.",
+            param="messages",
+        )
+
+
+def references(body: Conversation) -> set[str]:
+    """The names of the tools that results refer to."""
+    return {each.tool_name for each in _blocks(body) if isinstance(each, ToolReferenceBlock)}
+
+
+def unread(body: Conversation, *, looks: bool) -> set[str]:
+    """The kinds of blocks of which a model can't read a text."""
+    found = set()
+    for each in _blocks(body):
+        if isinstance(each, ImageBlock) and not looks:
+            found.add("image")
+        elif isinstance(each, DocumentBlock) and not isinstance(each.source, TextSource):
+            found.add("document")
+        elif isinstance(each, ForeignBlock) and not each.text:
+            found.add(named(each.type, "block"))
+    return found
+
+
+def _blocks(body: Conversation) -> Iterator[Block | ResultBlock | ForeignBlock]:
+    """Of all messages; those of results behind theirs."""
+    for message in body.messages:
+        for block in message.content if isinstance(message.content, list) else ():
+            yield block
+            if isinstance(block, ToolResultBlock) and isinstance(block.content, list):
+                yield from block.content
+
+
+def picture_sources(body: Conversation) -> list[Source]:
+    """Where the pictures of all messages are, in order; those of results among them."""
+    return [
+        Source(_url(block), name)
+        for index, message in enumerate(body.messages)
+        for block, name in _pictures(message, f"messages.{index}.content")
+    ]
+
+
+def _pictures(message: MessageBody, path: str) -> Iterator[tuple[ImageBlock, str]]:
+    """In the order in which a worker gets them: results come first."""
+    if isinstance(message.content, str):
+        return
+    blocks = [(each, f"{path}.{place}") for place, each in enumerate(message.content)]
+    for block, name in blocks:
+        if isinstance(block, ToolResultBlock) and isinstance(block.content, list):
+            for place, each in enumerate(block.content):
+                if isinstance(each, ImageBlock):
+                    yield each, f"{name}.content.{place}"
+    for block, name in blocks:
+        if isinstance(block, ImageBlock):
+            yield block, name
+
+
+def _url(block: ImageBlock) -> str:
+    match block.source:
+        case Base64Source(data):
+            return f"data:;base64,{data}"
+        case UrlSource(url):
+            return url
+
+
+def chat_messages(
+    body: Conversation,
+    pictures: Sequence[bytes] = (),
+    *,
+    looks: bool = True,
+    deferred: Mapping[str, FunctionBody] | None = None,
+) -> tuple[ChatMessage, ...]:
+    """`pictures` are those of `picture_sources`. A model that doesn't look at any is told that they
+    are there, and each is told of `deferred` tools where a result refers to them.
+
+    Raises:
+        Refusal: a message, or a part of one, can't stand where it is.
+    """
+    if body.messages[-1].role == "assistant":
+        raise Refusal(
+            "invalid_request_error",
+            "messages: the last message is the assistant's, and answers can't be begun for the "
+            "model here: end with a user's message.",
+            param="messages",
+        )
+    system = _joined(body.system)
+    messages = [ChatMessage("system", system)] if system else []
+    left = iter(pictures) if looks else None
+    untold = dict(deferred or {})
+    for index, each in enumerate(body.messages):
+        if each.role == "assistant":
+            messages.append(_assistants(index, each))
+            continue
+        said = _users(index, each, left, untold)
+        if each.role == "system":
+            messages += (ChatMessage("system", told.content) for told in said)
+        else:
+            messages += said
+    return tuple(messages)
+
+
+def _joined(content: str | list[TextBlock] | None) -> str:
+    blocks = [TextBlock(content or "")] if not isinstance(content, list) else content
+    return "\n".join(each.text for each in blocks if not _BILLING.fullmatch(each.text))
+
+
+def _assistants(index: int, body: MessageBody) -> ChatMessage:
+    if isinstance(body.content, str):
+        return ChatMessage("assistant", body.content)
+    texts, thoughts, calls = [], [], []
+    for place, block in enumerate(body.content):
+        match block:
+            case TextBlock(text):
+                texts.append(text)
+            case ThinkingBlock(thinking):
+                thoughts.append(thinking)
+            case ToolUseBlock(id_, name, input_):
+                calls.append(CalledTool(id_, name, bytes(input_).decode()))
+            case ForeignBlock(kind, text) if text:
+                texts.append(f"\n({kind}:\n{text})\n")
+            case ToolResultBlock() | ImageBlock() | DocumentBlock():
+                kind = str(type(block).__struct_config__.tag)
+                raise _misplaced(index, place, kind, "a user's")
+    return ChatMessage(
+        "assistant", "".join(texts), reasoning="".join(thoughts) or None, tool_calls=tuple(calls)
+    )
+
+
+def _users(
+    index: int,
+    body: MessageBody,
+    pictures: Iterator[bytes] | None,
+    untold: dict[str, FunctionBody],
+) -> Iterator[ChatMessage]:
+    """Results come before what the user says to them, as templates have it. Their pictures are the
+    user's: templates have none in results. `pictures` None: nobody looks at any.
+    """
+    if isinstance(body.content, str):
+        yield ChatMessage("user", body.content)
+        return
+    path = f"messages.{index}.content"
+    shown = None
+    if pictures is not None:
+        shown = [(next(pictures), name) for _, name in _pictures(body, path)]
+    said = _Said(shown, untold)
+    if said.pictures and body.role != "user":
+        raise _misplaced(index, 0, "image", "a user's")
+    for block in body.content:
+        if isinstance(block, ToolResultBlock):
+            result = said.result(block)
+            yield ChatMessage("tool", result, tool_call_id=block.tool_use_id)
+    for place, block in enumerate(body.content):
+        match block:
+            case TextBlock(text):
+                said.add(text)
+            case DocumentBlock():
+                said.add(_document(block))
+            case ImageBlock():
+                if not said.show():
+                    said.add(UNSEEN)
+            case ForeignBlock(_, text):
+                said.add(text or _UNGIVEN)
+            case ToolResultBlock():
+                pass
+            case _:
+                kind = str(type(block).__struct_config__.tag)
+                raise _misplaced(index, place, kind, "an assistant's")
+    if said.texts or said.shown or not body.content:
+        yield ChatMessage("user", "\n".join(said.texts), pictures=tuple(said.shown))
+
+
+def _document(block: DocumentBlock) -> str:
+    about = filter(None, (block.title, block.context))
+    text = block.source.data if isinstance(block.source, TextSource) else _UNREAD
+    return "\n".join((*about, text))
+
+
+class _Said:
+    """What a user says and shows, as it is put together."""
+
+    def __init__(
+        self, pictures: list[tuple[bytes, str]] | None, untold: dict[str, FunctionBody]
+    ) -> None:
+        """Pictures with their names, in the order in which they are to be shown; None: nobody looks
+        at any. Tools that are told of are taken out of the `untold`.
+        """
+        self.pictures = pictures
+        self.texts: list[str] = []
+        self.shown: list[Picture] = []
+        self._untold = untold
+        self._length = 0
+
+    def add(self, text: str) -> None:
+        # One more, for the line break before it.
+        self._length += len(text) + bool(self.texts)
+        self.texts.append(text)
+
+    def show(self) -> bool:
+        """The next picture, behind the text so far. False: nobody looks."""
+        if self.pictures is None:
+            return False
+        data, name = self.pictures[len(self.shown)]
+        self.shown.append(Picture(data, self._length, name))
+        return True
+
+    def _told(self, names: Sequence[str]) -> str:
+        """Of each tool once: what refers to it is much shorter."""
+        new = [written(self._untold.pop(each)) for each in names if each in self._untold]
+        told = f"These functions can be called from now on: {', '.join(names)}"
+        return f"{told}\n{msgspec.json.encode(new).decode()}" if new else told
+
+    def result(self, block: ToolResultBlock) -> str:
+        """The text of a result; its pictures are shown."""
+        if block.content is None or isinstance(block.content, str):
+            text = block.content or ""
+        else:
+            texts = []
+            called = []
+            for each in block.content:
+                match each:
+                    case TextBlock(said):
+                        texts.append(said)
+                    case DocumentBlock():
+                        texts.append(_document(each))
+                    case ImageBlock():
+                        if not self.show():
+                            texts.append(UNSEEN)
+                    case ForeignBlock(_, text):
+                        texts.append(text or _UNGIVEN)
+                    case ToolReferenceBlock(name):
+                        called.append(name)
+            if called:
+                texts.append(self._told(called))
+            text = "\n".join(texts)
+        return f"Error: {text}" if block.is_error else text
+
+
+def _misplaced(index: int, place: int, kind: str, whose: str) -> Refusal:
+    param = f"messages.{index}.content.{place}"
+    return Refusal(
+        "invalid_request_error", f"{param}: {kind} belongs to {whose} message.", param=param
+    )

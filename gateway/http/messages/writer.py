@@ -1,0 +1,232 @@
+"""Anthropic's message objects and events."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any, Final, Literal, Self, TypeAlias
+
+import msgspec
+from msgspec import Raw, Struct
+
+from gateway.http.answer import Choice
+from gateway.requests.request import Piece, Request
+from protocol.answers import FinishReason, Usage
+from protocol.parts import AnswerPart, Reasoning, Text, ToolCall
+
+StopReason: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+_STOP_REASONS: Final[dict[FinishReason, StopReason]] = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+}
+# A client sends it back with what was thought; nobody checks it here.
+_SIGNATURE: Final = "bulkhead"
+
+
+class OutputTokensDetails(Struct):
+    """`thinking_tokens` of the output were reasoning and its tags."""
+
+    thinking_tokens: int
+
+
+class DeltaUsage(Struct):
+    """Unlike OpenAI's, `input_tokens` don't count what was found in the cache."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_read_input_tokens: int
+    output_tokens_details: OutputTokensDetails
+    cache_creation_input_tokens: int = 0
+    server_tool_use: None = None
+
+    @classmethod
+    def of(cls, usage: Usage) -> Self:
+        return cls(
+            usage.prompt_tokens - usage.cached_tokens,
+            usage.completion_tokens,
+            usage.cached_tokens,
+            OutputTokensDetails(usage.reasoning_tokens),
+        )
+
+
+class UsageBody(DeltaUsage):
+    """Strict decoders want what is Anthropic's own, too."""
+
+    cache_creation: None = None
+    inference_geo: None = None
+    service_tier: Literal["standard"] = "standard"
+    speed: Literal["standard"] = "standard"
+
+
+class TextBlock(Struct, tag_field="type", tag="text"):
+    text: str
+    citations: tuple[()] = ()
+
+
+class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
+    thinking: str
+    signature: str
+
+
+class DirectCaller(Struct, frozen=True, tag_field="type", tag="direct"):
+    """The model itself calls, and no program that it wrote."""
+
+
+class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
+    id: str
+    name: str
+    input: Raw
+    caller: DirectCaller = DirectCaller()
+
+
+Block: TypeAlias = TextBlock | ThinkingBlock | ToolUseBlock
+
+
+class Message(Struct, tag_field="type", tag="message"):
+    id: str
+    role: str
+    model: str
+    content: list[Block]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: UsageBody
+    stop_details: None = None
+    container: None = None
+    diagnostics: None = None
+
+
+class Delta(Struct):
+    stop_reason: StopReason
+    stop_sequence: str | None
+    stop_details: None = None
+    container: None = None
+
+
+class MessageFormat:
+    """One answer, streamed or whole."""
+
+    def __init__(self, model_id: str, request: Request) -> None:
+        self._id = f"msg_{request.id}"
+        self._model_id = model_id
+        self._request = request
+        # A request's id may be its client's, and the calls of a conversation must not meet.
+        self._call_id = f"toolu_{secrets.token_hex(10)}"
+        # Of the blocks that were begun: how many, and what the open one is.
+        self._begun = 0
+        self._open: str | None = None
+
+    def opening(self, index: int) -> bytes:
+        usage = UsageBody.of(Usage(self._request.progress.prompt_tokens, 0))
+        return _event("message_start", message=self._message([], None, usage)) + _event("ping")
+
+    def piece(self, index: int, piece: Piece) -> bytes:
+        events = b"".join(map(self._part, piece.parts))
+        if piece.finish_reason is not None:
+            events += self._close()
+        return events
+
+    def closing(self, usage: Usage) -> bytes:
+        reason = self._request.finish_reason or "stop"
+        stop_sequence = self._request.stop_sequence
+        delta = Delta(_stop_reason(reason, stop_sequence), stop_sequence)
+        return _event("message_delta", delta=delta, usage=DeltaUsage.of(usage)) + _event(
+            "message_stop"
+        )
+
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        (choice,) = choices
+        blocks: list[Block] = []
+        calls: dict[int, tuple[str, str]] = {}
+        for part in choice.parts:
+            match part:
+                case Text(text) if text.strip():
+                    blocks.append(TextBlock(text))
+                case Reasoning(text):
+                    blocks.append(ThinkingBlock(text, _SIGNATURE))
+                case ToolCall(number, arguments, name):
+                    known, before = calls.get(number, (name or "", ""))
+                    calls[number] = known, before + arguments
+        for number, (name, arguments) in calls.items():
+            blocks.append(ToolUseBlock(self._id_of(number), name, _object(arguments)))
+        return msgspec.json.encode(self._message(blocks, choice.finish_reason, UsageBody.of(usage)))
+
+    def _message(
+        self, blocks: list[Block], reason: FinishReason | None, usage: UsageBody
+    ) -> Message:
+        stop_sequence = self._request.stop_sequence
+        return Message(
+            self._id,
+            "assistant",
+            self._model_id,
+            blocks,
+            None if reason is None else _stop_reason(reason, stop_sequence),
+            None if reason is None else stop_sequence,
+            usage,
+        )
+
+    def _part(self, part: AnswerPart) -> bytes:
+        match part:
+            case Text(text):
+                events = self._begin("text", TextBlock(""))
+                return events + self._delta(type="text_delta", text=text)
+            case Reasoning(text):
+                events = self._begin("thinking", ThinkingBlock("", ""))
+                return events + self._delta(type="thinking_delta", thinking=text)
+            case ToolCall(number, arguments, name):
+                block = ToolUseBlock(self._id_of(number), name or "", Raw(b"{}"))
+                events = self._begin(f"call {number}", block)
+                if arguments:
+                    events += self._delta(type="input_json_delta", partial_json=arguments)
+                return events
+            case _:
+                return b""
+
+    def _begin(self, kind: str, block: Block) -> bytes:
+        """Nothing, if such a block is open."""
+        if self._open == kind:
+            return b""
+        events = self._close()
+        self._open = kind
+        self._begun += 1
+        return events + _event("content_block_start", index=self._begun - 1, content_block=block)
+
+    def _close(self) -> bytes:
+        if self._open is None:
+            return b""
+        events = b""
+        if self._open == "thinking":
+            events = self._delta(type="signature_delta", signature=_SIGNATURE)
+        self._open = None
+        return events + _event("content_block_stop", index=self._begun - 1)
+
+    def _delta(self, **delta: str) -> bytes:
+        return _event("content_block_delta", index=self._begun - 1, delta=delta)
+
+    def _id_of(self, number: int) -> str:
+        return f"{self._call_id}{number:02x}"
+
+
+class Count(Struct):
+    input_tokens: int
+
+
+def _stop_reason(reason: FinishReason, stop_sequence: str | None) -> StopReason:
+    return "stop_sequence" if stop_sequence is not None else _STOP_REASONS[reason]
+
+
+def _object(arguments: str) -> Raw:
+    """Empty if they were cut, or are none: as clients make it of what was streamed."""
+    try:
+        if isinstance(msgspec.json.decode(arguments), dict):
+            return Raw(arguments.encode())
+    except (msgspec.DecodeError, RecursionError):
+        # A model may have written anything.
+        pass
+    return Raw(b"{}")
+
+
+def _event(name: str, **fields: Any) -> bytes:
+    data = msgspec.json.encode({"type": name, **fields})
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"

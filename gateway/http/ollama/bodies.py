@@ -1,0 +1,227 @@
+"""Ollama's bodies, from what clients send to what a worker renders."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+
+from gateway.http.bodies import ABSENT, Part, given
+from gateway.http.chat.tools import FunctionBody
+from gateway.http.left_out import UNSEEN, newest
+from gateway.http.ollama.options import Options
+from gateway.http.pictures.source import Source
+from gateway.http.supported import refusing
+from gateway.system.refusal import Refusal
+from protocol.pictures import Picture
+from protocol.prompts import CalledTool, ChatMessage
+from protocol.requests import Constraint
+
+_MOST_MESSAGES = 200_000
+
+Think: TypeAlias = bool | Literal["low", "medium", "high", "max"]
+Pictures: TypeAlias = list[str]
+Format = Annotated[
+    Raw,
+    Meta(
+        extra_json_schema={
+            "anyOf": [{"enum": [None, "", "json"]}, {"type": "object"}],
+            "description": "json, or the schema that the answer must match.",
+        }
+    ),
+]
+ArgumentsObject = Annotated[Raw, Meta(extra_json_schema={"type": "object"})]
+
+
+class CalledFunction(Part):
+    name: str
+    arguments: ArgumentsObject = ABSENT
+
+
+class ToolCallBody(Part):
+    function: CalledFunction
+    id: str | None = None
+
+
+class MessageBody(Part):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    images: Pictures | None = None
+    tool_calls: list[ToolCallBody] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class ToolBody(Part):
+    function: FunctionBody
+    type: Literal["function"] = "function"
+
+
+class AnswerBody(Struct, kw_only=True):
+    """What both ways to ask have in common."""
+
+    model: str
+    stream: bool | None = None
+    options: Options | None = None
+    format: Format = ABSENT
+    think: Think | None = None
+    keep_alive: float | str | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+
+
+class ChatBody(AnswerBody, kw_only=True):
+    """Without messages the model is loaded, or unloaded with a `keep_alive` of 0."""
+
+    messages: list[MessageBody] | None = None
+    tools: list[ToolBody] | None = None
+
+
+@refusing("generate")
+class GenerateBody(AnswerBody, kw_only=True):
+    """Without a prompt the model is loaded, or unloaded with a `keep_alive` of 0."""
+
+    prompt: str | None = None
+    suffix: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+    images: Pictures | None = None
+
+
+def constraint_of(body: AnswerBody) -> Constraint | None:
+    """Raises: Refusal: the format is neither "json" nor an object."""
+    text = bytes(body.format).strip()
+    if not given(body.format) or text == b'""':
+        return None
+    if text == b'"json"':
+        return Constraint("json_object")
+    if not text.startswith(b"{"):
+        raise Refusal(
+            "invalid_request_error",
+            'format: send "json", or the JSON schema that the answer must match.',
+            param="format",
+        )
+    return Constraint("json_schema", text.decode())
+
+
+def template_arguments(think: Think | None, defaults: dict[str, Any]) -> dict[str, Any]:
+    """What a chat template is told of thinking. `defaults` are the model's."""
+    arguments = dict(defaults)
+    if think is not None:
+        arguments["enable_thinking"] = think is not False
+    if isinstance(think, str):
+        arguments["reasoning_effort"] = think
+    return arguments
+
+
+def picture_sources(images: Sequence[str] | None, path: str) -> Iterator[Source]:
+    """Pictures are sent as they are, in base64."""
+    for place, each in enumerate(images or ()):
+        url = each if each.startswith("data:") else f"data:;base64,{each}"
+        yield Source(url, f"{path}images[{place}]")
+
+
+def message_sources(bodies: Sequence[MessageBody], *, looks: bool = True) -> list[Source]:
+    """Where the pictures of all messages are, in order; those of the newest, if nobody `looks`.
+
+    Raises:
+        Refusal: one is where none can be, or there are too many messages.
+    """
+    if len(bodies) > _MOST_MESSAGES:
+        raise Refusal(
+            "context_length_exceeded",
+            f"messages: there are {len(bodies):,}, more than any model here takes.",
+            param="messages",
+        )
+    found: list[Source] = []
+    new = newest([each.role for each in bodies])
+    for index, body in enumerate(bodies):
+        sources = list(picture_sources(body.images, f"messages[{index}]."))
+        if sources and body.role != "user":
+            raise Refusal(
+                "invalid_request_error",
+                f"{sources[0].name}: only a user's message may have pictures.",
+                param=sources[0].name,
+            )
+        if looks or index in new:
+            found += sources
+    return found
+
+
+def chat_messages(
+    bodies: Sequence[MessageBody], pictures: Sequence[bytes], *, looks: bool = True
+) -> tuple[ChatMessage, ...]:
+    """`pictures` are those of `message_sources`. A model that doesn't look at any is told of them.
+
+    Raises:
+        Refusal: a call's arguments are no JSON object.
+    """
+    left = iter(pictures)
+    calls = _Calls()
+    return tuple(
+        ChatMessage(
+            body.role,
+            _told(body, looks=looks),
+            reasoning=body.thinking or None,
+            tool_calls=tuple(calls.made(index, body)),
+            tool_call_id=calls.answered(body) if body.role == "tool" else None,
+            name=body.tool_name if body.role == "tool" else None,
+            pictures=shown(islice(left, len(body.images or ())), f"messages[{index}]."),
+        )
+        for index, body in enumerate(bodies)
+    )
+
+
+def _told(body: MessageBody, *, looks: bool) -> str:
+    unseen = [] if looks else [UNSEEN] * len(body.images or ())
+    return "\n".join((*unseen, body.content or ""))
+
+
+def shown(pictures: Iterable[bytes], path: str) -> tuple[Picture, ...]:
+    """They stand before the text."""
+    return tuple(Picture(data, 0, f"{path}images[{place}]") for place, data in enumerate(pictures))
+
+
+class _Calls:
+    """Calls and results by ids, which most of Ollama's clients don't send: a result answers the
+    first call of its tool that has none.
+    """
+
+    def __init__(self) -> None:
+        self._number = 0
+        # Names by ids, in order: of each tool's calls without a result, and under None of all.
+        self._open: dict[str | None, OrderedDict[str, str]] = defaultdict(OrderedDict)
+
+    def made(self, index: int, body: MessageBody) -> Iterator[CalledTool]:
+        for place, each in enumerate(body.tool_calls or ()):
+            self._number += 1
+            call_id = each.id or f"call_{self._number}"
+            for tool in (None, each.function.name):
+                self._open[tool][call_id] = each.function.name
+            told = each.function.arguments
+            arguments = bytes(told).strip() if given(told) else b"{}"
+            if not arguments.startswith(b"{") or not _is_json(arguments):
+                param = f"messages[{index}].tool_calls[{place}].function.arguments"
+                raise Refusal("invalid_request_error", f"{param}: send a JSON object.", param=param)
+            yield CalledTool(call_id, each.function.name, arguments.decode())
+
+    def answered(self, body: MessageBody) -> str | None:
+        call_id = body.tool_call_id
+        if call_id is None:
+            call_id = next(iter(self._open[body.tool_name]), None)
+        if call_id is not None and (name := self._open[None].pop(call_id, None)) is not None:
+            self._open[name].pop(call_id, None)
+        return call_id
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,174 @@
+"""The document itself (OpenAPI 3.1), made of what stands beside the routes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import msgspec
+from starlette.routing import BaseRoute, Mount
+
+from gateway.http.bodies import MAX_BODY_BYTES, MOST_DIGITS
+from gateway.http.errors import envelope_type
+from gateway.http.openapi.operation import ALWAYS, EVENT_STREAM, Described, Operation
+from gateway.system.refusal import Code, status_of
+from gateway.system.version import VERSION
+
+_REFERENCE: Final = "#/components/schemas/{name}"
+_PARAMETER: Final = re.compile(r"\{(?P<name>\w+)(?::\w+)?\}")
+_WITH_BODY: Final[tuple[Code, ...]] = ("request_too_large",)
+_TEXT: Final = {"type": "string"}
+# What a query's parameter may be, as `read_count` reads it.
+_OF_QUERY: Final = {
+    "string": _TEXT,
+    "integer": {"type": "integer", "minimum": 0, "maximum": 10**MOST_DIGITS - 1},
+}
+# As OpenAPI 3.2 describes the items of such streams, which tools of today know by this.
+_STREAMED: Final[dict[str, dict[str, Any]]] = {
+    EVENT_STREAM: {
+        "type": "object",
+        "properties": {"id": _TEXT, "event": _TEXT, "data": _TEXT},
+    }
+}
+_REQUEST_ID: Final = {
+    "x-request-id": {
+        "description": "The request's id, in the log too.",
+        "schema": {"type": "string"},
+    }
+}
+
+
+def described(routes: Iterable[BaseRoute], prefix: str = "") -> Iterator[tuple[str, BaseRoute]]:
+    """Every route with its path, those of mounts among them."""
+    for route in routes:
+        path = prefix + getattr(route, "path", "")
+        if isinstance(route, Mount) and route.routes:
+            yield from described(route.routes, path)
+        else:
+            yield path, route
+
+
+def make_document(routes: Iterable[BaseRoute]) -> bytes:
+    """As JSON text."""
+    found = [(path, each) for path, each in described(routes) if isinstance(each, Described)]
+    types = list({each: None for path, route in found for each in _types(path, route.operation)})
+    schemas, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
+    known = dict(zip(types, schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for path, route in found:
+        written = _PARAMETER.sub(r"{\g<name>}", path)
+        name = re.sub(r"\W+", "_", route.method.lower() + written)
+        operation = {"operationId": name, **_operation(path, route.operation, known)}
+        paths.setdefault(written, {})[route.method.lower()] = operation
+    return msgspec.json.encode(
+        {
+            "openapi": "3.1.0",
+            "info": {
+                "title": "Bulkhead",
+                "version": VERSION,
+                "description": "A model server: OpenAI's API, Anthropic's, Ollama's, and its own.",
+                "license": {"name": "MIT", "identifier": "MIT"},
+            },
+            "servers": [{"url": "/"}],
+            "paths": paths,
+            "components": {
+                "schemas": components,
+                "securitySchemes": {
+                    "bearer": {"type": "http", "scheme": "bearer"},
+                    "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+                },
+            },
+            # Without keys none is needed.
+            "security": [{}, {"bearer": []}, {"header": []}],
+        }
+    )
+
+
+def _types(path: str, operation: Operation) -> Iterator[Any]:
+    yield envelope_type(path)
+    wanted = (operation.body, operation.answer, operation.events, *operation.others.values())
+    for each in wanted:
+        if each is not None and not isinstance(each, str):
+            yield each
+
+
+def _operation(path: str, operation: Operation, known: dict[Any, Any]) -> dict[str, Any]:
+    responses: dict[str, Any] = {}
+    answer = _content(operation.answer, known)
+    if operation.stream is not None:
+        answer[operation.stream] = _stream(operation, known)
+    if answer:
+        responses["200"] = {"description": "Done.", "headers": _REQUEST_ID, "content": answer}
+    for other, kind in operation.others.items():
+        content = _content(kind, known)
+        responses[str(other)] = {"description": "Done, or how it is.", "content": content}
+    codes = (*ALWAYS, *operation.refusals, *(_WITH_BODY if operation.body else ()))
+    for status, names in _by_status(codes).items():
+        error = known[envelope_type(path)]
+        same = responses.setdefault(status, {"description": "", "content": {}})
+        same["description"] = f"{same['description']} {', '.join(names)}.".strip()
+        same["headers"] = _REQUEST_ID
+        if before := same["content"].get("application/json"):
+            error = {"anyOf": [before["schema"], error]}
+        same["content"]["application/json"] = {"schema": error}
+    written: dict[str, Any] = {
+        "summary": operation.summary,
+        "tags": [operation.tag],
+        "parameters": [*_of_path(path), *_of_query(operation)],
+        "responses": dict(sorted(responses.items())),
+    }
+    if operation.body is not None:
+        written["requestBody"] = {
+            "required": not operation.body_optional,
+            "description": f"{MAX_BODY_BYTES >> 20} MiB at most. Unknown fields are ignored.",
+            "content": {"application/json": {"schema": known[operation.body]}},
+        }
+    return written
+
+
+def _content(kind: Any, known: dict[Any, Any]) -> dict[str, Any]:
+    if kind is None:
+        return {}
+    if isinstance(kind, str):
+        return {kind: {"schema": _STREAMED.get(kind, {"type": "string"})}}
+    return {"application/json": {"schema": known[kind]}}
+
+
+def _stream(operation: Operation, known: dict[Any, Any]) -> dict[str, Any]:
+    """OpenAPI 3.1 has no words for what a stream consists of."""
+    schema = dict(_STREAMED.get(operation.stream or "", {"type": "string"}))
+    if operation.events is not None:
+        schema["x-each"] = known[operation.events]
+    return {"schema": schema}
+
+
+def _by_status(codes: Iterable[Code]) -> dict[str, list[Code]]:
+    found: dict[str, list[Code]] = {}
+    for code in codes:
+        names = found.setdefault(str(status_of(code)), [])
+        if code not in names:
+            names.append(code)
+    return found
+
+
+def _of_path(path: str) -> Iterator[dict[str, Any]]:
+    for found in _PARAMETER.finditer(path):
+        yield {
+            "name": found["name"],
+            "in": "path",
+            "required": True,
+            "description": "Ids of models may have slashes.",
+            "schema": {"type": "string", "minLength": 1},
+        }
+
+
+def _of_query(operation: Operation) -> Iterator[dict[str, Any]]:
+    for each in operation.query:
+        yield {
+            "name": each.name,
+            "in": "query",
+            "required": False,
+            "description": each.about,
+            "schema": _OF_QUERY[each.kind],
+        }

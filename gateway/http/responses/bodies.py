@@ -1,0 +1,251 @@
+"""What a response is asked for with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal, get_args
+
+from msgspec import Meta, Raw, Struct
+
+from gateway.http.bodies import ABSENT, given
+from gateway.http.chat.template import Effort, TemplateBody, Verbosity
+from gateway.http.chat.tools import (
+    AllowedTool,
+    AllowedTools,
+    ChosenTool,
+    NamedFunction,
+    ToolBody,
+    ToolChoiceBody,
+    tools_of,
+)
+from gateway.http.responses.conversation import Said
+from gateway.http.responses.items import ItemBody
+from gateway.http.responses.tools import Kind, Meaning, Tool, runs_here, told, told_name
+from gateway.http.sampling import (
+    LARGEST_COUNT,
+    Bias,
+    Penalty,
+    Priority,
+    Probability,
+    Salt,
+    Stop,
+    TokenId,
+    Tokens,
+)
+from gateway.http.structure import JsonSchemaBody, ResponseFormat
+from gateway.http.supported import refusing
+from gateway.system.refusal import Refusal
+from protocol.requests import Tools
+
+_LOGPROBS: Final = "message.output_text.logprobs"
+_FUNCTION: Final = re.compile(r"tools\[(?P<index>[0-9]+)\]\.function")
+_SEALED_REASONING: Final = "reasoning.encrypted_content"
+
+Label = Annotated[str, Meta(max_length=64)]
+Value = Annotated[str, Meta(max_length=512)]
+# As chat has them by the same names.
+_EXTENSIONS: Final = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "ignore_eos",
+    "repetition_penalty",
+    "repetition_context_size",
+    "frequency_penalty",
+    "presence_penalty",
+    "logit_bias",
+    "priority",
+    "keep_alive",
+    "cache_salt",
+    "enable_thinking",
+    "chat_template_kwargs",
+)
+
+
+class NamedTool(Struct, omit_defaults=True):
+    type: str
+    name: str | None = None
+
+
+class ToolChoice(Struct, omit_defaults=True):
+    """One function, or a choice among some."""
+
+    type: str
+    name: str | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: list[NamedTool] | None = None
+
+
+class TextFormat(Struct, omit_defaults=True, rename={"schema_": "schema"}):
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema_: Raw = ABSENT
+    strict: bool | None = None
+    description: str | None = None
+
+
+class TextConfig(Struct, omit_defaults=True):
+    format: TextFormat | None = None
+    verbosity: Verbosity | None = None
+
+
+class ReasoningConfig(Struct):
+    """There are no summaries: what was thought is there as it is."""
+
+    effort: Effort | None = None
+    summary: str | None = None
+
+
+@refusing("responses")
+class ResponseBody(Struct, kw_only=True):
+    model: str
+    input: str | list[ItemBody] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    background: bool | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["auto", "none", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    max_output_tokens: Tokens | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    include: list[str] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    metadata: Annotated[dict[Label, Value], Meta(max_length=16)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=LARGEST_COUNT)] | None = None
+    min_p: Probability | None = None
+    seed: int | None = None
+    stop: Stop = None
+    ignore_eos: bool | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0, le=10)] | None = None
+    repetition_context_size: Annotated[int, Meta(ge=1, le=LARGEST_COUNT)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=1024)] | None = None
+    priority: Priority | None = None
+    keep_alive: float | str | None = None
+    cache_salt: Salt | None = None
+    enable_thinking: bool | None = None
+    chat_template_kwargs: Raw = ABSENT
+
+    @property
+    def stored(self) -> bool:
+        return self.store is not False
+
+    @property
+    def seals_reasoning(self) -> bool:
+        return _SEALED_REASONING in (self.include or ())
+
+    @property
+    def logprobs(self) -> int | None:
+        """How many alternatives each token of the text has; None: not even its own."""
+        if _LOGPROBS in (self.include or ()) or self.top_logprobs:
+            return self.top_logprobs or 0
+        return None
+
+    def generation(self) -> TemplateBody:
+        """The same in the words of chat."""
+        same: dict[str, Any] = {name: getattr(self, name) for name in _EXTENSIONS}
+        return TemplateBody(
+            model=self.model,
+            max_completion_tokens=self.max_output_tokens,
+            response_format=_format(self.text),
+            reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
+            verbosity=None if self.text is None else self.text.verbosity,
+            **same,
+        )
+
+
+def check_body(body: ResponseBody) -> None:
+    """Raises: Refusal: what it asks for can't be together."""
+    if body.background and not body.stored:
+        raise _refusal("background: what isn't stored can't be fetched: leave store out.", "store")
+
+
+def tools(body: ResponseBody, said: Said) -> Tools | None:
+    """Those of the body and those that items bring; what runs at OpenAI is left out.
+
+    Raises:
+        Refusal: one of them can't be one, or a choice is of what isn't there.
+    """
+    own = list(told(body.tools or (), "tools"))
+    names = {each.function.name for each in own}
+    brought = {each.function.name: each for each in [*said.late_tools, *said.tools]}
+    found = [*own, *(each for name, each in brought.items() if name not in names)]
+    early = names | {each.function.name for each in said.tools}
+    try:
+        return tools_of(
+            [ToolBody(each.function, "function") for each in found],
+            _choice(body, [each.meaning for each in found]),
+            parallel=body.parallel_tool_calls is not False,
+            mentioned=brought.keys() - early,
+        )
+    except Refusal as refusal:
+
+        def path(match: re.Match[str]) -> str:
+            return found[int(match["index"])].path
+
+        # Here a function's fields are the tool's.
+        refusal.message = _FUNCTION.sub(path, refusal.message)
+        refusal.param = refusal.param and _FUNCTION.sub(path, refusal.param)
+        raise
+
+
+def _choice(body: ResponseBody, meanings: Sequence[Meaning]) -> ToolChoiceBody | None:
+    """A choice of nothing but what runs at OpenAI is none."""
+    choice = body.tool_choice
+    elsewhere = {each.type for each in body.tools or () if not runs_here(each)}
+    match choice:
+        case "required" if elsewhere and not meanings:
+            return None
+        case ToolChoice(kind) if kind in elsewhere:
+            return None
+        case None | "auto" | "none" | "required":
+            return choice
+        case ToolChoice("allowed_tools", _, mode, list() as asked):
+            names = _named(asked, meanings)
+            allowed = [AllowedTool(NamedFunction(each), "function") for each in names]
+            return ChosenTool("allowed_tools", allowed_tools=AllowedTools(mode or "auto", allowed))
+        case ToolChoice() if found := _named([NamedTool(choice.type, choice.name)], meanings):
+            return ChosenTool("function", NamedFunction(found[0]))
+    raise _refusal(
+        "tool_choice: send auto, none, required, a tool of your own by its type and name, or "
+        "allowed_tools.",
+        "tool_choice",
+    )
+
+
+def _named(asked: Sequence[NamedTool], meanings: Sequence[Meaning]) -> list[str]:
+    """What a model is told of these tools as; those that run at OpenAI are left out here, too."""
+    found = []
+    for each in asked:
+        if each.type in get_args(Kind):
+            name = each.name or each.type
+            same = (told_name(m.namespace, m.name) for m in meanings if m.name == name)
+            found.append(next(same, name))
+    return found
+
+
+def _format(text: TextConfig | None) -> ResponseFormat | None:
+    if text is None or text.format is None:
+        return None
+    asked = text.format
+    if asked.type == "json_schema" and not given(asked.schema_):
+        raise _refusal("text.format.schema is missing: send the schema.", "text.format.schema")
+    schema = JsonSchemaBody(asked.name, asked.schema_, asked.strict, asked.description)
+    return ResponseFormat(
+        asked.type, schema if asked.type == "json_schema" else None, asked.schema_
+    )
+
+
+def _refusal(message: str, param: str) -> Refusal:
+    return Refusal("invalid_request_error", message, param=param)

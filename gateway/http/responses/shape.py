@@ -1,0 +1,206 @@
+"""OpenAI's response object and the items of its output."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from gateway.http.bodies import ABSENT
+from gateway.http.logprobs import TokenLogprobBody
+from gateway.mailbox.entry import Status
+from gateway.system.refusal import Refusal
+from protocol.answers import Usage
+
+ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputText(Struct, tag_field="type", tag="output_text"):
+    text: str
+    annotations: list[Any] = []
+    logprobs: list[TokenLogprobBody] = []
+
+
+class ReasoningText(Struct, tag_field="type", tag="reasoning_text"):
+    text: str
+
+
+class MessageItem(Struct, tag_field="type", tag="message"):
+    id: str
+    status: ItemStatus
+    content: list[OutputText]
+    role: Literal["assistant"] = "assistant"
+
+
+class ReasoningItem(Struct, tag_field="type", tag="reasoning"):
+    """What was thought is its content; there is no summary of it."""
+
+    id: str
+    status: ItemStatus
+    content: list[ReasoningText]
+    summary: list[Any] = []
+    encrypted_content: str | UnsetType = UNSET
+
+
+class CallItem(Struct, tag_field="type", tag="function_call"):
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    arguments: str
+    namespace: str | UnsetType = UNSET
+
+
+class CustomCallItem(Struct, tag_field="type", tag="custom_tool_call"):
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    input: str
+    namespace: str | UnsetType = UNSET
+
+
+class SearchCallItem(Struct, tag_field="type", tag="tool_search_call"):
+    """Its client searches among the tools that it has."""
+
+    id: str
+    status: ItemStatus
+    call_id: str
+    arguments: dict[str, Any]
+    execution: Literal["client"] = "client"
+
+
+class ShellAction(Struct, tag_field="type", tag="exec"):
+    command: list[str]
+    env: dict[str, str] = {}
+    timeout_ms: int | None = None
+    working_directory: str | None = None
+    user: str | None = None
+
+
+class ShellCallItem(Struct, tag_field="type", tag="local_shell_call"):
+    id: str
+    status: ItemStatus
+    call_id: str
+    action: ShellAction
+
+
+AnyCallItem: TypeAlias = CallItem | CustomCallItem | SearchCallItem | ShellCallItem
+
+
+class CompactionItem(Struct, tag_field="type", tag="compaction"):
+    """A summary of all that came before it. It is encoded, not encrypted."""
+
+    id: str
+    encrypted_content: str
+
+
+OutputItem: TypeAlias = MessageItem | ReasoningItem | AnyCallItem | CompactionItem
+
+
+class InputTokensDetails(Struct):
+    """`cached_tokens` of the input were not computed anew."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputTokensDetails(Struct):
+    """`reasoning_tokens` of the output were reasoning and its tags."""
+
+    reasoning_tokens: int
+
+
+class UsageBody(Struct):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+    @classmethod
+    def of(cls, usage: Usage) -> UsageBody:
+        return cls(
+            usage.prompt_tokens,
+            InputTokensDetails(usage.cached_tokens),
+            usage.completion_tokens,
+            OutputTokensDetails(usage.reasoning_tokens),
+            usage.prompt_tokens + usage.completion_tokens,
+        )
+
+
+class ErrorBody(Struct):
+    """`code` is OpenAI's nearest, `type` ours."""
+
+    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+    message: str
+    type: str
+    param: str | None
+
+    @classmethod
+    def of(cls, refusal: Refusal) -> ErrorBody:
+        code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"] = "server_error"
+        if refusal.status == 429:
+            code = "rate_limit_exceeded"
+        elif refusal.status < 500:
+            code = "invalid_prompt"
+        return cls(code, refusal.message, refusal.code, refusal.param)
+
+
+class IncompleteDetails(Struct):
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
+
+
+class ResponseObject(Struct, kw_only=True):
+    """What was asked for and what came of it. Nothing that OpenAI or Open Responses requires is
+    left out, and what has a default there is never null.
+    """
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: Status
+    background: bool
+    frequency_penalty: float = 0.0
+    completed_at: int | None = None
+    error: ErrorBody | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None = None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputItem] = []
+    parallel_tool_calls: bool
+    presence_penalty: float = 0.0
+    previous_response_id: str | None
+    prompt_cache_key: str | None = None
+    reasoning: Raw = ABSENT
+    safety_identifier: str | None = None
+    service_tier: Literal["default"] = "default"
+    store: bool
+    temperature: float
+    text: Raw
+    tool_choice: Raw
+    tools: Raw
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["auto", "disabled"]
+    usage: UsageBody | None = None
+    user: str | None = None
+
+
+def decode(body: bytes) -> ResponseObject:
+    """One that this module has written."""
+    return msgspec.json.decode(body, type=ResponseObject)
+
+
+def new_id() -> str:
+    return f"resp_{uuid.uuid4().hex}"
+
+
+def hexadecimal(response_id: str) -> str:
+    """What the ids of its items have in common."""
+    return response_id.removeprefix("resp_")

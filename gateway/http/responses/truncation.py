@@ -1,0 +1,96 @@
+"""`truncation: auto`: what doesn't fit is dropped from the beginning of a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+
+from gateway.http.connection.request_id import unique
+from gateway.http.record import record_of
+from gateway.http.responses.items import ItemBody
+from gateway.http.sampling import deadline_s
+from gateway.models.compartment import Compartment
+from gateway.models.fleet import Fleet
+from gateway.requests.request import Request
+from gateway.system.refusal import Refusal
+from protocol.requests import Generate
+
+# What an answer finds at most, if the context is not a small one.
+_ROOM_TOKENS: Final = 1024
+_SMALL: Final = 4
+
+
+def cuts(items: Sequence[ItemBody]) -> list[int]:
+    """How many of the first items can go: up to each message of a user, so that calls stay with
+    their outputs. 0 comes first.
+    """
+    users = [index for index, each in enumerate(items) if each.role == "user" and index]
+    return [0, *users]
+
+
+def kept(items: Sequence[ItemBody], cut: int) -> list[int]:
+    """The places of what is left. What the system says stays."""
+    return [
+        index
+        for index, each in enumerate(items)
+        if index >= cut or each.role in ("system", "developer")
+    ]
+
+
+async def first_that_fits(
+    http_request: HttpRequest,
+    fleet: Fleet,
+    compartment: Compartment,
+    build: Callable[[int], Awaitable[Generate]],
+    choices: Sequence[int],
+) -> int:
+    """The least of these cuts with which prompt and answer fit the context; the last, if none does.
+    The model counts, so it is loaded for this.
+
+    Raises:
+        Refusal: it can't count now.
+    """
+    low, high = 0, len(choices) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if await _fits(http_request, fleet, compartment, await build(choices[middle])):
+            high = middle
+        else:
+            low = middle + 1
+    return choices[low]
+
+
+async def _fits(
+    http_request: HttpRequest, fleet: Fleet, compartment: Compartment, generate: Generate
+) -> bool:
+    record = record_of(http_request)
+    counting = msgspec.structs.replace(
+        generate, max_tokens=0, request_id=unique(record.id), constraint=None
+    )
+    request = Request(
+        counting,
+        fleet.now(),
+        deadline_s(http_request, fleet.settings.queue.deadline_s),
+        request_id=record.id,
+        key=record.key,
+    )
+    fleet.submit(compartment, request)
+    try:
+        while not request.over:
+            await request.take()
+    except Refusal as refusal:
+        if refusal.code == "context_length_exceeded":
+            return False
+        raise
+    finally:
+        if not request.over:
+            compartment.traffic.cancel(request)
+    worker = compartment.worker
+    if request.usage is None or worker is None or worker.context_tokens is None:
+        return True
+    context = worker.context_tokens
+    room = min(generate.max_tokens or _ROOM_TOKENS, context // _SMALL)
+    return request.usage.prompt_tokens + room <= context

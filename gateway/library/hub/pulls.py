@@ -1,0 +1,344 @@
+"""The gateway's pulls: each in a process of its own, which it reaps, and which ends with it."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from gateway.config.settings import HubSettings
+from gateway.library.hub.fit import Outlook
+from gateway.library.hub.messages import Code, Failed, Finished, Order, Planned, Progressed, Said
+from gateway.library.hub.process import Deaths, PullProcess
+from gateway.library.hub.reference import Reference, parse_reference
+from gateway.system.events import EventLog
+from gateway.system.lane import Lane
+from gateway.system.refusal import Refusal
+from gateway.system.state.state_file import read_state, write_state
+from gateway.system.tasks import Tasks
+
+logger = logging.getLogger(__name__)
+
+# Disks and networks are shared by them all.
+_AT_ONCE: Final = 3
+_RETRY_AFTER_S: Final = 60
+_REMEMBERED: Final = 50
+_END_S: Final = 10.0
+
+State: TypeAlias = Literal["preparing", "pulling", "done", "failed", "cancelled"]
+
+
+class PullStatus(Struct, frozen=True, kw_only=True):
+    """What is known of a pull; null is not known yet. `model` is what was asked for, `repository`
+    what that turned out to be, and `offered_as` the id that requests can use once it is done.
+    `reason` says why it failed, or why nothing comes at present.
+    """
+
+    id: str
+    model: str
+    repository: str | None = None
+    state: State = "preparing"
+    reason: str | None = None
+    code: Code | None = None
+    done_bytes: int | None = None
+    total_bytes: int | None = None
+    bytes_per_s: float | None = None
+    seconds_left: float | None = None
+    outlook: Outlook | None = None
+    offered_as: str | None = None
+    started_at: float
+    ended_at: float | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.state in ("done", "failed", "cancelled")
+
+
+class _Wanted(Struct, frozen=True):
+    model: str
+    force: bool
+
+
+class _Unfinished(Struct, frozen=True):
+    """What the next gateway goes on with."""
+
+    pulls: tuple[_Wanted, ...]
+
+
+class Pull:
+    """One pull. `changed` is set and renewed whenever its status is another."""
+
+    def __init__(self, pull_id: str, reference: Reference, *, force: bool, goes_on: bool) -> None:
+        self.reference = reference
+        self.force = force
+        self.goes_on = goes_on
+        self.status = PullStatus(id=pull_id, model=str(reference), started_at=time.time())
+        self.process: PullProcess | None = None
+        self.deaths = Deaths()
+        self.agreed = False
+        self.finished = False
+        self.ended = asyncio.Event()
+        self._changed = asyncio.Event()
+
+    def update(self, **fields: object) -> None:
+        self.status = msgspec.structs.replace(self.status, **fields)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def next_change(self) -> None:
+        await self._changed.wait()
+
+
+class Pulls:
+    """Everything runs on the event loop, but for the reading of what processes say."""
+
+    def __init__(
+        self,
+        settings: Callable[[], HubSettings],
+        state_path: Path,
+        events: EventLog,
+        outlook: Callable[[Planned], Outlook | None],
+        offered: Callable[[str], Awaitable[str | None]],
+    ) -> None:
+        """`offered` has a repository that came be found, and says by which id."""
+        self._settings = settings
+        self._state_path = state_path
+        self._events = events
+        self._outlook = outlook
+        self._offered = offered
+        self._ids = itertools.count(1)
+        # Ids of an earlier gateway's pulls mean others.
+        self._prefix = f"{int(time.time()):x}"
+        self._pulls: dict[str, Pull] = {}
+        self._loop = asyncio.get_running_loop()
+        self._tasks = Tasks("pulls")
+        self._lane = Lane("pulls")
+        self._closing = False
+
+    @property
+    def statuses(self) -> list[PullStatus]:
+        """The newest last."""
+        return [each.status for each in self._pulls.values()]
+
+    def find(self, pull_id: str) -> Pull:
+        """Raises: Refusal."""
+        if (pull := self._pulls.get(pull_id)) is None:
+            raise Refusal("not_found", f"There is no pull {pull_id!r}, or not any more.")
+        return pull
+
+    def begin(self, model: str, *, force: bool, goes_on: bool = False) -> Pull:
+        """Start a pull, or join the one of the same model. `goes_on`: an earlier gateway began it.
+
+        Raises:
+            Refusal: that is no name of a model, or there are too many pulls.
+        """
+        try:
+            reference = parse_reference(model)
+        except ValueError as error:
+            raise Refusal("invalid_request_error", str(error), param="model") from error
+        running = [each for each in self._pulls.values() if not each.status.over]
+        for each in running:
+            if str(each.reference).lower() == str(reference).lower():
+                return each
+        if len(running) >= _AT_ONCE:
+            names = ", ".join(each.status.model for each in running)
+            raise Refusal(
+                "queue_full",
+                f"There are {len(running)} pulls already: {names}. Wait for one, or cancel it.",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        pull = Pull(f"{self._prefix}-{next(self._ids)}", reference, force=force, goes_on=goes_on)
+        self._start(pull)
+        self._pulls[pull.status.id] = pull
+        self._forget()
+        self._remember()
+        self._events.emit("pull", None, pull=pull.status.id, name=str(reference), change="began")
+        return pull
+
+    async def resume(self) -> None:
+        """Go on with what an earlier gateway was at."""
+        try:
+            found = await self._lane.run(
+                functools.partial(read_state, self._state_path, _Unfinished), _END_S, "pulls"
+            )
+        except OSError as error:
+            logger.warning("Pulls of an earlier gateway are not gone on with: %s", error)
+            return
+        for each in () if found is None else found.pulls:
+            try:
+                self.begin(each.model, force=each.force, goes_on=True)
+            except Refusal as refusal:
+                logger.warning("%s is not pulled on: %s", each.model, refusal.message)
+
+    async def cancel(self, pull: Pull) -> None:
+        """Returns when its process is gone. What it has got is kept for another time."""
+        if pull.status.over:
+            return
+        self._end(pull, "cancelled")
+        if pull.process is not None:
+            pull.process.kill()
+            await self._ended(pull)
+
+    async def close(self) -> None:
+        """End the processes; the next gateway goes on with them."""
+        self._closing = True
+        running = [each for each in self._pulls.values() if not each.ended.is_set()]
+        for each in running:
+            if each.process is not None:
+                each.process.kill()
+        await asyncio.gather(*map(self._ended, running))
+        await self._tasks.cancel_all()
+
+    async def _ended(self, pull: Pull) -> None:
+        try:
+            async with asyncio.timeout(_END_S):
+                await pull.ended.wait()
+        except TimeoutError:
+            logger.error("The process of the pull of %s does not end", pull.status.model)
+
+    def _start(self, pull: Pull) -> None:
+        """Raises: Refusal."""
+        settings = self._settings()
+        known = pull.status.repository
+        order = Order(
+            known or str(pull.reference),
+            settings.endpoint,
+            settings.at,
+            goes_on=pull.goes_on or known is not None,
+        )
+        try:
+            pull.process = PullProcess(
+                order,
+                functools.partial(self._call, self._heard, pull),
+                functools.partial(self._call, self._died, pull),
+            )
+        except OSError as error:
+            raise Refusal(
+                "overloaded",
+                f"No process can be started for the pull: {error.strerror or error}.",
+                retry_after_s=_RETRY_AFTER_S,
+            ) from error
+
+    def _call(self, take: Callable[..., None], pull: Pull, what: object) -> None:
+        """From a thread; the loop may be closed by now."""
+        try:
+            self._loop.call_soon_threadsafe(take, pull, what)
+        except RuntimeError:
+            logger.debug("The pull of %s is not told of: the gateway ends", pull.status.model)
+
+    def _heard(self, pull: Pull, said: Said) -> None:
+        if pull.status.over:
+            return
+        match said:
+            case Planned():
+                self._judge(pull, said)
+            case Progressed():
+                known = said.total_bytes > 0
+                pull.update(
+                    done_bytes=said.done_bytes if known else pull.status.done_bytes,
+                    total_bytes=said.total_bytes if known else pull.status.total_bytes,
+                    bytes_per_s=said.bytes_per_s,
+                    seconds_left=said.seconds_left,
+                    reason=said.trouble,
+                )
+            case Failed():
+                self._end(pull, "failed", said.message, said.code)
+            case Finished():
+                pull.finished = True
+                self._tasks.start(self._offer(pull, said.repository), f"offer {said.repository}")
+
+    def _judge(self, pull: Pull, plan: Planned) -> None:
+        found = self._outlook(plan)
+        pull.update(
+            repository=plan.repository,
+            outlook=found,
+            total_bytes=plan.total_bytes,
+            done_bytes=plan.total_bytes - plan.missing_bytes,
+        )
+        if found is not None and not found.fits and not pull.force and not pull.agreed:
+            self._end(
+                pull,
+                "failed",
+                f"{found.sentence} Nothing was pulled. With force it is pulled anyway.",
+                "insufficient_memory",
+            )
+            if pull.process is not None:
+                pull.process.kill()
+            return
+        pull.agreed = True
+        pull.update(state="pulling")
+        if pull.process is not None:
+            pull.process.agree()
+
+    async def _offer(self, pull: Pull, repository: str) -> None:
+        try:
+            offered_as = await self._offered(repository)
+        except (Refusal, OSError) as error:
+            logger.warning("%s is there, and not offered: %s", repository, error)
+            offered_as = None
+        if not pull.status.over:
+            self._end(pull, "done", offered_as=offered_as)
+
+    def _died(self, pull: Pull, how: str) -> None:
+        if pull.status.over or self._closing or pull.finished:
+            pull.ended.set()
+            return
+        logger.warning("The process of the pull of %s ended by %s", pull.status.model, how)
+        if pull.deaths.another(pull.status.done_bytes or 0):
+            try:
+                self._start(pull)
+                return
+            except Refusal as refusal:
+                how = refusal.message
+        pull.ended.set()
+        self._end(
+            pull,
+            "failed",
+            f"Its process ended again and again ({how}). What is there is kept: pull again to go "
+            "on.",
+            "broken",
+        )
+
+    def _end(
+        self,
+        pull: Pull,
+        state: State,
+        reason: str | None = None,
+        code: Code | None = None,
+        offered_as: str | None = None,
+    ) -> None:
+        pull.update(
+            state=state,
+            reason=reason,
+            code=code,
+            offered_as=offered_as,
+            bytes_per_s=None,
+            seconds_left=None,
+            ended_at=time.time(),
+        )
+        self._remember()
+        status = pull.status
+        self._events.emit(
+            "pull", offered_as, pull=status.id, name=status.model, change=state, reason=reason
+        )
+
+    def _remember(self) -> None:
+        wanted = tuple(
+            _Wanted(str(each.reference), each.force)
+            for each in self._pulls.values()
+            if not each.status.over
+        )
+        self._lane.soon(functools.partial(write_state, self._state_path, _Unfinished(wanted)))
+
+    def _forget(self) -> None:
+        over = [each.status.id for each in self._pulls.values() if each.status.over]
+        for pull_id in over[: max(0, len(self._pulls) - _REMEMBERED)]:
+            del self._pulls[pull_id]

@@ -1,0 +1,211 @@
+"""The Hugging Face hub, or a mirror that speaks as it does."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
+from typing import Any, Final, Never, TypeVar
+
+import httpx
+import msgspec
+from huggingface_hub import constants, get_token, hf_hub_url
+from huggingface_hub.utils import build_hf_headers
+from msgspec import Struct
+
+from gateway.library.hub.messages import PullError
+from gateway.library.hub.reference import COMMUNITY, Reference
+from gateway.library.puller.source import (
+    DIGEST,
+    Body,
+    ChangedError,
+    Listing,
+    MismatchError,
+    MissingError,
+    RemoteFile,
+    TroubleError,
+    UnreachableError,
+)
+
+# The hub's CDN gives no file of more than 50 GB whole (huggingface_hub.constants), parts of it yes.
+_PIECE_BYTES: Final = 8 << 30
+_CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_FOR_A_WHILE: Final = (408, 409, 421, 425, 429)
+_LISTED: Final = 200
+_SHOWN: Final = 12
+
+
+class _Lfs(Struct):
+    sha256: str
+
+
+class _Sibling(Struct):
+    rfilename: str
+    size: int = -1
+    blobId: str = ""  # noqa: N815 - the hub's names
+    lfs: _Lfs | None = None
+
+
+class _Safetensors(Struct):
+    parameters: dict[str, int] = {}
+
+
+class _Model(Struct):
+    sha: str
+    siblings: list[_Sibling]
+    safetensors: _Safetensors | None = None
+
+
+class _Named(Struct):
+    id: str
+
+
+T = TypeVar("T")
+
+
+class Hub:
+    """Of huggingface_hub it takes what finds the endpoint and the token, and reads by HTTP itself.
+
+    The library's own download would not do: it writes to a file with a new name each time, which it
+    deletes when it fails, and which a SIGKILL leaves behind for good, so nothing is ever resumed;
+    it compares sizes and no checksums; and a file that several attempts don't get is given up.
+    """
+
+    def __init__(self, endpoint: str | None, stall_s: float) -> None:
+        self.endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
+        self._stall_s = stall_s
+        # The token is for the hub's own host: httpx leaves it out where another is redirected to.
+        headers = build_hf_headers(library_name="bulkhead") | {"accept-encoding": "identity"}
+        self._http = httpx.Client(
+            headers=headers, timeout=httpx.Timeout(stall_s), follow_redirects=True
+        )
+
+    def __str__(self) -> str:
+        return self.endpoint
+
+    def listing(self, repository: str) -> Listing:
+        answer = self._ask(f"/api/models/{repository}/revision/main", {"blobs": "true"}, repository)
+        found = self._decoded(answer, _Model)
+        files = tuple(
+            RemoteFile(
+                each.rfilename, each.size, each.blobId if each.lfs is None else each.lfs.sha256
+            )
+            for each in found.siblings
+        )
+        dtypes = {} if found.safetensors is None else found.safetensors.parameters
+        return Listing(repository, found.sha, files, dtypes)
+
+    def alike(self, reference: Reference) -> list[str]:
+        """Repositories with such a name, for whoever asked for one that isn't there."""
+        name = reference.repository.rpartition("/")[2]
+        query: dict[str, str | int] = {"author": COMMUNITY, "search": name, "limit": _LISTED}
+        try:
+            answer = self._ask("/api/models", query, name)
+            names = sorted(each.id for each in self._decoded(answer, list[_Named]))
+        except (PullError, TroubleError):
+            # Not to be found has been told of already: this was to be more helpful.
+            return []
+        exact = [each for each in names if each.startswith(f"{COMMUNITY}/{name}-")]
+        return (exact or names)[:_SHOWN]
+
+    def _ask(self, path: str, query: dict[str, Any], what: str) -> bytes:
+        try:
+            response = self._http.get(self.endpoint + path, params=query)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise UnreachableError(f"{self.endpoint} can't be reached: {_said(error)}") from error
+        if response.status_code != 200:
+            _refused(response.status_code, response.headers, what, self.endpoint)
+        return response.content
+
+    def _decoded(self, content: bytes, kind: type[T]) -> T:
+        try:
+            return msgspec.json.decode(content, type=kind)
+        except msgspec.MsgspecError as error:
+            raise PullError(
+                "broken", f"What answers at {self.endpoint} is no Hugging Face hub ({error})."
+            ) from error
+
+    @contextmanager
+    def read(self, listing: Listing, file: RemoteFile, begin: int) -> Iterator[Body]:
+        url = hf_hub_url(
+            listing.repository, file.name, revision=listing.commit, endpoint=self.endpoint
+        )
+        headers = {}
+        if file.size_bytes:
+            end = min(file.size_bytes, begin + _PIECE_BYTES) - 1
+            headers["range"] = f"bytes={begin}-{end}"
+        try:
+            with self._http.stream("GET", url, headers=headers) as response:
+                yield self._body(response, listing.repository, file, begin)
+        except httpx.TimeoutException as error:
+            raise TroubleError(f"nothing came for {self._stall_s:g} s") from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise TroubleError(_said(error)) from error
+
+    def _body(
+        self, response: httpx.Response, repository: str, file: RemoteFile, begin: int
+    ) -> Body:
+        first = response.history[0] if response.history else response
+        etag = first.headers.get("x-linked-etag") or first.headers.get("etag") or ""
+        etag = etag.removeprefix("W/").strip('"')
+        if first.status_code < 400 and DIGEST.fullmatch(etag) and etag != file.digest:
+            raise ChangedError(f"{file.name} has changed")
+        status = response.status_code
+        if status == 206:
+            found = _CONTENT_RANGE.fullmatch(response.headers.get("content-range", ""))
+            if found is None or int(found[1]) != begin:
+                raise TroubleError("another part came than was asked for")
+            if int(found[3]) != file.size_bytes:
+                raise MismatchError(f"{file.name} has {found[3]} bytes, not {file.size_bytes}")
+            return Body(begin, response.iter_raw())
+        if status == 200:
+            # Ranges aren't known there, or it is empty.
+            length = response.headers.get("content-length", "")
+            if length.isdigit() and int(length) != file.size_bytes:
+                raise MismatchError(f"{file.name} has {length} bytes, not {file.size_bytes}")
+            return Body(0, response.iter_raw())
+        if status == 416:
+            raise MismatchError(f"{file.name} has no {file.size_bytes} bytes")
+        if response.history and status in (401, 403, 404, 410):
+            # Addresses at the CDN are signed, and expire.
+            raise TroubleError(f"the CDN says {status}")
+        if status in (404, 410):
+            raise ChangedError(f"{file.name} is gone")
+        return _refused(status, response.headers, repository, self.endpoint)
+
+
+def _refused(status: int, headers: httpx.Headers, repository: str, endpoint: str) -> Never:
+    """Raises what a status means: the hub says 401 of private repositories as of missing ones."""
+    if status in _FOR_A_WHILE or status >= 500:
+        why = "says that we ask too often" if status == 429 else f"answers {status}"
+        raise TroubleError(f"{endpoint} {why}", _retry_after_s(headers.get("retry-after")))
+    reason = headers.get("x-error-code")
+    if reason == "GatedRepo" or (status == 403 and reason != "RepoNotFound"):
+        raise PullError(
+            "not_allowed",
+            f"{repository} is gated: accept its terms at {endpoint}/{repository}, and give "
+            "`hf auth login` or HF_TOKEN a token of that account.",
+        )
+    if status in (401, 404):
+        access = "or the token may not see it" if get_token() else "or it takes a token (HF_TOKEN)"
+        raise MissingError("not_found", f"There is no model {repository} at {endpoint}, {access}.")
+    raise PullError("broken", f"{endpoint} answers {status} when it is asked for {repository}.")
+
+
+def _retry_after_s(text: str | None) -> float | None:
+    if text is None:
+        return None
+    if text.isdigit():
+        return float(text)
+    try:
+        then = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    return max(0.0, then.timestamp() - time.time())
+
+
+def _said(error: BaseException) -> str:
+    """Addresses at a CDN are signed and long: they are left out."""
+    return re.sub(r"https?://\S+", "...", str(error)) or type(error).__name__

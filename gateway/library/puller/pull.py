@@ -1,0 +1,269 @@
+"""A whole pull: what is to be had, whether it fits on the disk, and then file by file."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from gateway.library.hub.messages import Finished, Order, Planned, Progressed, PullError, Said
+from gateway.library.hub.reference import Reference, parse_reference
+from gateway.library.puller.cache import CachedRepository
+from gateway.library.puller.fetch import Fetch, explained
+from gateway.library.puller.hub import Hub
+from gateway.library.puller.patience import Pace, Patience
+from gateway.library.puller.shelf import Shelf
+from gateway.library.puller.source import (
+    ChangedError,
+    Listing,
+    MissingError,
+    RemoteFile,
+    TroubleError,
+    UnreachableError,
+    checked,
+    element_bytes,
+)
+from gateway.system.inquiries import Inquiries
+from gateway.system.sizes import format_size
+
+# More than one, since a CDN bounds each connection; few, since a disk is one.
+_AT_ONCE: Final = 4
+_LARGEST_CONFIG_BYTES: Final = 10 << 20
+# What stays free on the disk for everybody else.
+_LEFT_BYTES: Final = 256_000_000
+_TOLD_EVERY_S: Final = 0.5
+# A repository may be pushed to while it is pulled, and a mirror may not know of commits.
+_MOST_LISTINGS: Final = 3
+_ELSEWHERE: Final = (
+    "Is there a network? hub.endpoint, or HF_ENDPOINT where the gateway is started, names another "
+    "hub, and hub.folder a folder to copy models from."
+)
+
+
+class Pull:
+    """Everything here blocks; to end it, end the process."""
+
+    def __init__(
+        self,
+        order: Order,
+        cache: Path,
+        say: Callable[[Said], None],
+        agreed: Callable[[], None],
+    ) -> None:
+        """`agreed` returns once the plan is agreed to."""
+        self._order = order
+        self._cache = cache
+        self._say = say
+        self._agreed = agreed
+        # An earlier pull's hub had answered, and a folder's files are read as long as they are.
+        self._answered = order.goes_on or order.folder is not None
+        self._source: Hub | Shelf = (
+            Hub(order.endpoint, order.stall_s)
+            if order.folder is None
+            else Shelf(Path(order.folder))
+        )
+
+    def run(self) -> Finished:
+        """Raises: PullError."""
+        try:
+            reference = parse_reference(self._order.model)
+        except ValueError as error:
+            raise PullError("not_found", str(error)) from error
+        listing = self._find(reference)
+        repository = CachedRepository(self._cache, listing.repository)
+        try:
+            self._say(self._plan(listing, repository))
+            self._agreed()
+            repository.acquire()
+            listing = self._fetch_newest(listing, repository)
+            folder = repository.publish(listing)
+        except OSError as error:
+            raise explained(error, self._cache) from error
+        finally:
+            repository.release()
+        return Finished(listing.repository, listing.commit, str(folder))
+
+    def _fetch_newest(self, listing: Listing, repository: CachedRepository) -> Listing:
+        """The listing whose files are there in the end."""
+        for _ in range(_MOST_LISTINGS):
+            try:
+                self._fetch_all(listing, repository)
+                return listing
+            except ChangedError as error:
+                change = error
+                listed, listing = listing, self._find(Reference(listing.repository))
+                if listing == listed:
+                    break
+        raise PullError(
+            "wrong_bytes",
+            f"What comes of {listing.repository} is not what the hub says it is: {change}. Pull "
+            "again later, or from another endpoint.",
+        ) from change
+
+    def _find(self, reference: Reference) -> Listing:
+        """The first of the repositories that it may be, if the hub has any."""
+        for candidate in reference.candidates:
+            try:
+                return checked(self._patiently(lambda name=candidate: self._source.listing(name)))  # type: ignore[misc]
+            except MissingError as error:
+                missing = error
+        message = missing.message
+        if reference.quantization is not None:
+            message = f"There is none of {', '.join(reference.candidates)}."
+        if alike := self._source.alike(reference):
+            message += f" There are: {', '.join(alike)}."
+        raise PullError("not_found", message)
+
+    def _plan(self, listing: Listing, repository: CachedRepository) -> Planned:
+        missing_bytes = sum(
+            each.size_bytes - repository.part_bytes(each)
+            for each in _once(listing)
+            if not repository.has(listing, each)
+        )
+        free_bytes = _free_bytes(self._cache)
+        if missing_bytes and missing_bytes + _LEFT_BYTES > free_bytes:
+            raise PullError(
+                "disk_full",
+                f"{listing.repository} needs {format_size(missing_bytes)} more on the disk of "
+                f"{self._cache}, and {format_size(free_bytes)} are free, of which "
+                f"{format_size(_LEFT_BYTES)} are left to others: free some, as with `bulkhead rm`, "
+                "or set HF_HUB_CACHE to a larger disk.",
+            )
+        config = self._patiently(lambda: self._config(listing))
+        return Planned(
+            repository=listing.repository,
+            commit=listing.commit,
+            files=len(listing.files),
+            total_bytes=sum(each.size_bytes for each in _once(listing)),
+            missing_bytes=missing_bytes,
+            free_bytes=free_bytes,
+            config=config,
+            weight_bytes=listing.weight_bytes,
+            element_bytes=element_bytes(listing, config),
+        )
+
+    def _config(self, listing: Listing) -> dict[str, Any]:
+        """Kept in memory: nothing is written before the plan is agreed to."""
+        file = next(each for each in listing.files if each.name == "config.json")
+        if file.size_bytes > _LARGEST_CONFIG_BYTES:
+            raise PullError("no_model", f"config.json of {listing.repository} is no configuration.")
+        try:
+            with self._source.read(listing, file, 0) as body:
+                content = b"".join(body.chunks)
+            config = json.loads(content)
+        except (ValueError, RecursionError):
+            config = None
+        except ChangedError as error:
+            raise TroubleError(str(error)) from error
+        if not isinstance(config, dict):
+            raise PullError("no_model", f"config.json of {listing.repository} is no configuration.")
+        return config
+
+    def _patiently(self, ask: Callable[[], Any]) -> Any:
+        order, began = self._order, time.monotonic()
+        at_first = Patience(order.pause_s, order.answer_s, began)
+        later = Patience(order.pause_s, order.patience_s, began)
+        while True:
+            try:
+                answer = ask() if self._answered else self._within(ask, began + order.answer_s)
+            except TroubleError as error:
+                self._answered |= not isinstance(error, UnreachableError)
+                patience = later if self._answered else at_first
+                pause_s = patience.failed(time.monotonic(), error.retry_after_s)
+                if pause_s is None:
+                    raise PullError("unreachable", f"{error}. {_ELSEWHERE}") from error
+                self._say(Progressed(0, 0, None, None, str(error)))
+                time.sleep(pause_s)
+            else:
+                self._answered = True
+                return answer
+
+    def _within(self, ask: Callable[[], Any], deadline: float) -> Any:
+        """What the call returns, or raises. It alone has no time limit: a name is looked up in it.
+
+        Raises:
+            UnreachableError: there is no answer by then.
+        """
+        inquiries: Inquiries[str, Any] = Inquiries()
+        inquiries.ask("hub", ask, "first question")
+        try:
+            return inquiries.answer("hub", deadline - time.monotonic())
+        except TimeoutError as error:
+            waited_s = self._order.answer_s
+            raise UnreachableError(f"{self._source} did not answer in {waited_s:g} s") from error
+
+    def _fetch_all(self, listing: Listing, repository: CachedRepository) -> None:
+        """Raises: PullError, ChangedError, OSError."""
+        files = sorted(_once(listing), key=lambda each: -each.size_bytes)
+        missing = [each for each in files if not repository.has(listing, each)]
+        fetches = [
+            Fetch(
+                self._source,
+                listing,
+                each,
+                repository.part(each),
+                repository.blob(each),
+                self._order,
+            )
+            for each in missing
+        ]
+        total_bytes = sum(each.size_bytes for each in files)
+        present_bytes = total_bytes - sum(each.size_bytes for each in missing)
+        waiting: queue.SimpleQueue[Fetch] = queue.SimpleQueue()
+        for fetch in fetches:
+            waiting.put(fetch)
+        outcomes: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+        def work() -> None:
+            try:
+                while True:
+                    waiting.get_nowait().run()
+            except queue.Empty:
+                outcomes.put(None)
+            except Exception as error:
+                outcomes.put(error)
+
+        workers = min(_AT_ONCE, len(fetches))
+        for number in range(workers):
+            threading.Thread(target=work, name=f"fetch-{number}", daemon=True).start()
+        pace = Pace()
+        while True:
+            done_bytes = present_bytes + sum(each.have_bytes for each in fetches)
+            now = time.monotonic()
+            pace.note(now, done_bytes)
+            trouble = next((each.trouble for each in fetches if each.trouble), None)
+            left_s = pace.seconds_left(total_bytes - done_bytes)
+            self._say(Progressed(done_bytes, total_bytes, pace.bytes_per_s, left_s, trouble))
+            if not workers:
+                return
+            try:
+                outcome = outcomes.get(timeout=_TOLD_EVERY_S)
+            except queue.Empty:
+                continue
+            workers -= 1
+            if isinstance(outcome, ChangedError):
+                # Nobody may write to these files any more when they are begun anew.
+                for fetch in fetches:
+                    fetch.over = True
+                for _ in range(workers):
+                    outcomes.get()
+            if outcome is not None:
+                raise outcome
+
+
+def _once(listing: Listing) -> list[RemoteFile]:
+    """Files with the same content are one blob."""
+    return list({each.digest: each for each in listing.files}.values())
+
+
+def _free_bytes(folder: Path) -> int:
+    """On the disk where the folder is, or will be."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return shutil.disk_usage(os.fspath(folder)).free

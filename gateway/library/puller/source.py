@@ -1,0 +1,163 @@
+"""Where a model's files come from: the hub, a mirror of it, or a folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+from typing import Any, Final, Protocol
+
+from msgspec import Struct
+
+from gateway.library.hub.messages import PullError
+from gateway.library.hub.reference import Reference
+
+# What mlx-lm and mlx-vlm open (mlx_lm.utils.DEFAULT_ALLOW_PATTERNS), less programs: remote code is
+# never trusted here. Encoders keep their last layers in folders of their own.
+_WANTED: Final = (
+    "*.json",
+    "model*.safetensors",
+    "*_Dense/model.safetensors",
+    "tokenizer.model",
+    "*.tiktoken",
+    "*.txt",
+    "*.jsonl",
+    "*.jinja",
+)
+# Of other programs, in folders of their own.
+_UNWANTED: Final = ("onnx/*", "openvino/*", "coreml/*", "gguf/*", ".*")
+_WEIGHTS: Final = "model*.safetensors"
+DIGEST: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+
+
+class RemoteFile(Struct, frozen=True):
+    """`digest` is a SHA-256 (64 digits), or git's SHA-1 of a blob (40): the hub's etag, and the
+    name that the file has among the cache's blobs.
+    """
+
+    name: str
+    size_bytes: int
+    digest: str
+
+
+class Listing(Struct, frozen=True):
+    """A repository at one commit. `dtypes` are how many elements the weights have by their type,
+    where the hub says it.
+    """
+
+    repository: str
+    commit: str
+    files: tuple[RemoteFile, ...]
+    dtypes: dict[str, int]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(each.size_bytes for each in self.files)
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(each.size_bytes for each in self.files if fnmatchcase(each.name, _WEIGHTS))
+
+
+class Body(Struct):
+    """Bytes from `begin` on, of a file that has so many in all."""
+
+    begin: int
+    chunks: Iterator[bytes]
+
+
+class Source(Protocol):
+    def listing(self, repository: str) -> Listing:
+        """Raises: PullError, TroubleError."""
+
+    def alike(self, reference: Reference) -> list[str]:
+        """Repositories with such a name, for whoever asked for one that isn't there."""
+
+    def read(self, listing: Listing, file: RemoteFile, begin: int) -> AbstractContextManager[Body]:
+        """The bytes from there on, or from the beginning if that can't be had.
+
+        Raises: PullError, TroubleError, ChangedError.
+        """
+
+
+class TroubleError(Exception):
+    """It may work in a while, after `retry_after_s` if that was said."""
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class UnreachableError(TroubleError):
+    """Nothing answers there."""
+
+
+class MismatchError(TroubleError):
+    """What came is of another size than what was listed; some proxies send pages of their own."""
+
+
+class ChangedError(Exception):
+    """A file is not what was listed."""
+
+
+class MissingError(PullError):
+    """There is no such repository, or not for us."""
+
+
+def checked(listing: Listing) -> Listing:
+    """The listing with the files that are wanted.
+
+    Raises:
+        PullError: it would write elsewhere, can't be checked, or is of no model that MLX loads.
+    """
+    repository = listing.repository
+    if not _COMMIT.fullmatch(listing.commit):
+        raise PullError("broken", f"The hub names no commit of {repository}.")
+    files = tuple(each for each in listing.files if _is_wanted(each.name))
+    for each in files:
+        path = PurePosixPath(each.name)
+        if path.is_absolute() or ".." in path.parts or "\\" in each.name or "\0" in each.name:
+            raise PullError("broken", f"The hub has a file {each.name!r}, which is no safe name.")
+        if not DIGEST.fullmatch(each.digest) or each.size_bytes < 0:
+            raise PullError(
+                "broken", f"The hub doesn't say what is in {each.name} of {repository}."
+            )
+    names = [each.name for each in files]
+    if "config.json" not in names or not any(fnmatchcase(each, _WEIGHTS) for each in names):
+        what = _kinds([each.name for each in listing.files])
+        raise PullError(
+            "no_model",
+            f"{repository} is no model that MLX loads: it has no "
+            f"{'weights (model*.safetensors)' if 'config.json' in names else 'config.json'}{what}. "
+            f"Look for one at mlx-community, or add a quantization, as {repository}:4bit.",
+        )
+    return Listing(repository, listing.commit, files, listing.dtypes)
+
+
+def _is_wanted(name: str) -> bool:
+    if any(fnmatchcase(name, each) for each in _UNWANTED):
+        return False
+    return any(fnmatchcase(name, each) for each in _WANTED)
+
+
+def _kinds(names: list[str]) -> str:
+    for suffix, what in ((".gguf", "GGUF"), (".bin", "PyTorch"), (".safetensors", "other")):
+        if any(each.endswith(suffix) for each in names):
+            return f", but {what} files"
+    return ""
+
+
+def element_bytes(listing: Listing, config: dict[str, Any]) -> int:
+    """Of the floating-point type that most elements have, as `gateway.memory.estimate.weights`
+    reads it from the headers, which aren't there yet.
+    """
+    sizes = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+    counts = {each: count for each, count in listing.dtypes.items() if each in sizes}
+    if counts:
+        return sizes[max(counts, key=lambda each: counts[each])]
+    nested = config.get("text_config")
+    text = {**config, **(nested if isinstance(nested, dict) else {})}
+    return 4 if (text.get("torch_dtype") or text.get("dtype")) == "float32" else 2

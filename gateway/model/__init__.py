@@ -1,1 +1,0 @@
-"""What a model is: its life cycle, and who acts on it."""

@@ -1,0 +1,1 @@
+"""All models: the life cycle of each, and the checks of all."""

@@ -1,0 +1,477 @@
+"""One model's compartment: what is asked of the model, and what its life cycle decides on.
+
+Events come from here, from the worker (`gateway.models.supervisor`, and for its end
+`gateway.models.recovery`), from the memory (`gateway.models.tenancy`) and from time
+(`gateway.models.deadlines`); all of them go to `gateway.models.condition`, and their effects
+come back to `perform`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from msgspec import Struct
+
+from gateway.config.in_force import InForce
+from gateway.config.model import Model
+from gateway.memory.steward import HeldState, Steward
+from gateway.models import refusals
+from gateway.models.condition import Condition
+from gateway.models.deadlines import Deadlines
+from gateway.models.lifecycle import Circumstances, Effect, Event, State, Verdict
+from gateway.models.recovery import Recovery
+from gateway.models.supervisor import WorkerSupervisor
+from gateway.models.tenancy import Tenancy
+from gateway.requests.request import Request, RequestState
+from gateway.requests.traffic import Bounds, Traffic
+from gateway.requests.use import UseState
+from gateway.system.clock.waiting import until_set
+from gateway.system.events import EventLog
+from gateway.system.refusal import Refusal, RefusalState
+from gateway.system.tasks import Tasks
+from gateway.workers import ladder
+from gateway.workers.process import ExitStatus
+from gateway.workers.starter import Channel, Starter
+from gateway.workers.worker import Listener, Worker, WorkerState
+from gateway.workers.worker_log import WorkerLog
+from protocol.life import PromptCacheDisk
+
+# mlx-vlm's models take one sequence after the other: one runs, and the next is decoded meanwhile.
+_BESIDE_PICTURES: Final = 2
+# Deaths by these are the worker's own; orders and shutdowns are not.
+_BLAMED: Final = (Event.MISBEHAVED, Event.HUNG, Event.EXIT)
+
+
+class ModelState(Struct, frozen=True, kw_only=True):
+    """What another gateway goes on from. `told` is what its worker was told at its load, `wanted`
+    says that it is to be loaded whether or not a request waits; requests have numbers.
+    """
+
+    id: str
+    told: dict[str, str]
+    held: RefusalState | None
+    wanted: bool
+    use: UseState
+    memory: HeldState | None
+    running: tuple[tuple[int, RequestState], ...]
+    waiting: tuple[tuple[int, RequestState], ...]
+    worker: WorkerState | None
+    channel: Channel | None
+
+
+class Compartment:
+    """Holds the parts of one model together: its condition, its requests, its hold on memory, its
+    recovery, and its worker while there is one.
+
+    Everything runs on the event loop and nothing between two awaits can interleave, so a decision
+    and its effects are one step.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        in_force: InForce,
+        steward: Steward,
+        starter: Starter,
+        log: WorkerLog,
+        events: EventLog,
+        prompt_cache: PromptCacheDisk | None,
+    ) -> None:
+        self.model = model
+        self.log = log
+        self.condition = Condition(model.id, events, self)
+        self.traffic = Traffic(model.id, _bounds(model, in_force), self, events)
+        self.tenancy = Tenancy(model, self.condition, self.traffic, steward, lambda: self._kept)
+        self.recovery = Recovery(
+            model.id, in_force, self.condition, self.traffic, self.tenancy, log, events
+        )
+        self._deadlines = Deadlines(model.id, in_force, self.condition)
+        self._supervisor: WorkerSupervisor | None = None
+        self._in_force = in_force
+        self._starter = starter
+        self._events = events
+        self._prompt_cache = prompt_cache
+        self._tasks = Tasks(model.id)
+        self._load_ordered = False
+        self._removed = False
+
+    # What others ask
+
+    @property
+    def load_s(self) -> int:
+        """How long a load takes, for those who are to come again after it."""
+        return self.tenancy.load_s
+
+    @property
+    def short_of_memory(self) -> bool:
+        """Requests wait in its worker, for memory."""
+        return self.worker is not None and self.worker.short_of_memory > 0
+
+    def notify(self) -> None:
+        """The numbers of requests have changed."""
+        self.condition.notify()
+
+    def describe(self) -> str:
+        """What the model is, for a sentence about it."""
+        return self.condition.describe()
+
+    @property
+    def state(self) -> State:
+        return self.condition.state
+
+    @property
+    def worker(self) -> Worker | None:
+        return None if self._supervisor is None else self._supervisor.worker
+
+    @property
+    def removed(self) -> bool:
+        """It isn't configured any more."""
+        return self._removed
+
+    @property
+    def over(self) -> bool:
+        """No process of it is left, and nobody asks for one."""
+        return self.state in (State.UNLOADED, State.HELD, State.BACKOFF, State.FAILED)
+
+    @property
+    def _coming(self) -> bool:
+        """It is loaded, or will be without a request's asking for it."""
+        return self._load_ordered or self._loaded or self.state is State.WAITING
+
+    @property
+    def _loaded(self) -> bool:
+        """Or about to be."""
+        return self.state in (State.STARTING, State.LOADING, State.READY)
+
+    async def until_idle(self) -> None:
+        await self.condition.until(lambda: not self.traffic.busy)
+
+    async def until_measured(self) -> None:
+        """Wait for the first footprint of the loaded worker."""
+        await self.condition.until(
+            lambda: self.worker is None or self.worker.memory.footprint is not None
+        )
+
+    async def until_ended(self) -> None:
+        """Wait until no process is left, or the ladder has given up on one."""
+        await self.condition.until(lambda: self._supervisor is None or self._supervisor.given_up)
+
+    async def clear_prompts(self, deadline_s: float) -> int | None:
+        """Have its worker let go of the prompts in memory: the bytes that are free; None if that
+        takes longer. One that is ending may write some of them to the disk until it has.
+        """
+        match self.worker:
+            case Worker() as worker if self.state is State.STOPPING:
+                return 0 if await until_set(worker.ended, deadline_s) else None
+            case Worker() as worker if worker.fingerprint is not None:
+                return await worker.clear_prompts(deadline_s)
+            case _:
+                return 0
+
+    # From one gateway to the next
+
+    @property
+    def unsettled(self) -> bool:
+        """Its worker is on its way up or out: it can't be handed over."""
+        return self.condition.alive and self.state is not State.READY
+
+    def state_for(self, numbers: Callable[[Request], int], channel: Channel | None) -> ModelState:
+        """What another gateway goes on from, which listens for the worker at `channel`. Raises:
+        ProcessGoneError, OSError: the worker has ended.
+        """
+        running, waiting = self.traffic.queued
+        hold = self.condition.hold
+        return ModelState(
+            id=self.model.id,
+            told=self.model.told,
+            held=None if hold is None else hold.state,
+            wanted=self.state is State.WAITING and self._kept,
+            use=self.traffic.use.state,
+            memory=self.tenancy.state,
+            running=tuple((numbers(each), each.state) for each in running),
+            waiting=tuple((numbers(each), each.state) for each in waiting),
+            worker=None if self.worker is None else self.worker.state,
+            channel=channel,
+        )
+
+    def restore(
+        self,
+        state: ModelState,
+        output: int | None,
+        running: Iterable[Request],
+        waiting: Iterable[Request],
+    ) -> None:
+        """Go on where an earlier gateway was. Its worker prints to `output`. Raises:
+        ProcessGoneError, OSError: the worker can't be taken over.
+        """
+        if state.memory is not None:
+            self.tenancy.restore(state.memory)
+        self.traffic.use.restore(state.use)
+        self.traffic.restore(running, waiting)
+        worker, channel = state.worker, state.channel
+        if worker is not None and channel is not None and output is not None:
+            self.condition.restore(State.READY, None)
+            self._supervise(
+                lambda supervisor: self._starter.adopt(
+                    worker, channel, output, self.log, supervisor
+                )
+            ).entered()
+            self.recovery.entered()
+        elif state.held is not None:
+            self.condition.restore(State.HELD, Refusal.of(state.held))
+
+    def settle(self, *, wanted: bool) -> None:
+        """From now on it is this gateway's."""
+        if self._supervisor is not None:
+            self.tenancy.keeps_to_limits(self._supervisor.worker)
+            self._supervisor.settle()
+        elif wanted:
+            self.preload()
+        elif self.traffic.busy:
+            self.condition.handle(Event.DEMAND)
+
+    def leave(self) -> tuple[int, bytes] | None:
+        """Another gateway has it. Of its worker, if there is one, the incarnation and what was
+        read of a line that has not ended.
+        """
+        self.traffic.forget()
+        self._deadlines.disarm()
+        self.recovery.disarm()
+        self.condition.leave(refusals.being_replaced())
+        supervisor, self._supervisor = self._supervisor, None
+        if supervisor is None:
+            return None
+        return supervisor.worker.incarnation, supervisor.worker.leave()
+
+    # Requests and time
+
+    def submit(self, request: Request) -> None:
+        """Take a request in; it starts the model if need be.
+
+        Raises:
+            Refusal: the queue is full, or this request has killed workers.
+        """
+        orders_only = not self.model.settings.on_request and not self.traffic.handed_over
+        if orders_only and not self._coming:
+            raise refusals.operators_only(self.model.id, self.state)
+        self.traffic.submit(request)
+        if self.traffic.handed_over:
+            return
+        self.condition.handle(Event.DEMAND)
+
+    def tick(self, now: float, remind_after_s: float) -> None:
+        """To be called a few times a second."""
+        self.traffic.tick(now, remind_after_s)
+        unwanted = not (self.traffic.busy or self._kept or self.tenancy.wanted_along)
+        if self.state is State.WAITING and unwanted:
+            self.condition.handle(Event.UNWANTED)
+        if self.state is State.DRAINING and self.traffic.running == 0:
+            # From here on the worker has nothing to do but to release its memory.
+            self.condition.handle(Event.DRAINED)
+        if self.state is State.UNLOADED and self._kept and self.tenancy.to_read_again:
+            self.preload()
+        self.tenancy.tick()
+        if self._supervisor is not None:
+            self._supervisor.tick(now)
+
+    # The operator
+
+    def load(self) -> None:
+        self._forget_deaths()
+        self._load_ordered = self.state is not State.READY
+        self.condition.handle(Event.LOAD)
+
+    def preload(self) -> None:
+        """For the gateway's start."""
+        self._load_ordered = self.state is not State.READY
+        self.condition.handle(Event.PRELOAD)
+
+    def unload(self, *, hold: bool, force: bool) -> None:
+        self._load_ordered = False
+        self.tenancy.dont_read_again()
+        # Requests that it leaves behind would load it again, which only an operator may.
+        hold = hold or not self.model.settings.on_request
+        self.condition.handle(
+            Event.HOLD if hold else Event.UNLOAD, refusal=refusals.held(self.model.id)
+        )
+        if force:
+            self._deadlines.cut_drain()
+
+    def restart(self, *, force: bool) -> None:
+        self._forget_deaths()
+        self._load_ordered = True
+        self.condition.handle(Event.RESTART)
+        if force:
+            self._deadlines.cut_drain()
+
+    def kill(self, *, force: bool) -> None:
+        self._load_ordered = False
+        self.condition.handle(Event.DESTROY if force else Event.KILL)
+
+    def _forget_deaths(self) -> None:
+        self.recovery.forget()
+        self.tenancy.lost_bytes = 0
+        self.traffic.forget_deaths()
+        self._deadlines.forget_timeouts()
+
+    # The configuration
+
+    def configure(self, model: Model) -> None:
+        """Take the settings in force, and these of the model. What a worker is told only when it
+        loads takes another worker: the present one is drained as for a restart.
+        """
+        same = self.model.same_for_workers(model)
+        self.model = model
+        self.traffic.configure(_bounds(model, self._in_force))
+        if self._supervisor is not None:
+            self._supervisor.configure()
+        self.tenancy.configure(model)
+        if self._removed:
+            # It was on its way out, and is wanted again.
+            self._removed = False
+            self._forget_deaths()
+            self._load_ordered = True
+            self.condition.handle(Event.RETURNED)
+        elif not same:
+            self._forget_deaths()
+            if self._loaded:
+                # It is to be so again, although nobody may wait for it.
+                self._load_ordered = True
+            self.condition.handle(Event.CHANGED, "its settings changed")
+        elif self.state is State.UNLOADED:
+            self.condition.handle(Event.CHANGED)
+
+    def look_again(self) -> None:
+        """Its disk is there again: whoever waits for it, or wants it kept, may have it now."""
+        if self.state in (State.UNLOADED, State.FAILED):
+            self._forget_deaths()
+            self.condition.handle(Event.CHANGED)
+
+    def remove(self) -> None:
+        """It isn't configured any more: nothing new, what runs may finish within the drain time."""
+        self._removed = True
+        self._load_ordered = False
+        self.condition.handle(
+            Event.REMOVED,
+            "it was taken out of the configuration",
+            refusal=refusals.removed(self.model.id),
+        )
+
+    def end(self) -> None:
+        """For the gateway's own end: no drain, the polite ladder, and no start after it."""
+        self._load_ordered = False
+        self.condition.handle(Event.SHUTDOWN, "the gateway ends", refusal=refusals.shutting_down())
+
+    async def close(self) -> None:
+        self._deadlines.disarm()
+        self.recovery.disarm()
+        await self._tasks.cancel_all()
+        self.log.close()
+
+    # The life cycle
+
+    def circumstances(self, event: Event, verdict: Verdict) -> Circumstances:
+        guilty = self.traffic.guilty if event in _BLAMED and self.condition.judged else 0
+        return Circumstances(
+            requests_wait=self.traffic.waiting + self.traffic.running > guilty,
+            kept=self._kept or self.tenancy.wanted_along,
+            verdict=verdict,
+        )
+
+    @property
+    def _kept(self) -> bool:
+        settings = self.model.settings
+        return self._load_ordered or settings.pinned or settings.preload
+
+    def unavailable(self) -> Refusal:
+        retry_after_s = self.recovery.retry_after_s
+        if retry_after_s is None and self.state is not State.FAILED:
+            retry_after_s = self.tenancy.load_s
+        return refusals.unavailable(
+            self.model.id, self.state, self.condition.reason, retry_after_s=retry_after_s
+        )
+
+    def entered(self, before: State) -> None:
+        self._deadlines.entered()
+        self.recovery.entered()
+        self.tenancy.entered()
+        if self._supervisor is not None:
+            self._supervisor.entered()
+        match self.state:
+            case State.READY | State.BACKOFF | State.FAILED | State.HELD:
+                self._load_ordered = False
+            case State.UNLOADED if before is State.WAITING:
+                self._load_ordered = False
+            case _:
+                pass
+
+    def perform(self, effect: Effect, event: Event, refusal: Refusal) -> None:
+        supervisor = self._supervisor
+        match effect:
+            case Effect.ASK:
+                self.tenancy.ask()
+            case Effect.WITHDRAW:
+                self.tenancy.withdraw()
+            case Effect.SPAWN:
+                self._spawn()
+            case Effect.PARK_RUNNING:
+                if self.traffic.park(blame=event in _BLAMED):
+                    self.recovery.excuse()
+            case Effect.REFUSE_WAITING:
+                self.traffic.refuse_waiting(refusal)
+            case _ if supervisor is None:
+                raise AssertionError(f"{effect} without a worker")
+            case Effect.SEND_LOAD:
+                supervisor.load()
+            case Effect.DISPATCH:
+                supervisor.connect()
+            case Effect.DRAIN:
+                supervisor.drain()
+            case Effect.STOP:
+                supervisor.end(ladder.polite(supervisor.worker.memory.held_bytes))
+            case Effect.KILL:
+                supervisor.end(ladder.shortened(supervisor.worker.memory.held_bytes))
+            case Effect.DESTROY:
+                supervisor.end(ladder.immediate())
+            case Effect.DUMP_AND_DESTROY:
+                supervisor.end(ladder.hung(supervisor.worker.memory.held_bytes))
+
+    def _spawn(self) -> None:
+        self.recovery.starting()
+        try:
+            self._supervise(
+                lambda supervisor: self._starter.start(
+                    self.model, self.log, supervisor, self.tenancy.estimate
+                )
+            )
+        except Exception as error:
+            # Whatever it is: without a worker nothing else would end this state.
+            self.recovery.not_started(error)
+
+    def _supervise(self, start: Callable[[Listener], Worker]) -> WorkerSupervisor:
+        self._supervisor = WorkerSupervisor(
+            self.model,
+            start,
+            self._worker_ended,
+            self.condition,
+            self.traffic,
+            self.tenancy,
+            self._in_force,
+            self._events,
+            self._tasks,
+            self._prompt_cache,
+        )
+        return self._supervisor
+
+    def _worker_ended(self, worker: Worker, status: ExitStatus) -> None:
+        self._supervisor = None
+        self.recovery.ended(worker, status)
+
+
+def _bounds(model: Model, in_force: InForce) -> Bounds:
+    own = model.settings
+    concurrency = own.max_concurrency
+    if own.pictures:
+        concurrency = min(concurrency, _BESIDE_PICTURES)
+    return Bounds(in_force.settings.queue.depth, concurrency, own.priority)

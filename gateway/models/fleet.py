@@ -1,0 +1,376 @@
+"""All models together: their start, their regular checks, the gateway's own phase and end."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Final
+
+from gateway.config.in_force import InForce
+from gateway.config.model import Model, groups_of
+from gateway.config.settings import Settings
+from gateway.library.hub.fit import Outlook, outlook
+from gateway.library.hub.messages import Planned
+from gateway.memory.admission import Admission
+from gateway.memory.estimate.beside import misfits
+from gateway.memory.estimate.learned import Learned
+from gateway.memory.leak_check import LeakCheck, write_stranded
+from gateway.memory.steward import Steward
+from gateway.models import refusals
+from gateway.models.compartment import Compartment
+from gateway.models.disks import Disks
+from gateway.models.lifecycle import State
+from gateway.models.prompts import Prompts
+from gateway.models.readings import Readings
+from gateway.models.roster import Roster
+from gateway.requests.request import Request
+from gateway.requests.traffic import Successor
+from gateway.system.clock.waiting import until_set
+from gateway.system.events import EventLog
+from gateway.system.faults import Faults
+from gateway.system.loop_lag import LoopLag
+from gateway.system.state.state_dir import StateDir
+from gateway.system.tasks import Tasks
+from gateway.system.wakefulness import Wakefulness
+from gateway.workers.hosts.hosts import Hosts
+from gateway.workers.records import WorkerRecords
+from gateway.workers.starter import Channel, Starter
+from gateway.workers.sweep import Swept
+from gateway.workers.worker import Worker
+from gateway.workers.worker_log import WorkerLog
+from protocol.endpoint import endpoint
+
+logger = logging.getLogger(__name__)
+
+_TICK_S: Final = 0.25
+# How long a client's connection may be silent before it gets an SSE comment.
+REMINDER_S: Final = 5.0
+
+
+class Phase(StrEnum):
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"
+    # Another gateway has the models; clients that are connected here are served to their end.
+    LEAVING = "leaving"
+    STOPPED = "stopped"
+
+
+class Fleet:
+    """`phase` is the gateway's own, `roster` has the models, `readings` what was measured last,
+    `prompts` what is kept of them on disk, `faults` what failed inside the gateway, `lag` how late
+    its event loop was.
+    """
+
+    def __init__(
+        self,
+        models: Iterable[Model],
+        settings: Settings,
+        budget_bytes: int,
+        state_dir: StateDir,
+        records: WorkerRecords,
+        swept: Iterable[Swept],
+        leak_check: LeakCheck | None,
+        caution: str | None,
+        first_incarnation: int = 1,
+    ) -> None:
+        """`budget_bytes` is what all workers together may hold. `swept` are the leftovers of an
+        earlier gateway that were found; `leak_check` is None where nothing is ever stranded.
+        `caution` is why no model is to be loaded that nobody asks for. Incarnations are counted
+        from `first_incarnation` on.
+        """
+        self.phase = Phase.STARTING
+        self._in_force = InForce(settings)
+        self.started_at = time.time()
+        self._began_at = asyncio.get_running_loop().time()
+        self.caution = caution
+        self.log_path = state_dir.gateway_log_path
+        self.events = EventLog()
+        self.faults = Faults()
+        self.faults.watch(asyncio.get_running_loop())
+        for each in swept:
+            self.events.emit(
+                "sweep", None, pid=each.pid, name=each.name, ended=each.ended, seconds=each.seconds
+            )
+        if leak_check is not None and leak_check.bytes:
+            self.events.emit("stranded", None, stranded_bytes=leak_check.bytes)
+        if caution is not None:
+            self.events.emit("caution", None, reason=caution)
+        self._wakefulness = Wakefulness()
+        self.hosts = Hosts(settings.hosts)
+        self._starter = Starter(
+            self._in_force,
+            state_dir,
+            records,
+            self.events,
+            lambda: self.steward.room_bytes,
+            self.hosts,
+            first_incarnation,
+        )
+        learned = self._learned = Learned(state_dir.learned_path)
+        self.steward = Steward(
+            Admission(
+                budget_bytes,
+                settings.queue.max_wait_s,
+                spare_bytes=settings.workers.spare * learned.process_bytes,
+            ),
+            learned,
+            leak_check,
+            functools.partial(write_stranded, state_dir.stranded_path),
+            self.events,
+            settings.workers.spare,
+            settings.memory.ordinary_tokens,
+            self.hosts,
+        )
+        self._state_dir = state_dir
+        self.prompts = Prompts(state_dir.prompts, settings.prompt_cache)
+        self.roster = Roster(models, self._new_compartment, self.steward)
+        self.steward.arrange(groups_of(settings))
+        self.readings = Readings(self.roster, lambda: self.workers, self.steward)
+        self.disks = Disks(self.roster, self.events)
+        self.lag = LoopLag()
+        self._tasks = Tasks("fleet")
+        self._handing_over = False
+
+    def start(self, *, preload: bool = True) -> None:
+        self.readings.start()
+        self.prompts.start()
+        self.hosts.start()
+        self.lag.watch(self._tasks)
+        self._tasks.keep(self._tick, "deadlines", _TICK_S)
+        self.phase = Phase.SERVING
+        for compartment in self.roster.configured.values():
+            if compartment.model.settings.preload and self.caution is None and preload:
+                compartment.preload()
+
+    def say_absent(self, model_ids: Iterable[str]) -> None:
+        """These weren't there when the configuration was read: a load of each says what is
+        missing, as it would to a request.
+        """
+        for model_id in model_ids:
+            if (compartment := self.roster.configured[model_id]).state is State.UNLOADED:
+                compartment.preload()
+
+    @property
+    def settings(self) -> Settings:
+        """Those in force."""
+        return self._in_force.settings
+
+    @property
+    def spares(self) -> list[Worker]:
+        return self._starter.spares
+
+    @property
+    def workers(self) -> list[Worker]:
+        """Every worker, spares among them."""
+        models = (each.worker for each in self.roster.everyone)
+        return [*(each for each in models if each is not None), *self.spares]
+
+    def configure(self, models: Iterable[Model], settings: Settings, budget_bytes: int) -> None:
+        """Take another configuration. Models that it leaves as they are don't notice."""
+        before = self._in_force.settings
+        self._in_force.settings = settings
+        self.roster.configure(
+            models,
+            everywhere=(before.queue, before.workers, before.memory)
+            != (settings.queue, settings.workers, settings.memory),
+        )
+        self.steward.configure(
+            budget_bytes,
+            settings.queue.max_wait_s,
+            settings.workers.spare,
+            settings.memory.ordinary_tokens,
+        )
+        self.steward.arrange(groups_of(settings))
+
+    def _new_compartment(self, model: Model) -> Compartment:
+        return Compartment(
+            model,
+            self._in_force,
+            self.steward,
+            self._starter,
+            WorkerLog(self._state_dir.log_path(model.id)),
+            self.events,
+            self.prompts.for_workers,
+        )
+
+    def outlook(self, planned: Planned) -> Outlook | None:
+        """Whether a model that is to be pulled will fit beside what is pinned."""
+        return outlook(
+            planned,
+            self.steward.admission.ledger.possible_bytes,
+            self._learned.process_bytes,
+            self.settings.memory.ordinary_tokens,
+        )
+
+    def misfits(self, settings: Settings, budget_bytes: int) -> list[tuple[str, str]]:
+        """Groups that could not have the room they need, and why; blocks."""
+        return list(misfits(settings, budget_bytes, self._learned))
+
+    @property
+    def uptime_s(self) -> float:
+        """Whatever is done to the clock on the wall."""
+        return asyncio.get_running_loop().time() - self._began_at
+
+    def now(self) -> float:
+        """The clock of deadlines, in seconds."""
+        return asyncio.get_running_loop().time()
+
+    def check_serves(self) -> None:
+        """Raises: Refusal if nothing new is taken any more."""
+        if self.phase not in (Phase.SERVING, Phase.LEAVING):
+            raise refusals.shutting_down()
+
+    def check_decides(self) -> None:
+        """Raises: Refusal if another gateway is about to decide on models, or does already."""
+        if self._handing_over or self.phase is Phase.LEAVING:
+            raise refusals.being_replaced()
+
+    def submit(self, compartment: Compartment, request: Request) -> None:
+        """Take a request in.
+
+        Raises:
+            Refusal: the gateway is shutting down, or the model's queue is full.
+        """
+        self.check_serves()
+        compartment.submit(request)
+
+    # From one gateway to the next
+
+    async def until_settled(self, seconds: float) -> None:
+        """Wait until no worker is on its way up or out, and let none begin that.
+
+        Raises:
+            TimeoutError: that takes longer.
+        """
+        self.steward.freeze()
+        try:
+            async with asyncio.timeout(seconds):
+                while unsettled := [each for each in self.roster.everyone if each.unsettled]:
+                    await unsettled[0].condition.until(lambda: not unsettled[0].unsettled)
+        except BaseException:
+            self.steward.thaw()
+            raise
+
+    def hand_over(self, successor: Successor) -> dict[str, Channel]:
+        """Decide nothing more, and send nothing more to workers: what comes in is the successor's.
+        Where that can listen for the worker of each model that has one.
+        """
+        self._handing_over = True
+        for compartment in self.roster.everyone:
+            compartment.traffic.hand_over(successor)
+        return {
+            each.model.id: self._starter.new_channel()
+            for each in self.roster.everyone
+            if each.worker is not None
+        }
+
+    def take_back(self) -> None:
+        """There is no successor after all."""
+        self._handing_over = False
+        for compartment in self.roster.everyone:
+            if compartment.worker is not None:
+                compartment.worker.stay()
+            compartment.traffic.take_back()
+        self.steward.thaw()
+
+    @property
+    def next_incarnation(self) -> int:
+        return self._starter.next_incarnation
+
+    def channel_address(self, channel: Channel) -> str:
+        """Raises: OSError: there can't be such a socket."""
+        return endpoint(self._state_dir.socket_path(channel.number))
+
+    async def leave(self) -> list[tuple[int, bytes]]:
+        """Another gateway has everything. Of each worker its incarnation, and what was read of a
+        line that it has not ended.
+        """
+        self.phase = Phase.LEAVING
+        self._wakefulness.end()
+        self.events.close()
+        await self._tasks.cancel_all()
+        await self.readings.close()
+        await self.disks.close()
+        await self.hosts.close()
+        await self.prompts.close()
+        await self.steward.close()
+        return await self.roster.leave()
+
+    async def end_spares(self) -> None:
+        """Each gateway has its own."""
+        await self._starter.end_spares()
+
+    async def drain(self, seconds: float) -> None:
+        """Take nothing new, and wait until nothing runs, or for so many seconds."""
+        self.phase = Phase.DRAINING
+        idle = asyncio.Event()
+        watch = self._tasks.start(self._watch_idle(idle), "drain")
+        await until_set(idle, seconds)
+        watch.cancel()
+
+    async def _watch_idle(self, idle: asyncio.Event) -> None:
+        for compartment in self.roster.everyone:
+            await compartment.until_idle()
+        idle.set()
+
+    def refuse_all(self) -> None:
+        """End what still waits or runs."""
+        for compartment in self.roster.everyone:
+            compartment.traffic.refuse_all(refusals.shutting_down())
+
+    async def stop(self) -> None:
+        """End every worker, side by side; returns when each is gone or survived its ladder."""
+        for compartment in self.roster.everyone:
+            compartment.end()
+        await asyncio.gather(
+            self._starter.end_spares(), *(each.until_ended() for each in self.roster.everyone)
+        )
+        self.phase = Phase.STOPPED
+        self._wakefulness.end()
+        await self._tasks.cancel_all()
+        await self.readings.close()
+        await self.disks.close()
+        await self.prompts.close()
+        await self.roster.close()
+        await self.steward.close()
+        self._starter.close()
+        await self.hosts.close()
+        self.events.close()
+
+    async def _tick(self) -> None:
+        """A defect in one check must not keep the others from being made."""
+        if self._handing_over:
+            return
+        now = self.now()
+        for each in self.roster.everyone:
+            self._tasks.attempt(functools.partial(each.tick, now, REMINDER_S), each.model.id)
+        self._tasks.attempt(
+            functools.partial(self.steward.tick, self.readings.host.pressure), "memory"
+        )
+        self._tasks.attempt(
+            functools.partial(
+                self._starter.tick,
+                now,
+                spares=self.steward.spares,
+                loading=self._loading(),
+            ),
+            "spares",
+        )
+        self._tasks.attempt(
+            functools.partial(self._wakefulness.tick, now, works=self._works()), "awake"
+        )
+
+    def _works(self) -> bool:
+        """What the machine is to stay awake for."""
+        if not self._in_force.settings.gateway.keep_awake:
+            return False
+        return self._loading() or any(each.traffic.busy for each in self.roster.everyone)
+
+    def _loading(self) -> bool:
+        states = (each.state for each in self.roster.everyone)
+        return any(each in (State.STARTING, State.LOADING) for each in states)

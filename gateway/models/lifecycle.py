@@ -1,0 +1,389 @@
+"""The life cycle of a model as a table: events in, a state and effects out.
+
+No I/O and no clock here. Whoever feeds it performs the effects in their order; see
+`gateway.models.condition`. `python -m gateway.models.lifecycle` prints the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+
+class State(StrEnum):
+    UNLOADED = "unloaded"
+    HELD = "held"
+    WAITING = "waiting"
+    STARTING = "starting"
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    STOPPING = "stopping"
+    BACKOFF = "backoff"
+    FAILED = "failed"
+
+
+class Event(StrEnum):
+    DEMAND = "a request arrived"
+    LOAD = "operator: load"
+    UNLOAD = "operator: unload"
+    HOLD = "operator: unload and hold"
+    RESTART = "operator: restart"
+    KILL = "operator: kill"
+    DESTROY = "operator: kill by force"
+    PRELOAD = "configuration: preload"
+    ALONG = "one of its group is loaded"
+    CHANGED = "configuration: changed"
+    REMOVED = "configuration: removed"
+    RETURNED = "configuration: there again"
+    SHUTDOWN = "the gateway ends"
+    UNWANTED = "nobody waits for it any more"
+    ADMITTED = "there is memory for it"
+    NO_ROOM = "it can't fit into memory"
+    UNREADABLE = "its files can't be read now"
+    NOT_STARTED = "no process can be started"
+    START_FAILED = "no process could be started now"
+    HELLO = "the worker said hello"
+    LOADED = "the model is loaded"
+    LOAD_FAILED = "the load failed"
+    LOAD_IMPOSSIBLE = "the load failed and will again"
+    MISBEHAVED = "the worker broke the protocol"
+    FOREIGN = "the worker is of another version"
+    HUNG = "the worker hangs"
+    DRAINED = "nothing runs any more"
+    DEADLINE = "the state's deadline passed"
+    TOO_SLOW = "the load was too slow again"
+    EVICT = "another model needs its memory"
+    EXPIRED = "its time to live is over"
+    OVERGROWN = "the worker holds too much"
+    EXIT = "the process ended"
+    RETRY = "the time to try again has come"
+
+
+class Effect(StrEnum):
+    ASK = "ask for memory"
+    WITHDRAW = "give up its turn"
+    SPAWN = "start a worker"
+    SEND_LOAD = "send load"
+    DISPATCH = "send waiting requests"
+    DRAIN = "let it finish what runs"
+    STOP = "stop it, politely first"
+    KILL = "stop it by the shortened ladder"
+    DESTROY = "SIGKILL"
+    DUMP_AND_DESTROY = "dump its stacks, then SIGKILL"
+    PARK_RUNNING = "park the requests that run"
+    REFUSE_WAITING = "refuse the requests that wait"
+
+
+class Aim(StrEnum):
+    """What the end of a process leads to."""
+
+    REST = "unloaded, or waiting if requests wait"
+    REVIVE = "unloaded, or waiting if requests wait or the model is to be kept loaded"
+    HOLD = "held"
+    START = "waiting"
+    FAIL = "failed"
+    JUDGE = "as the restart policy says"
+
+
+class Verdict(StrEnum):
+    """What the restart policy says of an unexpected death."""
+
+    RESTART = "restart"
+    BACK_OFF = "back off"
+    GIVE_UP = "give up"
+
+
+class Circumstances(NamedTuple):
+    """What a decision depends on beside state and event."""
+
+    requests_wait: bool = False
+    kept: bool = False
+    verdict: Verdict = Verdict.RESTART
+
+
+class Rule(NamedTuple):
+    """`aim`: where the process's end shall lead to, where this rule decides on it."""
+
+    state: State
+    effects: tuple[Effect, ...] = ()
+    aim: Aim | None = None
+
+
+class ImpossibleTransitionError(Exception):
+    """An event that can't happen in this state: a defect of the caller."""
+
+
+_U, _H, _W = State.UNLOADED, State.HELD, State.WAITING
+_F, _B = State.FAILED, State.BACKOFF
+_STARTING, _LOADING, _READY = State.STARTING, State.LOADING, State.READY
+_DRAINING, _STOPPING = State.DRAINING, State.STOPPING
+_PARK = Effect.PARK_RUNNING
+
+# Nothing loads the model after these but an order, or the configuration.
+HOLDING: Final = (Event.HOLD, Event.REMOVED, Event.SHUTDOWN)
+
+_ASLEEP: Final = {
+    Event.LOAD: Rule(_W, (Effect.ASK,)),
+    Event.RESTART: Rule(_W, (Effect.ASK,)),
+    **dict.fromkeys(HOLDING, Rule(_H, (Effect.REFUSE_WAITING,))),
+}
+
+_COMING_UP: Final = {
+    Event.UNLOAD: Rule(_STOPPING, (Effect.STOP,), Aim.REST),
+    **dict.fromkeys(HOLDING, Rule(_STOPPING, (Effect.REFUSE_WAITING, Effect.STOP), Aim.HOLD)),
+    Event.RESTART: Rule(_STOPPING, (Effect.STOP,), Aim.START),
+    Event.CHANGED: Rule(_STOPPING, (Effect.STOP,), Aim.START),
+    Event.KILL: Rule(_STOPPING, (Effect.KILL,), Aim.REVIVE),
+    Event.DESTROY: Rule(_STOPPING, (Effect.DESTROY,), Aim.REVIVE),
+    Event.MISBEHAVED: Rule(_STOPPING, (Effect.KILL,), Aim.JUDGE),
+    Event.DEADLINE: Rule(_STOPPING, (Effect.STOP,), Aim.JUDGE),
+    Event.TOO_SLOW: Rule(_STOPPING, (Effect.REFUSE_WAITING, Effect.STOP), Aim.FAIL),
+    Event.EXIT: Rule(_U, aim=Aim.JUDGE),
+}
+
+TABLE: Final[dict[State, dict[Event, Rule]]] = {
+    State.UNLOADED: {
+        **_ASLEEP,
+        Event.PRELOAD: Rule(_W, (Effect.ASK,)),
+        Event.ALONG: Rule(_W, (Effect.ASK,)),
+        # What could not be had may be there now.
+        Event.CHANGED: Rule(_U, aim=Aim.REVIVE),
+        Event.DEMAND: Rule(_W, (Effect.ASK,)),
+        Event.UNLOAD: Rule(_U),
+        Event.KILL: Rule(_U),
+        Event.DESTROY: Rule(_U),
+    },
+    State.HELD: {
+        **_ASLEEP,
+        Event.CHANGED: Rule(_H),
+        Event.RETURNED: Rule(_W, (Effect.ASK,)),
+        Event.DEMAND: Rule(_H, (Effect.REFUSE_WAITING,)),
+        Event.UNLOAD: Rule(_H),
+        Event.KILL: Rule(_H),
+        Event.DESTROY: Rule(_H),
+    },
+    State.WAITING: {
+        Event.DEMAND: Rule(_W),
+        Event.LOAD: Rule(_W),
+        Event.RESTART: Rule(_W),
+        Event.UNLOAD: Rule(_W, aim=Aim.REST),
+        Event.KILL: Rule(_W, aim=Aim.REVIVE),
+        Event.DESTROY: Rule(_W, aim=Aim.REVIVE),
+        **dict.fromkeys(HOLDING, Rule(_H, (Effect.WITHDRAW, Effect.REFUSE_WAITING))),
+        Event.CHANGED: Rule(_W, (Effect.WITHDRAW, Effect.ASK)),
+        Event.UNWANTED: Rule(_U, (Effect.WITHDRAW,)),
+        Event.ADMITTED: Rule(_STARTING, (Effect.SPAWN,)),
+        Event.NO_ROOM: Rule(_U, (Effect.REFUSE_WAITING,)),
+        Event.UNREADABLE: Rule(_U, (Effect.REFUSE_WAITING,)),
+    },
+    State.BACKOFF: {
+        **_ASLEEP,
+        Event.CHANGED: Rule(_U, aim=Aim.REVIVE),
+        Event.DEMAND: Rule(_B),
+        Event.UNLOAD: Rule(_B, aim=Aim.REST),
+        Event.KILL: Rule(_B, aim=Aim.REVIVE),
+        Event.DESTROY: Rule(_B, aim=Aim.REVIVE),
+        Event.RETRY: Rule(_U, aim=Aim.REVIVE),
+    },
+    State.FAILED: {
+        **_ASLEEP,
+        # What was wrong may have been mended.
+        Event.CHANGED: Rule(_U, aim=Aim.REVIVE),
+        Event.DEMAND: Rule(_F, (Effect.REFUSE_WAITING,)),
+        Event.UNLOAD: Rule(_U),
+        Event.KILL: Rule(_F),
+        Event.DESTROY: Rule(_F),
+        Event.RETRY: Rule(_U, aim=Aim.REVIVE),
+    },
+    State.STARTING: {
+        **_COMING_UP,
+        Event.DEMAND: Rule(_STARTING),
+        Event.LOAD: Rule(_STARTING),
+        Event.HELLO: Rule(_LOADING, (Effect.SEND_LOAD,)),
+        Event.FOREIGN: Rule(_STOPPING, (Effect.REFUSE_WAITING, Effect.STOP), Aim.FAIL),
+        Event.NOT_STARTED: Rule(_F, (Effect.REFUSE_WAITING,)),
+        Event.START_FAILED: Rule(_U, aim=Aim.JUDGE),
+    },
+    State.LOADING: {
+        **_COMING_UP,
+        Event.DEMAND: Rule(_LOADING),
+        Event.LOAD: Rule(_LOADING),
+        Event.LOADED: Rule(_READY, (Effect.DISPATCH,)),
+        Event.HUNG: Rule(_STOPPING, (Effect.DUMP_AND_DESTROY,), Aim.JUDGE),
+        Event.LOAD_FAILED: Rule(_STOPPING, (Effect.STOP,), Aim.JUDGE),
+        Event.LOAD_IMPOSSIBLE: Rule(_STOPPING, (Effect.REFUSE_WAITING, Effect.STOP), Aim.FAIL),
+    },
+    State.READY: {
+        Event.DEMAND: Rule(_READY, (Effect.DISPATCH,)),
+        Event.LOAD: Rule(_READY),
+        Event.UNLOAD: Rule(_DRAINING, (Effect.DRAIN,), Aim.REST),
+        Event.HOLD: Rule(_DRAINING, (Effect.REFUSE_WAITING, Effect.DRAIN), Aim.HOLD),
+        Event.REMOVED: Rule(_DRAINING, (Effect.REFUSE_WAITING, Effect.DRAIN), Aim.HOLD),
+        Event.SHUTDOWN: Rule(_STOPPING, (_PARK, Effect.STOP), Aim.HOLD),
+        Event.RESTART: Rule(_DRAINING, (Effect.DRAIN,), Aim.START),
+        Event.CHANGED: Rule(_DRAINING, (Effect.DRAIN,), Aim.START),
+        Event.KILL: Rule(_STOPPING, (_PARK, Effect.KILL), Aim.REVIVE),
+        Event.DESTROY: Rule(_STOPPING, (_PARK, Effect.DESTROY), Aim.REVIVE),
+        Event.MISBEHAVED: Rule(_STOPPING, (_PARK, Effect.KILL), Aim.JUDGE),
+        Event.HUNG: Rule(_STOPPING, (_PARK, Effect.DUMP_AND_DESTROY), Aim.JUDGE),
+        Event.EVICT: Rule(_STOPPING, (_PARK, Effect.STOP), Aim.REST),
+        Event.EXPIRED: Rule(_STOPPING, (_PARK, Effect.STOP), Aim.REST),
+        Event.OVERGROWN: Rule(_STOPPING, (_PARK, Effect.STOP), Aim.REVIVE),
+        Event.EXIT: Rule(_U, (_PARK,), Aim.JUDGE),
+    },
+    State.DRAINING: {
+        Event.DEMAND: Rule(_DRAINING),
+        Event.LOAD: Rule(_DRAINING),
+        Event.RESTART: Rule(_DRAINING),
+        Event.UNLOAD: Rule(_DRAINING),
+        Event.HOLD: Rule(_DRAINING, (Effect.REFUSE_WAITING,)),
+        Event.REMOVED: Rule(_DRAINING, (Effect.REFUSE_WAITING,)),
+        Event.SHUTDOWN: Rule(_STOPPING, (_PARK, Effect.STOP)),
+        Event.CHANGED: Rule(_DRAINING),
+        Event.RETURNED: Rule(_DRAINING),
+        Event.KILL: Rule(_STOPPING, (_PARK, Effect.KILL)),
+        Event.DESTROY: Rule(_STOPPING, (_PARK, Effect.DESTROY)),
+        Event.MISBEHAVED: Rule(_STOPPING, (_PARK, Effect.KILL)),
+        Event.HUNG: Rule(_STOPPING, (_PARK, Effect.DUMP_AND_DESTROY)),
+        Event.DRAINED: Rule(_STOPPING, (Effect.STOP,)),
+        Event.DEADLINE: Rule(_STOPPING, (_PARK, Effect.STOP)),
+        Event.EXIT: Rule(_U, (_PARK,)),
+    },
+    State.STOPPING: {
+        Event.DEMAND: Rule(_STOPPING),
+        Event.LOAD: Rule(_STOPPING),
+        Event.RESTART: Rule(_STOPPING),
+        Event.UNLOAD: Rule(_STOPPING),
+        **dict.fromkeys(HOLDING, Rule(_STOPPING, (Effect.REFUSE_WAITING,))),
+        Event.CHANGED: Rule(_STOPPING),
+        Event.RETURNED: Rule(_STOPPING),
+        Event.KILL: Rule(_STOPPING, (Effect.KILL,)),
+        Event.DESTROY: Rule(_STOPPING, (Effect.DESTROY,)),
+        # The worker's last words may cross the order to stop.
+        Event.HELLO: Rule(_STOPPING),
+        Event.LOADED: Rule(_STOPPING),
+        Event.LOAD_FAILED: Rule(_STOPPING),
+        Event.LOAD_IMPOSSIBLE: Rule(_STOPPING),
+        Event.MISBEHAVED: Rule(_STOPPING, (Effect.KILL,)),
+        Event.FOREIGN: Rule(_STOPPING),
+        Event.EXIT: Rule(_U),
+    },
+}
+
+# What an event makes of a process that is on its way out already.
+_REDIRECTED: Final[dict[Event, dict[Aim, Aim]]] = {
+    Event.LOAD: dict.fromkeys(Aim, Aim.START),
+    Event.RESTART: dict.fromkeys(Aim, Aim.START),
+    Event.RETURNED: dict.fromkeys(Aim, Aim.START),
+    Event.UNLOAD: dict.fromkeys(Aim, Aim.REST) | {Aim.HOLD: Aim.HOLD},
+    **dict.fromkeys(HOLDING, dict.fromkeys(Aim, Aim.HOLD)),
+    # An order stays as it is; what was wrong may have been mended.
+    Event.CHANGED: {each: each for each in Aim} | dict.fromkeys((Aim.JUDGE, Aim.FAIL), Aim.REVIVE),
+    Event.KILL: dict.fromkeys(Aim, Aim.REVIVE) | {Aim.HOLD: Aim.HOLD, Aim.FAIL: Aim.FAIL},
+}
+_REDIRECTED[Event.DESTROY] = _REDIRECTED[Event.KILL]
+
+_VERDICTS: Final = {
+    Verdict.BACK_OFF: (State.BACKOFF, ()),
+    Verdict.GIVE_UP: (State.FAILED, (Effect.REFUSE_WAITING,)),
+}
+
+
+class Lifecycle:
+    """The state of one model.
+
+    Three decisions depend on more than state and event. Where the end of a process leads to is the
+    aim of the rule that ordered it, or that of the table's exit. An order, or a change of the
+    configuration, that comes while a process is on its way out changes that aim. And a backoff, or
+    a wait for memory, that nobody waits for ends with an unload or a kill.
+    """
+
+    def __init__(self) -> None:
+        self.state = State.UNLOADED
+        self._aim: Aim | None = None
+
+    @property
+    def alive(self) -> bool:
+        """A process of this model may exist."""
+        return self.state in (_STARTING, _LOADING, _READY, _DRAINING, _STOPPING)
+
+    @property
+    def holds(self) -> bool:
+        """It is held, or will be as soon as its process has ended."""
+        return self.state is State.HELD or self._aim is Aim.HOLD
+
+    @property
+    def fails(self) -> bool:
+        """It can't be loaded, and will be failed as soon as its process has ended."""
+        return self._aim is Aim.FAIL
+
+    @property
+    def judged(self) -> bool:
+        """The end of the process, should it come now, is for the restart policy to judge."""
+        return self.alive and self._aim in (None, Aim.JUDGE)
+
+    def handle(self, event: Event, circumstances: Circumstances) -> tuple[Effect, ...]:
+        """Take in an event; returns the effects to perform, in order.
+
+        Raises:
+            ImpossibleTransitionError: the table has no rule for the event in this state.
+        """
+        rule = TABLE[self.state].get(event)
+        if rule is None:
+            raise ImpossibleTransitionError(f"{event!s} while {self.state!s}")
+        if event is Event.EXIT or (rule.state is State.UNLOADED and rule.aim is not None):
+            return rule.effects + self._resolve(self._aim or rule.aim or Aim.REST, circumstances)
+        if event is Event.DEMAND and self._aim in (Aim.HOLD, Aim.FAIL):
+            return (Effect.REFUSE_WAITING,)
+        if self.state in (State.BACKOFF, State.WAITING) and rule.aim is not None:
+            if _wanted(rule.aim, circumstances):
+                return ()
+            waited = self.state is State.WAITING
+            self.state = State.UNLOADED
+            return (Effect.WITHDRAW,) if waited else ()
+        effects = rule.effects
+        if self.state in (_DRAINING, _STOPPING) and event in _REDIRECTED:
+            self._aim = _REDIRECTED[event][self._aim or Aim.REST]
+        elif rule.aim is not None:
+            self._aim = rule.aim
+        if self._aim is Aim.HOLD and Effect.PARK_RUNNING in effects:
+            # Nobody will resume them.
+            effects = (Effect.PARK_RUNNING, Effect.REFUSE_WAITING, *effects[1:])
+        self.state = rule.state
+        if self.state in (State.UNLOADED, State.HELD, State.FAILED, State.BACKOFF):
+            self._aim = None
+        return effects
+
+    def _resolve(self, aim: Aim, circumstances: Circumstances) -> tuple[Effect, ...]:
+        """Enter the state that a process's end leads to."""
+        self._aim = None
+        if aim is Aim.JUDGE and circumstances.verdict in _VERDICTS:
+            self.state, effects = _VERDICTS[circumstances.verdict]
+            return effects
+        if aim in (Aim.HOLD, Aim.FAIL):
+            self.state = State.HELD if aim is Aim.HOLD else State.FAILED
+            return (Effect.REFUSE_WAITING,)
+        if aim is Aim.START or _wanted(aim, circumstances):
+            self.state = State.WAITING
+            return (Effect.ASK,)
+        self.state = State.UNLOADED
+        return ()
+
+
+def _wanted(aim: Aim, circumstances: Circumstances) -> bool:
+    return circumstances.requests_wait or (circumstances.kept and aim in (Aim.REVIVE, Aim.JUDGE))
+
+
+def printed() -> Iterator[str]:
+    """The table, a line per rule."""
+    for state, rules in TABLE.items():
+        for event, rule in rules.items():
+            effects = ", ".join(rule.effects) or "-"
+            leads_to = rule.state if rule.aim is None else f"{rule.state}, then {rule.aim}"
+            yield f"{state:<9} | {event:<32} | {effects:<60} | {leads_to}"
+
+
+if __name__ == "__main__":
+    print("\n".join(printed()))

@@ -1,0 +1,114 @@
+"""Prompts that were computed and are kept: by workers in memory, and on disk for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from gateway.config.settings import PromptCacheSettings
+from gateway.models.compartment import Compartment
+from gateway.system.lane import HangsError, Lane
+from gateway.system.tasks import Tasks
+from protocol.life import PromptCacheDisk
+from protocol.prompt_store import PromptStore
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S: Final = 5.0
+# The store waits for other processes, and the first look behind the sweep.
+_ANSWER_S: Final = 30.0
+# A worker answers between two steps.
+_WORKER_S: Final = 5.0
+# For very many files.
+_DISK_S: Final = 60.0
+
+
+class Cleared(Struct, frozen=True):
+    """Bytes of memory and disk that are free, and whatever isn't, in sentences."""
+
+    reclaimed_bytes: int
+    failures: tuple[str, ...]
+
+
+class Prompts:
+    """What is on disk, which is looked at beside the event loop.
+
+    `for_workers` is what they are told of it; None: prompts are kept in memory alone. `disk_bytes`
+    is what each model has there, by the last look; None: there was none yet.
+    """
+
+    def __init__(self, folder: Path, kept: PromptCacheSettings) -> None:
+        self.disk_bytes: dict[str, int] | None = None
+        self.most_bytes = kept.disk_bytes
+        self.for_workers: PromptCacheDisk | None = None
+        if self.most_bytes:
+            self.for_workers = PromptCacheDisk(
+                folder=str(folder),
+                most_bytes=self.most_bytes,
+                most_bytes_per_hour=kept.disk_writes_per_hour_bytes,
+            )
+        # Opened with a bound of nothing it removes what is there.
+        self._store = PromptStore(folder, self.most_bytes, kept.disk_writes_per_hour_bytes)
+        self._looks = Lane("prompts")
+        self._clears = Lane("clear prompts")
+        self._tasks = Tasks("prompts")
+
+    def start(self) -> None:
+        """What a killed process has left there is removed first."""
+        self._looks.soon(self._sweep)
+        self._tasks.keep(self._look, "prompts", _LOOK_S)
+
+    async def close(self) -> None:
+        await self._tasks.cancel_all()
+
+    def of(self, model_id: str) -> int | None:
+        """Bytes that a model has on disk."""
+        return None if self.disk_bytes is None else self.disk_bytes.get(model_id, 0)
+
+    async def clear(
+        self, compartments: Collection[Compartment], model_id: str | None = None
+    ) -> Cleared:
+        """Have the workers of these models let go of their prompts, and then remove from the disk
+        those of one model, or of all that ever had any: workers write there what they let go of.
+        """
+        told = await asyncio.gather(*(each.clear_prompts(_WORKER_S) for each in compartments))
+        failures = [
+            f"the worker of {compartment.model.id!r} didn't let go of its prompts within "
+            f"{_WORKER_S:g} s"
+            for compartment, reclaimed_bytes in zip(compartments, told, strict=True)
+            if reclaimed_bytes is None
+        ]
+        reclaimed_bytes = sum(each or 0 for each in told)
+        try:
+            removed_bytes, self.disk_bytes, obstacle = await self._clears.run(
+                functools.partial(self._remove, model_id), _DISK_S, "the prompts on disk"
+            )
+        except OSError as error:
+            # It may end later: nobody waits for it.
+            failures.append(f"{error}")
+        else:
+            reclaimed_bytes += removed_bytes
+            if obstacle is not None:
+                failures.append(f"the prompts on disk can't be removed: {obstacle}")
+        return Cleared(reclaimed_bytes, tuple(failures))
+
+    def _remove(self, model_id: str | None) -> tuple[int, dict[str, int], str | None]:
+        removed_bytes = self._store.clear(model_id)
+        return removed_bytes, self._store.owners(), self._store.obstacle()
+
+    def _sweep(self) -> None:
+        self._store.sweep()
+
+    async def _look(self) -> None:
+        try:
+            self.disk_bytes = await self._looks.run(
+                self._store.owners, _ANSWER_S, "the prompts on disk"
+            )
+        except HangsError as error:
+            logger.debug("%s", error)

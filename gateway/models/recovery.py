@@ -1,0 +1,220 @@
+"""What happens when a worker has ended.
+
+The end is noted, and its memory becomes free. If somebody ordered it, the life cycle knows what
+follows. If nobody did, it was a death: the restart policy judges it, unless a request is to blame
+or memory was lost, and the life cycle follows the verdict: a new worker at once, another attempt
+later, for which a timer runs here, or none. What becomes of the requests that ran is an effect of
+the life cycle: see `gateway.requests.traffic`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from typing import Final, NamedTuple
+
+from gateway.config.in_force import InForce
+from gateway.models import refusals
+from gateway.models.condition import Condition
+from gateway.models.lifecycle import Event, State, Verdict
+from gateway.models.tenancy import Tenancy
+from gateway.requests.traffic import Traffic
+from gateway.system.clock.waiting import Timer
+from gateway.system.events import EventLog
+from gateway.system.logs.line import about
+from gateway.system.refusal import Refusal
+from gateway.system.sizes import format_size
+from gateway.workers.hosts.host import THIS_MACHINE
+from gateway.workers.last_exit import LastExit, last_exit
+from gateway.workers.process import ExitStatus
+from gateway.workers.restarts import RestartPolicy, limits
+from gateway.workers.worker import Worker
+from gateway.workers.worker_log import WorkerLog
+
+logger = logging.getLogger(__name__)
+
+
+# After these ends there is another worker, by what whoever counts restarts calls them.
+_CAUSES: Final = {
+    Event.EXIT: "crashed",
+    Event.HUNG: "hung",
+    Event.MISBEHAVED: "misbehaved",
+    Event.LOAD_FAILED: "load failed",
+    Event.DEADLINE: "load too slow",
+    Event.START_FAILED: "not started",
+    Event.OVERGROWN: "overgrown",
+    Event.RESTART: "operator",
+    Event.CHANGED: "configuration",
+}
+
+
+class _Ruling(NamedTuple):
+    """`next_attempt_s` is from now; None: at once, or never."""
+
+    verdict: Verdict
+    next_attempt_s: float | None = None
+
+
+class Recovery:
+    """One model's. `restarts` counts the starts after deaths, `restarts_by` also those after ends
+    that had a new worker for their aim, each by its cause.
+    """
+
+    def __init__(
+        self,
+        model_id: str,
+        in_force: InForce,
+        condition: Condition,
+        traffic: Traffic,
+        tenancy: Tenancy,
+        log: WorkerLog,
+        events: EventLog,
+    ) -> None:
+        self.last_exit: LastExit | None = None
+        self.restarts = 0
+        self.restarts_by = Counter(dict.fromkeys(_CAUSES.values(), 0))
+        self._end: Event | None = None
+        self._model_id = model_id
+        self._in_force = in_force
+        self._condition = condition
+        self._traffic = traffic
+        self._tenancy = tenancy
+        self._log = log
+        self._events = events
+        self._policy = RestartPolicy(limits(in_force.settings.workers))
+        self._died = False
+        self._excused = False
+        self._loop = asyncio.get_running_loop()
+        self._timer: Timer | None = None
+
+    def starting(self) -> None:
+        """A worker is about to be started."""
+        if self._died:
+            self.restarts += 1
+        if self._end in _CAUSES:
+            self.restarts_by[_CAUSES[self._end]] += 1
+        self._end = None
+        self._died = self._excused = False
+
+    def excuse(self) -> None:
+        """A request was found guilty of the present worker's end: that doesn't count."""
+        self._excused = True
+
+    def ended(self, worker: Worker, status: ExitStatus) -> None:
+        """The process of a worker is gone."""
+        ordered = not self._condition.judged
+        self._end = self._condition.end_cause or (None if ordered else Event.EXIT)
+        expected = ordered and (self._condition.state is State.STOPPING or status.code == 0)
+        who = "" if worker.followers is None else f"rank 0 on {THIS_MACHINE} "
+        reason = (
+            (worker.loss and worker.loss.reason)
+            or self._condition.end_reason
+            or (
+                "stopped as asked"
+                if expected
+                else f"{who}ended unexpectedly while {self._condition.state}"
+            )
+        )
+        self.last_exit = last_exit(status, reason, self._log)
+        self._events.emit(
+            "exit",
+            self._model_id,
+            pid=worker.pid,
+            incarnation=worker.incarnation,
+            expected=expected,
+            code=status.code,
+            signal=status.signal,
+            reason=reason,
+        )
+        self._tenancy.gone(worker.pid, clean=status.code == 0)
+        if ordered:
+            self._condition.handle(Event.EXIT)
+        else:
+            how = str(status) if worker.loss is None else None
+            self._judge(Event.EXIT, reason, how, self.last_exit.log_tail)
+
+    def not_started(self, error: Exception) -> None:
+        """No process could be started."""
+        self._tenancy.gone(None, clean=True)
+        if isinstance(error, FileNotFoundError | PermissionError):
+            reason = f"no worker can be started: {error}"
+            refusal = Refusal("model_unavailable", f"{self._model_id!r}: {reason}", lasting=True)
+            self._condition.handle(Event.NOT_STARTED, reason, refusal=refusal)
+            return
+        self._end = Event.START_FAILED
+        # Descriptors, processes or memory may be there later.
+        logger.error(
+            "%s: no worker could be started: %s",
+            self._model_id,
+            error,
+            extra=about(model=self._model_id),
+            exc_info=None if isinstance(error, OSError) else error,
+        )
+        self._judge(Event.START_FAILED, "it could not be started", str(error), [])
+
+    @property
+    def retry_after_s(self) -> int | None:
+        """Whole seconds until the next attempt, if there is one."""
+        if self._timer is None:
+            return None
+        return max(1, round(self._timer.left_s))
+
+    def entered(self) -> None:
+        """Another state: the next attempt is awaited in two of them only."""
+        if self._condition.state not in (State.BACKOFF, State.FAILED):
+            self.disarm()
+        if self._condition.state is State.READY:
+            self._policy.ready(self._loop.time())
+
+    def forget(self) -> None:
+        """Close the breaker."""
+        self._policy.forget()
+
+    def disarm(self) -> None:
+        """No attempt by itself any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _judge(self, event: Event, reason: str, status: str | None, tail: list[str]) -> None:
+        """An unexpected death."""
+        self._died = True
+        if self._tenancy.lost_bytes:
+            reason += f" (an earlier end has stranded {format_size(self._tenancy.lost_bytes)})"
+            ruling = _Ruling(Verdict.GIVE_UP)
+        elif event is Event.EXIT and (self._excused or self._traffic.guilty):
+            ruling = _Ruling(Verdict.RESTART)
+        else:
+            ruling = self._rule()
+        loss = refusals.lost(
+            self._model_id, reason, status, tail, self._policy.deaths, ruling.next_attempt_s
+        )
+        refusal = Refusal(
+            "model_unavailable",
+            f"{self._model_id!r} can't be served: {loss}",
+            retry_after_s=self.retry_after_s,
+        )
+        self._condition.handle(event, loss, refusal=refusal, verdict=ruling.verdict)
+
+    def _rule(self) -> _Ruling:
+        """The policy judges, and the next attempt is awaited."""
+        now = self._loop.time()
+        self._policy.limits = limits(self._in_force.settings.workers)
+        judgement = self._policy.died(now)
+        if judgement.until is None:
+            return _Ruling(judgement.verdict)
+        ruling = _Ruling(judgement.verdict, judgement.until - now)
+        self._timer = Timer(judgement.until - now, self._try_again)
+        self._events.emit(
+            "breaker",
+            self._model_id,
+            verdict=str(ruling.verdict),
+            deaths=self._policy.deaths,
+            next_attempt_s=ruling.next_attempt_s,
+        )
+        return ruling
+
+    def _try_again(self) -> None:
+        self._timer = None
+        self._condition.handle(Event.RETRY)

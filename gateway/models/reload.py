@@ -1,0 +1,253 @@
+"""Reading the configuration again while requests are served."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from gateway.config.changes import changes
+from gateway.config.keys import HOSTS
+from gateway.config.mistakes import Mistake, Source
+from gateway.config.model import models_of
+from gateway.config.read import Configuration, Located, raise_absent, raise_misfits
+from gateway.config.settings import ConfigError, Settings
+from gateway.library.finder import Finder
+from gateway.memory.budget import budget_bytes
+from gateway.models.fleet import Fleet
+from gateway.system.lane import Lane
+from gateway.system.notify import Notifier
+from gateway.system.refusal import Refusal
+from gateway.system.sizes import format_size
+from gateway.system.tasks import Tasks
+from gateway.system.tls.certificate import CertificateError
+from gateway.system.tls.certificates import Certificates
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Longer than each part of the reading takes that has a deadline of its own.
+_READ_S: Final = 30.0
+_BUDGET_S: Final = 60.0
+
+
+class Reloaded(Struct, frozen=True):
+    """What a reload did. `added`, `removed` and the keys of `changed` are models; `applied` are
+    keys that hold from now on, `needs_restart` those that wait for the gateway's next start.
+    """
+
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: dict[str, tuple[str, ...]]
+    applied: tuple[str, ...]
+    needs_restart: tuple[str, ...]
+
+
+class Reloader:
+    """One reload at a time; a configuration with mistakes changes nothing."""
+
+    def __init__(
+        self,
+        read: Callable[[], Configuration],
+        present: Configuration,
+        fleet: Fleet,
+        notifier: Notifier,
+        certificates: Certificates | None,
+        finder: Finder,
+    ) -> None:
+        """`read` blocks: it reads the file, and looks where the models are."""
+        self._certificates = certificates
+        self._finder = finder
+        self._read = read
+        self._present = present
+        self._fleet = fleet
+        self._notifier = notifier
+        self._lock = asyncio.Lock()
+        self._tasks = Tasks("reload")
+        self._lane = Lane("reload")
+
+    @property
+    def present(self) -> Configuration:
+        """What is in force."""
+        return self._present
+
+    async def reload(self) -> Reloaded:
+        """Apply what has changed in the file since it was read last.
+
+        Raises:
+            ConfigError: with every mistake found.
+            Refusal: the gateway is shutting down.
+        """
+        async with self._lock:
+            self._fleet.check_serves()
+            self._fleet.check_decides()
+            self._notifier.reloading()
+            try:
+                reloaded = await self._apply()
+            except ConfigError as error:
+                self._fleet.events.emit("reload", None, mistakes=[str(e) for e in error.mistakes])
+                raise
+            finally:
+                self._notifier.ready(self._fleet.caution or "Serves")
+        self._fleet.events.emit("reload", None, **msgspec.structs.asdict(reloaded))
+        return reloaded
+
+    async def rediscover(self) -> None:
+        """Look again which models are on the disks; the configuration stays as it was read.
+
+        Raises:
+            OSError: the disks don't answer.
+        """
+        async with self._lock:
+            new = await self._lane.run(
+                functools.partial(self._finder.with_found, self._present), _READ_S, "the models"
+            )
+            found = changes(self._present.settings, new.settings)
+            self._fleet.check_decides()
+            self._present = new
+            if not found:
+                return
+            budget_bytes = self._fleet.steward.admission.ledger.budget_bytes
+            self._fleet.configure(models_of(new), new.settings, budget_bytes)
+        self._fleet.events.emit("reload", None, added=found.added, removed=found.removed)
+
+    def reload_soon(self) -> None:
+        """For a signal: what comes of it is an event."""
+        self._tasks.start(self._reload_quietly(), "reload")
+
+    async def warn_of_groups(self) -> None:
+        """Of those without room a start only warns: the other models are to be served, and what
+        theirs take may have been measured since the configuration was checked.
+        """
+        async with self._lock:
+            try:
+                await self._check_groups(
+                    self._present, self._fleet.steward.admission.ledger.budget_bytes
+                )
+            except ConfigError as error:
+                for mistake in error.mistakes:
+                    logger.warning("%s", mistake)
+
+    async def close(self) -> None:
+        await self._tasks.cancel_all()
+
+    async def _reload_quietly(self) -> None:
+        try:
+            await self.reload()
+        except (ConfigError, Refusal) as error:
+            logger.error("The configuration stays as it was: %s", error)
+
+    async def _beside(self, call: Callable[[], T], deadline_s: float, what: str) -> T:
+        try:
+            return await self._lane.run(call, deadline_s, what)
+        except OSError as error:
+            file = str(self._present.file or "")
+            raise ConfigError([Mistake(Source("file", file), "", f"{error}.")]) from error
+
+    async def _apply(self) -> Reloaded:
+        new = await self._beside(self._read, _READ_S, "the configuration")
+        # Whoever has just written of them is told; those that were missing before go on missing.
+        raise_absent(new.absent[each] for each in new.absent if each not in self._present.absent)
+        budget = self._fleet.steward.admission.ledger.budget_bytes
+        if new.settings.memory != self._present.settings.memory:
+            budget = await self._beside(
+                functools.partial(budget_bytes, new.settings.memory),
+                _BUDGET_S,
+                "MLX, which was asked for the memory that it may use,",
+            )
+        self._check_pinned(new, budget)
+        # What a load has measured since must not be in the way of a new certificate.
+        if new.settings != self._present.settings:
+            await self._check_groups(new, budget)
+        await self._renew_certificate()
+        found = changes(self._present.settings, new.settings)
+        # The same words may mean another place, or another revision in the cache.
+        moved = {
+            model_id: _differing(self._present.located.get(model_id, located), located)
+            for model_id, located in new.located.items()
+        }
+        settings = _without_restart(self._present.settings, new.settings, found.restart)
+        self._present = msgspec.structs.replace(new, settings=settings)
+        self._fleet.configure(models_of(self._present), settings, budget)
+        self._fleet.say_absent(new.absent)
+        return Reloaded(
+            added=found.added,
+            removed=found.removed,
+            changed=found.changed
+            | {
+                model_id: tuple(dict.fromkeys((*keys, *found.changed.get(model_id, ()))))
+                for model_id, keys in moved.items()
+                if keys
+            },
+            applied=found.live,
+            needs_restart=found.restart,
+        )
+
+    async def _renew_certificate(self) -> None:
+        """Raises: ConfigError: its files are not good."""
+        if self._certificates is None:
+            return
+        place = ("gateway", "tls_certificate")
+        try:
+            await self._beside(self._certificates.renew, _READ_S, "the certificate")
+        except CertificateError as error:
+            source = self._present.source(place)
+            raise ConfigError([Mistake(source, ".".join(place), f"{error}.")]) from error
+
+    async def _check_groups(self, new: Configuration, budget_bytes: int) -> None:
+        """Raises: ConfigError: one can't have its room."""
+        if not new.settings.groups:
+            return
+        find = functools.partial(self._fleet.misfits, new.settings, budget_bytes)
+        raise_misfits(new, await self._beside(find, _READ_S, "the models of groups"))
+
+    def _check_pinned(self, new: Configuration, budget_bytes: int) -> None:
+        """Nobody may ask a pinned model to go, so a budget below what they keep would never hold.
+
+        Raises:
+            ConfigError: it is newly so.
+        """
+        ledger = self._fleet.steward.admission.ledger
+        models = new.settings.models
+        pinned = [each for each in models if models[each].pinned and ledger.floor_bytes([each])]
+        kept_bytes = ledger.floor_bytes(pinned)
+        lasting = [each.model_id for each in ledger.holders if each.pinned]
+        same = budget_bytes >= ledger.budget_bytes and set(pinned) <= set(lasting)
+        if kept_bytes <= budget_bytes or same:
+            return
+        who = f"{', '.join(pinned)} {'keeps' if len(pinned) == 1 else 'keep'}"
+        which = "is" if len(pinned) == 1 else "are"
+        raise ConfigError(
+            [
+                Mistake(
+                    new.source(("memory", "budget")),
+                    "memory.budget",
+                    f"{format_size(budget_bytes)} is less than {who}, which {which} pinned "
+                    f"({format_size(kept_bytes)}): unload or unpin first",
+                )
+            ]
+        )
+
+
+def _differing(old: Located, new: Located) -> tuple[str, ...]:
+    return tuple(key for key in Located.__struct_fields__ if getattr(old, key) != getattr(new, key))
+
+
+def _without_restart(old: Settings, new: Settings, keys: tuple[str, ...]) -> Settings:
+    """What can't be taken now stays as it is, so that the next reload tells of it again."""
+    for each in keys:
+        table, key = each.split(".", 1)
+        if table == HOSTS:
+            new = msgspec.structs.replace(new, hosts=old.hosts)
+            continue
+        section = msgspec.structs.replace(
+            getattr(new, table), **{key: getattr(getattr(old, table), key)}
+        )
+        new = msgspec.structs.replace(new, **{table: section})
+    return new

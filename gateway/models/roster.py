@@ -1,0 +1,123 @@
+"""The models by name: those that are configured, and those that are on their way out."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from gateway.access.caller import Caller
+from gateway.config.model import Model
+from gateway.memory.steward import Steward
+from gateway.models.compartment import Compartment
+from gateway.system.nearest import nearest_model, suggestion
+from gateway.system.refusal import Refusal
+from gateway.system.tasks import Tasks
+
+# Ollama's tag of what has none.
+LATEST: Final = ":latest"
+
+
+class Roster:
+    """`configured` has the compartments by the ids of their models. The steward learns of all."""
+
+    def __init__(
+        self, models: Iterable[Model], new: Callable[[Model], Compartment], steward: Steward
+    ) -> None:
+        self.configured = {model.id: new(model) for model in models}
+        self._new = new
+        self._steward = steward
+        # Not configured any more, but not over yet either.
+        self._leaving: dict[str, Compartment] = {}
+        self._tasks = Tasks("roster")
+        self._register()
+
+    @property
+    def everyone(self) -> list[Compartment]:
+        """Those that leave among them."""
+        return [*self.configured.values(), *self._leaving.values()]
+
+    def find(self, name: str, caller: Caller) -> Compartment:
+        """The compartment of a model's id or alias, also with the tag that Ollama's lists have.
+
+        Raises:
+            Refusal: there is none, or none that the caller may know of.
+        """
+        compartment = self._by_name.get(name) or self._by_name.get(name.removesuffix(LATEST))
+        if compartment is None or not _may_use(caller, compartment):
+            raise self._unknown(name, caller)
+        return compartment
+
+    def _unknown(self, name: str, caller: Caller) -> Refusal:
+        visible = self.visible(caller)
+        known = ", ".join(sorted(each.model.id for each in visible)) or "none"
+        names = [name for each in visible for name in (each.model.id, *each.model.settings.aliases)]
+        meant = suggestion(nearest_model(name, names))
+        return Refusal(
+            "model_not_found",
+            f"There is no model {name!r}; there are: {known}.{meant}",
+            param="model",
+        )
+
+    def visible(self, caller: Caller) -> list[Compartment]:
+        """Those that are configured and that the caller may use."""
+        return [each for each in self.configured.values() if _may_use(caller, each)]
+
+    def configure(self, models: Iterable[Model], *, everywhere: bool) -> None:
+        """Take other models. Those that are as they were don't notice, unless what is in force for
+        all of them has changed `everywhere`; those that are missing leave.
+        """
+        present, self.configured = self.configured, {}
+        changed = []
+        for model in models:
+            known = present.pop(model.id, None) or self._leaving.pop(model.id, None)
+            if known is None:
+                known = self._new(model)
+                changed.append(functools.partial(known.configure, model))
+            elif known.model != model or known.removed or everywhere:
+                changed.append(functools.partial(known.configure, model))
+            self.configured[model.id] = known
+        self._leaving |= present
+        self._register()
+        for each in changed:
+            each()
+        self._by_name = self._names()
+        for compartment in present.values():
+            compartment.remove()
+            self._tasks.start(self._see_off(compartment), f"end of {compartment.model.id}")
+
+    async def leave(self) -> list[tuple[int, bytes]]:
+        """Another gateway has the models: see `Compartment.leave`."""
+        await self._tasks.cancel_all()
+        left = [each.leave() for each in self.everyone]
+        return [each for each in left if each is not None]
+
+    async def close(self) -> None:
+        """To be called when no worker is left."""
+        await self._tasks.cancel_all()
+        for compartment in self.everyone:
+            await compartment.close()
+
+    async def _see_off(self, compartment: Compartment) -> None:
+        model_id = compartment.model.id
+        await compartment.condition.until(lambda: compartment.over or not compartment.removed)
+        if self._leaving.get(model_id) is compartment and compartment.removed:
+            del self._leaving[model_id]
+            self._register()
+            await compartment.close()
+
+    def _register(self) -> None:
+        self._steward.register(each.tenancy for each in self.everyone)
+        self._by_name = self._names()
+
+    def _names(self) -> dict[str, Compartment]:
+        names = dict(self.configured)
+        for compartment in self.configured.values():
+            for alias in compartment.model.settings.aliases:
+                names[alias] = compartment
+        return names
+
+
+def _may_use(caller: Caller, compartment: Compartment) -> bool:
+    model = compartment.model
+    return caller.may_use(model.id, model.settings.aliases)

@@ -1,0 +1,349 @@
+"""One worker in the service of its model: what it says, what it is told, and whether it hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Iterable
+
+from gateway.config.in_force import InForce
+from gateway.config.model import Model
+from gateway.models import refusals
+from gateway.models.condition import Condition
+from gateway.models.lifecycle import Event, ImpossibleTransitionError, State
+from gateway.models.tenancy import Tenancy
+from gateway.requests.traffic import Connection, ProtocolBreachError, Traffic
+from gateway.system.events import EventLog
+from gateway.system.logs.line import about
+from gateway.system.memory.footprint import FootprintError
+from gateway.system.sizes import format_size
+from gateway.system.tasks import Tasks
+from gateway.workers.hang import HangDetector
+from gateway.workers.hosts.host import THIS_MACHINE
+from gateway.workers.ladder import Rung, Step
+from gateway.workers.process import ExitStatus
+from gateway.workers.worker import Listener, Worker
+from protocol.answers import Embedded, Output, Rendered, RequestFailed
+from protocol.life import (
+    Drain,
+    Heartbeat,
+    Hello,
+    Load,
+    LoadFailed,
+    LoadProgress,
+    PromptCacheCleared,
+    PromptCacheDisk,
+    Ready,
+)
+from protocol.memory import Need
+from protocol.messages import WorkerMessage
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerSupervisor:
+    """Lives as long as its worker. What the worker says of requests goes to the traffic, what it
+    says of itself becomes an event of the life cycle.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        start: Callable[[Listener], Worker],
+        ended: Callable[[Worker, ExitStatus], None],
+        condition: Condition,
+        traffic: Traffic,
+        tenancy: Tenancy,
+        in_force: InForce,
+        events: EventLog,
+        tasks: Tasks,
+        prompt_cache: PromptCacheDisk | None,
+    ) -> None:
+        """Start the worker; `ended` is told its end. Without a `prompt_cache` it keeps prompts in
+        memory alone.
+
+        Raises:
+            OSError: it can't be started.
+        """
+        self._model = model
+        self._ended = ended
+        self._condition = condition
+        self._traffic = traffic
+        self._tenancy = tenancy
+        self._in_force = in_force
+        self._events = events
+        self._tasks = tasks
+        self._prompt_cache = prompt_cache
+        self._loop = asyncio.get_running_loop()
+        self._began_at = self._loop.time()
+        self._hang: HangDetector | None = None
+        self._ladder: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self.worker = start(self)
+        self.worker.memory.granted_bytes = tenancy.granted_bytes
+
+    @property
+    def given_up(self) -> bool:
+        """Its stop ladder is at an end, and it isn't."""
+        return self._ladder is not None and self._ladder.done()
+
+    def entered(self) -> None:
+        """Another state. From its hello on its heart beats, beside whatever it computes; once it is
+        ready, there is a step whenever there is work.
+        """
+        match self._condition.state:
+            case State.LOADING | State.READY:
+                self._hang = HangDetector(self._loop.time(), *self._timeouts_s)
+            case State.DRAINING:
+                pass
+            case _:
+                self._hang = None
+
+    def configure(self) -> None:
+        """Take the timeouts in force."""
+        if self._hang is not None:
+            self._hang.set_timeouts(*self._timeouts_s)
+
+    @property
+    def _timeouts_s(self) -> tuple[float, float]:
+        """Of heartbeats, and of steps."""
+        workers = self._in_force.settings.workers
+        loading = self._condition.state is State.LOADING
+        return workers.heartbeat_timeout_s, math.inf if loading else workers.stall_timeout_s
+
+    def tick(self, now: float) -> None:
+        """To be called a few times a second."""
+        if self._hang is None:
+            return
+        # Who waits for memory makes no steps.
+        has_work = self._traffic.running > self.worker.short_of_memory
+        reason = self._hang.judge(now, has_work=has_work)
+        if reason is not None:
+            if self.worker.followers is not None:
+                # Rank 0 may be gone, and the end of another be awaited.
+                loss = self.worker.loss
+                reason = f"rank 0 on {THIS_MACHINE}: {reason}" if loss is None else loss.reason
+            self._log_error("hangs", reason)
+            self._events.emit("hang", self._model.id, pid=self.worker.pid, reason=reason)
+            self._condition.handle(Event.HUNG, reason)
+
+    # To the worker
+
+    def load(self) -> None:
+        self._tasks.start(self._load(), "send load")
+
+    def connect(self) -> None:
+        """Let it have the requests that wait."""
+        if self.worker.fingerprint is not None:
+            self._traffic.connect(self._connection(self.worker.fingerprint))
+
+    def _connection(self, fingerprint: str) -> Connection:
+        return Connection(
+            self.worker.send,
+            fingerprint,
+            self._model.settings.context_tokens,
+            self.worker.abilities,
+            self.worker.sampling,
+        )
+
+    def settle(self) -> None:
+        """An earlier gateway had it: from now on it is this one's, with the requests that run."""
+        if self.worker.fingerprint is not None:
+            self._traffic.reconnect(self._connection(self.worker.fingerprint))
+
+    def drain(self) -> None:
+        self._traffic.drain()
+        self._tasks.start(self._drain(), "drain")
+
+    def end(self, rungs: Iterable[Rung]) -> None:
+        """Climb this ladder, instead of another that is being climbed."""
+        if self._ladder is not None:
+            self._ladder.cancel()
+        self._ladder = self._tasks.start(self.worker.climb(rungs), f"end worker {self.worker.pid}")
+        self._ladder.add_done_callback(lambda _: self._condition.notify())
+
+    async def _load(self) -> None:
+        await self._measure()
+        followers = self.worker.followers
+        ranks = None if followers is None else await followers.told()
+        if not self._still(State.LOADING) or (followers is not None and ranks is None):
+            return
+        worker, estimated = self.worker, self._tenancy.estimate
+        worker.memory.baseline_bytes = worker.memory.held_bytes or 0
+        self._tenancy.started(worker)
+        worker.send(
+            Load(
+                path=self._model.source,
+                max_concurrency=self._model.settings.max_concurrency,
+                context_tokens=self._model.settings.context_tokens,
+                limit_bytes=worker.memory.granted_bytes,
+                beside_bytes=worker.memory.tell_beside(),
+                working_bytes=0 if estimated is None else estimated.working_bytes,
+                working_token_bytes=0 if estimated is None else estimated.working_token_bytes,
+                wire=self._in_force.settings.memory.wire_weights,
+                model_id=self._model.id,
+                stall_s=self._in_force.settings.workers.prefill_stall_s,
+                prompt_cache=self._prompt_cache,
+                kv_bits=self._model.settings.kv_bits,
+                adapter_path=self._model.adapter,
+                draft_path=self._model.draft,
+                draft_tokens=self._model.draft_tokens,
+                bound=self._tenancy.tell_bound(),
+                pictures=self._model.settings.pictures,
+                ranks=ranks,
+                awaited=self._traffic.waiting > 0,
+            )
+        )
+
+    async def _drain(self) -> None:
+        # Its end follows at once if nothing runs.
+        await self.worker.descendants.look()
+        if self._still(State.DRAINING):
+            self.worker.send(Drain())
+
+    async def _measure(self) -> None:
+        worker = self.worker
+        try:
+            await worker.measure()
+            self._tenancy.measured(worker)
+        except (FootprintError, OSError) as error:
+            if not worker.ended.is_set():
+                logger.warning(
+                    "%s: footprint of worker %d: %s",
+                    self._model.id,
+                    worker.pid,
+                    error,
+                    extra=about(model=self._model.id, pid=worker.pid),
+                )
+        self._condition.notify()
+
+    def _still(self, state: State) -> bool:
+        """Whether the worker is still there, and the model in this state."""
+        return not self.worker.ended.is_set() and self._condition.state is state
+
+    # From the worker
+
+    def worker_said(self, worker: Worker, message: WorkerMessage) -> None:
+        if worker.ended.is_set():
+            return  # An adopted one's hello may come after its end.
+        now = self._loop.time()
+        progress = True
+        try:
+            match message:
+                case Output():
+                    progress = self._traffic.output(message)
+                case Embedded():
+                    progress = self._traffic.embedded(message)
+                case Rendered():
+                    self._traffic.rendered(message)
+                case RequestFailed():
+                    self._traffic.failed(message)
+                case LoadProgress(loaded_bytes=done, total_bytes=total):
+                    self._condition.progress(
+                        f"loading: {format_size(done)} of {format_size(total)}"
+                        if done < total
+                        else f"loading: {format_size(total)} are read, kernels are compiled"
+                    )
+                    self._check_weights(worker, total)
+                case Hello() | Ready() | LoadFailed():
+                    self._advance(worker, message)
+                case PromptCacheCleared():
+                    progress = False
+                case Need(limit_bytes=limit_bytes):
+                    progress = False
+                    gave = worker.memory.keeps_to(limit_bytes)
+                    self._tenancy.needs(worker, message)
+                    if gave and (self._reading is None or self._reading.done()):
+                        # Others may wait for it. Another one comes within a second.
+                        self._reading = self._tasks.start(self._measure(), "what was given back")
+                case Heartbeat(step=step):
+                    progress = False
+                    if self._hang is not None:
+                        self._hang.stepped(now, step)
+        except ImpossibleTransitionError as error:
+            self.worker_misbehaved(worker, f"it broke the order of the protocol ({error})")
+        except ProtocolBreachError as error:
+            self.worker_misbehaved(worker, f"it broke the protocol: {error}")
+        if self._hang is not None:
+            if progress:
+                self._hang.progressed(now)
+            else:
+                self._hang.heard(now)
+
+    def worker_misbehaved(self, worker: Worker, reason: str) -> None:
+        self._log_error("is ended", reason)
+        self._condition.handle(Event.MISBEHAVED, reason)
+
+    def worker_outgrew(self, worker: Worker, reason: str) -> None:
+        if self._condition.state is State.READY:
+            self._log_error("is ended", reason)
+            self._condition.handle(Event.OVERGROWN, reason)
+
+    def worker_is_foreign(self, worker: Worker, reason: str) -> None:
+        if self._condition.state not in (State.STARTING, State.STOPPING):
+            self.worker_misbehaved(worker, f"it broke the protocol: {reason}")
+            return
+        self._log_error("is ended", reason)
+        refusal = refusals.foreign_worker(self._model.id, reason)
+        self._condition.handle(Event.FOREIGN, refusal.message, refusal=refusal)
+
+    def worker_outlived(self, worker: Worker, step: Step, seconds: float) -> None:
+        self._events.emit(
+            "escalation", self._model.id, pid=worker.pid, outlived=str(step), seconds=seconds
+        )
+
+    def worker_ended(self, worker: Worker, status: ExitStatus) -> None:
+        self._ended(worker, status)
+
+    def _advance(self, worker: Worker, message: Hello | Ready | LoadFailed) -> None:
+        match message:
+            case Hello(incarnation=incarnation) if incarnation != worker.incarnation:
+                self.worker_misbehaved(worker, f"it says it is incarnation {incarnation}")
+            case Hello():
+                self._condition.handle(Event.HELLO)
+            case Ready() as ready:
+                worker.fingerprint = ready.fingerprint
+                worker.abilities = ready.abilities
+                worker.sampling = ready.sampling
+                self._tenancy.reload_s = self._loop.time() - self._began_at
+                self._traffic.meter.load_s.observe(self._tenancy.reload_s)
+                self._tasks.start(self._measure(), "first reading")
+                self._condition.handle(Event.LOADED)
+                self._events.emit(
+                    "ready",
+                    self._model.id,
+                    pid=worker.pid,
+                    incarnation=worker.incarnation,
+                    load_s=ready.load_s,
+                )
+            case LoadFailed(reason=reason, permanent=permanent):
+                self._condition.handle(
+                    Event.LOAD_IMPOSSIBLE if permanent else Event.LOAD_FAILED,
+                    reason,
+                    refusal=refusals.load_failed(
+                        self._model.id,
+                        reason,
+                        retry_after_s=None if permanent else self._tenancy.load_s,
+                    ),
+                )
+
+    def _check_weights(self, worker: Worker, weight_bytes: int) -> None:
+        """The files may not be those any more that the grant was estimated from."""
+        if worker.memory.granted_bytes is not None and weight_bytes > worker.memory.granted_bytes:
+            self.worker_misbehaved(
+                worker,
+                f"its weights are {format_size(weight_bytes)} and it was granted "
+                f"{format_size(worker.memory.granted_bytes)}: its files have changed",
+            )
+
+    def _log_error(self, what: str, reason: str) -> None:
+        pid = self.worker.pid
+        logger.error(
+            "%s: worker %d %s: %s",
+            self._model.id,
+            pid,
+            what,
+            reason,
+            extra=about(model=self._model.id, pid=pid),
+        )

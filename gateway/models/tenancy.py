@@ -1,0 +1,316 @@
+"""A model's hold on memory: its turn, its grant, whether it keeps to it, when it must go."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Final
+
+from gateway.config.model import Model
+from gateway.memory.estimate.estimate import Estimate
+from gateway.memory.holder import Need
+from gateway.memory.steward import HeldState, Steward
+from gateway.models import refusals
+from gateway.models.condition import Condition
+from gateway.models.lifecycle import Event, State
+from gateway.requests.traffic import Traffic
+from gateway.system.clock.present import present_clock
+from gateway.system.logs.line import about
+from gateway.system.refusal import Refusal
+from gateway.workers.worker import Worker
+from protocol.memory import Bound, Limit
+from protocol.memory import Need as WorkersNeed
+
+logger = logging.getLogger(__name__)
+
+# What a load takes at least, in what clients are told.
+_SHORTEST_LOAD_S: Final = 5
+# Until files are tried again that could not be read.
+_READ_AGAIN_S: Final = 30
+# The same for those on a disk that is awaited, should its return be missed.
+_WATCHED_S: Final = 600
+
+
+class Tenancy:
+    """The model as the steward knows it. Times are those of `gateway.system.clock.present`, in
+    seconds: a sleep of the machine is no idleness.
+
+    `lost_bytes` is what an earlier worker held and didn't come back. `reload_s` is how long it took
+    from the start of its worker, or the adoption of a spare, until the model answered, the last
+    time.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        condition: Condition,
+        traffic: Traffic,
+        steward: Steward,
+        kept: Callable[[], bool],
+    ) -> None:
+        """`kept`: it is to be loaded, whether requests want it or not."""
+        self.model = model
+        self.granted_bytes: int | None = None
+        self.lost_bytes = 0
+        self.reload_s = 0.0
+        self._condition = condition
+        self._traffic = traffic
+        self._steward = steward
+        self._kept = kept
+        self._clock = present_clock()
+        self._ready_at = 0.0
+        self._read_again_at: float | None = None
+        self._told_bound: Bound | None = None
+        # Who keeps to the limit, once it is loaded.
+        self._worker: Worker | None = None
+
+    @property
+    def load_s(self) -> int:
+        """How long a load takes, by the last one, for those who are to come again after it."""
+        return max(_SHORTEST_LOAD_S, round(self.reload_s))
+
+    @property
+    def expires_in_s(self) -> float:
+        """When it is unloaded for being idle, if it is idle from now on; infinity: never."""
+        idle_s = 0.0 if self.busy else self._idle_s(self._clock.now())
+        return max(0.0, self._ttl_s - idle_s)
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """What it was admitted by; None: it couldn't be estimated."""
+        return self._steward.estimate_of(self.model.id)
+
+    def tell_bound(self) -> Bound | None:
+        """The most that it can get at present, for its worker."""
+        self._told_bound = self._steward.bound(self.model.id)
+        return self._told_bound
+
+    # From one gateway to the next
+
+    @property
+    def state(self) -> HeldState | None:
+        """None: the model has no memory."""
+        return self._steward.held(self.model.id)
+
+    def restore(self, state: HeldState) -> None:
+        """Go on with the memory that an earlier gateway gave the model."""
+        self.granted_bytes = state.holder.limit_bytes
+        self.reload_s = state.holder.reload_s
+        self._ready_at = state.holder.ready_at or 0.0
+        self._steward.adopt(state)
+
+    def keeps_to_limits(self, worker: Worker) -> None:
+        """It was told of them by an earlier gateway."""
+        self._worker = worker
+
+    # From the model
+
+    def ask(self) -> None:
+        """The answer comes by `admitted`, `has_no_room` or `cannot_be_read`."""
+        self._read_again_at = None
+        self._steward.ask(self)
+
+    def withdraw(self) -> None:
+        """It doesn't wait for memory any more."""
+        self._steward.withdraw(self.model.id)
+
+    def entered(self) -> None:
+        """Another state."""
+        match self._condition.state:
+            case State.READY:
+                self._ready_at = self._clock.now()
+                self._steward.ready(self)
+            case State.DRAINING | State.STOPPING:
+                self._steward.ending(self.model.id)
+            case _:
+                pass
+
+    def gone(self, pid: int | None, *, clean: bool) -> None:
+        """Its process has ended, by itself if `clean`; None: it could not be started."""
+        self._worker = None
+        self._steward.gone(self.model.id, pid, clean=clean)
+
+    @property
+    def wanted_along(self) -> bool:
+        """One that it is loaded with is on its way up."""
+        return self._steward.wanted_along(self.model.id)
+
+    def configure(self, model: Model) -> None:
+        self.model = model
+        self._steward.pin(self)
+
+    def tick(self) -> None:
+        """To be called a few times a second: who is idle for too long has to go."""
+        now = self._clock.now()
+        if self._condition.state is State.READY and not self.busy and self._expired(now):
+            self._condition.handle(Event.EXPIRED, f"idle for {self._idle_s(now):.0f} s")
+
+    def dont_read_again(self) -> None:
+        """An operator wants it unloaded."""
+        self._read_again_at = None
+
+    @property
+    def to_read_again(self) -> bool:
+        """Its files could not be read, and may be tried once more."""
+        return self._read_again_at is not None and self._clock.now() >= self._read_again_at
+
+    def started(self, worker: Worker) -> None:
+        """It has said hello, and was measured: it holds nothing but itself."""
+        alone = worker.followers is None and self.model.settings.interpreter is None
+        if worker.memory.held_bytes is not None and alone:
+            self._steward.learn_process(worker.memory.held_bytes)
+
+    def measured(self, worker: Worker) -> None:
+        """There is another reading of its worker."""
+        held_bytes = worker.memory.held_bytes
+        if held_bytes is None or worker.ended.is_set():
+            return
+        self._steward.note_footprint(self.model.id, held_bytes, worker.memory.read_at_bytes)
+        if self._condition.state is not State.READY:
+            return
+        if worker.memory.idle_bytes is None:
+            worker.memory.idle_bytes = held_bytes
+            self._steward.learn(self.model.id, held_bytes)
+        if worker.memory.beside_moved:
+            # Told alone it would put rows aside, that there is room for.
+            self._steward.note_beside(self.model.id, worker.memory.beside_more_bytes)
+        if worker.memory.beside_moved:
+            self._tell(worker)
+
+    def needs(self, worker: Worker, need: WorkersNeed) -> None:
+        """What the worker says that it could use, and that it keeps to."""
+        self._worker = worker
+        worker.short_of_memory = need.held
+        self._steward.note_need(
+            self.model.id,
+            Need(
+                used_bytes=need.used_bytes,
+                wanted_bytes=need.wanted_bytes,
+                least_bytes=need.least_bytes,
+                held=need.held,
+                prompt=need.prompt,
+                cache_bytes=need.cache_bytes,
+                cache_wanted_bytes=need.cache_wanted_bytes,
+            ),
+            need.limit_bytes,
+        )
+        told = (worker.memory.granted_bytes, self._told_bound)
+        if told != (self.granted_bytes, self._steward.bound(self.model.id)):
+            # It was decided on before its first word.
+            self._tell(worker)
+
+    # From the steward
+
+    @property
+    def priority(self) -> int:
+        """The model's, or that of its most urgent request."""
+        own = self._traffic.highest_priority
+        return self.model.settings.priority if own is None else own
+
+    @property
+    def busy(self) -> bool:
+        return self._traffic.busy
+
+    @property
+    def last_used(self) -> float:
+        return self._traffic.use.last
+
+    @property
+    def waits_for_memory(self) -> bool:
+        return self._condition.state is State.WAITING
+
+    @property
+    def asleep(self) -> bool:
+        return self._condition.state is State.UNLOADED and self._read_again_at is None
+
+    @property
+    def brings_along(self) -> bool:
+        if self._condition.state in (State.STARTING, State.LOADING):
+            return True
+        return self.waits_for_memory and (self.busy or self._kept())
+
+    def load_along(self) -> None:
+        self._condition.handle(Event.ALONG)
+
+    def note_wait(self, reason: str) -> None:
+        """Why there is no room for it yet."""
+        self._condition.progress(reason)
+
+    def admitted(self, floor_bytes: int) -> None:
+        """There is room for it, and so many bytes are its own."""
+        self.granted_bytes = floor_bytes
+        self._condition.handle(Event.ADMITTED)
+
+    def take_limit(self, limit_bytes: int) -> None:
+        """Its worker may hold so much from now on."""
+        self.granted_bytes = limit_bytes
+        if self._worker is not None and not self._worker.ended.is_set():
+            self._tell(self._worker)
+
+    def take_bound(self) -> None:
+        """Its worker can get less at best, or more."""
+        if self._worker is not None and not self._worker.ended.is_set():
+            self._tell(self._worker)
+
+    def replace(self, reason: str) -> None:
+        """Another worker has to take its place."""
+        self._condition.handle(Event.OVERGROWN, reason)
+
+    def hangs(self, reason: str) -> None:
+        """It doesn't do what it was told."""
+        self._condition.handle(Event.HUNG, reason)
+
+    def has_no_room(self, refusal: Refusal) -> None:
+        """There never will be, as things are."""
+        logger.warning(
+            "%s isn't loaded: %s", self.model.id, refusal.message, extra=about(model=self.model.id)
+        )
+        self._condition.handle(Event.NO_ROOM, refusal=refusal)
+
+    def cannot_be_read(self, reason: str, *, watched: bool) -> None:
+        """What it needs can't be told now; it may be later. `watched`: somebody will say when."""
+        refusal = refusals.load_failed(self.model.id, reason, retry_after_s=_READ_AGAIN_S)
+        logger.warning("%s", refusal.message, extra=about(model=self.model.id))
+        self._condition.handle(Event.UNREADABLE, reason, refusal=refusal)
+        self._read_again_at = self._clock.now() + (_WATCHED_S if watched else _READ_AGAIN_S)
+
+    def evict(self, reason: str) -> None:
+        """Another model needs its memory; who is cut off goes on later."""
+        self._condition.handle(Event.EVICT, reason)
+
+    def lost_memory(self, missing_bytes: int) -> None:
+        """So much of what its last worker held did not come back: it isn't restarted any more
+        by itself, since each restart may cost as much.
+        """
+        self.lost_bytes = missing_bytes
+
+    # Inside
+
+    def _idle_s(self, now: float) -> float:
+        """How long nobody has used a model that is ready."""
+        return now - max(self._traffic.use.last, self._ready_at)
+
+    def _expired(self, now: float) -> bool:
+        """Whether it was idle for as long as it may be."""
+        return self._idle_s(now) >= self._ttl_s
+
+    @property
+    def _ttl_s(self) -> float:
+        """How long it may be idle, by the last request, else by the configuration."""
+        if self.model.settings.pinned:
+            return math.inf
+        asked_s = self._traffic.use.keep_alive_s
+        return (self.model.settings.ttl_s or math.inf) if asked_s is None else asked_s
+
+    def _tell(self, worker: Worker) -> None:
+        if self.granted_bytes is None:
+            return
+        worker.memory.granted_bytes = self.granted_bytes
+        worker.send(
+            Limit(
+                limit_bytes=self.granted_bytes,
+                beside_bytes=worker.memory.tell_beside(),
+                bound=self.tell_bound(),
+            )
+        )

@@ -1,1 +1,0 @@
-"""What a worker's process is: started, told apart, heard, and ended."""

@@ -1,0 +1,187 @@
+"""The requests of one model: those that wait for it, and those that its worker runs. No I/O."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from gateway.requests.request import Request
+
+
+class QueueFullError(Exception):
+    """As many requests wait already as may."""
+
+
+class RequestQueue:
+    """Parked requests first, then by priority, then first come, first served, up to a number that
+    may run at once.
+
+    A suspect, under which a worker died, runs alone: should the next worker die too, nobody else
+    is to blame and nobody else is hurt. It is one no longer once it is well past that point.
+    """
+
+    def __init__(self, depth: int, max_running: int, priority: int) -> None:
+        """`priority` is that of requests without one of their own."""
+        self.depth = depth
+        self.max_running = max_running
+        self.priority = priority
+        self._suspects: deque[Request] = deque()
+        self._parked: deque[Request] = deque()
+        self._waiting: deque[Request] = deque()
+        self._running: dict[str, Request] = {}
+        self._alone: Request | None = None
+
+    def __iter__(self) -> Iterator[Request]:
+        for each in (self._suspects, self._parked, self._waiting):
+            yield from each
+        yield from self._running.values()
+
+    def places(self) -> Iterator[tuple[int | None, Request]]:
+        """Each with how many start before it, itself among them; None: it runs."""
+        for each in self._running.values():
+            yield None, each
+        yield from enumerate((*self._suspects, *self._parked, *self._waiting), 1)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait, parked ones among them."""
+        return len(self._suspects) + len(self._parked) + len(self._waiting)
+
+    @property
+    def parked(self) -> int:
+        """Of those that wait, the ones that ran already."""
+        return len(self._suspects) + len(self._parked)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def oldest_waiting_at(self) -> float | None:
+        """When the one that arrived first of those that wait did; priorities change their order."""
+        queues = (self._suspects, self._parked, self._waiting)
+        return min((each.arrived_at for queue in queues for each in queue), default=None)
+
+    @property
+    def oldest_running_at(self) -> float | None:
+        return min((each.arrived_at for each in self._running.values()), default=None)
+
+    def add(self, request: Request) -> None:
+        """Take a new request in.
+
+        Raises:
+            QueueFullError: the queue holds as many new ones as it may.
+        """
+        if len(self._waiting) >= self.depth:
+            raise QueueFullError
+        place = len(self._waiting)
+        own = self.priority_of(request)
+        while place and self.priority_of(self._waiting[place - 1]) < own:
+            place -= 1
+        self._waiting.insert(place, request)
+
+    @property
+    def running_suspects(self) -> int:
+        return sum(each.progress.suspect for each in self._running.values())
+
+    @property
+    def highest_priority(self) -> int | None:
+        """Of the requests that wait or run, if there are any."""
+        return max(map(self.priority_of, self), default=None)
+
+    def next(self) -> Request | None:
+        """The request that may start now; it leaves the queue, and `run` or nobody takes it in."""
+        if self._alone is not None or len(self._running) >= self.max_running:
+            return None
+        if self._suspects:
+            return self._suspects.popleft() if not self._running else None
+        for queue in (self._parked, self._waiting):
+            if queue:
+                return queue.popleft()
+        return None
+
+    def run(self, request: Request) -> None:
+        """Count a request among those that run, under its present wire id."""
+        self._running[request.progress.wire_id] = request
+        if request.progress.suspect:
+            self._alone = request
+
+    def find_running(self, wire_id: str) -> Request | None:
+        return self._running.get(wire_id)
+
+    def acquit(self, request: Request) -> bool:
+        """End its solitude if it is past the point; True if it must pause for other suspects."""
+        if request is not self._alone or request.progress.suspect:
+            return False
+        self._alone = None
+        if not self._suspects:
+            return False
+        del self._running[request.progress.wire_id]
+        self._parked.append(request)
+        return True
+
+    def remove(self, request: Request) -> bool:
+        """Forget a request, wherever it is; True if it ran."""
+        if request is self._alone:
+            self._alone = None
+        if self._running.pop(request.progress.wire_id, None) is not None:
+            return True
+        for queue in (self._suspects, self._parked, self._waiting):
+            if request in queue:
+                queue.remove(request)
+        return False
+
+    def take_running(self) -> list[Request]:
+        """Empty the set of those that run."""
+        running, self._running = list(self._running.values()), {}
+        self._alone = None
+        return running
+
+    def park(self, requests: list[Request]) -> None:
+        """Put requests that ran before everything else, in their order."""
+        self._suspects.extend(each for each in requests if each.progress.suspect)
+        self._parked.extendleft(each for each in reversed(requests) if not each.progress.suspect)
+
+    def take_waiting(self) -> list[Request]:
+        """Empty the queue."""
+        waiting = [*self._suspects, *self._parked, *self._waiting]
+        for queue in (self._suspects, self._parked, self._waiting):
+            queue.clear()
+        return waiting
+
+    def priority_of(self, request: Request) -> int:
+        """Its own, or that of requests without one."""
+        return self.priority if request.priority is None else request.priority
+
+    def restore(self, running: Iterable[Request], waiting: Iterable[Request]) -> None:
+        """Take over what an earlier gateway had, however much that is."""
+        for request in running:
+            self.run(request)
+        for request in waiting:
+            if request.progress.suspect:
+                self._suspects.append(request)
+            elif request.progress.begun:
+                self._parked.append(request)
+            else:
+                self._waiting.append(request)
+
+    def put_off(self, seconds: float) -> None:
+        """Whoever waits has so much more time. The deadline of what runs stands still."""
+        for queue in (self._suspects, self._parked, self._waiting):
+            for request in queue:
+                request.deadline_at += seconds
+
+    def overdue_unbegun(self, now: float) -> list[Request]:
+        """Those that a worker has, without a token until their deadline."""
+        running = self._running.values()
+        return [e for e in running if e.deadline_at <= now and not e.progress.delivered]
+
+    def take_overdue(self, now: float) -> list[Request]:
+        """Remove and return what has waited until its deadline."""
+        overdue = []
+        for queue in (self._suspects, self._parked, self._waiting):
+            late = [each for each in queue if each.deadline_at <= now]
+            for request in late:
+                queue.remove(request)
+            overdue += late
+        return overdue

@@ -1,0 +1,308 @@
+"""One request on its way, and the single slot that its answer arrives in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from gateway.requests.progress import Progress, ProgressState
+from gateway.requests.timing import Timing
+from gateway.requests.vectors import Vectors, likely_tokens
+from gateway.system.refusal import Refusal
+from protocol.answers import Delta, Embedded, FinishReason, RequestFailed, RequestField, Usage
+from protocol.parts import AnswerPart, merged
+from protocol.prompts import ChatPrompt
+from protocol.requests import Embed, Generate, SamplingDefaults, Task
+
+
+class Piece(Struct, frozen=True):
+    """What has arrived since the last one; nothing but the reminder that time passes, if idle."""
+
+    parts: tuple[AnswerPart, ...]
+    finish_reason: FinishReason | None
+    usage: Usage | None
+
+    @property
+    def idle(self) -> bool:
+        return not self.parts and self.finish_reason is None
+
+
+# Writes a piece in place of its reader's task, which costs more to wake than the piece to write.
+# False: it can't just now, and the task gets the piece.
+Shortcut: TypeAlias = Callable[[Piece], bool]
+
+
+class RequestState(Struct, frozen=True, kw_only=True):
+    """What another gateway goes on from. Times are the event loop's, which is the machine's."""
+
+    task: Task
+    id: str
+    key: str | None
+    probe: bool
+    prompt_counts: bool
+    priority: int | None
+    keep_alive_s: float | None
+    params: dict[RequestField, str]
+    deadline_s: float
+    arrived_at: float
+    deadline_at: float
+    started_at: float | None
+    begun_at: float | None
+    answered_at: float | None
+    timing: Timing
+    progress: ProgressState
+    vectors: bytes
+    dimensions: int
+    vector_tokens: int
+    unenforced: tuple[str, ...] = ()
+
+
+class ClientGoneError(Exception):
+    """Nobody reads the answer any more."""
+
+
+class Request:
+    """A request, its answer, and what another worker needs to go on with it.
+
+    The answer has one slot: deltas that arrive before the reader takes them are merged, so a slow
+    reader costs memory for its parts and nothing else. Times are the event loop's, in seconds.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        now: float,
+        deadline_s: float,
+        *,
+        request_id: str | None = None,
+        key: str | None = None,
+        probe: bool = False,
+        repeats_prompt: bool = False,
+        priority: int | None = None,
+        keep_alive_s: float | None = None,
+        params: Mapping[RequestField, str] | None = None,
+    ) -> None:
+        """`request_id` is what others call it; workers know it by its message's, which no two have
+        in common. `key` is the name of the API key it came with. With `probe` it asks whether the
+        model works, not for its answer; with `repeats_prompt` it asks for one more answer to a
+        prompt, which counts once, with the first. Without a `priority` it has the model's.
+        `keep_alive_s` is how long the model shall stay loaded after it. `params` are the client's
+        names for fields of `task`.
+        """
+        self.task = task
+        self.id = request_id or task.request_id
+        self.key = key
+        self.probe = probe
+        self.prompt_counts = not (probe or repeats_prompt)
+        self.priority = priority
+        self.keep_alive_s = keep_alive_s
+        self.params = params or {}
+        # What it didn't say of its sampling, once it was sent.
+        self.sampling = SamplingDefaults()
+        self.deadline_s = deadline_s
+        self.arrived_at = now
+        self.timing = Timing(now)
+        self.deadline_at = now + deadline_s
+        self.progress = Progress(task)
+        # What an `Embed` is answered with, whole once the request is over.
+        self.vectors = Vectors(len(task.inputs) if isinstance(task, Embed) else 0)
+        self._abandoned = False
+        self._touched_at = now
+        self._parts: list[AnswerPart] = []
+        self._finish_reason: FinishReason | None = None
+        # Which of its stop sequences ended the answer, if one did.
+        self.stop_sequence: str | None = None
+        # Of the schemas that it must match.
+        self.unenforced: tuple[str, ...] = ()
+        self._usage: Usage | None = None
+        self._refusal: Refusal | None = None
+        self._idle = False
+        self._arrived = asyncio.Event()
+        # There while its reader waits.
+        self._shortcut: Shortcut | None = None
+        self._started_at: float | None = None
+        # When a worker got it first, and when the first of the answer was there.
+        self.begun_at: float | None = None
+        self.answered_at: float | None = None
+
+    @property
+    def state(self) -> RequestState:
+        """Without what has arrived for its reader."""
+        return RequestState(
+            task=self.task,
+            id=self.id,
+            key=self.key,
+            probe=self.probe,
+            prompt_counts=self.prompt_counts,
+            priority=self.priority,
+            keep_alive_s=self.keep_alive_s,
+            params=dict(self.params),
+            deadline_s=self.deadline_s,
+            arrived_at=self.arrived_at,
+            deadline_at=self.deadline_at,
+            started_at=self._started_at,
+            begun_at=self.begun_at,
+            answered_at=self.answered_at,
+            timing=self.timing,
+            progress=self.progress.state,
+            vectors=bytes(self.vectors.data),
+            dimensions=self.vectors.dimensions,
+            vector_tokens=self.vectors.tokens,
+            unenforced=self.unenforced,
+        )
+
+    def restore(self, state: RequestState) -> None:
+        """Go on from what an earlier gateway knew."""
+        self.prompt_counts = state.prompt_counts
+        self.deadline_at = state.deadline_at
+        self._started_at = state.started_at
+        self.begun_at = state.begun_at
+        self.answered_at = state.answered_at
+        self.timing = state.timing
+        self.progress.restore(state.progress)
+        self.unenforced = state.unenforced
+        self.vectors.data += state.vectors
+        self.vectors.dimensions = state.dimensions
+        self.vectors.tokens = state.vector_tokens
+
+    @property
+    def usage(self) -> Usage | None:
+        """Once the whole answer is there; `cached_tokens` are those that the last worker found."""
+        return self._usage
+
+    @property
+    def spent(self) -> Usage | None:
+        """What was computed for it so far, as far as that is known; None: nothing."""
+        if self._usage is not None:
+            return self._usage
+        if isinstance(self.task, Embed):
+            # Nobody tells how far a worker came with it.
+            began = self.begun_at is not None and self._refusal is None
+            return Usage(likely_tokens(self.task), 0) if began else None
+        tokens = len(self.progress.delivered)
+        return Usage(self.progress.prompt_tokens, tokens) if self.progress.begun else None
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Once the whole answer is there."""
+        return self._finish_reason
+
+    @property
+    def over(self) -> bool:
+        """Nothing more will arrive."""
+        return self._finish_reason is not None or self._refusal is not None
+
+    def param_of(self, failure: RequestFailed) -> str | None:
+        """What its client calls that which is to blame."""
+        match failure.picture, self.task:
+            case int() as number, Generate(prompt=ChatPrompt() as prompt):
+                return next((each.name for each in prompt.pictures[number : number + 1]), None)
+        return None if failure.field is None else self.params.get(failure.field)
+
+    def start(self, now: float) -> None:
+        """It runs from now on: the deadline stands still."""
+        self._started_at = now
+        self.begun_at = now if self.begun_at is None else self.begun_at
+        self.vectors.begin()
+
+    def park(self, now: float) -> None:
+        """It waits again: the deadline goes on."""
+        if self._started_at is not None:
+            self.deadline_at += now - self._started_at
+            self._started_at = None
+
+    def deliver(self, delta: Delta, now: float) -> bool:
+        """Whether its reader should hear of it, by `tell`."""
+        self.progress.delivered.extend(delta.token_ids)
+        # Another worker says it again.
+        self.unenforced = delta.unenforced or self.unenforced
+        if delta.parts:
+            self._parts += delta.parts
+            self.progress.said += sum([each.size for each in delta.parts])
+        elif delta.finish_reason is None:
+            return False
+        if self.answered_at is None:
+            self.answered_at = now
+        if delta.finish_reason is not None:
+            self._finish_reason = delta.finish_reason
+            self.stop_sequence = delta.stop_sequence
+            self._usage = None if delta.usage is None else _plausible(delta.usage)
+        return True
+
+    def tell(self, now: float) -> None:
+        """Its reader gets what has arrived, if anything has."""
+        if self._arrived.is_set() or not (self._parts or self.over):
+            return
+        if self._shortcut is None or self.over:
+            self._arrived.set()
+        elif self._shortcut(Piece(tuple(merged(self._parts)), None, None)):
+            self._parts = []
+            self._touched_at = now
+        else:
+            self._arrived.set()
+
+    def deliver_vectors(self, part: Embedded) -> None:
+        """Raises: ImplausibleError."""
+        self.vectors.take(part)
+        if part.last:
+            self._finish_reason = "stop"
+            self._usage = Usage(self.vectors.tokens, 0)
+            self._arrived.set()
+
+    def refuse(self, refusal: Refusal) -> None:
+        """End without the rest of the answer. What arrived before is still delivered."""
+        if not self.over:
+            self._refusal = refusal
+            self._arrived.set()
+
+    def abandon(self) -> None:
+        """Its client is gone: whoever reads the answer stops."""
+        self._abandoned = True
+        self._arrived.set()
+
+    def remind(self, now: float, after_s: float) -> None:
+        """Wake the reader with an idle piece if nothing has arrived for a while."""
+        if not self._arrived.is_set() and now - self._touched_at >= after_s:
+            self._touched_at = now
+            self._idle = True
+            self._arrived.set()
+
+    async def take(self, shortcut: Shortcut | None = None) -> Piece:
+        """The next piece of the answer; the last one carries the finish reason. All but the last go
+        to `shortcut` meanwhile, as long as it writes them.
+
+        Raises:
+            Refusal: the answer ends here.
+            ClientGoneError: the request was abandoned.
+        """
+        self._shortcut = shortcut
+        try:
+            await self._arrived.wait()
+        finally:
+            self._shortcut = None
+        self._arrived.clear()
+        if self._abandoned:
+            raise ClientGoneError
+        if self._idle and not self._parts and not self.over:
+            self._idle = False
+            return Piece((), None, None)
+        self._idle = False
+        self._touched_at = asyncio.get_running_loop().time()
+        parts, self._parts = tuple(merged(self._parts)), []
+        if self._refusal is not None:
+            if not parts:
+                raise self._refusal.anew()
+            self._arrived.set()
+        return Piece(parts, self._finish_reason, self._usage)
+
+
+def _plausible(usage: Usage) -> Usage:
+    """A worker that goes on with a request finds delivered tokens in its cache, too: they are none
+    of the prompt.
+    """
+    cached_tokens = min(max(usage.cached_tokens, 0), usage.prompt_tokens)
+    return msgspec.structs.replace(usage, cached_tokens=cached_tokens)

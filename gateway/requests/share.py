@@ -1,0 +1,72 @@
+"""What one request has of the bytes that all requests share."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.types import Scope
+
+from gateway.requests.byte_budget import ByteBudget
+from gateway.system.refusal import Refusal
+
+# In a scope's "state".
+SHARE: Final = "share"
+# One request alone must not keep out all others.
+MOST_BYTES: Final = 128 << 20
+_RETRY_AFTER_S: Final = 5
+
+
+class Share:
+    """Counts what a request becomes: its body, and whatever that is expanded to, before it is.
+
+    The request and what goes on behind it hold the share; the last of them gives all of it back.
+    Every thread may take of it.
+    """
+
+    def __init__(self, budget: ByteBudget, free_bytes: int = 0) -> None:
+        """The first `free_bytes` are not counted."""
+        self.size_bytes = 0
+        self._budget = budget
+        self._free_bytes = free_bytes
+        self._held_bytes = 0
+        self._holders = 1
+
+    def take(self, more_bytes: int) -> None:
+        """Raises: Refusal: there is no room for so much more, now or ever."""
+        with self._budget.lock:
+            if not self._holders:
+                # Nobody waits for it any more.
+                return
+            size_bytes = self.size_bytes + more_bytes
+            if size_bytes > MOST_BYTES:
+                raise Refusal(
+                    "request_too_large",
+                    f"What this request comes to, with all that it names and repeats, is more than "
+                    f"{MOST_BYTES >> 20} MiB: send fewer or smaller parts.",
+                )
+            wanted_bytes = max(0, size_bytes - self._free_bytes) - self._held_bytes
+            if not self._budget.take(wanted_bytes):
+                raise Refusal(
+                    "overloaded",
+                    "The bodies of all requests together, with what they name and repeat, would "
+                    f"take more than {self._budget.total_bytes >> 20} MiB: try again later.",
+                    retry_after_s=_RETRY_AFTER_S,
+                )
+            self.size_bytes = size_bytes
+            self._held_bytes += wanted_bytes
+
+    def hold(self) -> None:
+        """For one more, who releases it."""
+        with self._budget.lock:
+            self._holders += 1
+
+    def release(self) -> None:
+        with self._budget.lock:
+            self._holders -= 1
+            if not self._holders:
+                self._budget.give_back(self._held_bytes)
+
+
+def share_of(scope: Scope) -> Share:
+    share: Share = scope["state"][SHARE]
+    return share

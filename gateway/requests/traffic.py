@@ -1,0 +1,442 @@
+"""The requests of one model on their way through its workers: queued, sent, parked, resumed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+from msgspec import Struct
+
+from gateway.requests import refusals
+from gateway.requests.model_meter import ModelMeter
+from gateway.requests.progress import ModelChangedError
+from gateway.requests.quarantine import Quarantine
+from gateway.requests.queue import QueueFullError, RequestQueue
+from gateway.requests.request import Request
+from gateway.requests.use import Use
+from gateway.requests.vectors import ImplausibleError
+from gateway.system.clock.countdown import Presence
+from gateway.system.events import EventLog, Kind
+from gateway.system.refusal import Refusal
+from protocol.answers import Embedded, Output, Rendered, RequestFailed
+from protocol.codec import ProtocolError
+from protocol.life import Ability
+from protocol.message import Message
+from protocol.requests import Cancel, Embed, SamplingDefaults
+
+
+class Connection(Struct, frozen=True):
+    """The worker that requests go to. `send` raises ProtocolError for what is too large for it."""
+
+    send: Callable[[Message], None]
+    fingerprint: str
+    context_tokens: int
+    abilities: tuple[Ability, ...] = ("text",)
+    sampling: SamplingDefaults = SamplingDefaults()
+
+
+class ProtocolBreachError(Exception):
+    """What the worker said about a request can't be; the text says why."""
+
+
+class Bounds(Struct, frozen=True):
+    """So many may wait, and so many run; `priority` is that of requests without their own."""
+
+    depth: int
+    concurrency: int
+    priority: int
+
+
+class Host(Protocol):
+    """The model whose requests these are."""
+
+    @property
+    def load_s(self) -> int:
+        """How long a load takes, for those who are to come again after it."""
+
+    @property
+    def short_of_memory(self) -> bool:
+        """Requests wait in its worker, for memory."""
+
+    def notify(self) -> None:
+        """The numbers of requests have changed."""
+
+    def describe(self) -> str:
+        """What the model is, for a sentence about it."""
+
+
+class Successor(Protocol):
+    """Another gateway, which has the worker now or is about to. What it is told meanwhile it hears
+    later, in order.
+    """
+
+    def submit(self, model_id: str, request: Request) -> None: ...
+
+    def cancel(self, request: Request) -> None: ...
+
+
+class Traffic:
+    """Sends requests while there is a connection and keeps them while there is none.
+
+    Of all prompts that were answered, `prompt_tokens`, `cached_tokens` were not computed anew.
+    Everything runs on the event loop.
+    """
+
+    def __init__(self, model_id: str, bounds: Bounds, host: Host, events: EventLog) -> None:
+        self.use = Use()
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.meter = ModelMeter()
+        self._model_id = model_id
+        self._queue = RequestQueue(bounds.depth, bounds.concurrency, bounds.priority)
+        self._host = host
+        self._quarantine = Quarantine()
+        self._events = events
+        self._connection: Connection | None = None
+        self._draining = False
+        self._successor: Successor | None = None
+        self._loop = asyncio.get_running_loop()
+        self._presence = Presence(self._loop.time())
+
+    @property
+    def waiting(self) -> int:
+        return self._queue.waiting
+
+    @property
+    def places(self) -> Iterator[tuple[int | None, Request]]:
+        """Those that run, then those that wait, each with its place in the queue."""
+        return self._queue.places()
+
+    @property
+    def parked(self) -> int:
+        return self._queue.parked
+
+    @property
+    def running(self) -> int:
+        return self._queue.running
+
+    @property
+    def oldest_waiting_s(self) -> float | None:
+        """How long ago the oldest request that waits has arrived."""
+        return self._age_s(self._queue.oldest_waiting_at)
+
+    @property
+    def oldest_running_s(self) -> float | None:
+        """How long ago the oldest request that runs has arrived; waiting counts."""
+        return self._age_s(self._queue.oldest_running_at)
+
+    @property
+    def busy(self) -> bool:
+        return self.waiting + self.running > 0
+
+    @property
+    def highest_priority(self) -> int | None:
+        return self._queue.highest_priority
+
+    @property
+    def guilty(self) -> int:
+        """Requests whose fault the death of the worker would be, should it come now."""
+        return self._queue.running_suspects
+
+    @property
+    def abilities(self) -> tuple[Ability, ...] | None:
+        """What the model makes of texts, while a worker has it and takes requests."""
+        if self._connection is None or self._draining:
+            return None
+        return self._connection.abilities
+
+    # From clients
+
+    def submit(self, request: Request) -> None:
+        """Take a request in; it is sent by the next `dispatch`. Probes don't count as use.
+
+        Raises:
+            Refusal: the queue is full, this request has killed workers, or it asks for what the
+                model can't do.
+        """
+        if (refusal := self._inability(request)) is not None:
+            raise self._turned_away(request, refusal)
+        if self._successor is not None:
+            self._successor.submit(self._model_id, request)
+            return
+        left_s = self._quarantine.remaining_s(request.task, self._loop.time())
+        if left_s is not None:
+            raise self._turned_away(request, refusals.kept_out(self._model_id, left_s))
+        try:
+            self._queue.add(request)
+        except QueueFullError:
+            refusal = refusals.queue_full(self._model_id, self._queue.depth, self._host.load_s)
+            raise self._turned_away(request, refusal) from None
+        self._note_use(request)
+
+    def cancel(self, request: Request) -> None:
+        """Its client is gone, or it was refused."""
+        if self._successor is not None:
+            self._successor.cancel(request)
+            return
+        if self._queue.remove(request):
+            self._send(Cancel(request_id=request.progress.wire_id))
+            self.dispatch()
+        self._host.notify()
+
+    def tick(self, now: float, remind_after_s: float) -> None:
+        """Refuse what is overdue; remind the readers of the others that time passes. Nobody is late
+        for a sleep of the machine.
+        """
+        self._queue.put_off(self._presence.absent_s(now))
+        for request in self._queue.take_overdue(now):
+            self._refuse(request, self._too_late(request))
+        # To wait for memory inside a worker is to wait.
+        if self._host.short_of_memory:
+            for request in self._queue.overdue_unbegun(now):
+                self._refuse(request, self._too_late(request))
+                self.cancel(request)
+        for request in self._queue:
+            request.remind(now, remind_after_s)
+
+    # From the worker
+
+    def output(self, message: Output) -> bool:
+        """Whether any of it is for a request that runs. Raises: ProtocolBreachError."""
+        useful = False
+        now = self._loop.time()
+        for delta in message.deltas:
+            request = self._queue.find_running(delta.request_id)
+            if request is None:
+                continue  # Cancelled or parked meanwhile.
+            useful = True
+            progress = request.progress
+            if not progress.rendered:
+                raise ProtocolBreachError("it sent output before the prompt's tokens")
+            if request.deliver(delta, now):
+                request.tell(now)
+            if delta.token_ids and not request.probe:
+                if request.prompt_counts and request.timing.last_token_at is None:
+                    self.meter.prompt_tokens += progress.prompt_tokens
+                self.meter.tokens(request.timing, len(delta.token_ids), now)
+            self._check_length(len(progress.delivered))
+            if progress.says_too_much:
+                tokens = len(progress.delivered)
+                raise ProtocolBreachError(f"it sent a longer text than {tokens} tokens have")
+            if request.over:
+                self._count(request)
+                self._finished(request)
+            elif self._queue.acquit(request):
+                self._send(Cancel(request_id=progress.wire_id))
+                request.park(now)
+                self._note_park(request)
+                self.dispatch()
+        return useful
+
+    def embedded(self, message: Embedded) -> bool:
+        """Whether it is for a request that runs. Raises: ProtocolBreachError."""
+        request = self._queue.find_running(message.request_id)
+        if request is None:
+            return False
+        try:
+            request.deliver_vectors(message)
+        except ImplausibleError as error:
+            raise ProtocolBreachError(str(error)) from error
+        if request.over:
+            if request.usage is not None and request.prompt_counts:
+                self.meter.prompt_tokens += request.usage.prompt_tokens
+            self._finished(request)
+        return True
+
+    def rendered(self, message: Rendered) -> None:
+        """Raises: ProtocolBreachError."""
+        if (request := self._queue.find_running(message.request_id)) is not None:
+            self._check_length(request.progress.render(message.token_ids, last=message.last))
+
+    def failed(self, message: RequestFailed) -> None:
+        if (request := self._queue.find_running(message.request_id)) is not None:
+            refusal = Refusal(message.code, message.message, param=request.param_of(message))
+            self._refuse(request, refusal)
+            self._finished(request)
+
+    # From the supervisor
+
+    def connect(self, connection: Connection) -> None:
+        if self._connection is None:
+            # What was said to an earlier worker ended with it.
+            self.use.keep_alive_s = None
+        self.reconnect(connection)
+
+    def reconnect(self, connection: Connection) -> None:
+        """The same for the worker that requests went to already."""
+        self._connection = connection
+        self._draining = False
+        self.dispatch()
+
+    def dispatch(self) -> None:
+        """Send what may run."""
+        if self._draining or self._successor is not None:
+            return
+        connection = self._connection
+        while connection is not None and (request := self._queue.next()) is not None:
+            if (refusal := self._inability(request)) is not None:
+                self._refuse(request, refusal)
+                continue
+            try:
+                message = request.progress.next_message(
+                    connection.fingerprint, self._queue.priority_of(request)
+                )
+            except ModelChangedError:
+                self._refuse(request, refusals.model_changed(self._model_id))
+                continue
+            if request.progress.resumed:
+                self.meter.resumed += 1
+                self._emit("resume", request)
+            try:
+                connection.send(message)
+            except ProtocolError:
+                self._refuse(request, refusals.too_large())
+                continue
+            request.sampling = connection.sampling
+            self._queue.run(request)
+            now = self._loop.time()
+            request.start(now)
+            if not request.probe:
+                self.meter.sent(request.timing, now)
+
+    def configure(self, bounds: Bounds) -> None:
+        """Other bounds from now on; who waits or runs already stays."""
+        self._queue.depth = bounds.depth
+        self._queue.max_running = bounds.concurrency
+        self._queue.priority = bounds.priority
+        self.dispatch()
+
+    def hand_over(self, successor: Successor) -> None:
+        """Send nothing more: what comes in is the successor's."""
+        self._successor = successor
+
+    @property
+    def handed_over(self) -> bool:
+        return self._successor is not None
+
+    def take_back(self) -> None:
+        """There is no successor after all; it may have finished some, of what it was given."""
+        self._successor = None
+        for request in [each for each in self._queue if each.over]:
+            self._queue.remove(request)
+        self.dispatch()
+
+    @property
+    def queued(self) -> tuple[list[Request], list[Request]]:
+        """Those that run, and those that wait, in their order."""
+        places = list(self._queue.places())
+        return (
+            [request for place, request in places if place is None],
+            [request for place, request in places if place is not None],
+        )
+
+    def restore(self, running: Iterable[Request], waiting: Iterable[Request]) -> None:
+        """Go on with what an earlier gateway had."""
+        self._queue.restore(running, waiting)
+
+    def forget(self) -> None:
+        """The successor has all requests."""
+        self._queue.take_running()
+        self._queue.take_waiting()
+
+    def drain(self) -> None:
+        """Send nothing new; what runs may finish."""
+        self._draining = True
+
+    def park(self, *, blame: bool) -> bool:
+        """Keep what runs for the next worker. With `blame` this one died by itself: whoever was
+        under it a second time is refused. Returns whether anybody was.
+        """
+        self._connection = None
+        now = self._loop.time()
+        parked = []
+        running = self._queue.take_running()
+        for request in running:
+            request.park(now)
+            if blame and request.progress.note_death():
+                self._quarantine.add(request.task, now)
+                self._refuse(request, refusals.died_twice(self._model_id))
+            else:
+                parked.append(request)
+                self._note_park(request)
+        convicted = any(each.over for each in running)
+        self._queue.park(parked)
+        self._host.notify()
+        return convicted
+
+    def refuse_waiting(self, refusal: Refusal) -> None:
+        for request in self._queue.take_waiting():
+            self._refuse(request, refusal)
+        self._host.notify()
+
+    def refuse_all(self, refusal: Refusal) -> None:
+        self.refuse_waiting(refusal)
+        for request in self._queue.take_running():
+            self._send(Cancel(request_id=request.progress.wire_id))
+            self._refuse(request, refusal)
+        self._host.notify()
+
+    def forget_deaths(self) -> None:
+        """The operator has changed something: everybody may try again."""
+        self._quarantine.clear()
+
+    # Inside
+
+    def _inability(self, request: Request) -> Refusal | None:
+        wanted: Ability = "text"
+        if isinstance(request.task, Embed):
+            wanted = "embedding" if request.task.query is None else "score"
+        if self.abilities is None or wanted in self.abilities:
+            return None
+        return refusals.unable(self._model_id, wanted)
+
+    def _too_late(self, request: Request) -> Refusal:
+        return refusals.too_late(self._model_id, request.deadline_s, self._host.describe())
+
+    def _age_s(self, arrived_at: float | None) -> float | None:
+        return None if arrived_at is None else max(0.0, self._loop.time() - arrived_at)
+
+    def _finished(self, request: Request) -> None:
+        self._queue.remove(request)
+        self._note_use(request)
+        self.dispatch()
+        self._host.notify()
+
+    def _count(self, request: Request) -> None:
+        if request.usage is not None and request.prompt_counts:
+            self.prompt_tokens += request.usage.prompt_tokens
+            self.cached_tokens += request.usage.cached_tokens
+
+    def _note_park(self, request: Request) -> None:
+        self.meter.parked += 1
+        self._emit("park", request)
+
+    def _note_use(self, request: Request) -> None:
+        if not request.probe:
+            self.use.note(request.keep_alive_s)
+
+    def _refuse(self, request: Request, refusal: Refusal) -> None:
+        request.refuse(refusal)
+        self._turned_away(request, refusal)
+
+    def _turned_away(self, request: Request, refusal: Refusal) -> Refusal:
+        self._emit("refuse", request, code=refusal.code)
+        return refusal
+
+    def _send(self, message: Message) -> None:
+        if self._connection is not None:
+            self._connection.send(message)
+
+    def _check_length(self, tokens: int) -> None:
+        if self._connection is not None and tokens > self._connection.context_tokens:
+            raise ProtocolBreachError(f"it sent {tokens} tokens for one request")
+
+    def _emit(self, kind: Kind, request: Request, **fields: object) -> None:
+        self._events.emit(
+            kind,
+            self._model_id,
+            request=request.id,
+            delivered_tokens=len(request.progress.delivered),
+            **fields,
+        )

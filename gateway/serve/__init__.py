@@ -1,1 +1,0 @@
-"""The gateway's own life: its start, its configuration in force, its end."""

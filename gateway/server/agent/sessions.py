@@ -1,0 +1,176 @@
+"""All gateways that have ranks here, and the memory that these share."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import secrets
+from typing import Final
+
+from gateway.server.agent.orders import complaint
+from gateway.server.agent.rank import HostedRank
+from gateway.server.agent.room import Room
+from gateway.server.agent.session import Session
+from gateway.system.memory.footprint import FootprintError
+from gateway.system.refusal import Refusal
+from gateway.system.sizes import format_size
+from gateway.system.tasks import Tasks
+from gateway.workers import ladder
+from gateway.workers.hosts.agent_bodies import API, LEASE_OVER, Opening, OrderBody
+from gateway.workers.hosts.local import versions
+from gateway.workers.records import WorkerRecords
+from gateway.workers.worker_log import WorkerLog
+
+logger = logging.getLogger(__name__)
+
+MOST_SESSIONS: Final = 16
+MOST_RANKS: Final = 32
+_TICK_S: Final = 0.2
+_READING_S: Final = 1.0
+
+
+class Sessions:
+    """Everything runs on the event loop."""
+
+    def __init__(
+        self, budget_bytes: int, lease_s: float, log: WorkerLog, records: WorkerRecords
+    ) -> None:
+        self.room = Room(budget_bytes)
+        self._lease_s = lease_s
+        self._log = log
+        self._records = records
+        self._sessions: dict[str, Session] = {}
+        self._versions = versions()
+        self._tasks = Tasks("agent")
+
+    def begin(self) -> None:
+        self._tasks.keep(self._judge, "leases", _TICK_S)
+        self._tasks.keep(self._measure, "footprints", _READING_S)
+
+    @property
+    def ranks(self) -> list[HostedRank]:
+        return [rank for each in self._sessions.values() for rank in each.ranks.values()]
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return self._versions
+
+    def open(self, opening: Opening) -> Session:
+        """Raises: Refusal: its version is another one, or there are too many."""
+        if opening.api != API:
+            raise Refusal(
+                "invalid_request_error",
+                f"This agent speaks version {API} of the agents' protocol, and the gateway "
+                f"{opening.api}: install the same Bulkhead on both hosts.",
+                lasting=True,
+            )
+        if opening.versions != self._versions:
+            raise Refusal(
+                "invalid_request_error",
+                f"This host has {_listed(self._versions)}, and the gateway's "
+                f"{_listed(opening.versions)}: install the same on both.",
+                lasting=True,
+            )
+        if len(self._sessions) >= MOST_SESSIONS:
+            raise Refusal(
+                "overloaded",
+                f"{MOST_SESSIONS} gateways have leases here, the most that are allowed.",
+            )
+        session = Session(
+            secrets.token_hex(16), opening.gateway, self._lease_s, self._log, self._records
+        )
+        self._sessions[session.id] = session
+        return session
+
+    def session(self, session_id: str) -> Session:
+        """Raises: Refusal: there is none, or none any more."""
+        found = self._sessions.get(session_id)
+        if found is None:
+            raise Refusal("not_found", "There is no such lease: it was closed, or is over.")
+        if found.over is not None:
+            raise Refusal(LEASE_OVER, f"The lease is over, and its ranks are ended: {found.over}.")
+        return found
+
+    def rank(self, rank_id: str) -> HostedRank:
+        """Raises: Refusal: there is none, or none any more."""
+        for session in self._sessions.values():
+            if rank_id in session.ranks:
+                return session.ranks[rank_id]
+        raise Refusal("not_found", "There is no such rank: it has ended.")
+
+    def start(self, session: Session, order: OrderBody) -> HostedRank:
+        """Raises: Refusal: it can't be started, by the order, for lack of memory or whatever."""
+        if (reason := complaint(order)) is not None:
+            raise Refusal("invalid_request_error", f"The order can't be taken: {reason}.")
+        if len(self.ranks) >= MOST_RANKS:
+            raise Refusal("overloaded", f"{MOST_RANKS} ranks run here, the most that are allowed.")
+        if any(each.id == order.id for each in self.ranks):
+            raise Refusal("invalid_request_error", f"There is a rank {order.id} already.")
+        if (reason := self.room.admit(order.id, order.needed_bytes)) is not None:
+            raise Refusal("insufficient_memory", f"There is no room for {order.name}: {reason}.")
+        try:
+            rank = session.start(order)
+        except BaseException as error:
+            self.room.gone(order.id)
+            if isinstance(error, OSError):
+                raise Refusal("overloaded", f"It can't be started: {error}.") from error
+            raise
+        logger.info("Rank %d of %s starts: pid %d", order.rank, order.name, rank.pid)
+        self._tasks.start(self._release(rank), f"memory of rank {rank.pid}")
+        return rank
+
+    def raise_promise(self, rank: HostedRank, wanted_bytes: int) -> int:
+        """What it may hold from now on, in bytes."""
+        promised_bytes = self.room.raise_to(rank.id, wanted_bytes)
+        logger.info("Rank %d is promised %s now", rank.pid, format_size(promised_bytes))
+        return promised_bytes
+
+    def close(self, session: Session, reason: str) -> None:
+        """Its ranks end; then it is forgotten."""
+        if session.over is None:
+            session.end(reason)
+            self._tasks.start(self._forget(session), f"end of {session.id}")
+
+    async def end(self) -> None:
+        """For the agent's own end."""
+        sessions = list(self._sessions.values())
+        for each in sessions:
+            self.close(each, "its agent ends")
+        overs = [asyncio.ensure_future(each.until_over()) for each in sessions]
+        if overs:
+            _, late = await asyncio.wait(overs, timeout=ladder.longest_s())
+            for over in late:
+                over.cancel()
+        await asyncio.gather(*(each.close() for each in sessions))
+        await self._tasks.cancel_all()
+
+    async def _release(self, rank: HostedRank) -> None:
+        await rank.ended()
+        self.room.gone(rank.id)
+
+    async def _forget(self, session: Session) -> None:
+        await session.until_over()
+        self._sessions.pop(session.id, None)
+        await session.close()
+
+    async def _judge(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for session in list(self._sessions.values()):
+            reason = session.lease.judge(now)
+            if reason is not None:
+                self._tasks.attempt(functools.partial(self.close, session, reason), "end of lease")
+
+    async def _measure(self) -> None:
+        await asyncio.gather(*(self._read(each) for each in self.ranks))
+
+    async def _read(self, rank: HostedRank) -> None:
+        try:
+            self.room.note(rank.id, (await rank.footprint()).current_bytes)
+        except (FootprintError, OSError) as error:
+            # It may be ending.
+            logger.debug("The footprint of rank %d: %s", rank.pid, error)
+
+
+def _listed(found: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in sorted(found.items()))

@@ -1,0 +1,250 @@
+"""Replacing this gateway by a successor, one at a time, from its start until it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final
+
+from gateway.http.admin import Upgraded
+from gateway.http.app import Parts
+from gateway.models import refusals
+from gateway.server.upgrade.departure import Departure
+from gateway.server.upgrade.handover import Handover, check_ranks
+from gateway.server.upgrade.keeper import Keeper
+from gateway.server.upgrade.messages import Introduction
+from gateway.server.upgrade.relay import Relay
+from gateway.server.upgrade.successor import SuccessorProcess, UnfitError
+from gateway.server.upgrade.takeover import Takeover
+from gateway.server.upgrade.wish import Wish
+from gateway.server.uvicorn_server import Server
+from gateway.system.lane import Lane
+from gateway.system.notify import Notifier
+from gateway.system.process_identity import ProcessGoneError
+from gateway.system.refusal import Refusal
+from gateway.system.state.state_dir import StateDir
+from gateway.system.state.state_file import read_state
+from gateway.system.tasks import Tasks
+from gateway.system.version import VERSION
+
+logger = logging.getLogger(__name__)
+
+# Imports, the configuration, a look at the machine; on one that does much else.
+_PROOF_S: Final = 120.0
+_FILE_S: Final = 10.0
+# Earlier gateways that still serve clients: each hands on what the next one computes.
+_MOST_EARLIER: Final = 16
+
+
+class Upgrader:
+    """One upgrade at a time. `left` is set once another gateway serves; from then on there is a
+    `departure`.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        listener: socket.socket,
+        state_dir: StateDir,
+        notifier: Notifier,
+        keeper: Keeper | None,
+        takeover: Takeover | None,
+        announce: Callable[[], None],
+    ) -> None:
+        """`keeper` is who stands in for this gateway towards others, if somebody does, and
+        `takeover` is about the gateway before this one. `announce` tells others where this one is.
+        """
+        self.left = asyncio.Event()
+        self.departure: Departure | None = None
+        self.keeper = keeper
+        self.announce = announce
+        self._parts = parts
+        self._listener = listener
+        self._state_dir = state_dir
+        self._notifier = notifier
+        self._takeover = takeover
+        self._upgrading: asyncio.Task[Upgraded] | None = None
+        self._server: Server | None = None
+        self._lane = Lane("upgrade")
+        self._tasks = Tasks("upgrade")
+        self._loop = asyncio.get_running_loop()
+
+    def begin(self, server: Server, signals: asyncio.Queue[int]) -> None:
+        """From now on it can be replaced, and hears who stands in for it."""
+        self._server = server
+        signal.signal(
+            signal.SIGUSR2,
+            lambda _number, _frame: self._loop.call_soon_threadsafe(self.upgrade_soon),
+        )
+        if self.keeper is not None:
+            server.admits = self.keeper.admits
+            self.keeper.watch(functools.partial(_signalled, signals))
+
+    @property
+    def _earlier(self) -> int:
+        """Gateways before this one that still serve clients."""
+        if self._takeover is None or self._takeover.gone.is_set():
+            return 0
+        return self._takeover.estate.earlier + 1
+
+    async def upgrade(self) -> Upgraded:
+        """Raises: Refusal: this gateway goes on; the text says why."""
+        if self._upgrading is not None or self.left.is_set():
+            raise refusals.being_replaced()
+        upgrading = self._upgrading = asyncio.ensure_future(self._upgrade())
+        upgrading.add_done_callback(_look_at)
+        try:
+            # Whoever asked may leave meanwhile.
+            return await asyncio.shield(upgrading)
+        except asyncio.CancelledError:
+            if upgrading.cancelled():
+                raise refusals.shutting_down() from None
+            raise
+
+    async def abandon(self) -> None:
+        """Go on here, unless another gateway serves already; returns once one of both is so."""
+        if self._upgrading is None:
+            return
+        if self.departure is None:
+            self._upgrading.cancel()
+        await asyncio.wait({self._upgrading})
+
+    def upgrade_soon(self) -> None:
+        """For a signal: what comes of it is an event."""
+        self._tasks.start(self._upgrade_quietly(), "upgrade")
+
+    async def close(self) -> None:
+        await self._tasks.cancel_all()
+
+    async def _upgrade_quietly(self) -> None:
+        try:
+            await self.upgrade()
+        except Refusal as refusal:
+            logger.error("%s", refusal.message)
+
+    async def _upgrade(self) -> Upgraded:
+        began_at = self._loop.time()
+        try:
+            self._parts.fleet.check_serves()
+            python = await self._chosen_python()
+            if self._earlier >= _MOST_EARLIER:
+                raise UnfitError(
+                    f"{self._earlier} gateways before this one still serve their clients: wait "
+                    "until some of them have ended"
+                )
+            check_ranks(self._parts)
+            return await self._replace(python, began_at)
+        except (UnfitError, OSError, ProcessGoneError) as error:
+            self._parts.fleet.events.emit("upgrade", None, refused=str(error))
+            raise Refusal(
+                "model_unavailable",
+                f"The gateway was not replaced, and goes on: {str(error).rstrip('.')}.",
+                lasting=True,
+            ) from error
+        finally:
+            self._upgrading = None
+
+    async def _chosen_python(self) -> str:
+        path = self._state_dir.successor_path
+
+        def take() -> Wish:
+            wish = read_state(path, Wish) or Wish()
+            path.unlink(missing_ok=True)
+            return wish
+
+        wish = await self._lane.run(take, _FILE_S, "the state folder")
+        return wish.python or sys.executable
+
+    async def _replace(self, python: str, began_at: float) -> Upgraded:
+        keeper, its_keeper = self._keeper_ends()
+        environment = {**os.environ, **self._notifier.environment}
+        descriptors = [self._listener.fileno(), self._state_dir.lock, 2, its_keeper.fileno()]
+        with its_keeper:
+            async with contextlib.AsyncExitStack() as unless_it_serves:
+                if keeper is not None:
+                    unless_it_serves.callback(keeper.close)
+                # Its end takes along the workers that have settled with it already.
+                after_its_end = unless_it_serves.enter_context(contextlib.ExitStack())
+                successor = await SuccessorProcess.start(python, environment, descriptors)
+                unless_it_serves.push_async_callback(successor.end)
+                said = await successor.prove(_PROOF_S)
+                handover = Handover(self._parts, self._earlier)
+                await handover.until_settled()
+                after_its_end.push(functools.partial(self._go_on, handover))
+                still_since = self._loop.time()
+                await handover.carry_out(successor)
+                unless_it_serves.pop_all()
+        upgraded = self._upgraded(said, began_at, self._loop.time() - still_since)
+        await self._leave(handover.relay, successor, python, keeper)
+        return upgraded
+
+    def _go_on(
+        self,
+        handover: Handover,
+        _kind: object,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        """The way out of a hand-over that `error` has ended."""
+        logger.warning("The next gateway doesn't come up: %s", error)
+        handover.undo()
+        self.announce()
+
+    async def _leave(
+        self,
+        relay: Relay,
+        successor: SuccessorProcess,
+        python: str,
+        keeper: socket.socket | None,
+    ) -> None:
+        assert self._server is not None
+        self._notifier.silence()
+        if self.keeper is not None:
+            self.keeper.unwatch()
+        self.departure = Departure(
+            self._parts, self._server, relay, successor, self._takeover, python, keeper
+        )
+        try:
+            await self.departure.begin()
+        finally:
+            self.left.set()
+
+    def _keeper_ends(self) -> tuple[socket.socket | None, socket.socket]:
+        """This gateway's end of a channel to who serves, if it is to stand in for the next one; and
+        what the next one gets.
+        """
+        if self.keeper is not None:
+            return None, self.keeper.duplicate()
+        return socket.socketpair()
+
+    def _upgraded(self, said: Introduction, began_at: float, still_s: float) -> Upgraded:
+        return Upgraded(
+            version=said.version,
+            version_before=VERSION,
+            pid=said.pid,
+            pid_before=os.getpid(),
+            seconds=round(self._loop.time() - began_at, 3),
+            still_s=round(still_s, 3),
+        )
+
+
+def _look_at(upgrading: asyncio.Task[Upgraded]) -> None:
+    """A refusal is an event already, and nobody may be there to be told."""
+    if not upgrading.cancelled() and isinstance(error := upgrading.exception(), Exception):
+        logger.debug("The gateway was not replaced: %s", error)
+
+
+def _signalled(signals: asyncio.Queue[int], number: int) -> None:
+    """By who stands in for this gateway."""
+    if number in (signal.SIGTERM, signal.SIGINT):
+        signals.put_nowait(number)
+    else:
+        os.kill(os.getpid(), number)

@@ -1,0 +1,95 @@
+"""Uvicorn's server, whose signals are somebody else's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Final
+
+import uvicorn
+
+from gateway.http.connection.connection import Connection
+
+_START_S: Final = 10.0
+# What uvicorn takes on every system that we run on.
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+class Server(uvicorn.Server):
+    """Uvicorn, but signals start our own end: workers are stopped before the listener is. Once that
+    has begun to be over, they are ignored for good, so that none becomes the exit status.
+    """
+
+    def __init__(self, config: uvicorn.Config, signals: asyncio.Queue[int]) -> None:
+        super().__init__(config)
+        self._signals = signals
+        self._loop = asyncio.get_running_loop()
+        self._started_up = asyncio.Event()
+        # What signals do once it is over.
+        self.afterwards: Callable[[int, FrameType | None], None] | signal.Handlers = signal.SIG_IGN
+        # Whether a signal isn't one that came another way already.
+        self.admits: Callable[[int], bool] = lambda _: True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._started_up.set()
+
+    async def until_started(self, serving: asyncio.Task[None]) -> None:
+        """From then on signals are ours: nobody who has read the address ends the process by one.
+
+        Raises what `serving` raised, if it ended instead.
+        """
+        started = asyncio.create_task(self._started_up.wait())
+        await asyncio.wait(
+            {started, serving}, timeout=_START_S, return_when=asyncio.FIRST_COMPLETED
+        )
+        started.cancel()
+        if serving.done():
+            await serving
+
+    def stop_listening(self) -> None:
+        """Take no new connection; another process has the socket as well."""
+        for each in self.servers:
+            each.close()
+        self.servers = []
+
+    def offer_connections(self) -> None:
+        """Let the next gateway have those that nobody is being served on."""
+        for each in list(self.server_state.connections):
+            if isinstance(each, Connection):
+                each.offer()
+
+    async def take_connection(self, connected: socket.socket) -> None:
+        """One that another gateway had accepted."""
+        connected.setblocking(False)
+        await self._loop.connect_accepted_socket(self._new_protocol, connected)
+
+    def _new_protocol(self) -> asyncio.Protocol:
+        # As uvicorn makes them for its own.
+        return self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+            _loop=self._loop,
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        for number in _SIGNALS:
+            signal.signal(number, self.handle_exit)
+        try:
+            yield
+        finally:
+            for number in _SIGNALS:
+                signal.signal(number, self.afterwards)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._loop.call_soon_threadsafe(self._take_signal, sig)
+
+    def _take_signal(self, number: int) -> None:
+        if self.admits(number):
+            self._signals.put_nowait(number)

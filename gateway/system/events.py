@@ -1,0 +1,190 @@
+"""What happens to models and workers: kept for a while, logged, and told to whoever follows."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from gateway.system.logs.line import about
+
+logger = logging.getLogger(__name__)
+
+Kind: TypeAlias = Literal[
+    "state",
+    "admit",
+    "lend",
+    "recall",
+    "context",
+    "evict",
+    "overgrown",
+    "relieve",
+    "return",
+    "stranded",
+    "start",
+    "adopt",
+    "ready",
+    "exit",
+    "park",
+    "resume",
+    "refuse",
+    "breaker",
+    "hang",
+    "escalation",
+    "sweep",
+    "caution",
+    "spare",
+    "reload",
+    "mailbox",
+    "pull",
+    "removed",
+    "disk",
+    "upgrade",
+]
+
+_KEPT: Final = 1000
+# Milliseconds, where a field has seconds.
+_DECIMALS: Final = 3
+_IDS_PER_S: Final = 1_000_000
+# Events that a slow follower may be behind before it misses some.
+_BEHIND: Final = 1000
+_WARNINGS: Final = (
+    "overgrown",
+    "stranded",
+    "refuse",
+    "breaker",
+    "hang",
+    "escalation",
+    "sweep",
+    "caution",
+    "mailbox",
+)
+
+
+class Event(Struct, frozen=True):
+    """`at` is a Unix time in seconds; `fields` depend on the kind."""
+
+    id: int
+    at: float
+    kind: Kind
+    model: str | None
+    fields: dict[str, Any]
+
+    def as_json(self) -> bytes:
+        """One flat object."""
+        return msgspec.json.encode(
+            {
+                "id": self.id,
+                "at": self.at,
+                "event": self.kind,
+                "model": self.model,
+                **self.fields,
+            }
+        )
+
+
+class EventLog:
+    """The last events, in memory. Everything runs on the event loop.
+
+    `counts` has how many there were by kind and model.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[Kind, str | None]] = Counter()
+        self._events: deque[Event] = deque(maxlen=_KEPT)
+        # Beyond those of an earlier gateway, so that a follower who comes back misses nothing.
+        self._last_id = int(time.time()) * _IDS_PER_S
+        self._followers: set[Follower] = set()
+
+    def emit(self, kind: Kind, model: str | None, **fields: Any) -> None:
+        self._last_id += 1
+        self.counts[kind, model] += 1
+        fields = {name: _rounded(value) for name, value in fields.items()}
+        event = Event(self._last_id, time.time(), kind, model, fields)
+        self._events.append(event)
+        extra = about(event=kind, model=model, id=event.id, **fields)
+        logger.log(_level(event), "%s", kind, extra=extra)
+        for follower in self._followers:
+            follower.put(event)
+
+    def recent(self, count: int) -> list[Event]:
+        return list(self._events)[-count:] if count > 0 else []
+
+    @property
+    def kept(self) -> tuple[Event, ...]:
+        """For another gateway."""
+        return tuple(self._events)
+
+    def restore(self, events: Iterable[Event]) -> None:
+        """Go on behind those of an earlier gateway."""
+        own = list(self._events)
+        self._events.clear()
+        self._events.extend([*events, *own])
+        if self._events:
+            self._last_id = max(self._last_id, *(each.id for each in self._events))
+
+    def after(self, event_id: int) -> list[Event]:
+        """The kept events that came after the one with this id."""
+        return [each for each in self._events if each.id > event_id]
+
+    @contextmanager
+    def follow(self) -> Iterator[Follower]:
+        follower = Follower()
+        self._followers.add(follower)
+        try:
+            yield follower
+        finally:
+            self._followers.discard(follower)
+
+    def close(self) -> None:
+        """End all followers."""
+        for follower in self._followers:
+            follower.end()
+
+
+class Follower:
+    """Events for one reader, who is told how many it missed if it is too slow."""
+
+    def __init__(self) -> None:
+        self.missed = 0
+        self.ended = False
+        self._events: deque[Event] = deque()
+        self._arrived = asyncio.Event()
+
+    def put(self, event: Event) -> None:
+        if len(self._events) >= _BEHIND:
+            self._events.popleft()
+            self.missed += 1
+        self._events.append(event)
+        self._arrived.set()
+
+    def end(self) -> None:
+        self.ended = True
+        self._arrived.set()
+
+    async def take(self) -> list[Event]:
+        """What has arrived since the last call; nothing once the log is closed."""
+        while not self._events and not self.ended:
+            self._arrived.clear()
+            await self._arrived.wait()
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+
+def _rounded(value: Any) -> Any:
+    """Differences of clocks have digits that nobody has measured."""
+    return round(value, _DECIMALS) if isinstance(value, float) else value
+
+
+def _level(event: Event) -> int:
+    if event.kind == "exit":
+        return logging.INFO if event.fields.get("expected") else logging.ERROR
+    return logging.WARNING if event.kind in _WARNINGS else logging.INFO

@@ -1,0 +1,1 @@
+"""What processes, the machine and its GPU hold."""

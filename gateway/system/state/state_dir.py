@@ -1,0 +1,303 @@
+"""The state folder: lock, sockets, logs and prompts of one gateway."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+import platformdirs
+import psutil
+
+from gateway.system.state.obstacles import no_files, untrusted
+from gateway.system.state.state_file import make_folder
+from protocol.endpoint import EndpointError, endpoint
+
+_LONGEST_SOCKET_NAME: Final = "9999999999.sock"
+# Log files that are no model's.
+_TAKEN_NAMES: Final = ("gateway", "crash")
+
+
+class StateDirError(Exception):
+    """The state folder can't be used; the text says why and what to do."""
+
+
+def default_state_dir() -> Path:
+    if sys.platform == "darwin":
+        return platformdirs.user_data_path("Bulkhead")
+    return platformdirs.user_state_path("bulkhead")
+
+
+def lock_holder(path: Path) -> int | None:
+    """The pid of the gateway that uses a state folder; None if none does, or it can't be told."""
+    try:
+        # A named pipe would wait for somebody who writes to it.
+        lock = os.open(path / "gateway.lock", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        pid = os.read(lock, 20).decode("ascii", "replace").strip()
+        # A lock is tried only against a process that exists: a gateway that starts just now must
+        # not find the lock taken by whoever looks.
+        if not pid.isdigit() or not psutil.pid_exists(int(pid)):
+            return None
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return int(pid)
+    except OSError:
+        return None
+    finally:
+        os.close(lock)
+    return None
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What is in a folder that may be missing."""
+    with contextlib.suppress(OSError):
+        return sorted(folder.iterdir())
+    return []
+
+
+class StateDir:
+    """Owns a folder while the lock is held."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.expanduser().absolute()
+        self.sockets = self.path / "run"
+        self.logs = self.path / "logs"
+        self.workers = self.path / "workers"
+        self.prompts = self.path / "prompts"
+        self._lock: int | None = None
+
+    def acquire(self) -> None:
+        """Create the folder, take the lock, remove sockets of an earlier gateway.
+
+        Raises:
+            StateDirError: another gateway uses it, its path is too long or no UTF-8, it can't be
+                written, others may write to it, or there is something else where files belong.
+        """
+        try:
+            endpoint(self.longest_socket_path)
+            for obstacle in self.obstacles():
+                raise self._unusable(obstacle)
+            for folder in self.folders:
+                make_folder(folder)
+            # Whoever may open a worker's socket learns when it comes and goes.
+            self.sockets.chmod(0o700)
+            self._take_lock()
+            for stale in self.sockets.iterdir():
+                stale.unlink()
+        except EndpointError as error:
+            raise self._unusable(str(error)) from error
+        except OSError as error:
+            raise self._unusable(error.strerror or str(error)) from error
+
+    def inherit(self, lock: int) -> None:
+        """Own it by the lock of a gateway that is being replaced."""
+        self._lock = lock
+
+    @property
+    def lock(self) -> int:
+        """The descriptor of the lock, while it is held."""
+        assert self._lock is not None
+        return self._lock
+
+    def sign(self) -> None:
+        """Say in the lock that it is this process's."""
+        os.ftruncate(self.lock, 0)
+        os.pwrite(self.lock, str(os.getpid()).encode(), 0)
+
+    def obstacles(self) -> Iterator[str]:
+        """What keeps it from being used, other than rights, in sentences without an end."""
+        for folder in self.folders:
+            if (reason := untrusted(folder)) is not None:
+                yield reason
+        kept = (
+            self.starts_path,
+            self.stranded_path,
+            self.learned_path,
+            self.address_path,
+            self.pulls_path,
+            self.used_path,
+            self.successor_path,
+        )
+        secret = [self.keys_path, self.keys_path.with_suffix(".lock")]
+        secret += [self.admin_key_path, self.usage_path, self.served_path]
+        files = [self.lock_path, *secret, *kept, *(each.with_suffix(".new") for each in kept)]
+        files += [*_entries(self.workers), *self.logs.glob("*.log"), *self.logs.glob("*.log.?")]
+        # Whatever else is among the sockets is removed.
+        files += [each for each in _entries(self.sockets) if each.is_dir()]
+        yield from no_files(files)
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The folder and those in it, which are there while it is used."""
+        return (self.path, self.sockets, self.logs, self.workers, self.prompts)
+
+    def _unusable(self, reason: str) -> StateDirError:
+        return StateDirError(f"The state folder {self.path} can't be used: {reason}.")
+
+    def _take_lock(self) -> None:
+        """Raises OSError if it can't be made, StateDirError if another gateway has it."""
+        lock = os.open(self.lock_path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(lock, 100).decode("ascii", "replace").strip() or "unknown"
+            os.close(lock)
+            raise StateDirError(
+                f"Another gateway or agent (pid {holder}) uses the state folder {self.path}: stop "
+                "it, or choose another folder with --state-dir."
+            ) from None
+        self.release()
+        self._lock = lock
+        os.ftruncate(lock, 0)
+        os.write(lock, str(os.getpid()).encode())
+
+    def release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def socket_path(self, incarnation: int) -> Path:
+        """Where a worker that is started now is to connect. Every folder that this takes is there
+        then, also if somebody has removed one.
+
+        Raises:
+            OSError: they can't be made again, or were taken by another gateway since.
+        """
+        for folder in (self.path, self.sockets, self.logs, self.workers):
+            make_folder(folder)
+        if self._lock is not None and not self._holds_lock(self._lock):
+            try:
+                self._take_lock()
+            except StateDirError as error:
+                raise OSError(errno.EBUSY, str(error)) from error
+        return self.sockets / f"{incarnation}.sock"
+
+    def rank_socket_path(self, incarnation: int) -> Path:
+        """Where the other ranks of such a worker connect to it. Its own endpoint comes first."""
+        return self.sockets / f"{incarnation}.rank"
+
+    def _holds_lock(self, lock: int) -> bool:
+        """Whether the lock is still where other gateways look for it."""
+        try:
+            return os.path.samestat(os.fstat(lock), self.lock_path.stat())
+        except FileNotFoundError:
+            return False
+
+    @property
+    def longest_socket_path(self) -> Path:
+        return self.sockets / _LONGEST_SOCKET_NAME
+
+    @property
+    def lock_path(self) -> Path:
+        return self.path / "gateway.lock"
+
+    def log_path(self, model_id: str) -> Path:
+        """Ids may contain `/`."""
+        name = quote(model_id, safe=" ")
+        # Whatever their case, since macOS takes no notice of it.
+        if name.lower() in _TAKEN_NAMES:
+            name = f"%{ord(name[0]):02X}{name[1:]}"
+        return self.logs / f"{name}.log"
+
+    @property
+    def gateway_log_path(self) -> Path:
+        return self.logs / "gateway.log"
+
+    @property
+    def crash_log_path(self) -> Path:
+        """Where a service manager sends the gateway's stderr."""
+        return self.logs / "crash.log"
+
+    @property
+    def own_logs(self) -> tuple[Path, ...]:
+        """The logs that are no model's."""
+        return (
+            self.gateway_log_path,
+            self.crash_log_path,
+            self.spare_log_path,
+            self.ranks_log_path,
+        )
+
+    @property
+    def starts_path(self) -> Path:
+        """The starts since the last orderly end."""
+        return self.path / "starts.json"
+
+    @property
+    def successor_path(self) -> Path:
+        """By which interpreter the next gateway is to be started."""
+        return self.path / "successor.json"
+
+    @property
+    def stranded_path(self) -> Path:
+        """What did not come back since the boot."""
+        return self.path / "stranded.json"
+
+    @property
+    def learned_path(self) -> Path:
+        """What models took, as measured."""
+        return self.path / "learned.json"
+
+    @property
+    def pulls_path(self) -> Path:
+        """The pulls that have not ended."""
+        return self.path / "pulls.json"
+
+    @property
+    def used_path(self) -> Path:
+        """When models were last used."""
+        return self.path / "used.json"
+
+    @property
+    def chat_history_path(self) -> Path:
+        """What was typed in `bulkhead chat`."""
+        return self.path / "chat-history"
+
+    @property
+    def keys_path(self) -> Path:
+        """The API keys, as hashes."""
+        return self.path / "keys.json"
+
+    @property
+    def admin_key_path(self) -> Path:
+        """The operator's own key, as it is."""
+        return self.path / "admin.key"
+
+    @property
+    def usage_path(self) -> Path:
+        """What was used under each key."""
+        return self.path / "usage.json"
+
+    @property
+    def address_path(self) -> Path:
+        """Where the gateway that has the lock is reached."""
+        return self.path / "address.json"
+
+    @property
+    def served_path(self) -> Path:
+        """The certificate that is being served, without its key."""
+        return self.path / "served.crt"
+
+    @property
+    def mailbox_path(self) -> Path:
+        """Answers that wait for their clients."""
+        return self.path / "mailbox.sqlite"
+
+    @property
+    def spare_log_path(self) -> Path:
+        """No model's: quoted ids have no parentheses."""
+        return self.logs / "(spare).log"
+
+    @property
+    def ranks_log_path(self) -> Path:
+        """Of ranks that an agent has started."""
+        return self.logs / "(ranks).log"

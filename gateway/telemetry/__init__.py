@@ -1,1 +1,0 @@
-"""What is told to others about requests, where somebody wants that."""

@@ -1,0 +1,338 @@
+"""The ranks of one incarnation beside rank 0, from their start to their end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from gateway.system.logs.line import about
+from gateway.system.memory.reading import Footprint
+from gateway.system.tasks import Tasks
+from gateway.workers.hosts.fate import Fate
+from gateway.workers.hosts.host import Host, RankEnd, RankOrder, RankProcess
+from gateway.workers.hosts.local import LocalHost, own_address
+from gateway.workers.hosts.promise import Promise
+from gateway.workers.ladder import Step
+from protocol.channel import new_keys
+from protocol.endpoint import endpoint
+from protocol.memory import Need
+from protocol.ranks import RankBackend, Ranks, RankSplit
+
+logger = logging.getLogger(__name__)
+
+# For an answer of a host.
+_ANSWER_S: Final = 20.0
+# For a start: longer than any host itself waits. Nobody knows what was started after it.
+_START_S: Final = 60.0
+# A host that keeps too little is asked again: others may have ended there.
+_ASK_AGAIN_S: Final = 5.0
+
+
+class Plan(Struct, frozen=True):
+    """How several ranks compute a model. `hosts` has each rank's, and `interfaces` the addresses at
+    which the others reach it there; none: at the host's own. On this machine each rank has one of
+    the `cards`, if there are any. Each rank elsewhere needs so many bytes, and more are wanted.
+    """
+
+    model_id: str
+    incarnation: int
+    backend: RankBackend
+    split: RankSplit
+    hosts: Sequence[Host]
+    interfaces: Sequence[Sequence[str]]
+    silence_s: float
+    needed_bytes: int = 0
+    wanted_bytes: int = 0
+    cards: Sequence[str] = ()
+    python: str | None = None
+
+
+class Follower:
+    """One of them. `process` is there once it is started, `end` once it has ended."""
+
+    def __init__(self, rank: int, host: Host) -> None:
+        self.rank = rank
+        self.host = host
+        self.process: RankProcess | None = None
+        self.footprint_bytes: int | None = None
+        self.end: RankEnd | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Its pid and its memory are this machine's."""
+        return isinstance(self.host, LocalHost)
+
+    @property
+    def running(self) -> RankProcess | None:
+        return self.process if self.end is None else None
+
+    async def read_footprint(self) -> Footprint | None:
+        """None if it doesn't run. Raises: FootprintError, OSError."""
+        if self.running is None:
+            return None
+        found = await self.running.footprint()
+        self.footprint_bytes = found.current_bytes
+        return found
+
+    async def take(self, step: Step) -> None:
+        """Raises: OSError."""
+        match step:
+            case _ if self.running is None:
+                return
+            case Step.DUMP:
+                await self.running.dump()
+            case Step.ASK:
+                # Rank 0 passes it on, at the end of the step that all of them are in.
+                return
+            case Step.TERMINATE:
+                await self.running.end()
+            case Step.KILL:
+                await self.running.kill()
+
+
+class Followers:
+    """Starts them at once, beside rank 0, whose `fate` is theirs. Every call comes on the event
+    loop.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        path: Path,
+        on_end: Callable[[float | None], None],
+        on_started: Callable[[str | None], None],
+        on_promise: Callable[[str | None], None],
+    ) -> None:
+        """Rank 0 will listen at `path`. `on_end` is told each end, and when all others are to be
+        ended for it; `on_started` that none comes any more, and what kept one from being started;
+        `on_promise` that other hosts keep more for them or can't, and why these can't go on so.
+        """
+        self._plan = plan
+        self._path = path
+        self._on_end = on_end
+        self._on_started = on_started
+        self._on_promise = on_promise
+        self._keys = new_keys()
+        self._tasks = Tasks(f"ranks of {plan.model_id}")
+        self._told: asyncio.Future[Ranks | None] = asyncio.get_running_loop().create_future()
+        self.fate = Fate()
+        self._endpoint = endpoint(path)
+        self._promised_bytes: dict[int, int] = {}
+        self.promise = Promise()
+        self._asking = False
+        self.each = [Follower(rank, host) for rank, host in enumerate(plan.hosts) if rank]
+        self._tasks.start(self._start(), "start")
+
+    @property
+    def size(self) -> int:
+        """Rank 0 counts."""
+        return len(self._plan.hosts)
+
+    @property
+    def size_here(self) -> int:
+        """On this machine; rank 0 counts."""
+        return 1 + sum(each.is_here for each in self.each)
+
+    @property
+    def running_here(self) -> bool:
+        """One of them runs on this machine."""
+        return any(each.is_here and each.running is not None for each in self.each)
+
+    async def told(self) -> Ranks | None:
+        """What rank 0 is to be told, once they are started; None: they could not be."""
+        return await asyncio.shield(self._told)
+
+    async def read_footprints(self) -> list[Footprint]:
+        """Of those that run here. Raises: FootprintError, OSError."""
+        here = [each for each in self.each if each.is_here]
+        there = (each.read_footprint() for each in self.each if not each.is_here)
+        found = await asyncio.gather(*(each.read_footprint() for each in here))
+        # Other hosts keep their own accounts: their figures are for people.
+        await asyncio.gather(*there, return_exceptions=True)
+        return [each for each in found if each is not None]
+
+    async def take(self, step: Step) -> None:
+        """Take a step to end all of them; what fails is up to the next one."""
+        self.fate.take(step)
+        await asyncio.gather(*(self._take(each, step) for each in self.each))
+
+    def missed(self, rank: int) -> None:
+        """Rank 0 has lost this one."""
+        for each in self.each:
+            if each.rank == rank:
+                self.fate.missed(rank, each.host.name)
+
+    def need(self, need: Need) -> None:
+        """What rank 0 says of itself."""
+        now = asyncio.get_running_loop().time()
+        self.promise.need(need.least_bytes, now, waits=need.held > 0 and not need.used_bytes)
+        if self.promise.wish_bytes is not None and not self._asking:
+            self._asking = True
+            self._tasks.start(self._ask_for_more(), "ask for memory")
+
+    def close(self) -> None:
+        """To be called when none is left. A leader that was killed leaves its socket's file."""
+        self._path.unlink(missing_ok=True)
+
+    async def _start(self) -> None:
+        ranks, failure = None, None
+        try:
+            ranks = await self._ranks()
+            for each in self.each:
+                if not self.fate.may_start:
+                    break
+                each.process = await asyncio.wait_for(each.host.start(self._order(each)), _START_S)
+                step = self.fate.started(each.rank)
+                self._tasks.start(self._wait(each, each.process), f"rank {each.rank}")
+                if step is not None:
+                    await self._take(each, step)
+        except (OSError, TimeoutError) as error:
+            ranks = None
+            failure = f"its ranks can't be started: {str(error) or 'there is no answer'}"
+        finally:
+            self.fate.none_more()
+            self._told.set_result(ranks)
+        self._on_started(failure)
+
+    async def _ranks(self) -> Ranks:
+        """Ports are chosen that nobody has now; if one is taken meanwhile, the load fails, and the
+        next one has others.
+        """
+        plan = self._plan
+        places = await self._places()
+        # Rank 0 has one more, for the others that are elsewhere.
+        ports = await asyncio.gather(
+            *(
+                asyncio.wait_for(host.free_ports(len(interfaces) + 1), _ANSWER_S)
+                for host, interfaces in zip(plan.hosts, places, strict=True)
+            )
+        )
+        if self.size_here < self.size:
+            self._endpoint = f"tcp://{places[0][0]}:{ports[0][-1]}"
+            await self._ask_for_memory()
+        return Ranks(
+            size=len(plan.hosts),
+            backend=plan.backend,
+            split=plan.split,
+            addresses=tuple(
+                tuple(map("{}:{}".format, interfaces, free))
+                for interfaces, free in zip(places, ports, strict=True)
+            ),
+            endpoint=self._endpoint,
+            keys=self._keys,
+            silence_s=plan.silence_s,
+            devices=devices(plan.interfaces) if plan.backend == "jaccl" else (),
+        )
+
+    async def _places(self) -> list[Sequence[str]]:
+        """The interfaces of each rank. Raises: OSError."""
+        plan = self._plan
+        addresses = [await asyncio.wait_for(each.address(), _ANSWER_S) for each in plan.hosts]
+        if (elsewhere := next((each for each in self.each if not each.is_here), None)) is not None:
+            own = own_address(towards=addresses[elsewhere.rank])
+            addresses = [
+                own if isinstance(host, LocalHost) else address
+                for host, address in zip(plan.hosts, addresses, strict=True)
+            ]
+        if plan.backend == "jaccl":
+            # Its interfaces are devices, and rank 0 alone is met at an address.
+            return [(address,) for address in addresses]
+        return [
+            given or (address,) for given, address in zip(plan.interfaces, addresses, strict=True)
+        ]
+
+    async def _ask_for_memory(self) -> None:
+        """Each host keeps what is wanted, or what it has; less than is needed it refuses."""
+        free_bytes: dict[str, int] = {}
+        for each in self.each:
+            if each.is_here:
+                continue
+            name = each.host.name
+            if name not in free_bytes:
+                figures = await asyncio.wait_for(each.host.figures(), _ANSWER_S)
+                sharers = sum(other.host.name == name for other in self.each)
+                free_bytes[name] = figures.free_bytes // sharers
+            wanted_bytes = min(self._plan.wanted_bytes, free_bytes[name])
+            self._promised_bytes[each.rank] = max(self._plan.needed_bytes, wanted_bytes)
+            if self._plan.needed_bytes:
+                self.promise.keeps(each.rank, name, self._promised_bytes[each.rank])
+
+    async def _ask_for_more(self) -> None:
+        """Until there is enough, or nobody needs it any more."""
+        loop = asyncio.get_running_loop()
+        try:
+            while (wish_bytes := self.promise.wish_bytes) is not None and self.fate.may_start:
+                there = [each for each in self.each if not each.is_here]
+                if all(await asyncio.gather(*(self._ask_host(e, wish_bytes) for e in there))):
+                    self.promise.asked(wish_bytes)
+                failure = self.promise.given_up(loop.time())
+                self._on_promise(failure)
+                if failure is not None:
+                    return
+                if self.promise.wish_bytes is not None:
+                    await asyncio.sleep(_ASK_AGAIN_S)
+        finally:
+            self._asking = False
+            self.promise.forget()
+        if self.fate.may_start:
+            self._on_promise(None)
+
+    async def _ask_host(self, follower: Follower, wish_bytes: int) -> bool:
+        """Whether it has answered."""
+        if follower.running is None:
+            return False
+        try:
+            kept_bytes = await asyncio.wait_for(follower.running.keep(wish_bytes), _ANSWER_S)
+        except (OSError, TimeoutError) as error:
+            # If it lasts, its lease ends.
+            logger.warning("%s: memory for rank %d: %s", self._plan.model_id, follower.rank, error)
+            return False
+        self.promise.keeps(follower.rank, follower.host.name, kept_bytes)
+        return True
+
+    def _order(self, follower: Follower) -> RankOrder:
+        plan, rank = self._plan, follower.rank
+        environment = {}
+        if plan.cards and follower.is_here:
+            environment["CUDA_VISIBLE_DEVICES"] = plan.cards[rank % len(plan.cards)]
+        return RankOrder(
+            name=f"{plan.model_id}, rank {rank}",
+            incarnation=plan.incarnation,
+            rank=rank,
+            arguments=(
+                *("--follow", self._endpoint),
+                *("--rank", str(rank)),
+                *("--silence", str(plan.silence_s)),
+            ),
+            environment=environment,
+            secret=self._keys.workers,
+            python=plan.python,
+            needed_bytes=self._promised_bytes.get(rank, 0),
+        )
+
+    async def _wait(self, follower: Follower, process: RankProcess) -> None:
+        follower.end = await process.ended()
+        logger.info(
+            "%s: rank %d ended: %s",
+            self._plan.model_id,
+            follower.rank,
+            follower.end.reason,
+            extra=about(model=self._plan.model_id, pid=process.pid),
+        )
+        self._on_end(self.fate.follower_ended(follower.rank, follower.host.name, follower.end))
+
+    async def _take(self, follower: Follower, step: Step) -> None:
+        try:
+            await asyncio.wait_for(follower.take(step), _ANSWER_S)
+        except (OSError, TimeoutError) as error:
+            logger.warning("%s: rank %d: %s: %s", self._plan.model_id, follower.rank, step, error)
+
+
+def devices(interfaces: Sequence[Sequence[str]]) -> tuple[tuple[str | None, ...], ...]:
+    """Each rank's RDMA devices towards the others, with None for itself, as JACCL wants them."""
+    return tuple((*given[:rank], None, *given[rank:]) for rank, given in enumerate(interfaces))

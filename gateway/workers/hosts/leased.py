@@ -1,0 +1,210 @@
+"""Ranks on another host, under a lease that this gateway renews."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import uuid
+from collections.abc import Iterable
+from typing import Final
+
+from gateway.system.lane import Lane
+from gateway.system.tasks import Tasks
+from gateway.workers.hosts.agent_bodies import LEASE_OVER, Line, News, Turn
+from gateway.workers.hosts.host import RankEnd
+from gateway.workers.hosts.lease import Contact
+from gateway.workers.hosts.pinned import PinnedClient, RefusedError
+from gateway.workers.hosts.rank_log import RankLog
+from gateway.workers.hosts.tenants import Tenants
+from gateway.workers.worker_log import WorkerLog
+
+logger = logging.getLogger(__name__)
+
+_TICK_S: Final = 0.2
+# An agent answers a turn within a second or this part of the lease, and a busy one later.
+_TURN_SHARE: Final = 1 / 3
+_TURN_SLACK_S: Final = 1.0
+_RETRY_S: Final = 0.2
+_CLOSE_S: Final = 2.0
+# Without ranks: the next ones may come soon.
+_IDLE_S: Final = 5.0
+_MOST_WRITES: Final = 64
+
+
+class LeasedRank:
+    """One of them. Its `pid` is 0 until it is known."""
+
+    def __init__(self, rank: int, log: WorkerLog) -> None:
+        self.id = uuid.uuid4().hex
+        self.pid = 0
+        self.log = RankLog(log, rank)
+        self.end: asyncio.Future[RankEnd] = asyncio.get_running_loop().create_future()
+
+    def ended(self, end: RankEnd) -> None:
+        if not self.end.done():
+            self.end.set_result(end)
+
+
+class Leasehold:
+    """Asks for news of the ranks until there are none, or the host is out of reach for too long."""
+
+    def __init__(self, client: PinnedClient, host: str, lease: str, lease_s: float) -> None:
+        self.lease = lease
+        # Nothing can be started under it any more.
+        self.over = False
+        # The first turn was answered: from then on the host notices at once if this process dies.
+        self.begun = asyncio.Event()
+        self._client = client
+        self._host = host
+        self._lease_s = lease_s
+        self._loop = asyncio.get_running_loop()
+        self._contact = Contact(self._loop.time(), lease_s)
+        self._ranks: dict[str, LeasedRank] = {}
+        self._tenants = Tenants()
+        self._used_at = self._loop.time()
+        self._turn_s = max(_TURN_SLACK_S + lease_s * 0.2, lease_s * _TURN_SHARE)
+        self._failure = "no answer came"
+        self._loss: str | None = None
+        self._writer = Lane(f"log of {host}")
+        self._writes = 0
+        self._tasks = Tasks(f"ranks on {host}")
+        self._tasks.start(self._follow(), "turns")
+        self._tasks.start(self._watch(), "lease")
+
+    def expect(self, rank: int, log: WorkerLog, promised_bytes: int) -> LeasedRank:
+        """One that is about to be started."""
+        expected = LeasedRank(rank, log)
+        self._ranks[expected.id] = expected
+        self._tenants.expect(expected.id, promised_bytes)
+        self._used_at = self._loop.time()
+        return expected
+
+    def forget(self, rank: LeasedRank) -> None:
+        """It was not started."""
+        self._ranks.pop(rank.id, None)
+        self._tenants.ended(rank.id)
+
+    def ended_by(self, error: RefusedError) -> bool:
+        """Whether the host said by this that the lease is over."""
+        if error.code == "not_found":
+            self._none_left(f"{self._host} has ended it: {error}")
+        elif error.code == LEASE_OVER:
+            self._lose(f"{self._host} ends it: {error}")
+        return self.over
+
+    def measured(self, rank: LeasedRank, footprint_bytes: int) -> None:
+        self._tenants.measured(rank.id, footprint_bytes)
+
+    def unanswered(self, rank: LeasedRank, reason: str) -> None:
+        """Whether it was started nobody knows: it ends as soon as the host can be told."""
+        self._tenants.unanswered(rank.id, reason)
+
+    def disown(self, rank: LeasedRank) -> None:
+        """Have it ended as soon as the host can be told."""
+        self._tenants.disown(rank.id)
+
+    async def close(self) -> None:
+        self.over = True
+        await self._tasks.cancel_all()
+        with contextlib.suppress(OSError):
+            await self._client.order("DELETE", f"/v1/leases/{self.lease}", _CLOSE_S)
+        self._none_left("this gateway let go of its lease there")
+
+    async def _follow(self) -> None:
+        while not self.over:
+            unwanted = self._tenants.unwanted
+            turn = Turn(self._contact.number, unwanted)
+            try:
+                news = await self._client.post(
+                    f"/v1/leases/{self.lease}/turn", turn, News, self._turn_s
+                )
+            except RefusedError as error:
+                self._failure = str(error)
+                self.ended_by(error)
+                await asyncio.sleep(_RETRY_S)
+            except OSError as error:
+                self._failure = str(error)
+                await asyncio.sleep(_RETRY_S)
+            else:
+                self._contact.heard(self._loop.time(), news.number)
+                self.begun.set()
+                self._take(news)
+                self._tenants.told(unwanted, self._loop.time())
+                await self._let_go_if_idle()
+        await self._see_out()
+
+    async def _see_out(self) -> None:
+        """Have the host end what it may still have, until it says that nothing is left. Turns would
+        renew a lease that only this side holds to be over.
+        """
+        while self._ranks:
+            try:
+                await self._client.order("DELETE", f"/v1/leases/{self.lease}", self._turn_s)
+            except RefusedError as error:
+                if error.code == "not_found":
+                    self._none_left(str(error))
+            except OSError as error:
+                self._failure = str(error)
+            await asyncio.sleep(_RETRY_S)
+
+    def _take(self, news: News) -> None:
+        if news.lost_lines:
+            logger.warning("%d lines of ranks on %s are lost", news.lost_lines, self._host)
+        if news.lines and self._writes < _MOST_WRITES:
+            self._writes += 1
+            self._writer.soon(functools.partial(self._write, dict(self._ranks), news.lines))
+        for each in news.ended:
+            doubt = self._tenants.doubt(each.rank)
+            told = RankEnd(each.status, each.reason, each.by_host)
+            self._ended(each.rank, told if doubt is None else RankEnd(None, doubt))
+
+    def _ended(self, rank_id: str, end: RankEnd) -> None:
+        self._used_at = self._loop.time()
+        self._tenants.ended(rank_id)
+        rank = self._ranks.pop(rank_id, None)
+        if rank is not None:
+            rank.ended(end)
+
+    def _write(self, ranks: dict[str, LeasedRank], lines: Iterable[Line]) -> None:
+        """Runs in the lane: a disk may be slow."""
+        self._writes -= 1
+        for each in lines:
+            if (rank := ranks.get(each.rank)) is not None:
+                rank.log.add(each.text)
+
+    async def _let_go_if_idle(self) -> None:
+        if self._ranks or self._tenants.unwanted or self._loop.time() - self._used_at < _IDLE_S:
+            return
+        self.over = True
+        with contextlib.suppress(OSError):
+            await self._client.order("DELETE", f"/v1/leases/{self.lease}", _CLOSE_S)
+
+    async def _watch(self) -> None:
+        while not self.over or self._ranks:
+            await asyncio.sleep(_TICK_S)
+            now = self._loop.time()
+            if not self.over and self._contact.judge(now):
+                self._lose(
+                    f"{self._host} has been out of reach for {self._lease_s:g} s, after which it "
+                    f"ends its ranks by itself ({self._failure})"
+                )
+            for rank_id, reason in self._tenants.due(now):
+                self._ended(rank_id, RankEnd(None, reason))
+
+    def _lose(self, reason: str) -> None:
+        """The lease is over, and nobody here can see how its ranks end."""
+        self.over = True
+        self._tenants.lose(self._loop.time(), reason)
+        if self._loss is None:
+            self._loss = reason
+            logger.error("%d ranks are lost: %s", len(self._ranks), reason)
+
+    def _none_left(self, reason: str) -> None:
+        """The host knows no such lease: all have ended, if by another agent than before, which did
+        so at its start.
+        """
+        self.over = True
+        for each in list(self._ranks):
+            self._ended(each, RankEnd(None, self._loss or reason))

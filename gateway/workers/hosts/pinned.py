@@ -1,0 +1,189 @@
+"""A way to one server that is known by the fingerprint of its certificate, whatever its name."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from typing import Final, TypeVar
+
+import httpx
+import msgspec
+from msgspec import Struct
+
+from gateway.config.models import expand_home
+from gateway.system.lane import Lane
+from gateway.system.state.secret_file import read_secret
+from gateway.system.tasks import Tasks
+from gateway.system.tls.certificate import trusting_anybody, trusting_this
+from gateway.system.tls.self_signed import fingerprint, parse_fingerprint
+from gateway.workers.hosts.local_network import advice
+
+Body = TypeVar("Body", bound=Struct)
+
+# A name of the local network may take seconds to be found.
+_LOOKUP_S: Final = 5.0
+_CONNECT_S: Final = 3.0
+_PORT: Final = 443
+# The code of an answer that can't be read.
+FOREIGN: Final = "foreign"
+
+
+class RefusedError(OSError):
+    """The server's own no, by its code and in its words."""
+
+    def __init__(self, code: str, message: str, *, lasting: bool = False) -> None:
+        super().__init__(message)
+        self.code = code
+        self.lasting = lasting
+
+
+class _Error(Struct):
+    message: str
+    code: str
+
+
+class _Envelope(Struct):
+    error: _Error
+
+
+class PinnedClient:
+    """Sends nothing, least of all the key, before the server has shown the certificate. Every
+    method raises OSError if there is no answer within its deadline, with what is wrong.
+    """
+
+    def __init__(self, url: str, key_file: str, pinned: str) -> None:
+        """`pinned` is the fingerprint."""
+        self.url = url
+        self._key_file = expand_home(key_file)
+        self._fingerprint = parse_fingerprint(pinned)
+        at = httpx.URL(url)
+        self._host = at.raw_host.decode("ascii").strip("[]")
+        self._port = at.port or _PORT
+        self._lane = Lane(f"way to {self._host}")
+        self._http: httpx.AsyncClient | None = None
+        self._connecting = asyncio.Lock()
+        self._asking = 0
+        self._tasks = Tasks(f"way to {self._host}")
+
+    async def get(self, path: str, kind: type[Body], deadline_s: float) -> Body:
+        return self._read(await self._send("GET", path, None, deadline_s), kind)
+
+    async def post(self, path: str, body: Struct, kind: type[Body], deadline_s: float) -> Body:
+        return self._read(await self._send("POST", path, body, deadline_s), kind)
+
+    async def order(self, method: str, path: str, deadline_s: float) -> None:
+        """One that is answered by nothing but its being done."""
+        await self._send(method, path, None, deadline_s)
+
+    async def address(self) -> str:
+        """The IP address that the name leads to now."""
+        return await self._lane.run(self._resolve, _LOOKUP_S, f"the name {self._host}")
+
+    async def close(self) -> None:
+        http, self._http = self._http, None
+        if http is not None:
+            await http.aclose()
+        await self._tasks.cancel_all()
+
+    async def _send(
+        self, method: str, path: str, body: Struct | None, deadline_s: float
+    ) -> httpx.Response:
+        self._asking += 1
+        try:
+            async with asyncio.timeout(deadline_s):
+                http = await self._connected()
+                answer = await http.request(
+                    method,
+                    path,
+                    content=None if body is None else msgspec.json.encode(body),
+                    headers={} if body is None else {"content-type": "application/json"},
+                )
+        except TimeoutError as error:
+            self._doubt()
+            raise TimeoutError(f"{self.url} did not answer within {deadline_s:g} s") from error
+        except (httpx.HTTPError, httpx.InvalidURL, RuntimeError) as error:
+            self._doubt()
+            raise ConnectionError(f"{self.url}: {str(error) or type(error).__name__}") from error
+        finally:
+            self._asking -= 1
+        if not answer.is_success:
+            raise self._refused(answer)
+        return answer
+
+    def _doubt(self) -> None:
+        """Look anew where the server is, and which certificate it has; others may be answered."""
+        if self._asking == 1 and self._http is not None:
+            self._tasks.start(self._http.aclose(), "close")
+            self._http = None
+
+    async def _connected(self) -> httpx.AsyncClient:
+        async with self._connecting:
+            if self._http is None:
+                key = await self._lane.run(self._key, _LOOKUP_S, str(self._key_file))
+                found = await self.address()
+                self._http = httpx.AsyncClient(
+                    base_url=httpx.URL("https://x").copy_with(host=found, port=self._port),
+                    headers={"authorization": f"Bearer {key}"},
+                    verify=await self._trust(found),
+                    trust_env=False,
+                    timeout=None,  # noqa: S113 - each request has a deadline as a whole
+                )
+            return self._http
+
+    async def _trust(self, address: str) -> ssl.SSLContext:
+        """What takes the certificate of this fingerprint and no other."""
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                _, writer = await asyncio.open_connection(
+                    address, self._port, ssl=trusting_anybody(), server_hostname=""
+                )
+        except TimeoutError as error:
+            raise TimeoutError(f"{self.url} did not answer within {_CONNECT_S:g} s") from error
+        except OSError as error:
+            raise ConnectionError(f"{self.url} can't be reached: {error}{advice(error)}") from error
+        try:
+            shown: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        finally:
+            writer.transport.abort()
+        if fingerprint(shown) != self._fingerprint:
+            raise RefusedError(
+                "certificate",
+                f"{self.url} shows another certificate than the one that is expected: its "
+                f"fingerprint is {fingerprint(shown)}. If the agent has a new one, put that into "
+                "the configuration; else somebody is in between.",
+                lasting=True,
+            )
+        return trusting_this(shown)
+
+    def _key(self) -> str:
+        return read_secret(self._key_file).decode("ascii").strip()
+
+    def _resolve(self) -> str:
+        found = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        return str(found[0][4][0])
+
+    def _read(self, answer: httpx.Response, kind: type[Body]) -> Body:
+        try:
+            return msgspec.json.decode(answer.content, type=kind)
+        except msgspec.MsgspecError as error:
+            raise RefusedError(
+                FOREIGN,
+                f"What answers at {self.url} is no agent, or one of another version ({error}).",
+                lasting=True,
+            ) from error
+
+    def _refused(self, answer: httpx.Response) -> RefusedError:
+        lasting = answer.headers.get("x-should-retry") == "false"
+        try:
+            error = msgspec.json.decode(answer.content, type=_Envelope).error
+        except msgspec.MsgspecError:
+            return RefusedError(
+                FOREIGN,
+                f"What answers at {self.url} is no agent (status {answer.status_code}).",
+                lasting=True,
+            )
+        message = f"{self.url}: {error.message}"
+        if error.code == "invalid_api_key":
+            message = f"{self.url} doesn't take the key in {self._key_file}."
+        return RefusedError(error.code, message, lasting=lasting)

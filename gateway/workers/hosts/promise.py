@@ -1,0 +1,98 @@
+"""What other hosts keep for each of a model's ranks there, and when they are asked for more.
+
+No I/O; the caller brings the time, in seconds. At the start they keep what was estimated. A process
+may take more than that, which leaves less to its sequences: so what the next one needs at least is
+followed, with some room ahead.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.system.sizes import format_size
+
+# More is asked for before it is missing: a sequence that has no room begins anew.
+_MARGIN_BYTES: Final = 64_000_000
+_AHEAD_BYTES: Final = 256_000_000
+# Other ranks there may end. A worker whose sequences wait for longer is no use to them.
+PATIENCE_S: Final = 60.0
+
+
+class Promise:
+    """In bytes of one rank. None may hold more than the host that keeps least keeps for one."""
+
+    def __init__(self) -> None:
+        self._kept_bytes: dict[int, int] = {}
+        self._hosts: dict[int, str] = {}
+        self._asked_bytes = 0
+        self._least_bytes = 0
+        self._waits_since: float | None = None
+
+    def keeps(self, rank: int, host: str, kept_bytes: int) -> None:
+        """So much is kept for this rank on its host."""
+        self._kept_bytes[rank] = kept_bytes
+        self._hosts[rank] = host
+
+    @property
+    def most_bytes(self) -> int | None:
+        """What each rank may hold; None: there is no bound."""
+        return min(self._kept_bytes.values(), default=None)
+
+    @property
+    def bound_bytes(self) -> int | None:
+        """What each rank can get at best; None: more than that may be had for the asking."""
+        most_bytes = self.most_bytes
+        return None if most_bytes is None or self._asked_bytes <= most_bytes else most_bytes
+
+    def need(self, least_bytes: int, now: float, *, waits: bool) -> None:
+        """With so much the next sequence could go on. `waits`: nothing runs meanwhile."""
+        self._least_bytes = least_bytes
+        if not (waits and self._is_short):
+            self._waits_since = None
+        elif self._waits_since is None:
+            self._waits_since = now
+
+    @property
+    def wish_bytes(self) -> int | None:
+        """What each host is to keep from now on; None: what it keeps will do."""
+        most_bytes = self.most_bytes
+        if most_bytes is None or not self._least_bytes:
+            return None
+        if self._least_bytes + _MARGIN_BYTES <= most_bytes:
+            return None
+        return self._least_bytes + _AHEAD_BYTES
+
+    def asked(self, wish_bytes: int) -> None:
+        """All have answered."""
+        self._asked_bytes = wish_bytes
+        if not self._is_short:
+            self._waits_since = None
+
+    def forget(self) -> None:
+        """Nobody needs more: the next one that does asks anew."""
+        self._asked_bytes = 0
+
+    def given_up(self, now: float) -> str | None:
+        """Why its worker is to end, if sequences have waited in vain for too long."""
+        if self._waits_since is None or now - self._waits_since < PATIENCE_S:
+            return None
+        return f"its requests waited for memory for {PATIENCE_S:g} s: {self._shortage}"
+
+    def remark(self, requests: int) -> str | None:
+        """That so many requests wait for these hosts; None: not for them."""
+        if not requests or not self._is_short:
+            return None
+        who = "1 request waits" if requests == 1 else f"{requests} requests wait"
+        return f"{who} for memory elsewhere: {self._shortage}"
+
+    @property
+    def _is_short(self) -> bool:
+        return self.most_bytes is not None and self._least_bytes > self.most_bytes
+
+    @property
+    def _shortage(self) -> str:
+        rank, kept_bytes = min(self._kept_bytes.items(), key=lambda each: each[1])
+        return (
+            f"{self._hosts[rank]} keeps {format_size(kept_bytes)} for a rank, and "
+            f"{format_size(self._least_bytes)} are needed"
+        )

@@ -1,0 +1,66 @@
+"""Bytes of one rank and of all that are on this machine.
+
+Rank 0 speaks of itself alone. Ranks have parts of like size, of which its own is the largest, so
+what it says is multiplied, and what it is told divided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from gateway.system.sizes import format_size
+from protocol.life import Heartbeat, Load, LoadProgress, PromptCacheCleared, Ready
+from protocol.memory import Bound, Limit, MlxMemory, Need
+from protocol.message import Message
+
+_SUFFIX: Final = "_bytes"
+_SCALED: Final = (Heartbeat, Limit, Load, LoadProgress, Need, PromptCacheCleared, Ready)
+
+_M = TypeVar("_M", bound=Message)
+
+
+def of_all(message: _M, ranks: int) -> _M:
+    """What rank 0 said, as of so many ranks."""
+    return _scaled(message, lambda bytes_: bytes_ * ranks) if ranks > 1 else message
+
+
+def of_each(message: _M, ranks: int) -> _M:
+    """What all are to be told, as of one."""
+    return _scaled(message, lambda bytes_: bytes_ // ranks) if ranks > 1 else message
+
+
+def within(message: _M, most_bytes: int | None, bound_bytes: int | None) -> _M:
+    """With no more for each rank than other hosts keep for one of theirs, and `bound_bytes` at
+    best.
+    """
+    if most_bytes is None or not isinstance(message, Limit | Load):
+        return message
+    limit_bytes, bound = message.limit_bytes, message.bound
+    if bound is not None and bound_bytes is not None and bound.bytes > bound_bytes:
+        reason = f"Another host keeps no more than {format_size(bound_bytes)} for a rank of it."
+        bound = msgspec.structs.replace(bound, bytes=bound_bytes, reason=reason)
+    if limit_bytes is not None:
+        limit_bytes = min(limit_bytes, most_bytes)
+    return msgspec.structs.replace(message, limit_bytes=limit_bytes, bound=bound)
+
+
+def _scaled(message: _M, scale: Callable[[int], int]) -> _M:
+    if not isinstance(message, _SCALED):
+        return message
+    changes: dict[str, Any] = {}
+    for name in message.__struct_fields__:
+        value = getattr(message, name)
+        if isinstance(value, int) and name.endswith(_SUFFIX):
+            changes[name] = scale(value)
+        elif isinstance(value, MlxMemory):
+            changes[name] = MlxMemory(
+                active_bytes=scale(value.active_bytes),
+                cache_bytes=scale(value.cache_bytes),
+                peak_bytes=scale(value.peak_bytes),
+            )
+        elif isinstance(value, Bound):
+            changes[name] = msgspec.structs.replace(value, bytes=scale(value.bytes))
+    return msgspec.structs.replace(message, **changes)

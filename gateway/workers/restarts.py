@@ -1,0 +1,100 @@
+"""When a model may start again after unexpected deaths.
+
+No I/O; the caller brings the time, in seconds.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from gateway.config.settings import WorkersSettings
+from gateway.models.lifecycle import Verdict
+
+
+class Limits(NamedTuple):
+    """`restarts` within `window_s` come at once; then `backoffs` that double from `first_s` up to
+    `longest_s`; then the breaker opens for `retry_s`. Times in seconds.
+    """
+
+    restarts: int
+    window_s: float
+    backoffs: int
+    first_s: float
+    longest_s: float
+    retry_s: float
+
+
+class Judgement(NamedTuple):
+    """`until` is when the next attempt may come, on the caller's clock; None: at once."""
+
+    verdict: Verdict
+    until: float | None
+
+
+class RestartPolicy:
+    """Counts deaths and says what follows.
+
+    A death before the model was loaded never leaves the window by age alone: loads that take
+    longer than the window would otherwise be tried for ever. A worker that has been ready for a
+    whole window clears the record. After the breaker the next start is a trial: its death opens
+    the breaker again at once.
+    """
+
+    def __init__(self, limits: Limits, jitter: Callable[[], float] = random.random) -> None:
+        """`jitter` gives numbers from 0 to 1; a delay is shortened by up to a half of it."""
+        self.limits = limits
+        self._jitter = jitter
+        self._deaths: deque[float] = deque()
+        self._backoffs = 0
+        self._trial = False
+        self._ready_at: float | None = None
+
+    @property
+    def deaths(self) -> int:
+        """Deaths on record."""
+        return len(self._deaths)
+
+    def ready(self, now: float) -> None:
+        self._ready_at = now
+
+    def died(self, now: float) -> Judgement:
+        if self._ready_at is not None:
+            if now - self._ready_at >= self.limits.window_s:
+                self.forget()
+            while self._deaths and now - self._deaths[0] > self.limits.window_s:
+                self._deaths.popleft()
+        self._ready_at = None
+        self._deaths.append(now)
+        if not self._trial:
+            if not self._backoffs and len(self._deaths) <= self.limits.restarts:
+                return Judgement(Verdict.RESTART, None)
+            if self._backoffs < self.limits.backoffs:
+                return Judgement(Verdict.BACK_OFF, now + self._next_delay_s())
+        self._trial = True
+        return Judgement(Verdict.GIVE_UP, now + self.limits.retry_s)
+
+    def forget(self) -> None:
+        """Close the breaker."""
+        self._deaths.clear()
+        self._backoffs = 0
+        self._trial = False
+
+    def _next_delay_s(self) -> float:
+        delay_s = min(self.limits.longest_s, self.limits.first_s * 2.0 ** min(self._backoffs, 60))
+        self._backoffs += 1
+        # Workers that died together shouldn't load together.
+        return delay_s * (1.0 - self._jitter() / 2)
+
+
+def limits(settings: WorkersSettings) -> Limits:
+    return Limits(
+        restarts=settings.restart_limit,
+        window_s=settings.restart_window_s,
+        backoffs=settings.backoff_limit,
+        first_s=settings.backoff_first_s,
+        longest_s=settings.backoff_longest_s,
+        retry_s=settings.breaker_retry_s,
+    )

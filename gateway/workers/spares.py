@@ -1,0 +1,180 @@
+"""Workers that have done their imports and wait for a model.
+
+The imports take seconds, almost as long as the weights of a small model: a load that adopts a
+spare begins at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from gateway.config.in_force import InForce
+from gateway.system.clock.countdown import Presence
+from gateway.system.events import EventLog
+from gateway.system.logs.line import about
+from gateway.system.tasks import Tasks
+from gateway.workers import ladder
+from gateway.workers.hang import HangDetector
+from gateway.workers.process import ExitStatus
+from gateway.workers.restarts import RestartPolicy, limits
+from gateway.workers.worker import Listener, Worker
+from protocol.life import Heartbeat, Hello
+from protocol.messages import WorkerMessage
+
+logger = logging.getLogger(__name__)
+
+# Heartbeats come every second: a spare that has been silent for longer is not worth the risk.
+_FRESH_S: Final = 3.0
+
+
+class _Spare:
+    def __init__(self, started_at: float) -> None:
+        self.started_at = started_at
+        self.hello: Hello | None = None
+        self.hang: HangDetector | None = None
+        # One too many: nothing is wrong with it.
+        self.dismissed = False
+
+
+class Spares:
+    """Keeps so many ready, and supervises them until they are adopted."""
+
+    def __init__(
+        self,
+        in_force: InForce,
+        start: Callable[[Listener], Worker],
+        events: EventLog,
+    ) -> None:
+        self._in_force = in_force
+        self._start = start
+        self._policy = RestartPolicy(limits(in_force.settings.workers))
+        self._events = events
+        self._spares: dict[Worker, _Spare] = {}
+        self._not_before = 0.0
+        self._closing = False
+        self._useless = False
+        self._loop = asyncio.get_running_loop()
+        self._presence = Presence(self._loop.time())
+        self._tasks = Tasks("spares")
+
+    @property
+    def workers(self) -> list[Worker]:
+        return list(self._spares)
+
+    def take(self) -> tuple[Worker, Hello] | None:
+        """A spare to adopt, with what it said of itself; None if there is none in good health."""
+        now = self._loop.time()
+        for worker, spare in self._spares.items():
+            if spare.hello is None or spare.hang is None or worker.ended.is_set():
+                continue
+            if spare.dismissed:
+                continue
+            if spare.hang.silence_s(now) < _FRESH_S:
+                del self._spares[worker]
+                return worker, spare.hello
+        return None
+
+    def tick(self, now: float, *, at_most: int, loading: bool) -> None:
+        """Judge the spares, replace one that is missing unless a model loads just now, and end one
+        that is too many. Memory has room for `at_most`.
+        """
+        settings = self._in_force.settings.workers
+        absent_s = self._presence.absent_s(now)
+        for spare in self._spares.values():
+            spare.started_at += absent_s
+        wanted = 0 if self._useless else min(settings.spare, at_most)
+        self._policy.limits = limits(settings)
+        for worker, spare in list(self._spares.items()):
+            if spare.dismissed:
+                continue
+            if spare.hello is None and now - spare.started_at >= settings.load_timeout_s:
+                spare.started_at = now
+                self._end(worker, f"no hello within {settings.load_timeout_s:g} s")
+            if spare.hang is not None and (reason := spare.hang.judge(now, has_work=False)):
+                spare.hang = None
+                self._end(worker, reason)
+        kept = [worker for worker, spare in self._spares.items() if not spare.dismissed]
+        missing = len(kept) < wanted
+        if missing and not loading and not self._closing and now >= self._not_before:
+            self._add(now)
+        for worker in kept[wanted:]:
+            self._dismiss(worker)
+
+    async def close(self) -> None:
+        """End all spares."""
+        self._closing = True
+        await asyncio.gather(*(each.climb(ladder.polite(None)) for each in self.workers))
+        await self._tasks.cancel_all()
+
+    def worker_said(self, worker: Worker, message: WorkerMessage) -> None:
+        if (spare := self._spares.get(worker)) is None:
+            return
+        now = self._loop.time()
+        match message:
+            case Hello():
+                spare.hello = message
+                timeout_s = self._in_force.settings.workers.heartbeat_timeout_s
+                spare.hang = HangDetector(now, timeout_s, float("inf"))
+                self._policy.ready(now)
+                self._events.emit("spare", None, pid=worker.pid, change="ready")
+            case Heartbeat():
+                if spare.hang is not None:
+                    spare.hang.heard(now)
+            case _:
+                self.worker_misbehaved(worker, "it spoke without being asked")
+
+    def worker_misbehaved(self, worker: Worker, reason: str) -> None:
+        self._end(worker, reason)
+
+    def worker_outgrew(self, worker: Worker, reason: str) -> None:
+        self._end(worker, reason)
+
+    def worker_is_foreign(self, worker: Worker, reason: str) -> None:
+        if (spare := self._spares.get(worker)) is not None:
+            spare.dismissed = True
+        # The next one would be no better.
+        self._useless = True
+        self._events.emit("spare", None, pid=worker.pid, change="foreign", reason=reason)
+        self._end(worker, f"{reason}. There is none any more until the gateway is restarted")
+
+    def worker_outlived(self, worker: Worker, step: ladder.Step, seconds: float) -> None:
+        self._events.emit("escalation", None, pid=worker.pid, outlived=str(step), seconds=seconds)
+
+    def worker_ended(self, worker: Worker, status: ExitStatus) -> None:
+        spare = self._spares.pop(worker, None)
+        if spare is None or spare.dismissed or self._closing:
+            return
+        judgement = self._policy.died(self._loop.time())
+        self._not_before = judgement.until or 0.0
+        self._events.emit(
+            "spare",
+            None,
+            pid=worker.pid,
+            change="lost",
+            status=str(status),
+            verdict=judgement.verdict,
+        )
+
+    def _add(self, now: float) -> None:
+        try:
+            worker = self._start(self)
+        except OSError as error:
+            self._not_before = self._policy.died(now).until or 0.0
+            self._events.emit("spare", None, change="not started", reason=str(error))
+            return
+        self._spares[worker] = _Spare(now)
+
+    def _dismiss(self, worker: Worker) -> None:
+        self._spares[worker].dismissed = True
+        self._tasks.start(worker.climb(ladder.polite(None)), f"end spare {worker.pid}")
+
+    def _end(self, worker: Worker, reason: str) -> None:
+        logger.error(
+            "Spare worker %d is ended: %s", worker.pid, reason, extra=about(pid=worker.pid)
+        )
+        self._tasks.start(
+            worker.climb(ladder.hung(worker.memory.held_bytes)), f"end spare {worker.pid}"
+        )

@@ -1,0 +1,236 @@
+"""Where workers come from: a spare if there is one, a new process otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import zmq
+from msgspec import Struct
+
+from gateway.config.in_force import InForce
+from gateway.config.model import Model
+from gateway.config.rank_places import LOCAL
+from gateway.memory.cards import cards, default_backend, sharing
+from gateway.memory.estimate.estimate import Estimate
+from gateway.system.events import EventLog, Kind
+from gateway.system.state.state_dir import StateDir
+from gateway.workers.adopted import AdoptedProcess
+from gateway.workers.hosts.followers import Followers, Plan
+from gateway.workers.hosts.host import Host
+from gateway.workers.hosts.hosts import Hosts
+from gateway.workers.hosts.local import LocalHost
+from gateway.workers.hosts.remote import RemoteHost
+from gateway.workers.link import Link
+from gateway.workers.process import ExitStatus, WorkerProcess
+from gateway.workers.records import WorkerRecords
+from gateway.workers.spares import Spares
+from gateway.workers.worker import Listener, Worker, WorkerState
+from gateway.workers.worker_log import WorkerLog
+from protocol.channel import Keys, new_keys
+
+# Libzmq aborts the process if it finds no descriptor for a worker that connects (ipc_listener.cpp),
+# so none is started into a shortage.
+_ROOM: Final = 16
+# ZeroMQ asks a silent peer every second.
+_LEAST_SILENCE_S: Final = 3.0
+
+
+class Channel(Struct, frozen=True):
+    """An endpoint that isn't open yet."""
+
+    number: int
+    workers_key: bytes
+    gateways_key: bytes
+
+
+class Starter:
+    """Starts all workers of a gateway and numbers them: no two incarnations share a number."""
+
+    def __init__(
+        self,
+        in_force: InForce,
+        state_dir: StateDir,
+        records: WorkerRecords,
+        events: EventLog,
+        room_bytes: Callable[[], tuple[int, int]],
+        hosts: Hosts,
+        first_incarnation: int,
+    ) -> None:
+        """`room_bytes` tells the budget of this machine, and what is free of it."""
+        self._room_bytes = room_bytes
+        self._hosts = hosts
+        self._in_force = in_force
+        self._state_dir = state_dir
+        self._events = events
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        # ZeroMQ starts its threads with the first socket, and aborts the process if it can't.
+        self._context.socket(zmq.PAIR).close()
+        self._incarnations = itertools.count(first_incarnation)
+        self._records = records
+        self._spare_log = WorkerLog(state_dir.spare_log_path)
+        self._spares = Spares(
+            in_force,
+            lambda supervisor: self._new(
+                None, self._spare_log, supervisor, name="spare", spare=True
+            ),
+            events,
+        )
+
+    @property
+    def spares(self) -> list[Worker]:
+        return self._spares.workers
+
+    def start(
+        self, model: Model, log: WorkerLog, supervisor: Listener, estimated: Estimate | None
+    ) -> Worker:
+        """A worker for this model; what it says from now on, its hello first, goes to `supervisor`.
+        Other hosts keep for its ranks there what is `estimated`.
+
+        Raises:
+            OSError: its interpreter can't be started, or a host isn't known.
+        """
+        # Before there is a process that nobody would end.
+        there = {
+            each.host: RemoteHost(self._hosts.link(each.host), log)
+            for each in model.settings.places
+            if each.host != LOCAL
+        }
+        python = model.settings.interpreter
+        adopted = self._spares.take() if python is None else None
+        if adopted is None:
+            worker = self._new(python, log, supervisor, name=model.id, spare=False)
+            kind: Kind = "start"
+        else:
+            worker, hello = adopted
+            worker.adopt(supervisor, log)
+            asyncio.get_running_loop().call_soon(supervisor.worker_said, worker, hello)
+            kind = "adopt"
+        self._events.emit(kind, model.id, pid=worker.pid, incarnation=worker.incarnation)
+        if len(model.settings.places) > 1:
+            self._add_followers(worker, model, there, log, estimated)
+        return worker
+
+    def new_channel(self) -> Channel:
+        """Where the next gateway can listen for a worker of this one."""
+        number = next(self._incarnations)
+        return Channel(number, *new_keys())
+
+    @property
+    def next_incarnation(self) -> int:
+        """What the next gateway begins to count with."""
+        return next(self._incarnations)
+
+    def adopt(
+        self, state: WorkerState, channel: Channel, output: int, log: WorkerLog, listener: Listener
+    ) -> Worker:
+        """A worker that an earlier gateway has started. `output` is what it prints to.
+
+        Raises:
+            ProcessGoneError: it has ended.
+            OSError: there is no descriptor, or no thread, for it.
+        """
+        worker = Worker(
+            self._context,
+            self._state_dir.socket_path(channel.number),
+            listener,
+            lambda _, on_exit: AdoptedProcess(state.process, output, log, self._records, on_exit),
+            incarnation=state.incarnation,
+            keys=Keys(channel.workers_key, channel.gateways_key),
+        )
+        worker.restore(state)
+        return worker
+
+    def _add_followers(
+        self,
+        worker: Worker,
+        model: Model,
+        there: Mapping[str, Host],
+        log: WorkerLog,
+        estimated: Estimate | None,
+    ) -> None:
+        settings = model.settings
+        here: Host = LocalHost(log, self._records, self._room_bytes)
+        floor_bytes, whole_bytes = (
+            (0, 0) if estimated is None else (estimated.floor_bytes, estimated.whole_bytes)
+        )
+        plan = Plan(
+            model_id=model.id,
+            incarnation=worker.incarnation,
+            backend=settings.backend or default_backend(),
+            split=settings.split,
+            hosts=[there.get(each.host, here) for each in settings.places],
+            interfaces=[each.interfaces for each in settings.places],
+            silence_s=max(self._in_force.settings.workers.heartbeat_timeout_s, _LEAST_SILENCE_S),
+            cards=cards(settings.ranks_here),
+            needed_bytes=floor_bytes // sharing(settings.ranks_here),
+            wanted_bytes=whole_bytes // sharing(settings.ranks_here),
+            python=settings.interpreter,
+        )
+        worker.lead(
+            Followers(
+                plan,
+                self._state_dir.rank_socket_path(worker.incarnation),
+                worker.follower_ended,
+                worker.followers_started,
+                worker.promise_moved,
+            )
+        )
+
+    def tick(self, now: float, *, spares: int, loading: bool) -> None:
+        """To be called a few times a second. Memory has room for so many spares; `loading` says
+        that a model needs the machine.
+        """
+        self._spares.tick(now, at_most=spares, loading=loading)
+
+    async def end_spares(self) -> None:
+        await self._spares.close()
+
+    def close(self) -> None:
+        """To be called when no worker is left."""
+        self._spare_log.close()
+        self._context.destroy(linger=0)
+
+    def _new(
+        self,
+        python: str | None,
+        log: WorkerLog,
+        supervisor: Listener,
+        *,
+        name: str,
+        spare: bool,
+    ) -> Worker:
+        _check_room()
+        incarnation = next(self._incarnations)
+
+        def start(link: Link, on_exit: Callable[[ExitStatus], None]) -> WorkerProcess:
+            return WorkerProcess(
+                python,
+                (
+                    *("--endpoint", link.address),
+                    *("--incarnation", str(incarnation)),
+                    *(("--spare",) if spare else ()),
+                ),
+                link.key,
+                incarnation,
+                log,
+                self._records,
+                on_exit,
+                name=name,
+            )
+
+        path = self._state_dir.socket_path(incarnation)
+        return Worker(self._context, path, supervisor, start, incarnation=incarnation)
+
+
+def _check_room() -> None:
+    """Raises: OSError if there aren't some descriptors left."""
+    opened: list[int] = []
+    try:
+        opened.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(_ROOM))
+    finally:
+        for each in opened:
+            os.close(each)

@@ -1,0 +1,523 @@
+"""One incarnation of a model: its process and its link, and what is known of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final, Protocol
+
+import zmq
+from msgspec import Struct
+
+from gateway.memory.cards import sharing
+from gateway.system.clock.waiting import until_set
+from gateway.system.descendants import Descendants
+from gateway.system.lane import Lane
+from gateway.system.logs.line import about
+from gateway.system.memory.footprint import FootprintGauge
+from gateway.system.memory.reading import Footprint, together
+from gateway.system.process_identity import ProcessIdentity
+from gateway.system.tasks import Tasks
+from gateway.workers.adopted import AdoptedProcess
+from gateway.workers.hosts.bereavement import Loss
+from gateway.workers.hosts.followers import Followers
+from gateway.workers.hosts.host import RankEnd
+from gateway.workers.hosts.scale import of_all, of_each, within
+from gateway.workers.ladder import Rung, Step, bereaved
+from gateway.workers.link import Link
+from gateway.workers.process import ExitStatus, WorkerProcess
+from gateway.workers.worker_log import WorkerLog
+from gateway.workers.worker_memory import MemoryState, WorkerMemory
+from protocol.answers import Embedded, Output
+from protocol.channel import Keys
+from protocol.codec import ProtocolError, VersionError
+from protocol.life import (
+    Ability,
+    ClearPromptCache,
+    Heartbeat,
+    Load,
+    PromptCacheCleared,
+    RankLost,
+    Ready,
+    Stop,
+)
+from protocol.memory import Limit, Need
+from protocol.message import Message
+from protocol.messages import WorkerMessage
+from protocol.moves import Move, Moved, Settle, Stay
+from protocol.requests import SamplingDefaults
+from protocol.signals import DUMP_STACKS
+
+logger = logging.getLogger(__name__)
+
+# A worker that ends by itself closes its connection first; the end of the process follows.
+_EXIT_FOLLOWS_S: Final = 2.0
+# For a reading of one process: it can hang like the process itself.
+_READING_S: Final = 5.0
+# The other way round, for one that was killed: ZeroMQ's thread may still read its last frames.
+_LAST_FRAMES_S: Final = 0.5
+# Orders to let go of prompts that a worker hasn't answered yet.
+_MOST_CLEARS: Final = 16
+
+
+class WorkerState(Struct, frozen=True, kw_only=True):
+    """What another gateway goes on from."""
+
+    process: ProcessIdentity
+    incarnation: int
+    started_at: float
+    memory: MemoryState
+    context_tokens: int | None
+    short_of_memory: int
+    fingerprint: str | None
+    abilities: tuple[Ability, ...]
+    sampling: SamplingDefaults
+    # Orders to let go of prompts that it hasn't answered yet.
+    clears: int
+
+
+class Listener(Protocol):
+    """Who is told what a worker does. Every call comes on the event loop."""
+
+    def worker_said(self, worker: Worker, message: WorkerMessage) -> None: ...
+
+    def worker_misbehaved(self, worker: Worker, reason: str) -> None: ...
+
+    def worker_outgrew(self, worker: Worker, reason: str) -> None:
+        """Hosts of its ranks have not the memory that it needs to go on."""
+
+    def worker_is_foreign(self, worker: Worker, reason: str) -> None:
+        """It is of another version than this gateway, and so would the next one be."""
+
+    def worker_outlived(self, worker: Worker, step: Step, seconds: float) -> None:
+        """A step of its stop ladder has not ended it."""
+
+    def worker_ended(self, worker: Worker, status: ExitStatus) -> None:
+        """Comes once, after everything that the worker said."""
+
+
+class Worker:
+    """A process and what it has told about itself. Times without a unit are the event loop's.
+
+    It may be rank 0 of several: then it has followers, ends with them, and its bytes are those of
+    all.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        path: Path,
+        supervisor: Listener,
+        start: Callable[[Link, Callable[[ExitStatus], None]], WorkerProcess | AdoptedProcess],
+        *,
+        incarnation: int,
+        keys: Keys | None = None,
+    ) -> None:
+        """Listen at `path`, and `start` its process. A worker that an earlier gateway hands over
+        has its `keys` already.
+
+        Raises:
+            OSError: its process can't be started.
+        """
+        self.incarnation = incarnation
+        self.started_at = time.time()
+        self.memory = WorkerMemory()
+        # Without its followers'.
+        self.own_footprint_bytes: int | None = None
+        # In force, once it is loaded.
+        self.context_tokens: int | None = None
+        # What waits in it for memory alone, by its last word.
+        self.short_of_memory = 0
+        self.fingerprint: str | None = None
+        self.abilities: tuple[Ability, ...] = ("text",)
+        self.sampling = SamplingDefaults()
+        # Who waits for its word that they are gone, in the order of asking.
+        self._clears: deque[asyncio.Future[int]] = deque()
+        self.tokens_per_s: float | None = None
+        self.ended = asyncio.Event()
+        self.given_up = False
+        # It has said its last word here, and speaks to another gateway from now on.
+        self.moved = asyncio.Event()
+        self._left = False
+        # What it is to hear once it has come from an earlier gateway; None: it is here.
+        self._early: list[Message] | None = None if keys is None else [Settle()]
+        self.settled = asyncio.Event()
+        self.followers: Followers | None = None
+        # As it was told last, before what hosts of its ranks make of it.
+        self._limit: Limit | None = None
+        self._tasks = Tasks(f"worker {incarnation}")
+        self._lane = Lane(f"worker-{incarnation}")
+        self._loop = asyncio.get_running_loop()
+        self._supervisor = supervisor
+        self._last_step_at: float | None = None
+        self._tokens = 0
+        self._tokens_counted_at = self._loop.time()
+        self._exit_status: ExitStatus | None = None
+        self._disconnected = False
+        self._link = Link(
+            context,
+            path,
+            self._on_message,
+            self._on_garbage,
+            self._on_disconnect,
+            keys,
+            self._on_connect,
+        )
+        try:
+            self._process = start(self._link, self._on_exit_in_thread)
+        except BaseException:
+            self._link.close()
+            raise
+        self._footprint = FootprintGauge(self.pid)
+        self.descendants = Descendants(self.pid, self._lane)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def pids(self) -> list[int]:
+        """Of all its ranks that are on this machine."""
+        others = () if self.followers is None else self.followers.each
+        here = (each.process for each in others if each.is_here)
+        return [self.pid, *(each.pid for each in here if each is not None)]
+
+    @property
+    def _ranks(self) -> int:
+        return 1 if self.followers is None else sharing(self.followers.size_here)
+
+    @property
+    def last_step_age_s(self) -> float | None:
+        return None if self._last_step_at is None else self._loop.time() - self._last_step_at
+
+    def adopt(self, supervisor: Listener, log: WorkerLog) -> None:
+        """Give it to another supervisor."""
+        self._supervisor = supervisor
+        log.begin(self.pid, self.incarnation)
+        self._process.log = log
+
+    @property
+    def state(self) -> WorkerState:
+        """For another gateway. Raises: ProcessGoneError, OSError."""
+        return WorkerState(
+            process=self._process.identity,
+            incarnation=self.incarnation,
+            started_at=self.started_at,
+            memory=self.memory.state,
+            context_tokens=self.context_tokens,
+            short_of_memory=self.short_of_memory,
+            fingerprint=self.fingerprint,
+            abilities=self.abilities,
+            sampling=self.sampling,
+            clears=len(self._clears),
+        )
+
+    @property
+    def output(self) -> int:
+        """The descriptor that its process prints to."""
+        return self._process.output
+
+    def restore(self, state: WorkerState) -> None:
+        """Go on from what an earlier gateway knew."""
+        self.started_at = state.started_at
+        self.memory.restore(state.memory)
+        self.context_tokens = state.context_tokens
+        self.short_of_memory = state.short_of_memory
+        self.fingerprint = state.fingerprint
+        self.abilities = state.abilities
+        self.sampling = state.sampling
+        self._clears.extend(self._loop.create_future() for _ in range(state.clears))
+
+    def read_output(self, begun: bytes) -> None:
+        """Nobody else reads what it prints any more; so much of a line was read already."""
+        if isinstance(self._process, AdoptedProcess):
+            self._process.read_output(begun)
+
+    def leave(self) -> bytes:
+        """Another gateway has it: nothing is heard of it here any more, and nothing done to it.
+        What was read of a line that has not ended.
+        """
+        self._left = True
+        self._link.close()
+        return self._process.leave()
+
+    def lead(self, followers: Followers) -> None:
+        """It is rank 0."""
+        self.followers = followers
+
+    @property
+    def loss(self) -> Loss | None:
+        """Which of its ranks has taken the others along, if one has, by what is known so far."""
+        return None if self.followers is None else self.followers.fate.loss
+
+    def followers_started(self, failure: str | None) -> None:
+        if self._exit_status is not None:
+            self._finish()
+        elif failure is not None:
+            self._misbehaved(failure)
+
+    def promise_moved(self, failure: str | None) -> None:
+        """Hosts of its ranks keep more for them, or can't; `failure`: they can't go on so."""
+        if failure is not None:
+            self._supervisor.worker_outgrew(self, failure)
+        elif self._limit is not None and not self.ended.is_set():
+            self.send(self._limit)
+
+    def follower_ended(self, within_s: float | None) -> None:
+        """One of them; all others are to be ended after so many seconds."""
+        self._end_ranks(within_s)
+        if self._exit_status is not None:
+            self._finish()
+
+    def _end_ranks(self, within_s: float | None) -> None:
+        if within_s is not None:
+            self._loop.call_later(within_s, self._bereave)
+
+    def _bereave(self) -> None:
+        if self.followers is None or not self.followers.fate.must_end():
+            return
+        if self.loss is not None:
+            logger.error("Worker %d: %s", self.pid, self.loss.reason, extra=about(pid=self.pid))
+        self.followers.fate.end()
+        self._tasks.start(self.climb(bereaved(self.memory.held_bytes)), "end ranks")
+
+    def send(self, message: Message) -> None:
+        if self._left:
+            return
+        if self._early is not None:
+            self._early.append(message)
+            return
+        match message:
+            case Limit():
+                self._limit = message
+            case Load(limit_bytes=int(limit_bytes)):
+                self._limit = Limit(
+                    limit_bytes=limit_bytes,
+                    beside_bytes=message.beside_bytes,
+                    bound=message.bound,
+                )
+            case _:
+                pass
+        message = of_each(message, self._ranks)
+        if self.followers is not None:
+            promise = self.followers.promise
+            message = within(message, promise.most_bytes, promise.bound_bytes)
+        if not self._link.send(message):
+            # Either it doesn't read, or it is gone and the news of that are on their way.
+            self._loop.call_later(_LAST_FRAMES_S, self._check_reads)
+
+    async def measure(self) -> None:
+        """Read the footprint of all its ranks that are on this machine.
+
+        Raises:
+            FootprintError; OSError if no answer comes, or there is no thread for it.
+        """
+        loaded, kept_bytes = self.memory.is_loaded, self.memory.kept_bytes
+        footprint = await self._read_footprint()
+        self.memory.note_footprint(footprint, loaded=loaded, kept_bytes=kept_bytes)
+
+    async def _read_footprint(self) -> Footprint:
+        own = await self._lane.run(self._footprint.read, _READING_S, f"the footprint of {self.pid}")
+        self.own_footprint_bytes = own.current_bytes
+        if self.followers is None:
+            return own
+        return together([own, *await self.followers.read_footprints()])
+
+    async def move(self, order: Move, deadline_s: float) -> bool:
+        """Whether it has said its last word here in time."""
+        self.moved.clear()
+        self.send(order)
+        return await until_set(self.moved, deadline_s) and not self.ended.is_set()
+
+    def stay(self) -> None:
+        """No other gateway has it after all."""
+        self.moved.clear()
+        if self._link.connected:
+            self.send(Stay())
+        elif not self.ended.is_set():
+            # It has settled with one that is gone, and ends for that.
+            self._on_disconnect()
+
+    def count_tokens(self) -> None:
+        """Close one window of the tokens-per-second figure."""
+        now = self._loop.time()
+        self.tokens_per_s = self._tokens / max(now - self._tokens_counted_at, 1e-3)
+        self._tokens, self._tokens_counted_at = 0, now
+
+    async def clear_prompts(self, deadline_s: float) -> int | None:
+        """Have it let go of the prompts in its memory: the bytes that are free, 0 if it has ended
+        meanwhile; None if it doesn't answer in time.
+        """
+        if len(self._clears) >= _MOST_CLEARS:
+            return None
+        answer: asyncio.Future[int] = self._loop.create_future()
+        self._clears.append(answer)
+        self.send(ClearPromptCache())
+        await asyncio.wait({answer}, timeout=deadline_s)
+        return answer.result() if answer.done() else None
+
+    async def climb(self, rungs: Iterable[Rung]) -> None:
+        """End the process, a step after the other until it is gone. A step that fails is followed
+        by the next one at once.
+        """
+        if self.followers is not None:
+            self.followers.fate.end()
+        await self.descendants.look()
+        for rung in rungs:
+            if self.ended.is_set() or self._left:
+                return
+            if rung.step is Step.ASK and not self._link.connected:
+                continue  # It can't hear yet, and holds nothing yet: SIGTERM is as gentle.
+            began = self._loop.time()
+            try:
+                self._take(rung.step)
+                if self.followers is not None:
+                    await self.followers.take(rung.step)
+            except Exception:
+                logger.exception("Worker %d: %s", self.pid, rung.step, extra=about(pid=self.pid))
+                continue
+            if not await until_set(self.ended, rung.deadline_s):
+                if rung.step is not Step.DUMP:
+                    self._supervisor.worker_outlived(self, rung.step, rung.deadline_s)
+                continue
+            seconds = self._loop.time() - began
+            logger.info(
+                "Worker %d ended %.2f s after %s",
+                self.pid,
+                seconds,
+                rung.step,
+                extra=about(pid=self.pid, seconds=seconds),
+            )
+            return
+        self.given_up = True
+        here = self._exit_status is None or (
+            self.followers is not None and self.followers.running_here
+        )
+        logger.error(
+            "Worker %d survived SIGKILL; its memory stays taken"
+            if here
+            else "Worker %d has ended; its ranks elsewhere are waited for",
+            self.pid,
+            extra=about(pid=self.pid),
+        )
+
+    def _take(self, step: Step) -> None:
+        match step:
+            case Step.DUMP:
+                self._process.send_signal(DUMP_STACKS)
+                # One that was stopped couldn't.
+                self._process.send_signal(signal.SIGCONT)
+            case Step.ASK:
+                self._link.send(Stop())
+            case Step.TERMINATE:
+                self._process.send_signal(signal.SIGTERM)
+            case Step.KILL:
+                self._process.send_signal(signal.SIGKILL)
+
+    def _on_message(self, message: WorkerMessage) -> None:
+        if isinstance(message, Need) and self.followers is not None:
+            self.followers.need(message)
+        message = of_all(message, self._ranks)
+        match message:
+            case Output(deltas=deltas):
+                self._last_step_at = self._loop.time()
+                self._tokens += sum(len(delta.token_ids) for delta in deltas)
+            case Embedded(tokens=tokens):
+                self._last_step_at = self._loop.time()
+                self._tokens += tokens
+            case PromptCacheCleared(reclaimed_bytes=reclaimed_bytes):
+                if not self._clears:
+                    self._misbehaved("it broke the protocol: it cleared prompts unasked")
+                    return
+                self._clears.popleft().set_result(max(0, reclaimed_bytes))
+            case Moved():
+                self.moved.set()
+                return
+            case RankLost(rank=rank):
+                if self.followers is not None:
+                    self.followers.missed(rank)
+                return
+            case Heartbeat(step_age_s=age_s, memory=memory, prompt_cache_bytes=prompt_bytes):
+                self.memory.heard(memory, prompt_bytes)
+                if age_s is not None:
+                    self._last_step_at = self._loop.time() - age_s
+            case Ready(weight_bytes=weight_bytes, context_tokens=context_tokens, memory=memory):
+                self.memory.loaded(weight_bytes, memory)
+                self.context_tokens = context_tokens
+            case Need(context_tokens=context_tokens):
+                self.context_tokens = context_tokens
+            case _:
+                pass
+        self._supervisor.worker_said(self, message)
+
+    def _on_garbage(self, error: ProtocolError) -> None:
+        if isinstance(error, VersionError):
+            self._supervisor.worker_is_foreign(self, str(error))
+        else:
+            self._misbehaved(f"it broke the protocol: {error}")
+
+    def _misbehaved(self, reason: str) -> None:
+        self._supervisor.worker_misbehaved(self, reason)
+
+    def _check_reads(self) -> None:
+        if not self._disconnected and not self.ended.is_set() and not self._left:
+            self._supervisor.worker_misbehaved(self, "it doesn't read its messages")
+
+    def _on_connect(self) -> None:
+        early, self._early = self._early, None
+        for each in early or ():
+            self.send(each)
+        self.settled.set()
+
+    def _on_disconnect(self) -> None:
+        if self.moved.is_set():
+            # To where the next gateway listens, if that is there.
+            return
+        self._disconnected = True
+        if self._exit_status is not None:
+            self._finish()
+        else:
+            self._loop.call_later(_EXIT_FOLLOWS_S, self._check_exit_followed)
+
+    def _check_exit_followed(self) -> None:
+        if self._exit_status is None:
+            self._supervisor.worker_misbehaved(
+                self, "it closed its connection, or sent a frame over the size limit"
+            )
+
+    def _on_exit_in_thread(self, status: ExitStatus) -> None:
+        self._loop.call_soon_threadsafe(self._on_exit, status)
+
+    def _on_exit(self, status: ExitStatus) -> None:
+        if self._left:
+            return
+        self._exit_status = status
+        if self.followers is not None:
+            end = RankEnd(status, str(status))
+            self._end_ranks(self.followers.fate.leader_ended(end))
+        if self._link.connected:
+            self._loop.call_later(_LAST_FRAMES_S, self._finish)
+        else:
+            self._finish()
+
+    def _finish(self) -> None:
+        if self.ended.is_set() or self._exit_status is None:
+            return
+        if self.followers is not None:
+            if not self.followers.fate.over:
+                return
+            self.followers.close()
+        self.ended.set()
+        self.moved.set()
+        self.settled.set()
+        self._link.close()
+        while self._clears:
+            self._clears.popleft().set_result(0)
+        self.descendants.end()
+        status = self._exit_status if self.loss is None else self.loss.status
+        self._supervisor.worker_ended(self, status)

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.access.access import Need, counts, needed, passed_on, shown_key
+from gateway.access.caller import ANYBODY, STRANGER, Caller
+
+
+@pytest.mark.parametrize(
+    ("path", "need"),
+    [
+        ("/livez", Need.NOTHING),
+        ("/readyz", Need.NOTHING),
+        ("/health", Need.NOTHING),
+        ("/", Need.NOTHING),
+        ("/ui/app.js", Need.NOTHING),
+        ("/metrics", Need.ADMIN),
+        ("/admin", Need.ADMIN),
+        ("/admin/v1/status", Need.ADMIN),
+        ("/admin/v1/models/a/b/load", Need.ADMIN),
+        ("/api/delete", Need.ADMIN),
+        ("/api/pull/", Need.ADMIN),
+        ("/v1/models", Need.KEY),
+        ("/v1/responses/resp_1", Need.KEY),
+        ("/api/tags", Need.KEY),
+        ("/uix", Need.KEY),
+        ("/livez/", Need.KEY),
+        ("//livez", Need.KEY),
+        ("/nowhere", Need.KEY),
+        ("", Need.KEY),
+    ],
+)
+def test_what_a_path_needs(path: str, need: Need) -> None:
+    assert needed("GET", path) is need
+    assert needed("OPTIONS", path) is Need.NOTHING
+
+
+@given(st.text(max_size=20))
+def test_what_nobody_thought_of_is_closed(rest: str) -> None:
+    assert needed("POST", f"/v1/{rest}") is Need.KEY
+    assert needed("POST", f"/admin{rest}") is Need.ADMIN
+
+
+@pytest.mark.parametrize(
+    ("headers", "shown"),
+    [
+        ([], None),
+        ([(b"authorization", b"Bearer k")], b"k"),
+        ([(b"authorization", b"bearer  k ")], b"k"),
+        ([(b"x-api-key", b" k")], b"k"),
+        ([(b"authorization", b"Bearer k"), (b"x-api-key", b"other")], b"k"),
+        ([(b"authorization", b"Basic abc"), (b"x-api-key", b"k")], b"k"),
+        ([(b"authorization", b"Bearer a"), (b"authorization", b"Bearer b")], None),
+        ([(b"authorization", b"Bearer a"), (b"authorization", b"Bearer a")], b"a"),
+        ([(b"x-api-key", b"a"), (b"x-api-key", b"b")], None),
+        ([(b"authorization", b"Bearer")], None),
+        ([(b"cookie", b"x-api-key=k")], None),
+    ],
+)
+def test_what_is_shown(headers: list[tuple[bytes, bytes]], shown: bytes | None) -> None:
+    assert shown_key(headers) == shown
+
+
+def test_work_is_what_the_limits_are_about() -> None:
+    assert counts("POST", "/v1/chat/completions")
+    assert counts("POST", "/v1/messages/count_tokens")
+    assert not counts("GET", "/v1/models")
+    assert not counts("POST", "/v1/responses/resp_1/cancel")
+
+
+@given(
+    st.none() | st.integers(-1000, 1000),
+    st.none() | st.integers(-1000, 1000),
+    st.integers(-1000, 1000),
+)
+def test_no_priority_goes_above_the_ceiling(
+    ceiling: int | None, wanted: int | None, of_model: int
+) -> None:
+    caller = Caller(name="a", priority=ceiling)
+    given_ = caller.priority_of(wanted, of_model)
+    effective = of_model if given_ is None else given_
+    assert effective <= (of_model if ceiling is None else ceiling)
+    if wanted is not None:
+        assert effective <= wanted
+    assert ANYBODY.priority_of(wanted, of_model) == wanted
+
+
+@given(st.none() | st.floats(0, allow_nan=False), st.floats(0, 1e6))
+def test_no_key_sends_a_model_away_before_its_time(wanted: float | None, ttl_s: float) -> None:
+    own = ttl_s or math.inf
+    given_ = Caller(name="a").keep_alive_of(wanted, ttl_s)
+    assert (own if given_ is None else given_) == max(own, own if wanted is None else wanted)
+    for operator in (ANYBODY, Caller(name="admin", admin=True)):
+        assert operator.keep_alive_of(wanted, ttl_s) == wanted
+
+
+def test_models_by_id_or_alias() -> None:
+    some = Caller(name="a", models=("org/big", "default"))
+    assert some.may_use("org/big")
+    assert some.may_use("other", ("default",))
+    assert not some.may_use("other", ("fast",))
+    assert not some.may_use("org/bigger")
+    assert not STRANGER.may_use("org/big")
+    assert Caller(name="a").may_use("anything")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "forwarded",
+        "via",
+        "x-forwarded",
+        "x-forwarded-host",
+        "x_forwarded_for",
+        "x-real-ip",
+        "cf-connecting-ip",
+        "cdn-loop",
+        "fly-client-ip",
+        "tailscale-user-login",
+        "true-client-ip",
+        "x-envoy-external-address",
+    ],
+)
+def test_a_proxy_is_known_by_what_it_adds(name: str) -> None:
+    assert passed_on([(b"host", b"mac"), (name.encode(), b"192.0.2.60")]) == name
+    assert passed_on([(b"host", name.encode()), (b"viaduct", b"1")]) is None

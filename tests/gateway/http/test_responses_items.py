@@ -1,0 +1,242 @@
+"""Items of a conversation become messages, and what can't is said by its place."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.http.responses.bodies import ResponseBody, check_body, tools
+from gateway.http.responses.conversation import Said, converse
+from gateway.http.responses.items import (
+    ItemBody,
+    decode_items,
+    encode_items,
+    own_items,
+    picture_sources,
+    sealed,
+)
+from gateway.http.responses.truncation import cuts, kept
+from gateway.http.supported import check_supported
+from gateway.requests.byte_budget import ByteBudget
+from gateway.requests.share import Share
+from gateway.system.refusal import Refusal
+from protocol.pictures import Picture
+from protocol.prompts import CalledTool, ChatMessage
+
+
+def _items(*bodies: dict[str, Any]) -> list[ItemBody]:
+    return msgspec.json.decode(json.dumps(bodies), type=list[ItemBody])
+
+
+def _messages(
+    *bodies: dict[str, Any], instructions: str | None = None, pictures: tuple[bytes, ...] = ()
+) -> list[ChatMessage]:
+    items = _items(*bodies)
+    names = [f"input[{index}]" for index in range(len(items))]
+    return list(converse(instructions, items, names, pictures).messages)
+
+
+CALL = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"a":1}'}
+RESULT = {"type": "function_call_output", "call_id": "c1", "output": "Rain"}
+THOUGHT = {
+    "type": "reasoning",
+    "summary": [],
+    "content": [{"type": "reasoning_text", "text": "Hm."}],
+}
+
+
+def test_what_an_assistant_did_in_one_turn_is_one_message() -> None:
+    said = {"role": "assistant", "content": [{"type": "output_text", "text": "Let me look."}]}
+    found = _messages(
+        {"role": "user", "content": "Weather?"},
+        THOUGHT,
+        said,
+        CALL,
+        {**CALL, "call_id": "c2"},
+        RESULT,
+        {**RESULT, "call_id": "c2", "output": [{"type": "input_text", "text": "Sun"}]},
+        THOUGHT,
+        {"role": "assistant", "content": "Rain."},
+    )
+    call = CalledTool("c1", "weather", '{"a":1}')
+    assert found == [
+        ChatMessage("user", "Weather?"),
+        ChatMessage(
+            "assistant",
+            "Let me look.",
+            reasoning="Hm.",
+            tool_calls=(call, msgspec.structs.replace(call, id="c2")),
+        ),
+        ChatMessage("tool", "Rain", tool_call_id="c1"),
+        ChatMessage("tool", "Sun", tool_call_id="c2"),
+        ChatMessage("assistant", "Rain.", reasoning="Hm."),
+    ]
+
+
+def test_what_the_system_says_first_is_one_message() -> None:
+    found = _messages(
+        {"role": "developer", "content": "Use tools."},
+        {"role": "user", "content": "Hi"},
+        {"role": "system", "content": "Now in French."},
+        instructions="Be brief.",
+    )
+    assert [(each.role, each.content) for each in found] == [
+        ("system", "Be brief.\n\nUse tools."),
+        ("user", "Hi"),
+        ("system", "Now in French."),
+    ]
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {**THOUGHT, "content": None, "summary": [{"type": "summary_text", "text": "Hm."}]},
+        {**THOUGHT, "content": None, "encrypted_content": sealed("Hm.")},
+    ],
+)
+def test_reasoning_as_clients_send_it_back(item: dict[str, Any]) -> None:
+    (found,) = _messages(item)
+    assert found.reasoning == "Hm."
+
+
+@pytest.mark.parametrize("text", ["gAAAA==", "not base64", "YWJj"])
+def test_reasoning_that_another_server_sealed_is_not_read(text: str) -> None:
+    found = _messages({**THOUGHT, "content": None, "encrypted_content": text}, CALL)
+    assert [each.reasoning for each in found] == [None]
+
+
+def test_pictures_stand_where_they_stood() -> None:
+    body = {
+        "role": "user",
+        "content": [
+            {"type": "input_text", "text": "What"},
+            {"type": "input_image", "image_url": "data:x", "detail": "low"},
+            {"type": "input_text", "text": " is this?"},
+        ],
+    }
+    assert [(i, s.url, s.name) for i, s in picture_sources(_items(body), ["input[0]"])] == [
+        (0, "data:x", "input[0].content[1].image_url")
+    ]
+    (found,) = _messages(body, pictures=(b"png",))
+    assert found.pictures == (Picture(b"png", 4, "input[0].content[1].image_url"),)
+    assert found.content == "What is this?"
+
+
+@pytest.mark.parametrize(
+    ("bodies", "param"),
+    [
+        ([RESULT], "input[0].call_id"),
+        ([{"type": "function_call", "name": "f"}], "input[0].call_id"),
+        ([{"type": "function_call", "call_id": "f"}], "input[0].name"),
+        ([{"content": "Hi"}], "input[0].role"),
+        ([{"role": "user"}], "input[0].content"),
+        ([{"role": "user", "content": [{"type": "input_file"}]}], "input[0].content[0]"),
+        ([{"role": "user", "content": [{"type": "input_text"}]}], "input[0].content[0].text"),
+        ([CALL, {**RESULT, "output": None}], "input[1].output"),
+    ],
+)
+def test_what_is_wrong_is_said_by_its_place(bodies: list[dict[str, Any]], param: str) -> None:
+    with pytest.raises(Refusal) as refused:
+        _messages(*bodies)
+    assert refused.value.param == param
+    assert param in refused.value.message
+
+
+def test_pictures_only_from_users() -> None:
+    body = {"role": "assistant", "content": [{"type": "input_image", "image_url": "data:x"}]}
+    with pytest.raises(Refusal, match="only a user's"):
+        picture_sources(_items(body), ["input[0]"])
+    body = {"role": "user", "content": [{"type": "input_image", "file_id": "file_1"}]}
+    with pytest.raises(Refusal, match="files are not supported"):
+        picture_sources(_items(body), ["input[0]"])
+
+
+def test_what_is_stored_has_types_and_ids() -> None:
+    (text,) = own_items("Hi", "abc")
+    assert json.loads(msgspec.json.encode(text)) == {
+        "type": "message",
+        "id": "msg_abc0000",
+        "status": "completed",
+        "role": "user",
+        "content": [{"type": "input_text", "text": "Hi"}],
+    }
+    items = own_items(_items({"role": "assistant", "content": "Yes"}, CALL, RESULT), "abc")
+    assert [each.id for each in items] == ["msg_abc0000", "fc_abc0001", "fco_abc0002"]
+    assert decode_items(encode_items(items), Share(ByteBudget(1 << 20))) == items
+    assert own_items(None, "abc") == []
+
+
+def test_what_is_dropped_first() -> None:
+    items = _items(
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "1"},
+        CALL,
+        RESULT,
+        {"role": "user", "content": "2"},
+        {"role": "assistant", "content": "a"},
+        {"role": "user", "content": "3"},
+    )
+    assert cuts(items) == [0, 1, 4, 6]
+    assert kept(items, 4) == [0, 4, 5, 6]
+    assert kept(items, 0) == list(range(7))
+
+
+def _body(**fields: Any) -> ResponseBody:
+    data = {"model": "m", "input": "x", **fields}
+    return msgspec.json.decode(json.dumps(data), type=ResponseBody)
+
+
+NOTHING = Said((), [], [])
+WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
+
+
+def test_tools_and_choices() -> None:
+    clock = {"type": "function", "name": "clock"}
+    told = tools(_body(tools=[WEATHER, clock], parallel_tool_calls=False), NOTHING)
+    assert told is not None
+    definitions = json.loads(told.definitions)
+    assert definitions[0] == {
+        "function": {"name": "weather", "parameters": {"type": "object"}},
+        "type": "function",
+    }
+    assert (told.choice, told.parallel) == ("auto", False)
+    chosen = tools(
+        _body(tools=[WEATHER], tool_choice={"type": "function", "name": "weather"}), NOTHING
+    )
+    assert chosen is not None
+    assert (chosen.choice, chosen.name) == ("required", "weather")
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [clock]}
+    some = tools(_body(tools=[WEATHER, clock], tool_choice=allowed), NOTHING)
+    assert some is not None
+    assert [each["function"]["name"] for each in json.loads(some.definitions)] == ["clock"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"name": "f"}]}, "tools[0].type"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [{}]}]}, "tools[0].tools[0].type"),
+        ({"tools": [{"type": "custom", "name": "c", "format": 5}]}, "tools[0].format"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "file_search"}}, "tool_choice"),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
+        ({"background": True, "store": False}, "store"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"max_tokens": 5}, "max_tokens"),
+    ],
+)
+def test_what_is_not_done_is_refused(fields: dict[str, Any], param: str) -> None:
+    def ask() -> None:
+        body = _body(**fields)
+        check_supported(body, "responses")
+        check_body(body)
+        body.generation()
+        tools(body, NOTHING)
+
+    with pytest.raises(Refusal) as refused:
+        ask()
+    assert refused.value.param == param

@@ -1,0 +1,139 @@
+"""Why a model is in its state: the reason of the event that led there, and of no other."""
+
+from __future__ import annotations
+
+from gateway.models import refusals
+from gateway.models.condition import Condition
+from gateway.models.lifecycle import Circumstances, Effect, Event, State, Verdict
+from gateway.system.events import EventLog
+from gateway.system.refusal import Refusal
+
+HELD = refusals.held("m")
+LOADED = (Event.LOAD, Event.ADMITTED, Event.HELLO, Event.LOADED)
+BUDGET = "the budget is 900 MB now"
+
+
+class _Model:
+    """Does nothing, and remembers what its requests were told."""
+
+    def __init__(self) -> None:
+        self.told: list[Refusal] = []
+        self.log = EventLog()
+        self.condition = Condition("m", self.log, self)
+
+    def circumstances(self, event: Event, verdict: Verdict) -> Circumstances:
+        return Circumstances(verdict=verdict)
+
+    def unavailable(self) -> Refusal:
+        return Refusal("model_unavailable", "unavailable", retry_after_s=5)
+
+    def entered(self, before: State) -> None:
+        pass
+
+    def perform(self, effect: Effect, event: Event, refusal: Refusal) -> None:
+        if effect is Effect.REFUSE_WAITING:
+            self.told.append(refusal)
+
+    def after(self, *events: Event) -> Condition:
+        for event in events:
+            self.condition.handle(event)
+        return self.condition
+
+
+async def test_what_ended_a_worker_is_no_reason_for_what_is_ordered_later() -> None:
+    model = _Model()
+    condition = model.after(*LOADED)
+    condition.handle(Event.EVICT, BUDGET)
+    assert (condition.state, condition.reason) == (State.STOPPING, BUDGET)
+    condition.handle(Event.EXIT)
+    assert (condition.state, condition.reason) == (State.UNLOADED, BUDGET)
+    condition.handle(Event.HOLD, refusal=HELD)
+    assert (condition.state, condition.reason) == (State.HELD, HELD.message)
+    assert condition.failure is HELD
+
+
+async def test_a_hold_during_another_end_is_what_holds_it() -> None:
+    model = _Model()
+    condition = model.after(*LOADED)
+    condition.handle(Event.EVICT, BUDGET)
+    condition.handle(Event.HOLD, refusal=HELD)
+    condition.handle(Event.EXIT)
+    assert (condition.state, condition.reason) == (State.HELD, HELD.message)
+
+
+async def test_the_reason_of_one_worker_is_not_the_next_ones() -> None:
+    model = _Model()
+    condition = model.after(*LOADED)
+    condition.handle(Event.CHANGED, "its settings changed")
+    assert (condition.state, condition.end_reason) == (State.DRAINING, "its settings changed")
+    condition.handle(Event.EXIT)
+    assert (condition.state, condition.reason) == (State.WAITING, None)
+    model.after(*LOADED[1:], Event.KILL)
+    assert (condition.state, condition.reason, condition.end_reason) == (State.STOPPING, None, None)
+
+
+async def test_progress_is_told_on_the_way_up_only() -> None:
+    model = _Model()
+    condition = model.after(*LOADED[:3])
+    condition.progress("loading: 1 GB of 5 GB")
+    assert condition.describe() == "is loading: loading: 1 GB of 5 GB"
+    condition.handle(Event.UNLOAD)
+    assert (condition.state, condition.reason) == (State.STOPPING, None)
+    condition.progress("loading: 2 GB of 5 GB")
+    assert condition.reason is None
+
+
+async def test_a_cause_that_cuts_a_drain_short_is_the_reason_of_the_end() -> None:
+    condition = _Model().after(*LOADED)
+    removed = refusals.removed("m")
+    condition.handle(Event.REMOVED, "taken out", refusal=removed)
+    condition.handle(Event.HUNG, "no heartbeat")
+    assert condition.end_reason == "no heartbeat"
+    condition.handle(Event.MISBEHAVED, "and then it lied")
+    assert condition.end_reason == "no heartbeat"
+    condition.handle(Event.EXIT)
+    assert (condition.end_reason, condition.failure) == (None, removed)
+
+
+async def test_a_load_that_will_fail_again_is_told_so_while_it_stops() -> None:
+    model = _Model()
+    failed = refusals.load_failed("m", "no weights", retry_after_s=None)
+    condition = model.after(*LOADED[:3])
+    condition.handle(Event.LOAD_IMPOSSIBLE, "no weights", refusal=failed)
+    assert condition.state is State.STOPPING
+    condition.handle(Event.DEMAND)
+    assert model.told == [failed, failed]
+    assert failed.retry_after_s is None
+    condition.handle(Event.EXIT)
+    assert (condition.state, condition.reason) == (State.FAILED, "no weights")
+    condition.handle(Event.UNLOAD)
+    assert (condition.reason, condition.failure) == (None, None)
+
+
+async def test_what_did_not_fit_is_forgotten_with_the_configuration() -> None:
+    condition = _Model().after(Event.LOAD)
+    condition.handle(Event.NO_ROOM, refusal=Refusal("insufficient_memory", "too large"))
+    assert (condition.state, condition.reason) == (State.UNLOADED, "too large")
+    condition.handle(Event.CHANGED)
+    assert (condition.reason, condition.failure) == (None, None)
+
+
+async def test_a_death_is_explained() -> None:
+    condition = _Model().after(*LOADED)
+    condition.handle(
+        Event.EXIT, "it crashed; the next attempt comes soon", verdict=Verdict.BACK_OFF
+    )
+    assert condition.describe() == "is backoff: it crashed; the next attempt comes soon"
+    condition.handle(Event.UNLOAD)
+    assert (condition.state, condition.reason) == (State.UNLOADED, None)
+
+
+async def test_the_gateways_end_is_no_order_of_the_operator() -> None:
+    model = _Model()
+    condition = model.after(Event.PRELOAD, *LOADED[1:])
+    condition.handle(Event.SHUTDOWN, "the gateway ends", refusal=refusals.shutting_down())
+    assert condition.reason == "the gateway ends"
+    condition.handle(Event.EXIT)
+    assert condition.reason == refusals.shutting_down().message
+    told = " ".join(str(event) for event in model.log.recent(100))
+    assert "operator" not in told

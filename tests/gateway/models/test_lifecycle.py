@@ -1,0 +1,455 @@
+from __future__ import annotations
+
+import itertools
+from collections import deque
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from gateway.models.lifecycle import (
+    TABLE,
+    Circumstances,
+    Effect,
+    Event,
+    ImpossibleTransitionError,
+    Lifecycle,
+    State,
+    Verdict,
+    printed,
+)
+
+_SETTLED = {State.UNLOADED, State.HELD, State.FAILED, State.READY}
+_WITHOUT_PROCESS = {State.UNLOADED, State.HELD, State.WAITING, State.FAILED, State.BACKOFF}
+# Requests may wait in these although there is no process: memory, or the time to try again, will
+# come.
+_PATIENT = {State.BACKOFF, State.WAITING}
+_NEEDS_PROCESS = {
+    *(Effect.SEND_LOAD, Effect.DISPATCH, Effect.DRAIN),
+    *(Effect.STOP, Effect.KILL, Effect.DESTROY, Effect.DUMP_AND_DESTROY),
+}
+# What a healthy worker and its supervisor do by themselves, once nobody asks for anything more.
+_FAIR = {
+    State.WAITING: Event.ADMITTED,
+    State.STARTING: Event.HELLO,
+    State.LOADING: Event.LOADED,
+    State.DRAINING: Event.EXIT,
+    State.STOPPING: Event.EXIT,
+    State.BACKOFF: Event.RETRY,
+}
+_OPERATOR = {
+    *(Event.LOAD, Event.UNLOAD, Event.HOLD),
+    *(Event.RESTART, Event.KILL, Event.DESTROY),
+}
+
+
+class _World:
+    """A model with the process and the requests that the effects are about."""
+
+    def __init__(self, *, kept: bool = False) -> None:
+        self.lifecycle = Lifecycle()
+        self.kept = kept
+        self.process = False
+        self.asked_to_end = False
+        self.waiting = 0
+        self.running = 0
+        self.asks = False
+
+    @property
+    def possible(self) -> list[Event]:
+        """What can happen: the table's events, less those that contradict the process's absence."""
+        events = list(TABLE[self.lifecycle.state])
+        if Event.NOT_STARTED in events and self.lifecycle.state is not State.STARTING:
+            events.remove(Event.NOT_STARTED)
+        if Event.DRAINED in events and self.running:
+            events.remove(Event.DRAINED)
+        if Event.UNWANTED in events and (self.waiting or self.kept):
+            events.remove(Event.UNWANTED)
+        return events
+
+    def happen(self, event: Event, verdict: Verdict = Verdict.RESTART) -> tuple[Effect, ...]:
+        if event is Event.DEMAND:
+            self.waiting += 1
+        if event in (Event.ADMITTED, Event.NO_ROOM, Event.UNREADABLE):
+            assert self.asks
+            self.asks = False
+        if event in (Event.EXIT, Event.NOT_STARTED, Event.START_FAILED):
+            assert self.process
+            self.process = self.asked_to_end = False
+        requests_wait = self.waiting + self.running > 0
+        effects = self.lifecycle.handle(event, Circumstances(requests_wait, self.kept, verdict))
+        for effect in effects:
+            self._perform(effect)
+        return effects
+
+    def _perform(self, effect: Effect) -> None:
+        if effect in _NEEDS_PROCESS:
+            assert self.process, f"{effect} without a process"
+        match effect:
+            case Effect.ASK:
+                assert not self.process, "memory for a second incarnation"
+                assert not self.asks
+                self.asks = True
+            case Effect.WITHDRAW:
+                assert self.asks
+                self.asks = False
+            case Effect.SPAWN:
+                assert not self.process, "a second incarnation beside a living one"
+                self.process = True
+            case Effect.DISPATCH:
+                assert not self.asked_to_end
+                self.running += self.waiting
+                self.waiting = 0
+            case (
+                Effect.STOP | Effect.KILL | Effect.DESTROY | Effect.DUMP_AND_DESTROY | Effect.DRAIN
+            ):
+                self.asked_to_end = True
+            case Effect.SEND_LOAD:
+                assert not self.asked_to_end
+            case Effect.PARK_RUNNING:
+                self.waiting += self.running
+                self.running = 0
+            case Effect.REFUSE_WAITING:
+                self.waiting = 0
+
+    def check(self) -> None:
+        state = self.lifecycle.state
+        assert self.process == self.lifecycle.alive
+        assert self.asks == (state is State.WAITING)
+        assert self.lifecycle.alive == (state not in _WITHOUT_PROCESS)
+        if state in _WITHOUT_PROCESS - _PATIENT:
+            assert not self.waiting, f"requests wait for a process that nobody starts: {state}"
+        if state is State.READY:
+            assert not self.waiting
+        else:
+            # A request runs in a worker that is ready, or drains.
+            assert not self.running or state is State.DRAINING
+
+    def settle(self) -> None:
+        """Nobody asks for anything more: it comes to rest, and nobody is left waiting."""
+        for _ in range(10):
+            if self.lifecycle.state in _SETTLED:
+                break
+            self.happen(_FAIR[self.lifecycle.state])
+            self.check()
+        assert self.lifecycle.state in _SETTLED
+        assert not self.waiting
+
+    def crash_until_settled(self) -> None:
+        """Every process ends as soon as it lives: the policy gives up, and that is rest too."""
+        verdicts = iter((Verdict.RESTART, Verdict.BACK_OFF, Verdict.BACK_OFF, Verdict.GIVE_UP))
+        for _ in range(20):
+            if self.lifecycle.state is State.BACKOFF:
+                self.happen(Event.RETRY)
+            elif self.lifecycle.state is State.WAITING:
+                self.happen(Event.ADMITTED)
+            elif self.lifecycle.judged:
+                self.happen(Event.EXIT, next(verdicts))
+            elif self.lifecycle.alive:
+                self.happen(Event.EXIT)
+            else:
+                break
+            self.check()
+        assert not self.lifecycle.alive
+        assert not self.waiting
+
+
+class _RandomLife(RuleBasedStateMachine):
+    steps = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = _World()
+
+    @rule(kept=st.booleans())
+    def it_becomes_a_model_to_keep_or_not(self, kept: bool) -> None:
+        self.world.kept = kept
+
+    @rule(data=st.data())
+    def something_happens(self, data: st.DataObject) -> None:
+        for event in data.draw(st.lists(st.sampled_from(list(Event)), min_size=1, max_size=20)):
+            if event in self.world.possible:
+                _RandomLife.steps += 1
+                self.world.happen(event, data.draw(st.sampled_from(Verdict)))
+                self.world.check()
+            elif event not in TABLE[self.world.lifecycle.state]:
+                self._cannot_happen(event)
+
+    @rule()
+    def it_is_left_alone(self) -> None:
+        self.world.settle()
+
+    @rule()
+    def every_worker_crashes(self) -> None:
+        self.world.crash_until_settled()
+
+    def _cannot_happen(self, event: Event) -> None:
+        before = dict(vars(self.world.lifecycle))
+        with pytest.raises(ImpossibleTransitionError, match=self.world.lifecycle.state):
+            self.world.lifecycle.handle(event, Circumstances())
+        assert vars(self.world.lifecycle) == before
+
+    @invariant()
+    def the_process_is_what_the_state_says(self) -> None:
+        self.world.check()
+
+    def teardown(self) -> None:
+        self.world.settle()
+
+
+@pytest.mark.parametrize(
+    ("lives", "steps"),
+    [
+        pytest.param(300, 1_600, id="short"),
+        pytest.param(1500, 8_000, id="long", marks=pytest.mark.slow),
+    ],
+)
+def test_random_lives(lives: int, steps: int):
+    """Beside every situation, which all are visited below."""
+    before = _RandomLife.steps
+    run_state_machine_as_test(
+        _RandomLife,
+        settings=settings(
+            max_examples=lives,
+            stateful_step_count=20,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    assert _RandomLife.steps - before >= steps
+
+
+Step = Event | tuple[Event, Verdict]
+
+
+def _after(*steps: Step, kept: bool = False) -> _World:
+    world = _World(kept=kept)
+    for step in steps:
+        world.happen(*(step if isinstance(step, tuple) else (step,)))
+        world.check()
+    return world
+
+
+def _key(world: _World) -> tuple[object, ...]:
+    hidden = tuple(sorted((name, str(value)) for name, value in vars(world.lifecycle).items()))
+    return (
+        hidden,
+        world.kept,
+        world.process,
+        world.asked_to_end,
+        world.asks,
+        world.waiting > 0,
+        world.running > 0,
+    )
+
+
+def _all_worlds() -> dict[tuple[object, ...], tuple[Step, ...]]:
+    """Every situation that events can lead to, and the shortest way there."""
+    ways: dict[tuple[object, ...], tuple[Step, ...]] = {_key(_World()): ()}
+    queue: deque[tuple[Step, ...]] = deque([()])
+    while queue:
+        way = queue.popleft()
+        for event, verdict in itertools.product(_after(*way).possible, Verdict):
+            world = _after(*way, (event, verdict))
+            if _key(world) not in ways:
+                ways[_key(world)] = (*way, (event, verdict))
+                queue.append((*way, (event, verdict)))
+    return ways
+
+
+class TestEverySituation:
+    """Not random: there are few situations, so all of them are visited."""
+
+    def test_every_state_of_the_table_is_reached(self):
+        assert {_after(*way).lifecycle.state for way in _all_worlds().values()} == set(State)
+        assert set(TABLE) == set(State)
+
+    def test_each_comes_to_rest_when_left_alone(self):
+        for way in _all_worlds().values():
+            _after(*way).settle()
+
+    def test_each_comes_to_rest_when_every_worker_crashes(self):
+        for way in _all_worlds().values():
+            _after(*way).crash_until_settled()
+
+    def test_each_takes_every_order_of_the_operator_and_every_request(self):
+        for way in _all_worlds().values():
+            assert set(_after(*way).possible) >= {*_OPERATOR, Event.DEMAND}
+
+    def test_a_process_may_end_at_any_time(self):
+        for way in _all_worlds().values():
+            world = _after(*way)
+            assert world.process == (Event.EXIT in world.possible)
+
+    def test_load_always_leads_to_a_ready_model(self):
+        for way in _all_worlds().values():
+            world = _after(*way, Event.LOAD)
+            if world.lifecycle.state is not State.READY:
+                world.settle()
+            assert world.lifecycle.state is State.READY, way
+
+    def test_a_worker_that_was_asked_to_end_is_never_given_work(self):
+        for way in _all_worlds().values():
+            world = _after(*way)
+            if world.asked_to_end:
+                for event in world.possible:
+                    _after(*way, event)
+
+
+class TestRules:
+    def test_a_new_model_is_unloaded_and_has_no_process(self):
+        lifecycle = Lifecycle()
+        assert lifecycle.state is State.UNLOADED
+        assert not lifecycle.alive
+
+    def test_a_request_loads_a_model(self):
+        world = _World()
+        assert world.happen(Event.DEMAND) == (Effect.ASK,)
+        assert world.happen(Event.ADMITTED) == (Effect.SPAWN,)
+        assert world.happen(Event.HELLO) == (Effect.SEND_LOAD,)
+        assert world.happen(Event.LOADED) == (Effect.DISPATCH,)
+        assert (world.running, world.waiting) == (1, 0)
+
+    def test_a_request_during_a_drain_starts_the_model_again(self):
+        world = _after(
+            Event.LOAD, Event.ADMITTED, Event.HELLO, Event.LOADED, Event.UNLOAD, Event.DEMAND
+        )
+        assert Effect.ASK in world.happen(Event.EXIT)
+
+    def test_a_held_model_refuses_at_once_and_also_while_it_ends(self):
+        world = _after(Event.LOAD, Event.ADMITTED, Event.HELLO, Event.LOADED, Event.HOLD)
+        assert world.happen(Event.DEMAND) == (Effect.REFUSE_WAITING,)
+        world.happen(Event.EXIT)
+        assert world.lifecycle.state is State.HELD
+        assert world.happen(Event.DEMAND) == (Effect.REFUSE_WAITING,)
+        assert world.lifecycle.state is State.HELD
+
+    def test_a_load_that_will_fail_again_is_not_tried_again_by_a_request(self):
+        world = _after(Event.DEMAND, Event.ADMITTED, Event.HELLO, Event.LOAD_IMPOSSIBLE, Event.EXIT)
+        assert world.lifecycle.state is State.FAILED
+        assert world.happen(Event.DEMAND) == (Effect.REFUSE_WAITING,)
+        assert world.happen(Event.LOAD) == (Effect.ASK,)
+
+    def test_a_restart_brings_the_model_back_without_a_request(self):
+        world = _after(Event.LOAD, Event.ADMITTED, Event.HELLO, Event.LOADED, Event.RESTART)
+        assert world.happen(Event.EXIT)[-1] is Effect.ASK
+
+    def test_a_crash_parks_what_runs_and_starts_again_for_it(self):
+        world = _after(Event.DEMAND, Event.ADMITTED, Event.HELLO, Event.LOADED)
+        assert world.happen(Event.EXIT) == (Effect.PARK_RUNNING, Effect.ASK)
+        assert (world.waiting, world.running) == (1, 0)
+
+    def test_a_crash_that_nobody_waits_for_leaves_the_model_unloaded(self):
+        world = _after(Event.LOAD, Event.ADMITTED, Event.HELLO, Event.LOADED)
+        world.happen(Event.EXIT)
+        assert world.lifecycle.state is State.UNLOADED
+
+    def test_a_model_to_keep_comes_back_after_a_crash_and_a_kill_but_not_after_an_unload(self):
+        ready = (Event.LOAD, Event.ADMITTED, Event.HELLO, Event.LOADED)
+        for way in ((Event.EXIT,), (Event.KILL, Event.EXIT), (Event.DESTROY, Event.EXIT)):
+            assert _after(*ready, *way, kept=True).lifecycle.state is State.WAITING
+        assert _after(*ready, Event.UNLOAD, Event.EXIT, kept=True).lifecycle.state is State.UNLOADED
+
+    @pytest.mark.parametrize("fault", [Event.EXIT, Event.HUNG, Event.MISBEHAVED])
+    def test_the_policy_decides_what_follows_a_death(self, fault: Event):
+        for verdict, state, waiting in (
+            (Verdict.RESTART, State.WAITING, 1),
+            (Verdict.BACK_OFF, State.BACKOFF, 1),
+            (Verdict.GIVE_UP, State.FAILED, 0),
+        ):
+            world = _after(Event.DEMAND, Event.ADMITTED, Event.HELLO, Event.LOADED)
+            if fault is not Event.EXIT:
+                world.happen(fault)
+                assert world.lifecycle.judged
+            world.happen(Event.EXIT, verdict)
+            assert (world.lifecycle.state, world.waiting) == (state, waiting)
+
+    def test_a_death_that_was_ordered_is_not_judged(self):
+        for order in (Event.KILL, Event.UNLOAD, Event.RESTART, Event.HOLD):
+            world = _after(Event.LOAD, Event.ADMITTED, Event.HELLO, Event.LOADED, order)
+            assert not world.lifecycle.judged
+
+    def test_a_request_in_a_backoff_waits_for_the_next_attempt(self):
+        world = _after(
+            Event.DEMAND, Event.ADMITTED, Event.HELLO, (Event.EXIT, Verdict.BACK_OFF), Event.DEMAND
+        )
+        assert world.lifecycle.state is State.BACKOFF
+        assert world.happen(Event.RETRY) == (Effect.ASK,)
+
+    def test_an_unload_ends_a_backoff_that_nobody_waits_for(self):
+        way = (Event.LOAD, Event.ADMITTED, Event.HELLO, (Event.EXIT, Verdict.BACK_OFF))
+        assert _after(*way, Event.UNLOAD).lifecycle.state is State.UNLOADED
+        assert _after(*way, Event.KILL).lifecycle.state is State.UNLOADED
+        assert _after(*way, Event.KILL, kept=True).lifecycle.state is State.BACKOFF
+        assert _after(*way, Event.DEMAND, Event.UNLOAD).lifecycle.state is State.BACKOFF
+
+    def test_an_evicted_model_waits_for_memory_if_anybody_waits_for_it(self):
+        ready = (Event.DEMAND, Event.ADMITTED, Event.HELLO, Event.LOADED)
+        world = _after(*ready, Event.EVICT)
+        assert (world.waiting, world.running) == (1, 0)
+        assert not world.lifecycle.judged
+        assert world.happen(Event.EXIT) == (Effect.ASK,)
+
+    def test_a_worker_that_holds_too_much_is_replaced_and_it_is_no_death(self):
+        world = _after(Event.DEMAND, Event.ADMITTED, Event.HELLO, Event.LOADED, Event.OVERGROWN)
+        assert not world.lifecycle.judged
+        assert (world.waiting, world.running) == (1, 0)
+        assert world.happen(Event.EXIT) == (Effect.ASK,)
+
+    def test_a_model_that_never_fits_refuses_and_rests(self):
+        world = _after(Event.DEMAND)
+        assert world.happen(Event.NO_ROOM) == (Effect.REFUSE_WAITING,)
+        assert world.lifecycle.state is State.UNLOADED
+
+    @pytest.mark.parametrize("order", [Event.UNLOAD, Event.KILL, Event.UNWANTED])
+    def test_a_turn_that_nobody_wants_is_given_up(self, order: Event):
+        assert _after(Event.LOAD).happen(order) == (Effect.WITHDRAW,)
+        if order is not Event.UNWANTED:
+            assert _after(Event.DEMAND).happen(order) == ()
+
+    def test_what_runs_when_a_held_model_is_stopped_is_refused(self):
+        world = _after(Event.DEMAND, Event.ADMITTED, Event.HELLO, Event.LOADED, Event.HOLD)
+        assert world.happen(Event.DEADLINE) == (
+            Effect.PARK_RUNNING,
+            Effect.REFUSE_WAITING,
+            Effect.STOP,
+        )
+
+    @pytest.mark.parametrize("order", [Event.KILL, Event.DESTROY])
+    @pytest.mark.parametrize("drained", [False, True], ids=["in its drain", "while it stops"])
+    def test_a_kill_does_not_forget_that_the_model_is_held(self, order: Event, drained: bool):
+        world = _after(Event.LOAD, Event.ADMITTED, Event.HELLO, Event.LOADED, Event.HOLD)
+        if drained:
+            world.happen(Event.DEADLINE)
+        world.happen(order)
+        world.happen(Event.EXIT)
+        assert world.lifecycle.state is State.HELD
+
+    @pytest.mark.parametrize("order", [Event.KILL, Event.DESTROY])
+    def test_a_kill_does_not_forget_that_a_load_is_impossible(self, order: Event):
+        world = _after(
+            Event.DEMAND, Event.ADMITTED, Event.HELLO, Event.LOAD_IMPOSSIBLE, order, Event.EXIT
+        )
+        assert world.lifecycle.state is State.FAILED
+
+
+class TestPrinted:
+    def test_every_rule_has_a_line_with_all_that_it_says(self):
+        lines = list(printed())
+        rules = [
+            (state, event, rule) for state, rules in TABLE.items() for event, rule in rules.items()
+        ]
+        assert len(lines) == len(rules)
+        for line, (state, event, wanted) in zip(lines, rules, strict=True):
+            before, what, effects, after = (column.strip() for column in line.split("|"))
+            assert (before, what) == (state, event)
+            assert after.split(", then ")[0] == wanted.state
+            assert after.endswith(f", then {wanted.aim}") == (wanted.aim is not None)
+            assert effects == (", ".join(wanted.effects) or "-")
+
+    def test_the_columns_stand_under_each_other(self):
+        bars = {
+            tuple(place for place, sign in enumerate(line) if sign == "|") for line in printed()
+        }
+        assert len(bars) == 1

@@ -1,0 +1,159 @@
+"""The single slot that an answer arrives in."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import weakref
+
+import pytest
+
+from gateway.models.choices import pieces
+from gateway.requests.request import ClientGoneError, Piece, Request
+from gateway.system.refusal import Refusal
+from protocol.answers import Delta, Usage
+from protocol.parts import Text
+from protocol.prompts import TextPrompt
+from protocol.requests import Generate, Sampling
+
+USAGE = Usage(3, 4)
+
+
+def _request() -> Request:
+    generate = Generate(request_id="r", prompt=TextPrompt("x"), sampling=Sampling(seed=1))
+    return Request(generate, now=100.0, deadline_s=5.0)
+
+
+def _arrive(request: Request, delta: Delta) -> None:
+    if request.deliver(delta, 101.0):
+        request.tell(101.0)
+
+
+async def test_what_arrives_between_two_looks_is_one_piece() -> None:
+    request = _request()
+    for parts in ((Text("a"),), (), (Text("b"),)):
+        _arrive(request, Delta("r", (1,), parts))
+    piece = await request.take()
+    assert (piece.parts, piece.finish_reason) == ((Text("ab"),), None)
+    _arrive(request, Delta("r", (1,), (Text("c"),), "stop", USAGE))
+    piece = await request.take()
+    assert (piece.parts, piece.finish_reason, piece.usage) == ((Text("c"),), "stop", USAGE)
+    assert request.over
+
+
+async def test_a_reader_waits_for_text() -> None:
+    request = _request()
+    _arrive(request, Delta("r", (1,), ()))
+    reader = asyncio.create_task(request.take())
+    await asyncio.sleep(0)
+    assert not reader.done()
+    _arrive(request, Delta("r", (1,), (Text("a"),)))
+    assert (await reader).parts == (Text("a"),)
+
+
+async def test_text_goes_before_the_refusal_that_ends_it() -> None:
+    request = _request()
+    _arrive(request, Delta("r", (1,), (Text("a"),)))
+    request.refuse(Refusal("worker_crashed", "gone"))
+    request.refuse(Refusal("shutting_down", "too late to matter"))
+    assert (await request.take()).parts == (Text("a"),)
+    with pytest.raises(Refusal, match="gone"):
+        await request.take()
+
+
+@pytest.mark.parametrize("answers", [1, 3])
+async def test_who_was_refused_is_gone_with_its_reader(answers: int) -> None:
+    """A prompt may be large, and nobody looks for cycles for a long time."""
+    told = Refusal("model_unavailable", "gone", retry_after_s=5, param="prompt")
+
+    async def read(requests: list[Request]) -> None:
+        for each in requests:
+            each.refuse(told)
+        with contextlib.suppress(Refusal):
+            async with contextlib.aclosing(pieces(requests)) as arriving:
+                async for _ in arriving:
+                    pass
+
+    requests = [_request() for _ in range(answers)]
+    left = [weakref.ref(each) for each in requests]
+    gc.disable()
+    try:
+        await read(requests)
+        requests.clear()
+        # Tasks that have ended are the loop's for another turn.
+        await asyncio.sleep(0)
+        assert [each() for each in left] == [None] * answers
+    finally:
+        gc.enable()
+    assert told.__traceback__ is None
+
+
+async def test_a_shortcut_has_what_comes_while_the_reader_waits_but_for_the_end() -> None:
+    request = _request()
+    written: list[Piece] = []
+    takes = True
+
+    def shortcut(piece: Piece) -> bool:
+        if takes:
+            written.append(piece)
+        return takes
+
+    _arrive(request, Delta("r", (1,), (Text("before"),)))
+    assert (await request.take(shortcut)).parts == (Text("before"),)
+    # Nobody waits: a piece written now would overtake the one that was taken.
+    _arrive(request, Delta("r", (1,), (Text("a"),)))
+    assert (await request.take(shortcut)).parts == (Text("a"),)
+    reader = asyncio.create_task(request.take(shortcut))
+    await asyncio.sleep(0)
+    _arrive(request, Delta("r", (1,), (Text("b"),)))
+    _arrive(request, Delta("r", (1,), (Text("c"),)))
+    assert [each.parts for each in written] == [(Text("b"),), (Text("c"),)]
+    takes = False
+    _arrive(request, Delta("r", (1,), (Text("d"),)))
+    takes = True
+    # The reader has been woken, and what follows is behind what it will take.
+    _arrive(request, Delta("r", (1,), (Text("e"),)))
+    assert (await reader).parts == (Text("de"),)
+    reader = asyncio.create_task(request.take(shortcut))
+    await asyncio.sleep(0)
+    _arrive(request, Delta("r", (1,), (Text("f"),), "stop", USAGE))
+    assert (await reader).finish_reason == "stop"
+    assert len(written) == 2
+
+
+async def test_who_hears_late_of_what_is_taken_already_gets_nothing_idle() -> None:
+    request = _request()
+    _arrive(request, Delta("r", (1,), (Text("a"),)))
+    await request.take()
+    request.tell(102.0)
+    reader = asyncio.create_task(request.take())
+    await asyncio.sleep(0)
+    assert not reader.done()
+    reader.cancel()
+
+
+async def test_reminders_are_idle_pieces() -> None:
+    request = _request()
+    request.remind(104.0, 5.0)
+    request.remind(105.0, 5.0)
+    assert (await request.take()).idle
+    _arrive(request, Delta("r", (1,), (Text("a"),)))
+    request.remind(10_000_000.0, 5.0)
+    assert (await request.take()).parts == (Text("a"),)
+
+
+async def test_nobody_reads_an_abandoned_answer() -> None:
+    request = _request()
+    _arrive(request, Delta("r", (1,), (Text("a"),)))
+    request.abandon()
+    with pytest.raises(ClientGoneError):
+        await request.take()
+
+
+@pytest.mark.parametrize(("told", "counted"), [(-1, 0), (0, 0), (3, 3), (4, 3)])
+async def test_no_more_is_cached_than_the_prompt_has(told: int, counted: int) -> None:
+    """The worker that goes on with a request finds delivered tokens, too."""
+    request = _request()
+    _arrive(request, Delta("r", (1,), (Text("a"),), "stop", Usage(3, 4, told)))
+    assert (await request.take()).usage == Usage(3, 4, counted)

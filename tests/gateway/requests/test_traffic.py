@@ -1,0 +1,195 @@
+"""What those are told that find no place."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from gateway.requests.request import Request
+from gateway.requests.traffic import Bounds, Connection, ProtocolBreachError, Traffic
+from gateway.system.events import EventLog
+from gateway.system.refusal import Refusal
+from protocol.answers import Delta, Output, Rendered, RequestFailed, Usage
+from protocol.message import Message
+from protocol.parts import (
+    Alternative,
+    AnswerPart,
+    Logprobs,
+    Reasoning,
+    Text,
+    TokenLogprob,
+    ToolCall,
+)
+from protocol.pictures import Picture
+from protocol.prompts import ChatMessage, ChatPrompt, TextPrompt
+from protocol.requests import Cancel, Generate, Sampling
+from protocol.tokens import pack
+
+
+def _request(request_id: str) -> Request:
+    generate = Generate(request_id=request_id, prompt=TextPrompt("x"), sampling=Sampling(seed=1))
+    return Request(generate, now=100.0, deadline_s=5.0)
+
+
+class Waiting:
+    """A model that waits for memory."""
+
+    load_s = 42
+    short_of_memory = False
+
+    def notify(self) -> None:
+        pass
+
+    def describe(self) -> str:
+        return "is waiting: it needs 3 GB"
+
+
+def _traffic(loop_now: float = 100.0) -> Traffic:
+    traffic = Traffic("m", Bounds(1, 1, 0), Waiting(), EventLog())
+    traffic.tick(loop_now, remind_after_s=60.0)
+    return traffic
+
+
+async def test_nobody_is_late_for_a_sleep_of_the_machine() -> None:
+    traffic = _traffic()
+    first = _request("first")
+    traffic.submit(first)
+    traffic.tick(3700.0, remind_after_s=1e9)
+    assert not first.over
+    for tenth in range(35):
+        traffic.tick(3700.0 + tenth / 10, remind_after_s=1e9)
+    assert not first.over
+    traffic.tick(3705.0, remind_after_s=1e9)
+    assert first.over
+
+
+async def test_the_full_queue_says_when_to_come_back_and_the_deadline_not_to() -> None:
+    traffic = _traffic()
+    first = _request("first")
+    traffic.submit(first)
+    with pytest.raises(Refusal) as full:
+        traffic.submit(_request("second"))
+    assert (full.value.code, full.value.retry_after_s) == ("queue_full", 42)
+    traffic.tick(105.0, remind_after_s=60.0)
+    with pytest.raises(Refusal) as late:
+        await first.take()
+    assert (late.value.code, late.value.retry_after_s) == ("deadline_exceeded", None)
+    assert late.value.lasting
+    assert "deadline of 5 s passed" in late.value.message
+    assert "The model is waiting: it needs 3 GB." in late.value.message
+
+
+async def test_who_waits_for_memory_in_a_worker_has_a_deadline_too() -> None:
+    sent: list[Message] = []
+    host = Waiting()
+    traffic = Traffic("m", Bounds(2, 2, 0), host, EventLog())
+    traffic.tick(100.0, remind_after_s=1e9)
+    waits, begun = _request("waits"), _request("begun")
+    for each in (waits, begun):
+        traffic.submit(each)
+    traffic.connect(Connection(sent.append, "f", 100))
+    traffic.rendered(Rendered(request_id="begun.1", token_ids=b"", last=True))
+    traffic.output(Output(step=1, deltas=(Delta("begun.1", (5,), (Text("a"),)),)))
+    for tenth in range(60):
+        traffic.tick(100.0 + tenth / 10, remind_after_s=1e9)
+    assert not waits.over, "a long prompt may take its time"
+    host.short_of_memory = True
+    traffic.tick(106.0, remind_after_s=1e9)
+    with pytest.raises(Refusal) as late:
+        await waits.take()
+    assert late.value.code == "deadline_exceeded"
+    assert not begun.over
+    assert Cancel(request_id="waits.1") in sent
+
+
+async def test_a_prompt_with_several_answers_counts_once() -> None:
+    traffic = Traffic("m", Bounds(2, 2, 0), Waiting(), EventLog())
+    generate = Generate(request_id="a", prompt=TextPrompt("x"), sampling=Sampling(seed=1))
+    first = Request(generate, 100.0, 5.0)
+    other = Request(
+        msgspec.structs.replace(generate, request_id="b"), 100.0, 5.0, repeats_prompt=True
+    )
+    for each in (first, other):
+        traffic.submit(each)
+    sent: list[Message] = []
+    traffic.connect(Connection(sent.append, "f", 100))
+    for wire_id in ("a.1", "b.1"):
+        traffic.rendered(Rendered(request_id=wire_id, token_ids=pack([1, 2, 3]), last=True))
+        traffic.output(
+            Output(
+                step=1,
+                deltas=(
+                    Delta(wire_id, (5,), (Text("a"),), finish_reason="stop", usage=Usage(3, 1, 2)),
+                ),
+            )
+        )
+    assert first.over
+    assert other.over
+    assert (traffic.meter.prompt_tokens, traffic.meter.generated_tokens) == (3, 2)
+    assert (traffic.prompt_tokens, traffic.cached_tokens) == (3, 2)
+
+
+def _looking(sent: list[Message]) -> tuple[Traffic, Request]:
+    """One whose request runs, with two pictures."""
+    traffic = _traffic()
+    pictures = tuple(Picture(b"%d" % at, at, f"picture {at}") for at in range(2))
+    prompt = ChatPrompt((ChatMessage("user", "ab", pictures=pictures),))
+    generate = Generate(request_id="r", prompt=prompt, sampling=Sampling(seed=1))
+    request = Request(generate, now=100.0, deadline_s=5.0, params={"prompt": "messages"})
+    traffic.connect(Connection(sent.append, "print", 4096))
+    traffic.submit(request)
+    traffic.dispatch()
+    return traffic, request
+
+
+async def test_pictures_are_sent_again() -> None:
+    sent: list[Message] = []
+    traffic, request = _looking(sent)
+    first = request.progress.wire_id
+    traffic.rendered(Rendered(request_id=first, token_ids=pack([1, 2, 3]), last=True))
+    traffic.output(Output(step=1, deltas=(Delta(first, (7,), (Text("a"),)),)))
+    traffic.park(blame=True)
+    traffic.connect(Connection(sent.append, "print", 4096))
+    again = sent[-1]
+    assert isinstance(again, Generate)
+    assert (again.prompt, again.delivered) == (request.task.prompt, pack([7]))
+
+
+@pytest.mark.parametrize(
+    ("picture", "param"), [(0, "picture 0"), (1, "picture 1"), (2, None), (None, "messages")]
+)
+async def test_the_picture_that_is_to_blame(picture: int | None, param: str | None) -> None:
+    traffic, request = _looking([])
+    failure = RequestFailed(
+        request_id=request.progress.wire_id,
+        code="invalid_request_error",
+        message="no",
+        field="prompt",
+        picture=picture,
+    )
+    traffic.failed(failure)
+    with pytest.raises(Refusal) as refused:
+        await request.take()
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        Text("x" * 1000),
+        Reasoning("x" * 1000),
+        ToolCall(0, "x" * 1000),
+        Logprobs((TokenLogprob(b"x" * 500, 0.0, (Alternative(b"x" * 500, 0.0),)),)),
+    ],
+)
+async def test_a_text_is_no_longer_than_tokens_can_make_it(part: AnswerPart) -> None:
+    traffic = Traffic("m", Bounds(2, 2, 0), Waiting(), EventLog())
+    traffic.submit(_request("a"))
+    traffic.connect(Connection(lambda _message: None, "f", 100))
+    traffic.rendered(Rendered(request_id="a.1", token_ids=pack([1, 2]), last=True))
+    told = Output(step=1, deltas=(Delta("a.1", (5,), (part,)),))
+    for _ in range(90):
+        traffic.output(told)
+    wild = Output(step=1, deltas=(Delta("a.1", (), (part,)),) * 1000)
+    with pytest.raises(ProtocolBreachError, match="a longer text than 90 tokens"):
+        traffic.output(wild)

@@ -1,0 +1,59 @@
+"""A gateway that crashes in a loop remembers it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.server.starts import LIMIT, WINDOW_S, StartRecord, caution, recent
+
+NOW = 1_800_000_000.0
+
+
+def test_a_few_in_a_short_time_are_too_many() -> None:
+    starts = [NOW - 10.0 * each for each in range(1, LIMIT + 1)]
+    assert caution(starts[:-1], NOW) is None
+    assert f"the last {LIMIT} starts within 30 min" in str(caution(starts, NOW))
+
+
+def test_the_clock_may_have_been_wrong() -> None:
+    """In the future by hours: from before somebody set it."""
+    assert caution([NOW + 10 * WINDOW_S] * LIMIT, NOW) is None
+
+
+@given(st.lists(st.floats(0, 3 * WINDOW_S), max_size=8))
+def test_only_those_of_the_window_count(ages_s: list[float]) -> None:
+    starts = [NOW - each for each in ages_s]
+    young = sum(each < WINDOW_S for each in ages_s)
+    assert len(recent(starts, NOW)) == young
+    assert (caution(starts, NOW) is not None) == (young >= LIMIT)
+
+
+def test_the_record(tmp_path: Path) -> None:
+    path = tmp_path / "starts.json"
+    first = StartRecord(path, NOW)
+    assert (first.follows_crash, first.caution) == (False, None)
+    for each in range(1, LIMIT):
+        start = StartRecord(path, NOW + each)
+        assert (start.follows_crash, start.caution) == (True, None)
+    assert StartRecord(path, NOW + LIMIT).caution is not None
+    careful = StartRecord(path, NOW + LIMIT + 1)
+    assert careful.caution is not None
+    careful.ended_in_order()
+    after = StartRecord(path, NOW + LIMIT + 2)
+    assert (after.follows_crash, after.caution) == (False, None)
+
+
+def test_the_record_does_not_grow(tmp_path: Path) -> None:
+    path = tmp_path / "starts.json"
+    for each in range(100):
+        StartRecord(path, NOW + each * WINDOW_S / 2)
+    assert path.stat().st_size < 200
+
+
+def test_a_broken_record_is_an_empty_one(tmp_path: Path) -> None:
+    path = tmp_path / "starts.json"
+    path.write_text("{")
+    assert StartRecord(path, NOW).caution is None

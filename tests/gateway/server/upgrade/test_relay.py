@@ -1,0 +1,177 @@
+"""Requests that two gateways share: what one computes the other hands on, in order and once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.requests.request import Request, RequestState
+from gateway.server.upgrade.guests import Guest
+from gateway.server.upgrade.messages import Cancelled, Delivered, Refused, Spent, Submitted, Told
+from gateway.server.upgrade.relay import Relay
+from gateway.system.refusal import Refusal
+from protocol.answers import Delta, Embedded, Usage
+from protocol.parts import Text
+from protocol.prompts import TextPrompt
+from protocol.requests import Embed, Generate, Sampling
+
+_END = Usage(3, 4)
+
+
+def _request(name: str = "r", **fields: Any) -> Request:
+    task = Generate(request_id=name, prompt=TextPrompt("Hello"), sampling=Sampling(seed=1))
+    return Request(task, asyncio.get_running_loop().time(), 60.0, **fields)
+
+
+def _delta(number: int, *, last: bool = False) -> Delta:
+    return Delta(
+        "r.1",
+        (number,),
+        (Text(f"{number} "),),
+        "stop" if last else None,
+        _END if last else None,
+    )
+
+
+def _over_the_wire(state: RequestState) -> RequestState:
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(state), type=RequestState)
+
+
+async def _text(request: Request) -> str:
+    text = ""
+    while True:
+        piece = await asyncio.wait_for(request.take(), 60)
+        text += "".join(each.text for each in piece.parts if isinstance(each, Text))
+        if piece.finish_reason is not None:
+            return text
+
+
+@given(tokens=st.integers(1, 12), cut=st.integers(0, 11), again=st.integers(0, 11))
+def test_tokens_before_and_after_are_all_of_them(tokens: int, cut: int, again: int) -> None:
+    """Over as many gateways as there are."""
+
+    async def play() -> None:
+        request = _request()
+        request.progress.next_message("f")
+        request.progress.render(b"\1\0\0\0", last=True)
+        reader: Request = request
+        relays: list[Relay] = []
+        for number in range(tokens):
+            for _ in range((number == cut) + (number == again)):
+                relay = Relay()
+                state = _over_the_wire(reader.state)
+                guest = Guest(relay.number(reader), "m", state, relay.receive)  # type: ignore[arg-type]
+                assert guest.state == state
+                relay.open(lambda _: None)
+                relays.append(relay)
+                reader = guest
+            if reader.deliver(_delta(number, last=number == tokens - 1), 0.0):
+                reader.tell(0.0)
+        assert await _text(request) == "".join(f"{number} " for number in range(tokens))
+        assert list(request.progress.delivered) == list(range(tokens))
+        assert list(reader.progress.delivered) == list(range(tokens))
+        assert request.usage == _END
+        assert not any(map(len, relays))
+
+    asyncio.run(play())
+
+
+async def test_what_comes_in_between_waits_for_the_successor() -> None:
+    relay, told = Relay(), list[Told]()
+    running, late = _request("a"), _request("b")
+    number = relay.number(running)
+    relay.submit("m", late)
+    relay.cancel(running)
+    relay.spend("key", _END)
+    relay.open(told.append)
+    assert [type(each) for each in told] == [Submitted, Cancelled, Spent]
+    assert told[1] == Cancelled(number)
+    # Nobody reads that one any more.
+    assert len(relay) == 1
+    relay.receive(Delivered(number, _delta(1)))
+    assert not running.progress.delivered
+    relay.cancel(late)
+    assert told[-1] == Cancelled(2)
+    assert len(relay) == 0
+
+
+async def test_without_a_successor_it_is_as_if_nothing_was() -> None:
+    relay = Relay()
+    running, late, gone = _request("a"), _request("b"), _request("c")
+    for each in (running, gone):
+        relay.number(each)
+    relay.submit("m", late)
+    relay.cancel(gone)
+    relay.spend("key", _END)
+    submitted, cancelled, spent = relay.undo()
+    assert isinstance(submitted, Submitted)
+    assert (submitted.model, relay.request(submitted.number)) == ("m", late)
+    assert isinstance(cancelled, Cancelled)
+    assert relay.request(cancelled.number) is gone
+    assert spent == Spent("key", _END)
+
+
+async def test_a_refusal_ends_it() -> None:
+    relay = Relay()
+    request = _request()
+    number = relay.number(request)
+    refusal = Refusal("queue_full", "Later.", param="model", retry_after_s=3, lasting=True)
+    relay.receive(Refused(number, refusal.state))
+    assert request.over
+    assert len(relay) == 0
+    with pytest.raises(Refusal) as raised:
+        await request.take()
+    assert raised.value.state == refusal.state
+
+
+async def test_the_end_of_the_successor_ends_all() -> None:
+    relay = Relay()
+    requests = [_request(str(each)) for each in range(3)]
+    for each in requests:
+        relay.number(each)
+    relay.refuse_all(Refusal("shutting_down", "It is gone."))
+    assert all(each.over for each in requests)
+    assert len(relay) == 0
+
+
+async def test_what_a_request_is_known_by_goes_along() -> None:
+    request = _request(
+        request_id="mine", key="k", probe=True, priority=3, keep_alive_s=5.0, params={"prompt": "p"}
+    )
+    guest = Guest(1, "m", _over_the_wire(request.state), lambda _: None)
+    assert (guest.id, guest.key, guest.probe, guest.priority) == ("mine", "k", True, 3)
+    assert (guest.keep_alive_s, guest.params) == (5.0, {"prompt": "p"})
+    assert not guest.prompt_counts
+    assert _request(repeats_prompt=True).state.prompt_counts is False
+    assert guest.deadline_at == request.deadline_at
+    assert guest.task == request.task
+
+
+def _vector(number: int, *, last: bool = False) -> Embedded:
+    return Embedded(
+        request_id="v.1", dimensions=1, vectors=bytes([number] * 4), tokens=2, last=last
+    )
+
+
+async def test_vectors_before_and_after_are_all_of_them() -> None:
+    task = Embed(request_id="v", inputs=(TextPrompt("a"), TextPrompt("b")))
+    request = Request(task, asyncio.get_running_loop().time(), 60.0)
+    request.progress.next_message("f")
+    request.deliver_vectors(_vector(1))
+    relay = Relay()
+    told: list[Any] = []
+    guest = Guest(relay.number(request), "m", _over_the_wire(request.state), told.append)
+    # One that is computed anew is so everywhere.
+    guest.start(0.0)
+    guest.deliver_vectors(_vector(3))
+    guest.deliver_vectors(_vector(4, last=True))
+    for each in told:
+        relay.receive(each)
+    assert request.over
+    assert bytes(request.vectors.data) == bytes(guest.vectors.data) == b"\3\3\3\3\4\4\4\4"
+    assert request.usage == guest.usage == Usage(4, 0)

@@ -1,0 +1,79 @@
+"""Messages and descriptors between two gateways."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+
+import msgspec
+
+from gateway.server.upgrade.messages import Cancelled, Finished, FromPredecessor
+from gateway.server.upgrade.wire import Frames, Passage
+
+_DECODER: msgspec.msgpack.Decoder[FromPredecessor] = msgspec.msgpack.Decoder(FromPredecessor)
+
+
+async def test_messages_come_whole_and_in_order() -> None:
+    ours, its = socket.socketpair()
+    sender, receiver = await Frames.over(ours, _DECODER), await Frames.over(its, _DECODER)
+    for number in range(1000):
+        sender.send(Cancelled(number))
+    sender.send(Finished())
+    for number in range(1000):
+        assert await receiver.receive() == Cancelled(number)
+    assert await receiver.receive() == Finished()
+    await sender.sent()
+    sender.close()
+    assert await receiver.receive() is None
+    receiver.close()
+
+
+async def test_what_is_no_message_is_the_end() -> None:
+    ours, its = socket.socketpair()
+    receiver = await Frames.over(its, _DECODER)
+    ours.sendall(b"\0\0\0\3abc")
+    assert await receiver.receive() is None
+    receiver.close()
+    ours.close()
+
+
+async def test_descriptors_come_with_what_they_are() -> None:
+    """More than the socket takes at once."""
+    ours, its = socket.socketpair()
+    sender, receiver = Passage(ours), Passage(its)
+    count = 400
+    for number in range(count):
+        read, write = os.pipe()
+        os.write(write, b"%d" % number)
+        os.close(write)
+        sender.send(b"prnt", number, read)
+    found: list[tuple[bytes, int, bytes]] = []
+    arrived = asyncio.Event()
+
+    def received(what: bytes, number: int, descriptor: int) -> None:
+        assert not os.get_inheritable(descriptor)
+        found.append((what, number, os.read(descriptor, 10)))
+        os.close(descriptor)
+        arrived.set()
+
+    receiver.watch(received)
+    async with asyncio.timeout(60):
+        await sender.sent()
+        while len(found) < count:
+            arrived.clear()
+            await arrived.wait()
+    assert found == [(b"prnt", number, b"%d" % number) for number in range(count)]
+    sender.close()
+    receiver.close()
+
+
+async def test_who_is_gone_holds_nobody_up() -> None:
+    ours, its = socket.socketpair()
+    sender = Passage(ours)
+    its.close()
+    read, write = os.pipe()
+    os.close(write)
+    sender.send(b"conn", 0, read)
+    await asyncio.wait_for(sender.sent(), 60)
+    sender.close()

@@ -1,0 +1,237 @@
+"""NVIDIA memory of processes, against a compiled stub of the driver's library."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gateway.system.memory import card, footprint_linux, footprint_nvidia
+from gateway.system.memory.footprint_nvidia import Nvml, ProcessInfo
+from gateway.system.memory.reading import CardMemory, Footprint, FootprintError
+from tests.support.stub import compile_stub
+
+# Two devices. Pid 100 is on one of them, 200 on both, in two instances of the second; of 300
+# nothing is known; 1002 and following fill the second one up.
+_STUB = """
+#include <stddef.h>
+
+/* As nvml.h declares them. */
+typedef struct { unsigned long long total, free, used; } nvmlMemory_t;
+typedef int nvmlReturn_t;
+typedef struct nvmlDevice_st *nvmlDevice_t;
+typedef struct {
+    unsigned int pid;
+    unsigned long long usedGpuMemory;
+    unsigned int gpuInstanceId;
+    unsigned int computeInstanceId;
+} nvmlProcessInfo_t;
+_Static_assert(sizeof(nvmlProcessInfo_t) == 24, "size");
+
+int init_status = 0, devices_status = 0, processes_status = 0, crowd = 0, pid = 0;
+
+nvmlReturn_t nvmlInit_v2(void) { return init_status; }
+
+const char *nvmlErrorString(nvmlReturn_t status) {
+    switch (status) {
+        case 9: return "Driver Not Loaded";
+        case 15: return "GPU is lost";
+        case 18: return "Driver/library version mismatch";
+        default: return "Unknown Error";
+    }
+}
+
+nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count) { *count = 2; return devices_status; }
+
+nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device) {
+    if (index > 1) return 2;
+    *device = (nvmlDevice_t)(size_t)(0x7f0000000000 + index);
+    return 0;
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) {
+    int is_second = device == (nvmlDevice_t)(size_t)0x7f0000000001;
+    memory->total = is_second ? 24000000000 : 80000000000;
+    memory->free = is_second ? 20000000000 : 30000000000;
+    memory->used = memory->total - memory->free;
+    return 0;
+}
+
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(
+    nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos) {
+    const nvmlProcessInfo_t first[] = {
+        {100, 1000000000, ~0u, ~0u}, {200, 30000000000, ~0u, ~0u}, {300, ~0ull, ~0u, ~0u},
+        {pid, 2000000000000, ~0u, ~0u}};
+    static const nvmlProcessInfo_t second[] = {{200, 5, 1, 0}, {200, 7, 2, 0}};
+    int is_second = device == (nvmlDevice_t)(size_t)0x7f0000000001;
+    unsigned int known = is_second ? 2 : 4, needed = known + (is_second ? crowd : 0);
+    if (processes_status) return processes_status;
+    if (*count < needed) { *count = needed; return 7; }
+    for (unsigned int i = 0; i < needed; i++) {
+        nvmlProcessInfo_t other = {1000 + i, 1, ~0u, ~0u};
+        infos[i] = i >= known ? other : is_second ? second[i] : first[i];
+    }
+    *count = needed;
+    return 0;
+}
+"""
+
+
+class Stub:
+    """The library, and what it is to answer."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._library = ctypes.CDLL(path)
+
+    def answer(self, **values: int) -> None:
+        for name in ("init_status", "devices_status", "processes_status", "crowd", "pid"):
+            ctypes.c_int.in_dll(self._library, name).value = values.get(name, 0)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Stub:
+    return Stub(compile_stub(tmp_path_factory.mktemp("nvml"), _STUB))
+
+
+@pytest.fixture
+def stub(compiled: Stub) -> Stub:
+    compiled.answer()
+    return compiled
+
+
+def test_layout() -> None:
+    assert ctypes.sizeof(ProcessInfo) == 24
+    assert ProcessInfo.usedGpuMemory.offset == 8
+
+
+@pytest.mark.parametrize(("pid", "bytes_"), [(100, 10**9), (200, 30 * 10**9 + 12), (999, 0)])
+def test_all_devices_count(stub: Stub, pid: int, bytes_: int) -> None:
+    assert Nvml(stub.path).used_bytes(pid) == bytes_
+
+
+@pytest.mark.parametrize(
+    ("pids", "memory"),
+    [
+        ((100,), CardMemory(80 * 10**9, 30 * 10**9)),
+        ((999, 200), CardMemory(104 * 10**9, 50 * 10**9)),
+        ((999,), None),
+        ((), None),
+    ],
+)
+def test_cards_that_workers_are_on(
+    stub: Stub, pids: tuple[int, ...], memory: CardMemory | None
+) -> None:
+    assert Nvml(stub.path).memory(pids) == memory
+
+
+def test_the_budget_counts_the_card_of_who_is_on_one() -> None:
+    on_card = Footprint(host_bytes=900, host_peak_bytes=1000, card_bytes=39_000)
+    assert (on_card.current_bytes, on_card.peak_bytes) == (39_000, None)
+    beside = Footprint(host_bytes=900, host_peak_bytes=1000)
+    assert (beside.current_bytes, beside.peak_bytes) == (900, 1000)
+
+
+def test_more_processes_than_there_was_room_for(stub: Stub) -> None:
+    stub.answer(crowd=100)
+    assert Nvml(stub.path).used_bytes(200) == 30 * 10**9 + 12
+    assert Nvml(stub.path).used_bytes(1000 + 101) == 1
+
+
+def test_memory_that_the_driver_does_not_know_is_an_error(stub: Stub) -> None:
+    with pytest.raises(FootprintError, match="no memory per process"):
+        Nvml(stub.path).used_bytes(300)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"init_status": 18}, "nvmlInit_v2: Driver/library version mismatch"),
+        ({"devices_status": 999}, "nvmlDeviceGetCount_v2: Unknown Error"),
+        ({"processes_status": 15}, "RunningProcesses_v3: GPU is lost"),
+    ],
+)
+def test_failed_calls_are_errors_and_not_0(stub: Stub, values: dict[str, int], reason: str) -> None:
+    stub.answer(**values)
+    nvml = Nvml(stub.path)
+    with pytest.raises(FootprintError, match=reason):
+        nvml.used_bytes(100)
+    stub.answer()
+    assert nvml.used_bytes(100) == 10**9
+
+
+def test_a_library_without_a_driver(stub: Stub) -> None:
+    stub.answer(init_status=9)
+    assert Nvml(stub.path).used_bytes(100) == 0
+
+
+def test_a_driver_that_is_too_old(tmp_path: Path) -> None:
+    path = compile_stub(
+        tmp_path,
+        "int nvmlInit_v2(void) { return 0; }\n"
+        'const char *nvmlErrorString(int status) { return "?"; }\n',
+    )
+    with pytest.raises(FootprintError, match="too old: it has no nvmlDeviceGetCount_v2"):
+        Nvml(path).used_bytes(100)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_process_that_a_container_hides_from_nvml(stub: Stub, tmp_path: Path) -> None:
+    device = tmp_path / "nvidia0"
+    device.touch()
+    nvml = Nvml(stub.path, sees_all=False, devices=(str(tmp_path / "nvidia"),))
+    assert nvml.used_bytes(os.getpid()) == 0
+    with device.open(), pytest.raises(FootprintError, match="doesn't list it"):
+        nvml.used_bytes(os.getpid())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+class TestThisSystem:
+    def test_a_process_on_a_card_holds_what_the_card_says(
+        self, stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        control = tmp_path / "nvidiactl"
+        monkeypatch.setattr(footprint_linux, "_DRIVERS", (control,))
+        monkeypatch.setattr(footprint_nvidia, "_nvml", lambda: Nvml(stub.path))
+        waits = [sys.executable, "-c", "print(flush=True); input()"]
+        with subprocess.Popen(waits, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            stub.answer(pid=process.pid)
+            without = footprint_linux.footprint(process.pid)
+            control.touch()
+            held = footprint_linux.footprint(process.pid)
+            assert without.current_bytes == without.host_bytes > 0
+            assert held.current_bytes == held.card_bytes == 2 * 10**12
+            assert held.host_bytes == pytest.approx(without.host_bytes, rel=0.2)
+            assert card.card_memory([process.pid]) == CardMemory(80 * 10**9, 30 * 10**9)
+            stub.answer(processes_status=15)
+            with pytest.raises(FootprintError, match="GPU is lost"):
+                footprint_linux.footprint(process.pid)
+
+    def test_devices_without_the_library(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(footprint_nvidia, "LIBRARY", "libnvidia-ml.so.none")
+        monkeypatch.setattr(footprint_nvidia, "DEVICES", (str(tmp_path / "nvidia"),))
+        assert footprint_nvidia.card_bytes(os.getpid()) == 0
+        assert footprint_nvidia.card_memory([os.getpid()]) is None
+        device = tmp_path / "nvidia0"
+        device.touch()
+        with device.open(), pytest.raises(FootprintError, match="uses an NVIDIA device"):
+            footprint_nvidia.card_bytes(os.getpid())
+
+    def test_nothing_is_imported_without_a_driver(self) -> None:
+        code = (
+            "import os, sys\n"
+            "from pathlib import Path\n"
+            "from gateway.memory import footprint_linux\n"
+            "footprint_linux._DRIVERS = (Path('/none'),)\n"
+            "footprint_linux.footprint(os.getpid())\n"
+            "sys.exit('gateway.system.memory.footprint_nvidia' in sys.modules)"
+        )
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

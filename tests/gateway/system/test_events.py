@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+
+import msgspec
+import pytest
+
+from gateway.system.events import EventLog
+from gateway.system.logs.line import structured
+
+
+async def test_a_follower_gets_what_comes() -> None:
+    log = EventLog()
+    log.emit("start", "demo", pid=1)
+    with log.follow() as follower:
+        log.emit("exit", "demo", pid=1)
+        log.emit("state", "demo", before="ready", after="unloaded")
+        async with asyncio.timeout(1):
+            assert [each.kind for each in await follower.take()] == ["exit", "state"]
+        waiting = asyncio.create_task(follower.take())
+        await asyncio.sleep(0)
+        log.emit("start", "demo", pid=2)
+        async with asyncio.timeout(1):
+            assert [each.fields for each in await waiting] == [{"pid": 2}]
+        log.close()
+        async with asyncio.timeout(1):
+            assert await follower.take() == []
+        assert follower.ended
+
+
+async def test_a_slow_follower_misses_the_oldest() -> None:
+    log = EventLog()
+    with log.follow() as follower:
+        for _ in range(1500):
+            log.emit("start", "demo")
+        taken = await follower.take()
+    assert (len(taken), follower.missed) == (1000, 500)
+    assert taken[-1].id - taken[0].id == 999
+
+
+def test_what_is_kept_is_bounded() -> None:
+    log = EventLog()
+    for _ in range(1500):
+        log.emit("start", "demo")
+    assert len(log.recent(5000)) == 1000
+    last = log.recent(1)[0].id
+    assert [each.id for each in log.recent(2)] == [last - 1, last]
+    assert log.recent(0) == []
+    assert [each.id for each in log.after(last - 2)] == [last - 1, last]
+    assert log.after(last) == []
+    assert len(log.after(17)) == 1000, "of an earlier gateway"
+
+
+def test_one_log_line_with_its_fields(caplog: pytest.LogCaptureFixture) -> None:
+    log = EventLog()
+    with caplog.at_level(logging.INFO):
+        log.emit("exit", "demo", pid=7, name="spare", reason="it crashed", code=None)
+    (record,) = caplog.records
+    (event,) = log.recent(1)
+    line = structured(record)
+    assert line.pop("time")
+    assert line == {
+        "level": "error",
+        "logger": "gateway.system.events",
+        "event": "exit",
+        "model": "demo",
+        "id": event.id,
+        "pid": 7,
+        "name": "spare",
+        "reason": "it crashed",
+    }
+
+
+def test_one_flat_object() -> None:
+    log = EventLog()
+    log.emit("ready", "demo", pid=7, load_s=0.5)
+    (event,) = log.recent(1)
+    fields = msgspec.json.decode(event.as_json())
+    assert fields == {"id": event.id, "at": event.at, "event": "ready", "model": "demo"} | {
+        "pid": 7,
+        "load_s": 0.5,
+    }
+    assert "\n" not in json.dumps(fields)
+
+
+async def test_seconds_have_no_digits_that_nobody_measured() -> None:
+    log = EventLog()
+    log.emit("breaker", "demo", next_attempt_s=299.9999999999999, deaths=1, verdict="give up")
+    (event,) = log.recent(1)
+    assert event.fields == {"next_attempt_s": 300.0, "deaths": 1, "verdict": "give up"}

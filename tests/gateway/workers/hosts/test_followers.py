@@ -1,0 +1,194 @@
+"""The other ranks, on hosts that do as a test says: what starts, what is told, what is left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gateway.system.memory.reading import Footprint
+from gateway.workers.hosts.followers import Followers, Plan, devices
+from gateway.workers.hosts.host import RankEnd, RankOrder
+from gateway.workers.hosts.local import LocalHost
+from gateway.workers.ladder import Step
+from gateway.workers.process import ExitStatus
+from protocol.ranks import Ranks
+
+
+class ScriptedRank:
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.taken: list[str] = []
+        self.end_: asyncio.Future[RankEnd] = asyncio.get_running_loop().create_future()
+
+    async def footprint(self) -> Footprint:
+        return Footprint(host_bytes=100 + self.pid, host_peak_bytes=None)
+
+    async def keep(self, wanted_bytes: int) -> int:
+        return wanted_bytes
+
+    async def dump(self) -> None:
+        self.taken.append("dump")
+
+    async def end(self) -> None:
+        self.taken.append("end")
+        raise OSError("the host is out of reach")
+
+    async def kill(self) -> None:
+        self.taken.append("kill")
+        self.end_.set_result(RankEnd(ExitStatus(None, "SIGKILL"), "signal SIGKILL"))
+
+    async def ended(self) -> RankEnd:
+        return await asyncio.shield(self.end_)
+
+
+class ScriptedHost(LocalHost):
+    """This machine, but for what it starts."""
+
+    def __init__(self, most: int = 9) -> None:
+        self.most = most
+        self.orders: list[RankOrder] = []
+        self.ranks: list[ScriptedRank] = []
+
+    async def free_ports(self, count: int) -> tuple[int, ...]:
+        return tuple(range(5000, 5000 + count))
+
+    async def start(self, order: RankOrder) -> ScriptedRank:
+        if len(self.ranks) >= self.most:
+            raise OSError("no room for another one")
+        self.orders.append(order)
+        self.ranks.append(ScriptedRank(len(self.ranks)))
+        return self.ranks[-1]
+
+
+class SlowHost(ScriptedHost):
+    """Takes its time to start one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+        self.answers = asyncio.Event()
+
+    async def start(self, order: RankOrder) -> ScriptedRank:
+        self.asked.set()
+        await self.answers.wait()
+        return await super().start(order)
+
+
+class Told:
+    def __init__(self) -> None:
+        self.ends: list[float | None] = []
+        self.starts: list[str | None] = []
+        self.promises: list[str | None] = []
+        self.ended = asyncio.Event()
+
+    def end(self, within_s: float | None) -> None:
+        self.ends.append(within_s)
+        self.ended.set()
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def followers(tmp_path: Path, told: Told) -> Callable[[ScriptedHost, int], Followers]:
+    def make(host: ScriptedHost, size: int) -> Followers:
+        plan = Plan(
+            model_id="big",
+            incarnation=7,
+            backend="ring",
+            split="tensor",
+            hosts=[host] * size,
+            interfaces=[("10.0.0.1",)] * size,
+            silence_s=5.0,
+            cards=["4", "6"],
+        )
+        return Followers(
+            plan, tmp_path / "7.rank", told.end, told.starts.append, told.promises.append
+        )
+
+    return make
+
+
+Make = Callable[[ScriptedHost, int], Followers]
+
+
+async def test_each_is_told_where_rank_0_is_and_which_card_is_its_own(followers: Make) -> None:
+    host = ScriptedHost()
+    made = followers(host, 3)
+    ranks = await made.told()
+    assert isinstance(ranks, Ranks)
+    assert (ranks.size, ranks.addresses) == (3, (("10.0.0.1:5000",),) * 3)
+    assert [each.rank for each in host.orders] == [1, 2]
+    assert [each.environment["CUDA_VISIBLE_DEVICES"] for each in host.orders] == ["6", "4"]
+    for each in host.orders:
+        # The key that proves a follower, and not the one that proves rank 0.
+        assert each.secret == ranks.keys[0] != ranks.keys[1]
+        assert ranks.endpoint in each.arguments
+        assert not any(each.secret.decode() in text for text in each.arguments)
+    assert await made.read_footprints() == [await each.footprint() for each in host.ranks]
+
+
+async def test_they_are_gone_when_all_have_ended(followers: Make, told: Told) -> None:
+    host = ScriptedHost()
+    made = followers(host, 3)
+    assert not made.fate.followers_gone
+    await made.told()
+    await host.ranks[0].kill()
+    await told.ended.wait()
+    told.ended.clear()
+    assert (told.ends, made.fate.followers_gone, made.running_here) == ([0.0], False, True)
+    # What fails is up to the next step, and what has ended is left alone.
+    await made.take(Step.TERMINATE)
+    await made.take(Step.KILL)
+    await told.ended.wait()
+    assert made.fate.followers_gone
+    assert not made.running_here
+    assert [each.taken for each in host.ranks] == [["kill"], ["end", "kill"]]
+    assert told.ends == [0.0, None]
+    assert made.fate.loss is not None
+    assert made.fate.loss.reason == "rank 1 on this machine was lost (signal SIGKILL)"
+
+
+async def test_one_that_cannot_be_started_is_told(followers: Make, told: Told) -> None:
+    host = ScriptedHost(most=1)
+    made = followers(host, 3)
+    assert await made.told() is None
+    assert not made.fate.followers_gone
+    await made.take(Step.KILL)
+    await told.ended.wait()
+    assert made.fate.followers_gone
+    assert told.starts == ["its ranks can't be started: no room for another one"]
+
+
+async def test_one_that_comes_late_ends_as_the_others(followers: Make, told: Told) -> None:
+    host = SlowHost()
+    made = followers(host, 3)
+    await host.asked.wait()
+    await made.take(Step.KILL)
+    host.answers.set()
+    await told.ended.wait()
+    assert [each.taken for each in host.ranks] == [["kill"]]
+    assert made.fate.followers_gone
+
+
+async def test_none_is_started_once_they_are_to_end(followers: Make, told: Told) -> None:
+    host = ScriptedHost()
+    made = followers(host, 4)
+    await made.take(Step.KILL)
+    await made.told()
+    await asyncio.sleep(0)
+    assert made.fate.followers_gone
+    assert (host.orders, told.starts) == ([], [None])
+
+
+def test_devices_of_jaccl_have_a_gap_for_oneself() -> None:
+    assert devices([("a1", "a2"), ("b0", "b2"), ("c0", "c1")]) == (
+        (None, "a1", "a2"),
+        ("b0", None, "b2"),
+        ("c0", "c1", None),
+    )

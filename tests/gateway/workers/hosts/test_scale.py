@@ -1,0 +1,51 @@
+"""Bytes of one rank and of all."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.workers.hosts.scale import of_all, of_each
+from protocol.answers import Output
+from protocol.life import Heartbeat
+from protocol.memory import Bound, Limit, MlxMemory, Need
+
+SIZES = st.integers(0, 1 << 40)
+
+
+@given(limit=SIZES, beside=SIZES, bound=SIZES, ranks=st.integers(1, 8))
+def test_all_ranks_together_keep_to_what_was_granted(
+    limit: int, beside: int, bound: int, ranks: int
+) -> None:
+    told = Limit(limit_bytes=limit, beside_bytes=beside, bound=Bound(bound, 7, "why"))
+    each = of_each(told, ranks)
+    assert each.limit_bytes * ranks <= limit < (each.limit_bytes + 1) * ranks
+    assert each.bound is not None
+    assert each.bound.bytes * ranks <= bound
+    assert (each.bound.tokens, each.bound.reason) == (7, "why")
+
+
+def test_what_rank_0_says_is_of_all() -> None:
+    said = Heartbeat(
+        step=3,
+        step_age_s=0.5,
+        active=1,
+        waiting=2,
+        memory=MlxMemory(active_bytes=10, cache_bytes=20, peak_bytes=30),
+        prompt_cache_bytes=5,
+    )
+    memory = MlxMemory(active_bytes=30, cache_bytes=60, peak_bytes=90)
+    expected = msgspec.structs.replace(said, memory=memory, prompt_cache_bytes=15)
+    assert of_all(said, 3) == expected
+    need = Need(
+        limit_bytes=1, used_bytes=2, wanted_bytes=3, least_bytes=4, held=5, context_tokens=6
+    )
+    assert of_all(need, 2) == Need(
+        limit_bytes=2, used_bytes=4, wanted_bytes=6, least_bytes=8, held=5, context_tokens=6
+    )
+
+
+def test_what_has_no_bytes_stays_as_it_is() -> None:
+    output = Output(step=1, deltas=())
+    assert of_all(output, 4) is output

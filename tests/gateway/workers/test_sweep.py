@@ -1,0 +1,167 @@
+"""Leftovers, found and ended: with real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gateway.system.process_identity import (
+    ProcessGoneError,
+    ProcessIdentity,
+    alive,
+    descendants,
+    identify,
+    send,
+)
+from gateway.workers.records import WorkerRecord, WorkerRecords
+from gateway.workers.sweep import sweep
+
+SLEEP = "import time; time.sleep(60)"
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+
+
+def _parent_of(code: str) -> str:
+    start = f"subprocess.Popen([sys.executable, '-c', {code!r}])"
+    return f"import subprocess, sys, time; {start}; time.sleep(60)"
+
+
+PARENT = _parent_of(SLEEP)
+
+
+@pytest.fixture
+def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for process in started:
+        for child in psutil.Process(process.pid).children() if process.poll() is None else ():
+            child.kill()
+        process.kill()
+        process.wait()
+
+
+def _start(processes: list[subprocess.Popen[bytes]], code: str) -> ProcessIdentity:
+    processes.append(subprocess.Popen([sys.executable, "-c", code]))
+    return identify(processes[-1].pid)
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> WorkerRecords:
+    return WorkerRecords(tmp_path)
+
+
+def _eventually_has_child(identity: ProcessIdentity) -> ProcessIdentity:
+    for _ in range(200):
+        if children := psutil.Process(identity.pid).children():
+            return identify(children[0].pid)
+        time.sleep(0.02)
+    raise AssertionError("no child")
+
+
+class TestIdentity:
+    def test_a_process_is_itself(self, processes: list[subprocess.Popen[bytes]]) -> None:
+        identity = _start(processes, SLEEP)
+        assert identity == identify(identity.pid)
+        assert alive(identity)
+
+    def test_a_later_process_with_the_same_pid_is_another(self) -> None:
+        another = ProcessIdentity(os.getpid(), identify(os.getpid()).started + "1")
+        assert not alive(another)
+        send(another, signal.SIGKILL)  # We would not survive it.
+
+    def test_a_zombie_is_not_alive(self, processes: list[subprocess.Popen[bytes]]) -> None:
+        identity = _start(processes, "")
+        deadline = time.monotonic() + 10
+        while alive(identity) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert psutil.Process(identity.pid).status() == psutil.STATUS_ZOMBIE
+        assert not alive(identity)
+
+    def test_nobody(self) -> None:
+        with pytest.raises(ProcessGoneError):
+            identify(2**22 + 1)
+        assert not alive(ProcessIdentity(2**22 + 1, "1"))
+
+    def test_descendants(self, processes: list[subprocess.Popen[bytes]]) -> None:
+        top, alone = _start(processes, _parent_of(PARENT)), _start(processes, SLEEP)
+        child = _eventually_has_child(top)
+        grandchild = _eventually_has_child(child)
+        found = descendants([top.pid, alone.pid])
+        assert found == {top.pid: {child, grandchild}, alone.pid: set()}
+        send(grandchild, signal.SIGKILL)
+        send(child, signal.SIGKILL)
+
+
+class TestSweep:
+    def test_ends_what_is_recorded_and_nothing_else(
+        self, processes: list[subprocess.Popen[bytes]], records: WorkerRecords
+    ) -> None:
+        recorded = [_start(processes, SLEEP) for _ in range(3)]
+        stranger = _start(processes, SLEEP)
+        for identity in recorded:
+            records.add(WorkerRecord(identity, "demo"))
+        swept = sweep(records)
+        assert {each.pid for each in swept} == {each.pid for each in recorded}
+        assert all(each.ended and each.name == "demo" for each in swept)
+        assert not any(alive(each) for each in recorded)
+        assert alive(stranger)
+        assert list(records.leftovers()) == []
+        assert sweep(records) == []
+
+    def test_ends_one_that_is_stopped(
+        self, processes: list[subprocess.Popen[bytes]], records: WorkerRecords
+    ) -> None:
+        identity = _start(processes, SLEEP)
+        os.kill(identity.pid, signal.SIGSTOP)
+        records.add(WorkerRecord(identity, "demo"))
+        assert [each.ended for each in sweep(records)] == [True]
+        assert not alive(identity)
+
+    def test_ends_one_that_ignores_sigterm(
+        self, processes: list[subprocess.Popen[bytes]], records: WorkerRecords
+    ) -> None:
+        identity = _start(processes, STUBBORN)
+        time.sleep(0.5)
+        records.add(WorkerRecord(identity, "demo"))
+        assert [each.ended for each in sweep(records)] == [True]
+        assert processes[0].wait(60) == -signal.SIGKILL
+
+    def test_ends_what_it_has_started(
+        self, processes: list[subprocess.Popen[bytes]], records: WorkerRecords
+    ) -> None:
+        identity = _start(processes, PARENT)
+        child = _eventually_has_child(identity)
+        records.add(WorkerRecord(identity, "demo"))
+        sweep(records)
+        deadline = time.monotonic() + 5
+        while alive(child) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not alive(child)
+
+    def test_spares_a_pid_that_was_given_away(
+        self, processes: list[subprocess.Popen[bytes]], records: WorkerRecords, tmp_path: Path
+    ) -> None:
+        stranger = _start(processes, SLEEP)
+        records.add(WorkerRecord(ProcessIdentity(stranger.pid, "an earlier boot:1"), "demo"))
+        assert sweep(records) == []
+        assert alive(stranger)
+        assert not list(tmp_path.iterdir())
+
+    def test_damaged_records_are_removed(self, records: WorkerRecords, tmp_path: Path) -> None:
+        (tmp_path / "1.json").write_bytes(b"{")
+        (tmp_path / "2.json").write_bytes(b"\xff\x00")
+        (tmp_path / "3.new").write_bytes(b"")
+        assert sweep(records) == []
+        assert not list(tmp_path.iterdir())
+
+    def test_a_record_that_cannot_be_written_is_no_disaster(self, tmp_path: Path) -> None:
+        nowhere = WorkerRecords(tmp_path / "nowhere")
+        nowhere.add(WorkerRecord(identify(os.getpid()), "demo"))
+        nowhere.remove(os.getpid())
