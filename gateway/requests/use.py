@@ -18,8 +18,8 @@ class UseState(Struct, frozen=True):
 
 
 class Use:
-    """`last_at` is a Unix time, `last` the same on the clock of `gateway.system.clock.present`, both in
-    seconds. `keep_alive_s` is what the last request asked for.
+    """`last_at` is a Unix time in seconds, `last` the same moment on the `PresentClock`, in seconds.
+    `keep_alive_s` is what the last request asked for.
     """
 
     def __init__(self) -> None:

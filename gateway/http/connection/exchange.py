@@ -69,7 +69,7 @@ class Exchange(RequestResponseCycle):
 
     @property
     def writable(self) -> bool:
-        """As `gateway.http.connection.outlet` has it. Without chunks the long way counts the bytes."""
+        """As `Outlet` has it. Without chunks the long way counts the bytes."""
         return (
             self.response_started
             and self.chunked_encoding is True

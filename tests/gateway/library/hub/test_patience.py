@@ -13,7 +13,7 @@ from gateway.library.hub.messages import Code
 from gateway.library.hub.process import Deaths
 from gateway.library.puller.patience import Pace, Patience
 
-PAGE = Path(__file__).parents[3] / "docs" / "models.md"
+PAGE = Path(__file__).parents[4] / "docs" / "models.md"
 
 
 def test_pauses_double_up_to_a_minute_and_bytes_begin_anew() -> None:
