@@ -246,6 +246,39 @@ def test_what_one_has_waiting_leaves_room_for_others(store: Store) -> None:
         store.put(_ended(_entry(f"there{number}", "modest")), _outcome(b""), b"", room)
 
 
+def test_an_answer_takes_the_place_of_its_request(store: Store, tmp_path: Path) -> None:
+    """What the request took counts no more: nobody else's answer goes for it."""
+    room = Retention(3600.0, 2 * OVERHEAD_BYTES + 100)
+    store.put(_ended(_entry("there")), _outcome(b"a"), b"", room)
+    waiting = _entry("waiting")
+    store.add(waiting, b"work", b"", b"queued", room)
+    assert store.finish(_ended(waiting), _outcome(b"x" * 40), room)
+    assert store.find(("", "there"), False, False, _taken) is not None
+    held_bytes = store.held_bytes
+    assert 2 * OVERHEAD_BYTES < held_bytes <= room.size_bytes
+    store.close()
+    again = Store(tmp_path / "mailbox.sqlite")
+    again.open()
+    assert again.held_bytes == held_bytes
+
+
+def test_a_page_goes_on_behind_an_answer_of_its_own_owner(store: Store) -> None:
+    """Ids are one owner's: another may have the same ones, in another order."""
+    for owner, names in (("me", "ab"), ("you", "xba"), ("me", "cd")):
+        for name in names:
+            store.put(_ended(_entry(name, owner)), _outcome(), b"", AMPLE)
+
+    def listed(owner: str, after: str, *, newest_first: bool) -> str:
+        page = store.entries(owner, "responses", after, 9, _taken, newest_first=newest_first)
+        return "".join(entry.id for entry, _ in page)
+
+    assert listed("me", "a", newest_first=False) == "bcd"
+    assert listed("me", "c", newest_first=True) == "ba"
+    assert listed("you", "b", newest_first=False) == "a"
+    assert listed("me", "x", newest_first=False) == "", "nothing of hers is behind his"
+    assert listed("me", "x", newest_first=True) == ""
+
+
 def test_pages_of_entries(store: Store) -> None:
     for name in "abcd":
         store.put(_ended(_entry(name)), _outcome(), b"", AMPLE)

@@ -129,6 +129,34 @@ async def test_a_prompt_with_several_answers_counts_once() -> None:
     assert (traffic.prompt_tokens, traffic.cached_tokens) == (3, 2)
 
 
+class _NextGateway:
+    """One that doesn't come up in the end."""
+
+    def submit(self, model_id: str, request: Request) -> None:
+        raise AssertionError("nothing is submitted meanwhile")
+
+    def cancel(self, request: Request) -> None:
+        raise AssertionError("nothing is cancelled meanwhile")
+
+
+async def test_what_another_gateway_has_finished_is_not_sent_again() -> None:
+    """It had the requests for a while: some may have ended there before it did."""
+    sent: list[Message] = []
+    traffic = Traffic("m", Bounds(4, 1, 0), Waiting(), EventLog())
+    running, answered, refused, left = map(_request, ("running", "answered", "refused", "left"))
+    for each in (running, answered, refused, left):
+        traffic.submit(each)
+    traffic.connect(Connection(sent.append, "f", 100))
+    traffic.hand_over(_NextGateway())
+    running.deliver(Delta("", (5,), (Text("a"),), "stop", Usage(1, 1)), 101.0)
+    answered.deliver(Delta("", (5,), (Text("a"),), "stop", Usage(1, 1)), 101.0)
+    refused.refuse(Refusal("internal_error", "It failed there."))
+    traffic.take_back()
+    told = [each.request_id for each in sent if isinstance(each, Generate)]
+    assert told == ["running.1", "left.1"]
+    assert (traffic.running, traffic.waiting) == (1, 0)
+
+
 def _looking(sent: list[Message]) -> tuple[Traffic, Request]:
     """One whose request runs, with two pictures."""
     traffic = _traffic()
