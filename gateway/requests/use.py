@@ -18,7 +18,7 @@ class UseState(Struct, frozen=True):
 
 
 class Use:
-    """`last_at` is a Unix time in seconds, `last` the same moment on the `PresentClock`, in seconds.
+    """`last_at` is a Unix time, `last` the same moment on the `PresentClock`; both in seconds.
     `keep_alive_s` is what the last request asked for.
     """
 
