@@ -9,14 +9,15 @@ import sys
 from collections.abc import Iterable, Iterator
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 
 import click
 
 from gateway.access.admin_key import ensured_admin_key
 from gateway.cli.log_options import log_level_option, log_to_option
 from gateway.cli.printable import printable
-from gateway.config.kinds import Size, Time, UnexpectedError, toml_text
+from gateway.config.keys import keys_of
+from gateway.config.kinds import UnexpectedError, key_of, read_value, time, toml_text
 from gateway.config.models import expand_home
 from gateway.config.settings import MemorySettings
 from gateway.memory.budget import budget_bytes
@@ -36,22 +37,25 @@ from gateway.system.url import url
 logger = logging.getLogger(__name__)
 
 PORT: Final = 8643
-_LEASE: Final = Time(least_s=2.0)
+_BUDGET: Final = keys_of(MemorySettings)["budget"].type
+_LEASE: Final = Annotated[float, time("The silence that ends ranks.", least_s=2.0)]
 
 
 def _check_budget(_context: click.Context, _parameter: click.Parameter, text: str) -> int | str:
-    kind = Size(automatic=True)
-    try:
-        return kind.read(text)
-    except UnexpectedError:
-        raise click.BadParameter(f"expected {kind.expected}, not {text!r}.") from None
+    size: int | str = _option(_BUDGET, text)
+    return size
 
 
 def _check_lease(_context: click.Context, _parameter: click.Parameter, text: str) -> float:
+    seconds: float = _option(_LEASE, text)
+    return seconds
+
+
+def _option(annotation: Any, text: str) -> Any:
     try:
-        return _LEASE.read(float(text) if text.replace(".", "", 1).isdecimal() else text)
+        return read_value(annotation, text)
     except UnexpectedError:
-        raise click.BadParameter(f"expected {_LEASE.expected}, not {text!r}.") from None
+        raise click.BadParameter(f"expected {key_of(annotation).expected}, not {text!r}.") from None
 
 
 @click.command("agent")

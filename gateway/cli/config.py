@@ -19,18 +19,7 @@ from gateway.cli.flags import takes_flags
 from gateway.cli.printable import printable, printable_json
 from gateway.cli.uncut import UncutGroup
 from gateway.config.example import example
-from gateway.config.keys import (
-    DISCOVERY_KEYS,
-    GROUP_KEYS,
-    GROUPS,
-    HOST_KEYS,
-    HOSTS,
-    KEYS,
-    MODEL_KEYS,
-    MODELS,
-    Definition,
-    label,
-)
+from gateway.config.keys import Definition, keys_of, label, tables_of
 from gateway.config.locations import Place
 from gateway.config.mistakes import Mistake, Source
 from gateway.config.network import network_cautions
@@ -153,21 +142,9 @@ def print_schema() -> None:
 
 def _values(configuration: Configuration) -> Iterator[tuple[Place, Definition, Any]]:
     """Every key's place, definition and value."""
-    for table, keys in KEYS.items():
-        section = getattr(configuration.settings, table)
-        for name, definition in keys.items():
-            yield (table, name), definition, getattr(section, name)
-    for host, settings in configuration.settings.hosts.items():
-        for name, definition in HOST_KEYS.items():
-            yield (HOSTS, host, name), definition, getattr(settings, name)
-    for name, definition in DISCOVERY_KEYS.items():
-        yield (MODELS, name), definition, getattr(configuration.settings.discovery, name)
-    for model_id, model in configuration.settings.models.items():
-        for name, definition in MODEL_KEYS.items():
-            yield (MODELS, model_id, name), definition, getattr(model, name)
-    for group_id, group in configuration.settings.groups.items():
-        for name, definition in GROUP_KEYS.items():
-            yield (GROUPS, group_id, name), definition, getattr(group, name)
+    for table, section in tables_of(configuration.settings):
+        for name, definition in keys_of(type(section)).items():
+            yield (*table, name), definition, getattr(section, name)
 
 
 def _print_values(configuration: Configuration) -> None:
@@ -180,15 +157,10 @@ def _print_values(configuration: Configuration) -> None:
     for place, definition, value in _values(configuration):
         table.add_row(
             printable(label(place)),
-            printable(_written(place, definition, value)),
+            printable(definition.shown(_effective(place, value))),
             printable(_short(configuration.source(place), configuration)),
         )
     console.print(table)
-
-
-def _written(place: Place, definition: Definition, value: Any) -> str:
-    value = _effective(place, value)
-    return str(definition.key.unset) if value is None else definition.kind.write(value)
 
 
 def _effective(place: Place, value: Any) -> Any:

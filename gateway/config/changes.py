@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from msgspec import Struct
 
-from gateway.config.keys import DISCOVERY_KEYS, GROUPS, KEYS, MODEL_KEYS, MODELS, label
+from gateway.config.keys import GROUPS, MODELS, SECTIONS, keys_of, label
 from gateway.config.settings import Section, Settings
 
 
@@ -33,17 +31,15 @@ def changes(old: Settings, new: Settings) -> Changes:
     changed = {
         model_id: keys
         for model_id, model in new.models.items()
-        if model_id in old.models and (keys := _differing(MODEL_KEYS, old.models[model_id], model))
+        if model_id in old.models and (keys := _differing(old.models[model_id], model))
     }
     live: list[str] = []
     restart: list[str] = []
-    for table, definitions in KEYS.items():
-        for name in _differing(definitions, getattr(old, table), getattr(new, table)):
-            taken = restart if definitions[name].key.restart else live
+    for table, section in SECTIONS.items():
+        for name in _differing(getattr(old, table), getattr(new, table)):
+            taken = restart if keys_of(section)[name].key.restart else live
             taken.append(f"{table}.{name}")
-    live += [
-        f"{MODELS}.{name}" for name in _differing(DISCOVERY_KEYS, old.discovery, new.discovery)
-    ]
+    live += [f"{MODELS}.{name}" for name in _differing(old.discovery, new.discovery)]
     restart += [
         f"hosts.{name}"
         for name in {**old.hosts, **new.hosts}
@@ -62,5 +58,6 @@ def changes(old: Settings, new: Settings) -> Changes:
     )
 
 
-def _differing(names: Iterable[str], old: Section, new: Section) -> tuple[str, ...]:
-    return tuple(name for name in names if getattr(old, name) != getattr(new, name))
+def _differing(old: Section, new: Section) -> tuple[str, ...]:
+    """The names of their keys that differ."""
+    return tuple(name for name in keys_of(type(old)) if getattr(old, name) != getattr(new, name))

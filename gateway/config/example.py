@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Final
 
-from gateway.config.keys import (
-    DISCOVERY_KEYS,
-    GROUP_KEYS,
-    GROUPS,
-    HOST_KEYS,
-    KEYS,
-    MODEL_KEYS,
-    MODELS,
-    SECTIONS,
-    Definition,
-)
-from gateway.config.kinds import toml_text
+from gateway.config.keys import HEADINGS, Definition, about, keys_of
+from gateway.config.kinds import toml_text, written_value
 from gateway.config.models import DEMO_ID
-from gateway.config.settings import (
-    DiscoverySettings,
-    GroupSettings,
-    HostSettings,
-    ModelSettings,
-)
+from gateway.config.settings import GroupSettings, HostSettings, ModelSettings, Section
 
 _COLUMNS: Final = 78
+_NAMES: Final[dict[type[Section], str]] = {
+    HostSettings: "[hosts.studio2]",
+    ModelSettings: f"[models.{toml_text(DEMO_ID)}]",
+    GroupSettings: "[groups.coding]",
+}
+# There may be no other machine, and no models to group.
+_NOT_IN_FORCE: Final = (HostSettings, GroupSettings)
 
 
 def example() -> str:
@@ -37,37 +29,26 @@ def example() -> str:
 def _lines() -> Iterator[str]:
     yield from _comment("Bulkhead's configuration. Every key may be left out: these are defaults.")
     yield from _comment('Times are seconds, or text such as "500ms", "30s", "5m", "2h" or "7d".')
-    for table, keys in KEYS.items():
-        yield from ("", *_comment(SECTIONS[table].about), f"[{table}]")
-        yield from _keys(keys)
-    # None is in force: there may be no other machine.
-    yield from ("", *_comment(HostSettings.about), "# [hosts.studio2]")
-    for definition in HOST_KEYS.values():
-        yield from ("", *_comment(definition.key.about), *_comment(definition.expectation))
-        yield f"# {_assignment(definition)}"
-    yield from ("", *_comment(DiscoverySettings.about), f"[{MODELS}]")
-    yield from _keys(DISCOVERY_KEYS)
-    yield from ("", *_comment(ModelSettings.about), f"[models.{toml_text(DEMO_ID)}]")
-    yield from _keys(MODEL_KEYS)
-    # One in force would need models that are there.
-    yield from ("", *_comment(GroupSettings.about), f"# [{GROUPS}.coding]")
-    for line in _keys(GROUP_KEYS):
-        yield line if line.startswith("#") or not line else f"# {line}"
+    for heading, section in HEADINGS.items():
+        yield from ("", *_comment(about(section)))
+        lines = (_NAMES.get(section, heading), *_keys(section))
+        if section in _NOT_IN_FORCE:
+            yield from (each if each.startswith("#") or not each else f"# {each}" for each in lines)
+        else:
+            yield from lines
 
 
-def _keys(keys: Mapping[str, Definition]) -> Iterator[str]:
-    for definition in keys.values():
-        yield ""
-        yield from _comment(definition.key.about)
-        yield from _comment(definition.expectation)
+def _keys(section: type[Section]) -> Iterator[str]:
+    for definition in keys_of(section).values():
+        yield from ("", *_comment(definition.key.about), *_comment(definition.key.expectation))
         yield _assignment(definition)
 
 
 def _assignment(definition: Definition) -> str:
     """The default. Where there is none, an example: in force only if the key must be given."""
     if definition.default is not None:
-        return f"{definition.name} = {definition.kind.write(definition.default)}"
-    written = f"{definition.name} = {definition.kind.write(definition.key.example)}"
+        return f"{definition.name} = {written_value(definition.default)}"
+    written = f"{definition.name} = {written_value(definition.key.example)}"
     return written if definition.required else f"# {written}  # else {definition.key.unset}"
 
 

@@ -2,94 +2,108 @@
 
 from __future__ import annotations
 
-import re
+import functools
+import inspect
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
-from gateway.config.kinds import Kind, toml_text
+from gateway.config.kinds import Key, key_of, read_value, toml_key, toml_text, written_value
+from gateway.config.locations import Place
 from gateway.config.settings import (
     DiscoverySettings,
-    GatewaySettings,
     GroupSettings,
     HostSettings,
-    HubSettings,
-    Key,
-    MailboxSettings,
-    MemorySettings,
     ModelSettings,
-    PromptCacheSettings,
-    QueueSettings,
     Section,
-    WorkersSettings,
+    Settings,
 )
 
 
 class Definition(Struct, frozen=True):
-    """A key with its name and default; `required`: it has none."""
+    """A key with its name, type and default; `required`: it has none."""
 
     name: str
-    key: Key
+    type: Any
     default: Any
     required: bool
 
     @property
-    def kind(self) -> Kind:
-        return self.key.kind
+    def key(self) -> Key:
+        return key_of(self.type)
+
+    def read(self, value: object) -> Any:
+        """Raises: UnexpectedError."""
+        return read_value(self.type, value)
 
     @property
-    def expectation(self) -> str:
-        """A sentence that says what may stand there."""
-        return f"{self.kind.expected[0].upper()}{self.kind.expected[1:]}."
+    def assumed(self) -> Any:
+        """The default, or nothing at all of the same type."""
+        nothing = () if isinstance(self.key.example, tuple) else ""
+        return nothing if self.required else self.default
+
+    def shown(self, value: Any) -> str:
+        """A value in TOML, or in words what none means."""
+        return str(self.key.unset) if value is None else written_value(value)
 
 
-def _definitions(section: type[Section]) -> dict[str, Definition]:
+@functools.cache
+def keys_of(section: type[Section]) -> dict[str, Definition]:
+    """A table's keys by their names."""
     found = {}
     for each in msgspec.structs.fields(section):
-        (key,) = each.type.__metadata__
         default = None if each.required else each.default
         if default is msgspec.NODEFAULT:
             default = each.default_factory()
-        found[each.name] = Definition(each.name, key, default, each.required)
+        found[each.name] = Definition(each.name, each.type, default, each.required)
     return found
 
 
-# The tables of one name, in the order of the file; models and hosts are tables of tables.
-SECTIONS: Final[dict[str, type[Section]]] = {
-    "gateway": GatewaySettings,
-    "memory": MemorySettings,
-    "workers": WorkersSettings,
-    "queue": QueueSettings,
-    "prompt_cache": PromptCacheSettings,
-    "mailbox": MailboxSettings,
-    "hub": HubSettings,
-}
-MODELS: Final = "models"
 HOSTS: Final = "hosts"
-_BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
+MODELS: Final = "models"
 GROUPS: Final = "groups"
-TABLES: Final = (*SECTIONS, HOSTS, MODELS, GROUPS)
-KEYS: Final = {name: _definitions(section) for name, section in SECTIONS.items()}
-HOST_KEYS: Final = _definitions(HostSettings)
-MODEL_KEYS: Final = _definitions(ModelSettings)
-GROUP_KEYS: Final = _definitions(GroupSettings)
-# They stand in the table of the models. A table of the same name is a model all the same.
-DISCOVERY_KEYS: Final = _definitions(DiscoverySettings)
+# Tables of tables.
+NAMED: Final[dict[str, type[Section]]] = {
+    HOSTS: HostSettings,
+    MODELS: ModelSettings,
+    GROUPS: GroupSettings,
+}
+# The tables of one name, in the order of the file.
+SECTIONS: Final[dict[str, type[Section]]] = {
+    each.name: each.type
+    for each in msgspec.structs.fields(Settings)
+    # Its keys stand in the table of the models. A table of the same name is a model all the same.
+    if each.name not in NAMED and each.type is not DiscoverySettings
+}
+TABLES: Final = (*SECTIONS, *NAMED)
+# All of them as they are written, in the order of the file.
+HEADINGS: Final[dict[str, type[Section]]] = {
+    **{f"[{name}]": section for name, section in SECTIONS.items()},
+    f"[{HOSTS}.NAME]": HostSettings,
+    f"[{MODELS}]": DiscoverySettings,
+    f"[{MODELS}.ID]": ModelSettings,
+    f"[{GROUPS}.NAME]": GroupSettings,
+}
 
 
-def definitions() -> Iterator[tuple[str, Definition]]:
-    """Every key with its table, in the order of the file."""
-    tables_of_tables = (
-        (HOSTS, HOST_KEYS),
-        (MODELS, DISCOVERY_KEYS),
-        (MODELS, MODEL_KEYS),
-        (GROUPS, GROUP_KEYS),
-    )
-    for table, keys in (*KEYS.items(), *tables_of_tables):
-        for definition in keys.values():
-            yield table, definition
+def about(section: type[Section]) -> str:
+    """What a table is for, in one line."""
+    return " ".join((inspect.getdoc(section) or "").split())
+
+
+def tables_of(settings: Settings) -> Iterator[tuple[Place, Section]]:
+    """Every table with its place, in the order of the file."""
+    for name in SECTIONS:
+        yield (name,), getattr(settings, name)
+    for host, keys in settings.hosts.items():
+        yield (HOSTS, host), keys
+    yield (MODELS,), settings.discovery
+    for model_id, model in settings.models.items():
+        yield (MODELS, model_id), model
+    for name, group in settings.groups.items():
+        yield (GROUPS, name), group
 
 
 def label(path: Iterable[str | int]) -> str:
@@ -97,8 +111,6 @@ def label(path: Iterable[str | int]) -> str:
     parts = [each for each in path if isinstance(each, str)]
     return ".".join(
         # Ids are quoted always: most of them have to be.
-        part
-        if _BARE.fullmatch(part) and not (index == 1 and parts[0] == MODELS)
-        else toml_text(part)
+        toml_text(part) if index == 1 and parts[0] == MODELS else toml_key(part)
         for index, part in enumerate(parts)
     )

@@ -1,28 +1,47 @@
-"""What a key's value may be: read, described in words, in JSON Schema, and written again.
+"""What is said of a key beside its name and type: bounds for msgspec, and words for people.
 
-A kind knows nothing of files; `read` gets what TOML, a flag or a variable gave.
+`text`, `whole` and so on make the last annotation of a setting's type. All numbers with a fraction
+are times: a file has them as text with a unit as well.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from typing import Any, Final, Protocol, TypeGuard
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, Final, TypeAlias
 
-from msgspec import Struct
+import msgspec
+from msgspec import Meta, Struct
 
 from gateway.system.sizes import LARGEST_BYTES, PERCENT_PATTERN, SIZE_PATTERN, parse_size
-from gateway.system.times import TIME_PATTERN, format_time, parse_time
+from gateway.system.times import format_time, parse_time
 
 # Ten years: beyond that dates can't be told any more.
 _LONGEST_S: Final = 315_360_000.0
 _LARGEST: Final = (1 << 31) - 1
 # Whatever reads JSON has it as it was written.
 _LARGEST_EXACT: Final = (1 << 53) - 1
+_BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
+_AT_ELEMENT: Final = re.compile(r" - at `\$\[(\d+)\][^`]*`$")
+
+# No path can have a NUL, and no name should.
+Text: TypeAlias = Annotated[str, Meta(pattern="^[^\\u0000]*$")]
+# Bytes, or text with a unit.
+Size: TypeAlias = (
+    Annotated[int, Meta(ge=0, le=LARGEST_BYTES)]
+    | Annotated[str, Meta(pattern=rf"^\s*({SIZE_PATTERN})\s*$")]
+)
+# The same above 0, a share of the memory, or "auto".
+Budget: TypeAlias = (
+    Annotated[int, Meta(ge=1, le=LARGEST_BYTES)]
+    | Annotated[str, Meta(pattern=rf"^\s*(auto|{SIZE_PATTERN}|{PERCENT_PATTERN})\s*$")]
+)
 
 
 class UnexpectedError(ValueError):
-    """A value is not of its kind; in a list, `index` says which one."""
+    """A value is not what its key expects; in a list, `index` says which one."""
 
     def __init__(self, value: object, index: int | None = None) -> None:
         super().__init__(value)
@@ -30,227 +49,145 @@ class UnexpectedError(ValueError):
         self.index = index
 
 
-class Kind(Protocol):
-    """One sort of value."""
+class Key(Struct, frozen=True):
+    """What people are told of a key: its meaning, and what may stand there.
 
-    @property
-    def expected(self) -> str:
-        """What may stand there, to go after "expected"."""
-
-    def read(self, value: object) -> Any:
-        """The value as the program uses it.
-
-        Raises:
-            UnexpectedError: it is something else.
-        """
-
-    def schema(self) -> dict[str, Any]:
-        """The same in JSON Schema."""
-
-    def write(self, value: Any) -> str:
-        """TOML that `read` takes back to the same value."""
-
-
-class Text(Struct, frozen=True):
-    """Any text; `what` says what it names."""
-
-    what: str = "text"
-
-    @property
-    def expected(self) -> str:
-        return self.what
-
-    def read(self, value: object) -> str:
-        if not _is_text(value):
-            raise UnexpectedError(value)
-        return value
-
-    def schema(self) -> dict[str, Any]:
-        return {"type": "string"}
-
-    def write(self, value: str) -> str:
-        return toml_text(value)
-
-
-class Texts(Struct, frozen=True):
-    """A list of texts."""
-
-    what: str
-
-    @property
-    def expected(self) -> str:
-        return f"a list of {self.what}"
-
-    def read(self, value: object) -> tuple[str, ...]:
-        if not isinstance(value, list):
-            raise UnexpectedError(value)
-        for index, each in enumerate(value):
-            if not _is_text(each):
-                raise UnexpectedError(each, index)
-        return tuple(value)
-
-    def schema(self) -> dict[str, Any]:
-        return {"type": "array", "items": {"type": "string"}}
-
-    def write(self, value: tuple[str, ...]) -> str:
-        return f"[{', '.join(map(toml_text, value))}]"
-
-
-class Switch(Struct, frozen=True):
-    @property
-    def expected(self) -> str:
-        return "true or false"
-
-    def read(self, value: object) -> bool:
-        if not isinstance(value, bool):
-            raise UnexpectedError(value)
-        return value
-
-    def schema(self) -> dict[str, Any]:
-        return {"type": "boolean"}
-
-    def write(self, value: bool) -> str:
-        return "true" if value else "false"
-
-
-class Whole(Struct, frozen=True):
-    """A whole number, from `least` to `most`."""
-
-    least: int = 0
-    most: int = _LARGEST
-
-    @property
-    def expected(self) -> str:
-        return f"a whole number from {self.least} to {self.most}"
-
-    def read(self, value: object) -> int:
-        # True is an int in Python.
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise UnexpectedError(value)
-        if not self.least <= value <= self.most:
-            raise UnexpectedError(value)
-        return value
-
-    def schema(self) -> dict[str, Any]:
-        return {"type": "integer", "minimum": self.least, "maximum": self.most}
-
-    def write(self, value: int) -> str:
-        return str(value)
-
-
-class Choice(Struct, frozen=True):
-    """One of some whole numbers, or of some words."""
-
-    values: tuple[int, ...] | tuple[str, ...]
-
-    @property
-    def expected(self) -> str:
-        return " or ".join(map(self.write, self.values))
-
-    def read(self, value: object) -> int | str:
-        # 4.0 is equal to 4, and true to 1.
-        for each in self.values:
-            if type(value) is type(each) and value == each:
-                return each
-        raise UnexpectedError(value)
-
-    def schema(self) -> dict[str, Any]:
-        return {"enum": list(self.values)}
-
-    def write(self, value: int | str) -> str:
-        return toml_text(value) if isinstance(value, str) else str(value)
-
-
-class Time(Struct, frozen=True):
-    """Seconds from `least_s` to ten years, or text with a unit; `zero` says what 0 stands for."""
-
-    least_s: float = 0.0
-    zero: str | None = None
-
-    @property
-    def expected(self) -> str:
-        zero = "" if self.zero is None else f", or 0 for {self.zero}"
-        return f'a time of {self.least_s:g} s to 10 years, as 30, "30s" or "5m"{zero}'
-
-    def read(self, value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float | str):
-            raise UnexpectedError(value)
-        try:
-            seconds = parse_time(value) if isinstance(value, str) else float(value)
-        except (ValueError, OverflowError):
-            raise UnexpectedError(value) from None
-        # Not a number is not between two.
-        if not self.least_s <= seconds <= _LONGEST_S:
-            raise UnexpectedError(value)
-        return seconds
-
-    def schema(self) -> dict[str, Any]:
-        number = {"type": "number", "minimum": self.least_s, "maximum": _LONGEST_S}
-        return {"anyOf": [number, {"type": "string", "pattern": TIME_PATTERN}]}
-
-    def write(self, value: float) -> str:
-        if (text := format_time(value)) is not None:
-            return toml_text(text)
-        return repr(value) if value else "0"
-
-
-class Size(Struct, frozen=True):
-    """Bytes, or text with a unit; where `automatic`, "auto" and a share of the memory too, and none
-    is not enough.
+    `example` is an answer where the default says nothing, or none is; `unset` says what None means.
+    `restart`: the running gateway can't take a new value. `prepare` makes the setting's value of
+    the file's, and raises ValueError where types, bounds and patterns can't tell that it is wrong.
     """
 
-    automatic: bool = False
+    about: str
+    expected: str
+    example: str | int | tuple[str, ...] | None = None
+    unset: str | None = None
+    restart: bool = False
+    prepare: Callable[[Any], Any] | None = None
 
     @property
-    def expected(self) -> str:
-        if self.automatic:
-            return '"auto", bytes above 0, a size as "12GB", or a share of the memory as "75%"'
-        return 'bytes, or a size as "2GB"'
-
-    def read(self, value: object) -> int | str:
-        if isinstance(value, bool) or not isinstance(value, int | str):
-            raise UnexpectedError(value)
-        if self.automatic and value == "auto":
-            return value
-        try:
-            # Of so much, the smallest share that can be written is something still.
-            bytes_ = parse_size(value, LARGEST_BYTES if self.automatic else None)
-        except ValueError:
-            raise UnexpectedError(value) from None
-        if self.automatic and not bytes_:
-            raise UnexpectedError(value)
-        return value
-
-    def schema(self) -> dict[str, Any]:
-        pattern = f"auto|{SIZE_PATTERN}|{PERCENT_PATTERN}" if self.automatic else SIZE_PATTERN
-        number = {
-            "type": "integer",
-            "minimum": int(self.automatic),
-            "maximum": LARGEST_BYTES,
-        }
-        return {"anyOf": [number, {"type": "string", "pattern": rf"^\s*({pattern})\s*$"}]}
-
-    def write(self, value: int | str) -> str:
-        return str(value) if isinstance(value, int) else toml_text(value)
+    def expectation(self) -> str:
+        """A sentence that says what may stand there."""
+        return f"{self.expected[0].upper()}{self.expected[1:]}."
 
 
-class Arguments(Struct, frozen=True):
-    """Names and values for somebody else, who knows what they mean: whatever JSON can say."""
+def text(about: str, what: str, **said: Any) -> Meta:
+    """Of a `Text`; `what` says what it names."""
+    return _meta(Key(about, what, **said))
 
-    @property
-    def expected(self) -> str:
-        return "a table, as { enable_thinking = false }"
 
-    def read(self, value: object) -> dict[str, Any]:
-        if not isinstance(value, dict) or not _is_json(value):
-            raise UnexpectedError(value)
-        return value
+def texts(about: str, what: str, **said: Any) -> Meta:
+    """Of a tuple of `Text`."""
+    return _meta(Key(about, f"a list of {what}", **said))
 
-    def schema(self) -> dict[str, Any]:
-        return {"type": "object"}
 
-    def write(self, value: dict[str, Any]) -> str:
-        return _toml_value(value)
+def switch(about: str, **said: Any) -> Meta:
+    """Of a bool."""
+    return _meta(Key(about, "true or false", **said))
+
+
+def whole(about: str, least: int = 0, most: int = _LARGEST, **said: Any) -> Meta:
+    """Of an int."""
+    return _meta(Key(about, f"a whole number from {least} to {most}", **said), ge=least, le=most)
+
+
+def choice(about: str, *values: int | str, **said: Any) -> Meta:
+    """Of a Literal with these values."""
+    return _meta(Key(about, " or ".join(map(toml_value, values)), **said))
+
+
+def time(about: str, least_s: float = 0.0, zero: str | None = None, **said: Any) -> Meta:
+    """Of a float, in seconds; `zero` says what 0 stands for."""
+    expected = f'a time of {least_s:g} s to 10 years, as 30, "30s" or "5m"'
+    if zero is not None:
+        expected += f", or 0 for {zero}"
+    return _meta(Key(about, expected, prepare=_seconds, **said), ge=least_s, le=_LONGEST_S)
+
+
+def byte_size(about: str, **said: Any) -> Meta:
+    """Of a `Size`."""
+    return _meta(Key(about, 'bytes, or a size as "2GB"', prepare=_check_size, **said))
+
+
+def memory_budget(about: str, **said: Any) -> Meta:
+    """Of a `Budget`."""
+    expected = '"auto", bytes above 0, a size as "12GB", or a share of the memory as "75%"'
+    return _meta(Key(about, expected, prepare=_check_budget, **said))
+
+
+def arguments(about: str, **said: Any) -> Meta:
+    """Of a dict: names and values for somebody else, who knows what they mean."""
+    expected = "a table, as { enable_thinking = false }"
+    return _meta(Key(about, expected, prepare=_check_json, **said))
+
+
+def rank_places(about: str, most: int, **said: Any) -> Meta:
+    """Of a tuple of `RankPlace`."""
+    expected = (
+        'a list of ranks such as [{ host = "local" }, { host = "studio2", interfaces = '
+        '["10.0.0.2"] }]'
+    )
+    return _meta(Key(about, expected, **said), max_length=most)
+
+
+def _meta(key: Key, **bounds: Any) -> Meta:
+    return Meta(
+        description=f"{key.about} {key.expectation}",
+        examples=None if key.example is None else [key.example],
+        extra={"key": key},
+        **bounds,
+    )
+
+
+def key_of(annotation: Any) -> Key:
+    """What was said in the last annotation of a type."""
+    key: Key = annotation.__metadata__[-1].extra["key"]
+    return key
+
+
+def read_value(annotation: Any, value: object) -> Any:
+    """A setting's value, of what TOML, a flag or a variable gave.
+
+    Raises:
+        UnexpectedError: it is something else.
+    """
+    prepare = key_of(annotation).prepare
+    try:
+        return msgspec.convert(value if prepare is None else prepare(value), annotation)
+    except ValueError as error:
+        if isinstance(value, list) and (at := _AT_ELEMENT.search(str(error))):
+            raise UnexpectedError(value[int(at[1])], int(at[1])) from None
+        raise UnexpectedError(value) from None
+
+
+def written_value(value: Any) -> str:
+    """A setting's value in TOML, which `read_value` takes back to the same."""
+    if not isinstance(value, float):
+        return toml_value(msgspec.to_builtins(value))
+    if (text := format_time(value)) is not None:
+        return toml_text(text)
+    return repr(value) if value else "0"
+
+
+def _seconds(value: object) -> object:
+    return parse_time(value) if isinstance(value, str) else value
+
+
+def _check_size(value: Any) -> Any:
+    parse_size(value)
+    return value
+
+
+def _check_budget(value: Any) -> Any:
+    # Of so much, the smallest share that can be written is something still.
+    if value != "auto" and not parse_size(value, LARGEST_BYTES):
+        raise ValueError("nothing")
+    return value
+
+
+def _check_json(value: Any) -> Any:
+    if not _is_json(value):
+        raise ValueError("JSON can't say that")
+    return value
 
 
 def _is_json(value: object) -> bool:
@@ -268,26 +205,27 @@ def _is_json(value: object) -> bool:
             return isinstance(value, str)
 
 
-def _toml_value(value: object) -> str:
+def toml_value(value: object) -> str:
+    """Texts, numbers, truth values, lists and tables in one line of TOML."""
     match value:
         case dict() if value:
-            pairs = (f"{toml_text(name)} = {_toml_value(each)}" for name, each in value.items())
+            pairs = (f"{toml_key(name)} = {toml_value(each)}" for name, each in value.items())
             return f"{{ {', '.join(pairs)} }}"
         case dict():
             return "{}"
-        case list():
-            return f"[{', '.join(map(_toml_value, value))}]"
+        case list() | tuple():
+            return f"[{', '.join(map(toml_value, value))}]"
         case str():
             return toml_text(value)
         case _:
             return json.dumps(value)
 
 
-def _is_text(value: object) -> TypeGuard[str]:
-    """No path can have a NUL, and no name should."""
-    return isinstance(value, str) and "\0" not in value
-
-
 def toml_text(text: str) -> str:
     """A string in TOML. JSON's escapes are among TOML's, but DEL needs one there too."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def toml_key(name: str) -> str:
+    """A key in TOML, in quotes where it needs them."""
+    return name if _BARE.fullmatch(name) else toml_text(name)

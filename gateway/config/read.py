@@ -10,20 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.config.group_rules import group_complaints
-from gateway.config.keys import (
-    DISCOVERY_KEYS,
-    GROUP_KEYS,
-    GROUPS,
-    HOST_KEYS,
-    HOSTS,
-    KEYS,
-    MODEL_KEYS,
-    MODELS,
-    SECTIONS,
-    TABLES,
-    Definition,
-    label,
-)
+from gateway.config.keys import GROUPS, MODELS, NAMED, SECTIONS, TABLES, keys_of, label
 from gateway.config.kinds import UnexpectedError
 from gateway.config.layers import Layers, chosen_file
 from gateway.config.locations import Place
@@ -34,15 +21,7 @@ from gateway.config.pictures import picture_complaints
 from gateway.config.places import Places, Sought
 from gateway.config.ranks import heads_complaints, key_complaints
 from gateway.config.rules import complaints
-from gateway.config.settings import (
-    ConfigError,
-    DiscoverySettings,
-    Flags,
-    GroupSettings,
-    HostSettings,
-    ModelSettings,
-    Settings,
-)
+from gateway.config.settings import ConfigError, DiscoverySettings, Flags, Section, Settings
 from gateway.config.wording import missing, no_table, sentence, unexpected, unknown
 
 # What finds the folders that models' keys name.
@@ -184,33 +163,25 @@ class _Reading:
 
     def settings(self) -> Settings:
         """The settings, with defaults in place of what is wrong."""
-        sections: dict[str, Any] = {}
-        hosts: dict[str, HostSettings] = {}
-        models: dict[str, ModelSettings] = {}
-        groups: dict[str, GroupSettings] = {}
-        discovery = DiscoverySettings()
+        found: dict[str, Any] = {}
         for name, table in self.layers.tables.items():
             if name not in TABLES:
                 self._complain((name,), unknown("table", name, TABLES))
             elif not isinstance(table, dict):
                 self._complain((name,), no_table((name,)))
-            elif name == HOSTS:
-                hosts = {host: self._host(host, each) for host, each in table.items()}
-            elif name == MODELS:
-                given = {key: table[key] for key in DISCOVERY_KEYS if _is_value(table.get(key))}
-                discovery = DiscoverySettings(**self._values((MODELS,), DISCOVERY_KEYS, given))
-                models = {
-                    model_id: self._model(model_id, each)
-                    for model_id, each in table.items()
-                    if model_id not in given
-                }
-            elif name == GROUPS:
-                groups = {each: self._group(each, given) for each, given in table.items()}
+            elif name in SECTIONS:
+                found[name] = self._section(SECTIONS[name], (name,), table)
             else:
-                sections[name] = SECTIONS[name](**self._values((name,), KEYS[name], table))
-        settings = Settings(
-            **sections, hosts=hosts, discovery=discovery, models=models, groups=groups
-        )
+                if name == MODELS:
+                    keys = keys_of(DiscoverySettings)
+                    beside = {key: table[key] for key in keys if _is_value(table.get(key))}
+                    found["discovery"] = self._section(DiscoverySettings, (name,), beside)
+                    table = {key: each for key, each in table.items() if key not in beside}
+                found[name] = {
+                    key: self._section(NAMED[name], (name, key), each)
+                    for key, each in table.items()
+                }
+        settings = Settings(**found)
         for place, message in complaints(settings):
             self._complain(place, message)
         for place, message in group_complaints(settings):
@@ -297,54 +268,33 @@ class _Reading:
         if self._mistakes:
             raise ConfigError(self.mistakes)
 
-    def _host(self, name: str, table: object) -> HostSettings:
-        place = (HOSTS, name)
-        nothing = dict.fromkeys(HOST_KEYS, "")
-        if not isinstance(table, dict):
-            self._complain(place, no_table(place))
-            return HostSettings(**nothing)
-        return HostSettings(**{**nothing, **self._values(place, HOST_KEYS, table)})
-
-    def _model(self, model_id: str, table: object) -> ModelSettings:
-        place = (MODELS, model_id)
-        if not isinstance(table, dict):
-            self._complain(place, no_table(place))
-            self._wrong.add((*place, "path"))
-            return ModelSettings(path="")
-        return ModelSettings(**{"path": "", **self._values(place, MODEL_KEYS, table)})
-
-    def _group(self, name: str, table: object) -> GroupSettings:
-        place = (GROUPS, name)
-        if not isinstance(table, dict):
-            self._complain(place, no_table(place))
-            self._wrong.add((*place, "models"))
-            return GroupSettings(models=())
-        return GroupSettings(**{"models": (), **self._values(place, GROUP_KEYS, table)})
-
-    def _values(
-        self, table: Place, known: Mapping[str, Definition], given: dict[str, Any]
-    ) -> dict[str, Any]:
-        values = {}
+    def _section(self, section: type[Section], table: Place, given: object) -> Section:
+        """A table's values, key by key: one that is wrong is told, and has its default instead."""
+        keys = keys_of(section)
+        values = {name: each.assumed for name, each in keys.items()}
+        if not isinstance(given, dict):
+            self._complain(table, no_table(table))
+            self._wrong.update((*table, name) for name in keys)
+            return section(**values)
         for name, value in given.items():
             place = (*table, name)
-            if name not in known:
-                self._complain(place, unknown("key", name, known))
+            if name not in keys:
+                self._complain(place, unknown("key", name, keys))
                 continue
-            kind = known[name].kind
             try:
-                values[name] = kind.read(value)
+                values[name] = keys[name].read(value)
                 self._given.append(place)
             except UnexpectedError as error:
+                self._wrong.add(place)
                 element = place if error.index is None else (*place, error.index)
-                self._complain(element, unexpected(kind, error.value))
-        for name, definition in known.items():
-            if definition.required and name not in values:
+                self._complain(element, unexpected(keys[name].key, error.value))
+        for name, definition in keys.items():
+            if definition.required and name not in given:
                 self._wrong.add((*table, name))
                 # It may be in a line that can't be read.
-                left_out = any(name in line for line in self.layers.left_out)
-                if name not in given and not left_out:
-                    self._complain((*table, name), missing(definition.kind))
-        return values
+                if not any(name in line for line in self.layers.left_out):
+                    self._complain((*table, name), missing(definition.key))
+        return section(**values)
 
     def _complain(self, place: Place, message: str) -> None:
         self._mistakes.append(self._mistake(place, message))

@@ -5,22 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from gateway.config.keys import GROUPS, HOSTS, MODEL_KEYS, definitions, label
-from gateway.config.kinds import Kind, toml_text
+from gateway.config.keys import HEADINGS, keys_of, label
+from gateway.config.kinds import Key, toml_text
 from gateway.config.locations import Place
 from gateway.system.nearest import nearest
 
 _SHOWN_CHARACTERS: Final = 40
-# The table of each key; no two have one of the same name.
+# The table of each key.
 _HOMES: Final = {
-    definition.name: "[groups.NAME]"
-    if table == GROUPS
-    else "[models.ID]"
-    if definition.name in MODEL_KEYS
-    else "[hosts.NAME]"
-    if table == HOSTS
-    else f"[{table}]"
-    for table, definition in definitions()
+    name: heading for heading, section in HEADINGS.items() for name in keys_of(section)
 }
 
 
@@ -33,12 +26,12 @@ def no_table(place: Place) -> str:
     return f"expected a table, as in [{label(place)}]"
 
 
-def missing(kind: Kind) -> str:
-    return f"it is missing; expected {kind.expected}"
+def missing(key: Key) -> str:
+    return f"it is missing; expected {key.expected}"
 
 
-def unexpected(kind: Kind, value: object) -> str:
-    return f"expected {kind.expected}, not {_shown(value)}"
+def unexpected(key: Key, value: object) -> str:
+    return f"expected {key.expected}, not {_shown(value)}"
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:

@@ -14,22 +14,26 @@ from typing import Any
 
 from hypothesis import strategies as st
 from msgspec import Struct, field
-
-from gateway.config.keys import DISCOVERY_KEYS, KEYS, MODEL_KEYS, MODELS, SECTIONS, Definition
-from gateway.config.kinds import (
-    Arguments,
-    Choice,
-    Size,
-    Switch,
-    Text,
-    Texts,
-    Time,
-    Whole,
-    toml_text,
+from msgspec.inspect import (
+    BoolType,
+    DictType,
+    FloatType,
+    IntType,
+    LiteralType,
+    Metadata,
+    NoneType,
+    StrType,
+    Type,
+    UnionType,
+    VarTupleType,
+    type_info,
 )
+
+from gateway.config.keys import MODELS, SECTIONS, Definition, keys_of
+from gateway.config.kinds import toml_text, written_value
 from gateway.config.locations import Place
 from gateway.config.models import DEMO_FOLDER
-from gateway.config.rank_places import LOCAL, RankPlace, RankPlaces
+from gateway.config.rank_places import LOCAL, RankPlace
 from gateway.config.settings import HUGGING_FACE, DiscoverySettings, ModelSettings, Settings
 from tests.support.certificates import lasting_certificate
 
@@ -123,22 +127,22 @@ def plans(draw: Draw) -> Plan:
     aliases = names[len(ids) :]
     tables: dict[Place, dict[str, Spelled]] = {}
     with_tls = draw(st.booleans())
-    for table, keys in KEYS.items():
+    for table, section in SECTIONS.items():
         tables[(table,)] = {
             name: draw(spelled(definition))
-            for name, definition in keys.items()
+            for name, definition in keys_of(section).items()
             if (with_tls if name.startswith("tls_") else draw(st.booleans()))
         }
     if draw(st.booleans()):
         tables[(MODELS,)] = {
             name: draw(spelled(definition))
-            for name, definition in DISCOVERY_KEYS.items()
+            for name, definition in keys_of(DiscoverySettings).items()
             if name not in ids
         }
     for model_id in ids:
         model = {
             name: draw(spelled(definition))
-            for name, definition in MODEL_KEYS.items()
+            for name, definition in keys_of(ModelSettings).items()
             if definition.required or draw(st.booleans())
         }
         if "pictures" in model and model["pictures"].meaning:
@@ -162,42 +166,52 @@ def plans(draw: Draw) -> Plan:
     return Plan(tables)
 
 
+def kind_of(definition: Definition) -> Type:
+    """The type of a key's values, bounds included; none is no value."""
+    found = type_info(definition.type)
+    found = found.type if isinstance(found, Metadata) else found
+    match found:
+        case UnionType(types=(only, NoneType())):
+            return only
+    return found
+
+
 @st.composite
 def spelled(draw: Draw, definition: Definition) -> Spelled:
     """A valid value of a key."""
-    match definition.kind:
-        case Text():
+    match kind_of(definition):
+        case StrType():
             return draw(spelled_text(draw(_texts(definition.name))))
-        case Texts() if definition.name in _OF_A_KIND:
+        case VarTupleType() if definition.name in _OF_A_KIND:
             return draw(spelled_list(draw(st.lists(st.sampled_from(_OF_A_KIND[definition.name])))))
-        case Texts():
+        case VarTupleType(item_type=StrType()):
             return draw(
                 spelled_list([str(DEMO_FOLDER), _adapter(), *draw(st.lists(_TEXT, max_size=3))])
             )
-        case Switch():
+        case BoolType():
             value = draw(st.booleans())
             return Spelled(str(value).lower(), value)
-        case Choice(values):
+        case LiteralType(values=values):
             value = draw(st.sampled_from(values))
             if isinstance(value, str):
                 return draw(spelled_text(value))
             return Spelled(str(value), value)
-        case Whole(least, most):
+        case IntType(ge=least, le=most):
             number = draw(st.integers(least, most))
             return Spelled(draw(st.sampled_from([str, _underscored]))(number), number)
-        case Time(least_s):
+        case FloatType(ge=least_s):
             return draw(_spelled_time(least_s))
-        case RankPlaces():
+        case VarTupleType():
             places = (RankPlace(LOCAL),) * draw(st.integers(0, 3))
-            return Spelled(definition.kind.write(places), places)
-        case Arguments():
+            return Spelled(written_value(places), places)
+        case DictType():
             names = st.sampled_from(["enable_thinking", "größe", "a b"])
             values = st.booleans() | st.integers(-5, 5) | _TEXT | st.lists(st.booleans())
             table = draw(st.dictionaries(names, values | st.just({"a": 1.5})))
-            return Spelled(definition.kind.write(table), table)
-        case Size(automatic):
-            size = draw(_sizes(automatic=automatic))
-            return Spelled(definition.kind.write(size), size)
+            return Spelled(written_value(table), table)
+        case UnionType(types=(IntType(ge=least), _)):
+            size = draw(_sizes(automatic=bool(least)))
+            return Spelled(written_value(size), size)
     raise AssertionError(definition)
 
 
@@ -233,7 +247,7 @@ def list_of(draw: Draw, elements: list[str], meaning: Any) -> Spelled:
 def _spelled_time(draw: Draw, least_s: float) -> Spelled:
     if draw(st.booleans()):
         seconds = draw(st.floats(least_s, 315_360_000.0))
-        return Spelled(draw(st.sampled_from([repr(seconds), Time().write(seconds)])), seconds)
+        return Spelled(draw(st.sampled_from([repr(seconds), written_value(seconds)])), seconds)
     unit = draw(st.sampled_from(sorted(_UNITS)))
     count = draw(st.integers(100, 3650))
     return Spelled(f'"{count}{unit}"', count * _UNITS[unit])

@@ -6,7 +6,9 @@ these definitions.
 
 from __future__ import annotations
 
-from msgspec import Struct, field
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta, Struct, field
 
 from gateway.config.mistakes import Mistake
 from gateway.config.settings.flags import Flags
@@ -16,7 +18,7 @@ from gateway.config.settings.hosts import HostSettings
 from gateway.config.settings.library import HUGGING_FACE, DiscoverySettings, HubSettings
 from gateway.config.settings.model import ModelSettings
 from gateway.config.settings.requests import MailboxSettings, PromptCacheSettings, QueueSettings
-from gateway.config.settings.section import Key, Section
+from gateway.config.settings.section import Section
 from gateway.config.settings.workers import MemorySettings, WorkersSettings
 
 __all__ = [
@@ -28,7 +30,6 @@ __all__ = [
     "GroupSettings",
     "HostSettings",
     "HubSettings",
-    "Key",
     "MailboxSettings",
     "MemorySettings",
     "ModelSettings",
@@ -38,6 +39,9 @@ __all__ = [
     "Settings",
     "WorkersSettings",
 ]
+
+
+_Name: TypeAlias = Annotated[str, Meta(min_length=1)]
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,9 +57,15 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mailbox: MailboxSettings = field(default_factory=MailboxSettings)
     hub: HubSettings = field(default_factory=HubSettings)
     discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
-    hosts: dict[str, HostSettings] = field(default_factory=dict)
-    models: dict[str, ModelSettings] = field(default_factory=dict)
-    groups: dict[str, GroupSettings] = field(default_factory=dict)
+    hosts: Annotated[
+        dict[_Name, HostSettings], Meta(description="Other machines by their names.")
+    ] = field(default_factory=dict)
+    models: Annotated[dict[_Name, ModelSettings], Meta(description="The models by their ids.")] = (
+        field(default_factory=dict)
+    )
+    groups: Annotated[
+        dict[_Name, GroupSettings], Meta(description="Groups of models by their names.")
+    ] = field(default_factory=dict)
 
 
 class ConfigError(Exception):

@@ -2,115 +2,106 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
-from gateway.config.kinds import Switch, Text, Texts, Time, Whole
-from gateway.config.settings.section import Key, Section
+from gateway.config.kinds import Text, switch, text, texts, time, whole
+from gateway.config.settings.section import Section
 
 
 class GatewaySettings(Section, frozen=True):
-    about: ClassVar[str] = "The gateway itself."
+    """The gateway itself."""
 
     host: Annotated[
-        str,
-        Key(
-            Text("an address of this machine"),
+        Text,
+        text(
             "Address to listen on; others than loopback need API keys. 0.0.0.0 or :: is all.",
+            "an address of this machine",
             restart=True,
         ),
     ] = "127.0.0.1"
     port: Annotated[
-        int, Key(Whole(0, 65535), "Port to listen on; 0 takes a free one.", restart=True)
+        int, whole("Port to listen on; 0 takes a free one.", 0, 65535, restart=True)
     ] = 8642
     state_dir: Annotated[
-        str | None,
-        Key(
-            Text("a folder"),
+        Text | None,
+        text(
             "Folder for lock, sockets, logs and prompts.",
+            "a folder",
             example="~/bulkhead",
             unset="the platform's folder",
             restart=True,
         ),
     ] = None
     drain_s: Annotated[
-        float, Key(Time(), "What running answers get to finish, before an unload or the end.")
+        float, time("What running answers get to finish, before an unload or the end.")
     ] = 30.0
     keep_awake: Annotated[
-        bool,
-        Key(Switch(), "A Mac doesn't go to sleep by itself while requests run or models load."),
+        bool, switch("A Mac doesn't go to sleep by itself while requests run or models load.")
     ] = True
     allow: Annotated[
-        tuple[str, ...],
-        Key(
-            Texts("folders and repositories"),
+        tuple[Text, ...],
+        texts(
             'If given, only models in these folders, or repositories such as "mlx-community/*".',
+            "folders and repositories",
         ),
     ] = ()
 
     allowed_hosts: Annotated[
-        tuple[str, ...],
-        Key(
-            Texts("names"),
+        tuple[Text, ...],
+        texts(
             "Names that requests may have as their Host beside this machine's own; they need API "
             "keys.",
+            "names",
         ),
     ] = ()
     allowed_origins: Annotated[
-        tuple[str, ...],
-        Key(
-            Texts('origins such as "https://chat.example"'),
+        tuple[Text, ...],
+        texts(
             "Web pages that may use everything here from a browser; no other may.",
+            'origins such as "https://chat.example"',
         ),
     ] = ()
     tls_certificate: Annotated[
-        str | None,
-        Key(
-            Text("a file"),
+        Text | None,
+        text(
             "Certificate in PEM, with those that vouch for it behind it; a reload takes a renewed "
             "one of the same file.",
+            "a file",
             example="~/tls/mac.crt",
             unset="plain HTTP",
             restart=True,
         ),
     ] = None
     tls_key: Annotated[
-        str | None,
-        Key(
-            Text("a file"),
+        Text | None,
+        text(
             "The key of the certificate, in PEM and without a password; a reload takes a renewed "
             "one of the same file.",
+            "a file",
             example="~/tls/mac.key",
             unset="plain HTTP",
             restart=True,
         ),
     ] = None
     image_folders: Annotated[
-        tuple[str, ...],
-        Key(
-            Texts("folders"),
+        tuple[Text, ...],
+        texts(
             "Requests may name pictures in these folders, by path or file: address; links that "
             "lead out of them are not followed.",
+            "folders",
         ),
     ] = ()
     remote_images: Annotated[
         bool,
-        Key(
-            Switch(),
-            "Pictures are fetched from http and https addresses, if these are of the internet.",
-        ),
+        switch("Pictures are fetched from http and https addresses, if these are of the internet."),
     ] = False
     max_connections: Annotated[
-        int,
-        Key(
-            Whole(8),
-            "Connections at a time; the limit of open files may allow fewer.",
-        ),
+        int, whole("Connections at a time; the limit of open files may allow fewer.", 8)
     ] = 2048
     max_connections_per_address: Annotated[
         int,
-        Key(
-            Whole(1),
-            "Of these from one address, or one /64 network of IPv6; this machine has no bound.",
+        whole(
+            "Of these from one address, or one /64 network of IPv6; this machine has no bound.", 1
         ),
     ] = 256
 

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, Final
 
-from gateway.config.kinds import Text, Texts
+from gateway.config.kinds import Text, text, texts
 from gateway.config.models import expand_home
-from gateway.config.settings.section import Key, Section
+from gateway.config.settings.section import Section
 
 
 class HubSettings(Section, frozen=True):
-    about: ClassVar[str] = "Where `bulkhead pull` gets models from."
+    """Where `bulkhead pull` gets models from."""
 
     endpoint: Annotated[
-        str | None,
-        Key(
-            Text("an address such as https://huggingface.co"),
+        Text | None,
+        text(
             "The hub, or a mirror that speaks as it does. The token is HF_TOKEN, or that of "
             "`hf auth login`.",
+            "an address such as https://huggingface.co",
             example="https://huggingface.co",
             unset="HF_ENDPOINT, or huggingface.co",
         ),
     ] = None
     folder: Annotated[
-        str | None,
-        Key(
-            Text("a folder"),
+        Text | None,
+        text(
             "Copy models from this folder instead, which has them as OWNER/NAME or as a Hugging "
             "Face cache.",
+            "a folder",
             example="/Volumes/models",
             unset="the hub is asked",
         ),
@@ -44,15 +44,15 @@ HUGGING_FACE: Final = "huggingface"
 
 
 class DiscoverySettings(Section, frozen=True):
-    """Keys that stand beside the models' tables in the table that holds these."""
+    """What holds for models that have no table of their own."""
 
-    about: ClassVar[str] = "What holds for models that have no table of their own."
+    # These keys stand beside the models' tables in the table that holds these.
 
     discover: Annotated[
-        tuple[str, ...],
-        Key(
-            Texts(f'folders and "{HUGGING_FACE}"'),
+        tuple[Text, ...],
+        texts(
             "Models in these folders, and in the Hugging Face cache if it is named, are served "
             "without a table of their own.",
+            f'folders and "{HUGGING_FACE}"',
         ),
     ] = (HUGGING_FACE,)

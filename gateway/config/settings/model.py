@@ -2,133 +2,135 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, Literal, get_args
 
 from msgspec import field
 
-from gateway.config.kinds import Arguments, Choice, Switch, Text, Texts, Time, Whole
+from gateway.config.kinds import (
+    Text,
+    arguments,
+    choice,
+    rank_places,
+    switch,
+    text,
+    texts,
+    time,
+    whole,
+)
 from gateway.config.models import expand_home
-from gateway.config.rank_places import LOCAL, RankPlace, RankPlaces
-from gateway.config.settings.section import Key, Section
+from gateway.config.rank_places import LOCAL, RankPlace
+from gateway.config.settings.section import Section
 from protocol.ranks import RankBackend, RankSplit
 
 
 class ModelSettings(Section, frozen=True):
-    about: ClassVar[str] = "A model; the table's name is its id."
+    """A model; the table's name is its id."""
 
     path: Annotated[
-        str,
-        Key(
-            Text("a model's folder, or a repository in the Hugging Face cache"),
+        Text,
+        text(
             "The model's folder, a repository in the Hugging Face cache, or demo.",
+            "a model's folder, or a repository in the Hugging Face cache",
             example="demo",
         ),
     ]
-    aliases: Annotated[
-        tuple[str, ...], Key(Texts("names"), "Other names that requests may use.")
-    ] = ()
+    aliases: Annotated[tuple[Text, ...], texts("Other names that requests may use.", "names")] = ()
     pinned: Annotated[
-        bool,
-        Key(Switch(), "Never unloaded for another; after a death or a kill it starts again."),
+        bool, switch("Never unloaded for another; after a death or a kill it starts again.")
     ] = False
-    preload: Annotated[bool, Key(Switch(), "Loaded when the gateway starts.")] = False
-    on_request: Annotated[
-        bool, Key(Switch(), "Requests load it; false: only an operator does.")
-    ] = True
+    preload: Annotated[bool, switch("Loaded when the gateway starts.")] = False
+    on_request: Annotated[bool, switch("Requests load it; false: only an operator does.")] = True
     ttl_s: Annotated[
-        float, Key(Time(zero="never"), "Unloaded after so long without a request; 0: never.")
+        float, time("Unloaded after so long without a request; 0: never.", zero="never")
     ] = 0.0
-    priority: Annotated[int, Key(Whole(-1000, 1000), "Who has more gets memory first.")] = 0
-    max_concurrency: Annotated[int, Key(Whole(1), "Sequences in the batch; more wait.")] = 32
+    priority: Annotated[int, whole("Who has more gets memory first.", -1000, 1000)] = 0
+    max_concurrency: Annotated[int, whole("Sequences in the batch; more wait.", 1)] = 32
     context_tokens: Annotated[
-        int,
-        Key(Whole(1), "The longest prompt + answer; the model's own limit may be lower."),
+        int, whole("The longest prompt + answer; the model's own limit may be lower.", 1)
     ] = 32768
     kv_bits: Annotated[
-        int | None,
-        Key(
-            Choice((4, 8)),
+        Literal[4, 8] | None,
+        choice(
             "Bits of a number in the caches of sequences: fewer take less memory, and may change "
             "the text.",
+            4,
+            8,
             example=8,
             unset="as the model computes",
         ),
     ] = None
     adapter: Annotated[
-        str | None,
-        Key(
-            Text("an adapter's folder"),
+        Text | None,
+        text(
             "Folder of a LoRA adapter, as mlx-lm writes it.",
+            "an adapter's folder",
             example="~/adapters/legal",
             unset="none",
         ),
     ] = None
     draft_model: Annotated[
-        str | None,
-        Key(
-            Text("a model's folder, or a repository in the Hugging Face cache"),
+        Text | None,
+        text(
             "A small model with the same tokens, which guesses what comes next.",
+            "a model's folder, or a repository in the Hugging Face cache",
             example="demo",
             unset="none",
         ),
     ] = None
     draft_tokens: Annotated[
-        int, Key(Whole(1, 32), "So many tokens are guessed at a time, with a draft model.")
+        int, whole("So many tokens are guessed at a time, with a draft model.", 1, 32)
     ] = 3
     pictures: Annotated[
         bool,
-        Key(
-            Switch(),
+        switch(
             "It looks at pictures, by mlx-vlm (the extra vision), and answers one request at a "
-            "time.",
+            "time."
         ),
     ] = False
     local: Annotated[
         int,
-        Key(
-            Whole(1, 64),
+        whole(
             "So many processes of this machine compute it together, each with its part: on "
             "several cards, a model that is larger than one.",
+            1,
+            64,
         ),
     ] = 1
     ranks: Annotated[
         tuple[RankPlace, ...],
-        Key(
-            RankPlaces(),
+        rank_places(
             "The machines that compute it together, each with its part; rank 0 is the first, and "
             "runs here. The model's files are at the same path on all of them.",
+            most=64,
         ),
     ] = ()
     backend: Annotated[
         RankBackend | None,
-        Key(
-            Choice(("ring", "jaccl", "nccl")),
+        choice(
             "How those processes reach each other: ring over TCP, jaccl by RDMA over Thunderbolt, "
             "nccl between NVIDIA's cards.",
+            *get_args(RankBackend),
             example="ring",
             unset="nccl with CUDA, ring otherwise",
         ),
     ] = None
     split: Annotated[
         RankSplit,
-        Key(
-            Choice(("tensor", "pipeline")),
+        choice(
             "Each of them has its part of every layer, or some of the layers, as mlx-lm can split "
             "the model.",
+            *get_args(RankSplit),
         ),
     ] = "tensor"
     template_arguments: Annotated[
         dict[str, Any],
-        Key(
-            Arguments(),
-            "What the chat template is told beside the messages; a request's own go before.",
-        ),
+        arguments("What the chat template is told beside the messages; a request's own go before."),
     ] = field(default_factory=dict)
     python: Annotated[
-        str | None,
-        Key(
-            Text("an interpreter"),
+        Text | None,
+        text(
             "Interpreter of another environment, with mlx-lm, msgspec and pyzmq.",
+            "an interpreter",
             example="~/other/.venv/bin/python",
             unset="the gateway's own",
         ),

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gateway.config.changes import Changes, changes
-from gateway.config.keys import KEYS, MODEL_KEYS
+from gateway.config.keys import SECTIONS, keys_of
 from gateway.config.settings import (
     GatewaySettings,
     MemorySettings,
@@ -68,7 +68,7 @@ def test_what_the_running_gateway_takes_and_what_only_the_next_start_does() -> N
 
 
 @pytest.mark.parametrize(
-    ("table", "name"), [(table, name) for table in KEYS for name in KEYS[table]]
+    ("table", "name"), [(table, name) for table in SECTIONS for name in keys_of(SECTIONS[table])]
 )
 def test_no_key_is_overlooked(table: str, name: str) -> None:
     section = getattr(Settings(), table)
@@ -79,7 +79,7 @@ def test_no_key_is_overlooked(table: str, name: str) -> None:
     assert (*found.live, *found.restart) == (f"{table}.{name}",)
 
 
-@pytest.mark.parametrize("name", MODEL_KEYS)
+@pytest.mark.parametrize("name", keys_of(ModelSettings))
 def test_no_key_of_a_model_is_overlooked(name: str) -> None:
     current = getattr(MODEL, name)
     other = not current if isinstance(current, bool) else OTHER[type(current)]

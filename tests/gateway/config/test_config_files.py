@@ -11,25 +11,23 @@ import jsonschema
 import pytest
 
 from gateway.config.example import example
-from gateway.config.keys import (
-    DISCOVERY_KEYS,
-    GROUPS,
-    HOST_KEYS,
-    HOSTS,
-    MODELS,
-    Definition,
-    definitions,
-)
+from gateway.config.keys import GROUPS, HEADINGS, HOSTS, MODELS, Definition, keys_of
+from gateway.config.kinds import written_value
 from gateway.config.page import printed
 from gateway.config.read import Configuration, read_configuration
 from gateway.config.schema import schema
-from gateway.config.settings import Flags, ModelSettings, Settings
+from gateway.config.settings import Flags, HostSettings, ModelSettings, Settings
 from tests.support.certificates import write_certificate
 
 PAGE = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text("utf-8")
+KEYS = [
+    (heading.strip("[]"), definition)
+    for heading, section in HEADINGS.items()
+    for definition in keys_of(section).values()
+]
 EACH_KEY = pytest.mark.parametrize(
     ("table", "definition"),
-    [pytest.param(*each, id=f"{each[0]}.{each[1].name}") for each in definitions()],
+    [pytest.param(*each, id=f"{each[0]}.{each[1].name}") for each in KEYS],
 )
 
 
@@ -57,20 +55,20 @@ class TestExample:
         key.touch(0o600)
         text = text.replace("~/studio2.key", str(key))
         configuration = _read(tmp_path, text)
-        assert len(configuration.sources) == len(list(definitions())) + 2
+        assert len(configuration.sources) == len(KEYS) + 2
 
     def test_it_fits_a_terminal(self) -> None:
         assert max(map(len, example().splitlines())) <= 80
 
     @EACH_KEY
     def test_every_key_is_explained(self, table: str, definition: Definition) -> None:
-        heads = {GROUPS: "[groups.coding]", HOSTS: "[hosts.studio2]"}
-        if _is_of_a_model(table, definition):
-            heads[MODELS] = '[models."demo"]'
-        head = heads.get(table, f"[{table}]")
+        names = {"ID": '"demo"', "groups.NAME": "groups.coding", "hosts.NAME": "hosts.studio2"}
+        head = f"[{table}]"
+        for name, named in names.items():
+            head = head.replace(name, named)
         section = example().partition(head)[2].partition("\n[")[0]
         words = re.sub(r"\n# ", " ", section)
-        assert f"{definition.key.about} {definition.expectation}" in words
+        assert f"{definition.key.about} {definition.key.expectation}" in words
         assert re.search(rf"^(# )?{definition.name} = ", section, re.MULTILINE)
 
 
@@ -84,12 +82,12 @@ class TestSchema:
     @EACH_KEY
     def test_every_key_is_known_and_checked(self, table: str, definition: Definition) -> None:
         value = _example(definition)
-        _validate(_document(table, definition, definition.name, value))
+        _validate(_document(table, definition.name, value))
         wrong = [] if isinstance(value, dict) else {"a": 1}
         with pytest.raises(jsonschema.ValidationError):
-            _validate(_document(table, definition, definition.name, wrong))
+            _validate(_document(table, definition.name, wrong))
         with pytest.raises(jsonschema.ValidationError):
-            _validate(_document(table, definition, definition.name + "x", value))
+            _validate(_document(table, definition.name + "x", value))
 
     @pytest.mark.parametrize(
         "text",
@@ -138,24 +136,18 @@ def _validate(document: dict[str, Any]) -> None:
 
 def _example(definition: Definition) -> Any:
     value = definition.default if definition.default is not None else definition.key.example
-    return tomllib.loads(f"value = {definition.kind.write(value)}")["value"]
+    return tomllib.loads(f"value = {written_value(value)}")["value"]
 
 
-_HOST = {each.name: _example(each) for each in HOST_KEYS.values()}
+_HOST = {each.name: _example(each) for each in keys_of(HostSettings).values()}
 
 
-def _is_of_a_model(table: str, definition: Definition) -> bool:
-    return table == MODELS and definition.name not in DISCOVERY_KEYS
-
-
-def _document(table: str, definition: Definition, name: str, value: Any) -> dict[str, Any]:
-    if _is_of_a_model(table, definition):
-        return {MODELS: {"a": {"path": "demo", name: value}}}
-    if table == HOSTS:
-        return {HOSTS: {"a": _HOST | {name: value}}}
-    if table == GROUPS:
-        return {GROUPS: {"a": {"models": ["b"], name: value}}}
-    return {table: {name: value}}
+def _document(table: str, name: str, value: Any) -> dict[str, Any]:
+    others = {MODELS: {"path": "demo"}, HOSTS: _HOST, GROUPS: {"models": ["b"]}}
+    first, _, is_named = table.partition(".")
+    if is_named:
+        return {first: {"a": {**others[first], name: value}}}
+    return {first: {name: value}}
 
 
 def test_the_page_has_every_key() -> None:

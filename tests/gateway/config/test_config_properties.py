@@ -8,25 +8,24 @@ from collections.abc import Callable
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-from gateway.config.keys import DISCOVERY_KEYS, KEYS, MODEL_KEYS, MODELS, Definition, label
-from gateway.config.kinds import (
-    Arguments,
-    Choice,
-    Size,
-    Switch,
-    Text,
-    Texts,
-    Time,
-    Whole,
-    toml_text,
+from msgspec.inspect import (
+    BoolType,
+    DictType,
+    FloatType,
+    IntType,
+    LiteralType,
+    StrType,
+    UnionType,
+    VarTupleType,
 )
+
+from gateway.config.keys import MODELS, SECTIONS, Definition, keys_of, label
+from gateway.config.kinds import toml_text, written_value
 from gateway.config.locations import Place
 from gateway.config.mistakes import Mistake
-from gateway.config.rank_places import RankPlaces
 from gateway.config.read import Configuration, read_configuration
-from gateway.config.settings import ConfigError, Flags
-from tests.support.toml_files import Draw, Plan, Spelled, Written, list_of, plans, written
+from gateway.config.settings import ConfigError, DiscoverySettings, Flags, ModelSettings, Section
+from tests.support.toml_files import Draw, Plan, Spelled, Written, kind_of, list_of, plans, written
 
 Read = Callable[[str], Configuration]
 
@@ -74,9 +73,8 @@ def test_a_valid_file_reads_as_it_was_meant(read: Read, data: st.DataObject) -> 
 def test_what_is_shown_reads_back(plan: Plan) -> None:
     for table, keys in plan.tables.items():
         for name, spelled in keys.items():
-            kind = _definition(table, name).kind
-            shown = tomllib.loads(f"value = {kind.write(spelled.meaning)}")["value"]
-            assert kind.read(shown) == spelled.meaning
+            shown = tomllib.loads(f"value = {written_value(spelled.meaning)}")["value"]
+            assert _definition(table, name).read(shown) == spelled.meaning
 
 
 @some
@@ -123,9 +121,7 @@ def test_an_unknown_key(read: Read, data: st.DataObject) -> None:
     plan = data.draw(plans())
     # Whatever else is in the table of the models is one of them.
     table = data.draw(st.sampled_from([each for each in plan.tables if each != (MODELS,)]))
-    meant = data.draw(
-        st.sampled_from(list(MODEL_KEYS if table[0] == MODELS else KEYS[str(table[0])]))
-    )
+    meant = data.draw(st.sampled_from(list(keys_of(_section(table)))))
     slip = data.draw(st.sampled_from([meant + "x", meant[1:], meant.upper(), f"{meant[:-1]} "]))
     plan.tables[table][slip] = Spelled("1")
     file = data.draw(written(plan))
@@ -187,40 +183,44 @@ def _keys_of(draw: Draw, plan: Plan) -> tuple[Place, str]:
 
 
 def _definition(table: Place, name: str) -> Definition:
+    return keys_of(_section(table))[name]
+
+
+def _section(table: Place) -> type[Section]:
     if table[0] == MODELS:
-        return (DISCOVERY_KEYS if table == (MODELS,) else MODEL_KEYS)[name]
-    return KEYS[str(table[0])][name]
+        return DiscoverySettings if table == (MODELS,) else ModelSettings
+    return SECTIONS[str(table[0])]
 
 
 def _wrong(definition: Definition) -> list[str]:
     """TOML values that the key doesn't take."""
-    match definition.kind:
-        case Text():
+    match kind_of(definition):
+        case StrType():
             nowhere = ['"/nowhere/at/all"', '""']
             known = {"host": ['"http://mac.example"', '""']}
             known |= dict.fromkeys(("path", "adapter", "draft_model"), nowhere)
             own = ["1", "true", "[]", *known.get(definition.name, [])]
-        case Texts():
+        case VarTupleType(item_type=StrType()):
             own = ["1", '"x"', "true"]
-        case Switch():
+        case BoolType():
             own = ["1", '"true"', "[]"]
-        case Choice(values) if all(isinstance(each, int) for each in values):
+        case LiteralType(values=(int(), *_) as values):
             own = [str(max(values) + 1), f"{values[0]}.0", f'"{values[0]}"', "true", "[]"]
-        case Choice():
+        case LiteralType():
             own = ["1", '"no such word"', '""', "true", "[]"]
-        case Whole(least, most):
+        case IntType(ge=least, le=most):
             own = [str(least - 1), str(most + 1), "1.0", '"1"', "true", "[1]", "9" * 30]
-        case Time(least_s):
+        case FloatType(ge=least_s):
             own = ["-1", '"5 minutes"', '"-5s"', '""', "inf", "nan", "1e12", "true", "[]"]
             own += [str(least_s / 2)] if least_s else []
-        case Size(automatic):
+        case UnionType(types=(IntType(ge=least), _)):
             own = ["-1", "1.5", '"much"', '"12XB"', '"101%"', "true", "9" * 30]
-            own += ["0", '"0GB"'] if automatic else ['"auto"', '"50%"']
-        case RankPlaces():
+            own += ["0", '"0GB"'] if least else ['"auto"', '"50%"']
+        case VarTupleType():
             own = ["1", '["local"]', '[{ host = "" }]', '[{ host = "local", port = 1 }]']
             own += ["[{ interfaces = [] }]", '[{ host = "elsewhere" }]']
             return [*own, "1979-05-27", "{}", "{ a = 1 }"]
-        case Arguments():
+        case DictType():
             return ["1", '"x"', "[]", "1979-05-27", "{ a = 1979-05-27 }", "{ a = [inf] }"]
         case _:
             raise AssertionError(definition)

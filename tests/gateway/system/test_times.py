@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.config.kinds import Time, UnexpectedError
+from gateway.config.kinds import UnexpectedError, read_value, time
 from gateway.system.times import format_time, parse_time
 
 
@@ -50,7 +52,8 @@ def test_what_is_formatted_is_read_back(seconds: float) -> None:
 
 
 def test_bounds_hold_for_text_too() -> None:
-    assert Time(least_s=0.1).read("100ms") == 0.1
+    bounded = Annotated[float, time("", least_s=0.1)]
+    assert read_value(bounded, "100ms") == 0.1
     for value in ("99ms", "3651d", "0"):
         with pytest.raises(UnexpectedError):
-            Time(least_s=0.1).read(value)
+            read_value(bounded, value)
