@@ -25,7 +25,7 @@ from gateway.memory.forecast import Forecast, forecast
 from gateway.memory.holder import Holder, Need
 from gateway.memory.leak_check import LeakCheck, Loaded, Reading, StrandedRecord
 from gateway.memory.shortage import Shortage
-from gateway.memory.tenant import Tenant
+from gateway.memory.tenant import NoRoomError, OtherHosts, Tenant
 from gateway.system.clock.present import present_clock
 from gateway.system.events import EventLog
 from gateway.system.lane import Lane
@@ -33,8 +33,6 @@ from gateway.system.memory.reading import Pressure
 from gateway.system.refusal import Refusal
 from gateway.system.sizes import format_size
 from gateway.system.tasks import Tasks
-from gateway.workers.hosts.host import NoRoomError
-from gateway.workers.hosts.hosts import Hosts
 from protocol.memory import Bound
 
 # What is learned again and again differs by less.
@@ -66,7 +64,7 @@ class Steward:
         events: EventLog,
         spares: int,
         ordinary_tokens: int,
-        hosts: Hosts,
+        hosts: OtherHosts,
     ) -> None:
         """`leak_check` None: nothing is ever stranded here. `on_stranded` keeps its figures for the
         next gateway; it is called off the loop. So many `spares` are wanted. `ordinary_tokens` of a

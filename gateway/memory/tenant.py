@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from gateway.config.model import Model
+from gateway.config.rank_places import RankPlace
 from gateway.system.refusal import Refusal
+
+
+class NoRoomError(OSError):
+    """Another host lacks the memory that a rank needs now, and may have it later. The text has the
+    numbers.
+    """
+
+
+class OtherHosts(Protocol):
+    """The machines beside this one that ranks of models run on."""
+
+    async def check_room(self, places: Sequence[RankPlace], each_bytes: int) -> None:
+        """Whether the other hosts of these ranks have so much for each, by their own figures.
+
+        Raises:
+            NoRoomError: one of them has not.
+            OSError: one can't be asked, or has other versions.
+        """
 
 
 class Tenant(Protocol):

@@ -19,7 +19,7 @@ from gateway.memory.steward import HeldState, Steward
 from gateway.models import refusals
 from gateway.models.condition import Condition
 from gateway.models.deadlines import Deadlines
-from gateway.models.lifecycle import Circumstances, Effect, Event, State, Verdict
+from gateway.models.lifecycle import Circumstances, Effect, Event, State
 from gateway.models.recovery import Recovery
 from gateway.models.supervisor import WorkerSupervisor
 from gateway.models.tenancy import Tenancy
@@ -32,6 +32,7 @@ from gateway.system.refusal import Refusal, RefusalState
 from gateway.system.tasks import Tasks
 from gateway.workers import ladder
 from gateway.workers.process import ExitStatus
+from gateway.workers.restarts import Verdict
 from gateway.workers.starter import Channel, Starter
 from gateway.workers.worker import Listener, Worker, WorkerState
 from gateway.workers.worker_log import WorkerLog

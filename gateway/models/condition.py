@@ -13,10 +13,10 @@ from gateway.models.lifecycle import (
     Event,
     Lifecycle,
     State,
-    Verdict,
 )
 from gateway.system.events import EventLog
 from gateway.system.refusal import Refusal
+from gateway.workers.restarts import Verdict
 
 # There was a process, or nearly: why it is gone is worth knowing.
 _ENDS: Final = (Event.EXIT, Event.START_FAILED)

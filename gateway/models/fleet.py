@@ -13,8 +13,6 @@ from typing import Final
 from gateway.config.in_force import InForce
 from gateway.config.model import Model, groups_of
 from gateway.config.settings import Settings
-from gateway.library.hub.fit import Outlook, outlook
-from gateway.library.hub.messages import Planned
 from gateway.memory.admission import Admission
 from gateway.memory.estimate.beside import misfits
 from gateway.memory.estimate.learned import Learned
@@ -198,14 +196,10 @@ class Fleet:
             self.prompts.for_workers,
         )
 
-    def outlook(self, planned: Planned) -> Outlook | None:
-        """Whether a model that is to be pulled will fit beside what is pinned."""
-        return outlook(
-            planned,
-            self.steward.admission.ledger.possible_bytes,
-            self._learned.process_bytes,
-            self.settings.memory.ordinary_tokens,
-        )
+    @property
+    def process_bytes(self) -> int:
+        """What a worker takes before it has a model, as workers here have shown."""
+        return self._learned.process_bytes
 
     def misfits(self, settings: Settings, budget_bytes: int) -> list[tuple[str, str]]:
         """Groups that could not have the room they need, and why; blocks."""

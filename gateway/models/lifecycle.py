@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from gateway.workers.restarts import Verdict
+
 
 class State(StrEnum):
     UNLOADED = "unloaded"
@@ -85,14 +87,6 @@ class Aim(StrEnum):
     START = "waiting"
     FAIL = "failed"
     JUDGE = "as the restart policy says"
-
-
-class Verdict(StrEnum):
-    """What the restart policy says of an unexpected death."""
-
-    RESTART = "restart"
-    BACK_OFF = "back off"
-    GIVE_UP = "give up"
 
 
 class Circumstances(NamedTuple):

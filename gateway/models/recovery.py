@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from gateway.config.in_force import InForce
 from gateway.models import refusals
 from gateway.models.condition import Condition
-from gateway.models.lifecycle import Event, State, Verdict
+from gateway.models.lifecycle import Event, State
 from gateway.models.tenancy import Tenancy
 from gateway.requests.traffic import Traffic
 from gateway.system.clock.waiting import Timer
@@ -28,7 +28,7 @@ from gateway.system.sizes import format_size
 from gateway.workers.hosts.host import THIS_MACHINE
 from gateway.workers.last_exit import LastExit, last_exit
 from gateway.workers.process import ExitStatus
-from gateway.workers.restarts import RestartPolicy, limits
+from gateway.workers.restarts import RestartPolicy, Verdict, limits
 from gateway.workers.worker import Worker
 from gateway.workers.worker_log import WorkerLog
 

@@ -17,7 +17,6 @@ from gateway.config.mistakes import Mistake, Source
 from gateway.config.model import models_of
 from gateway.config.read import Configuration, Located, raise_absent, raise_misfits
 from gateway.config.settings import ConfigError, Settings
-from gateway.library.finder import Finder
 from gateway.memory.budget import budget_bytes
 from gateway.models.fleet import Fleet
 from gateway.system.lane import Lane
@@ -59,11 +58,13 @@ class Reloader:
         fleet: Fleet,
         notifier: Notifier,
         certificates: Certificates | None,
-        finder: Finder,
+        with_found: Callable[[Configuration], Configuration],
     ) -> None:
-        """`read` blocks: it reads the file, and looks where the models are."""
+        """`read` reads the file, and looks where the models are. `with_found` adds the models that
+        lie on the disks without a table. Both block.
+        """
         self._certificates = certificates
-        self._finder = finder
+        self._with_found = with_found
         self._read = read
         self._present = present
         self._fleet = fleet
@@ -106,7 +107,7 @@ class Reloader:
         """
         async with self._lock:
             new = await self._lane.run(
-                functools.partial(self._finder.with_found, self._present), _READ_S, "the models"
+                functools.partial(self._with_found, self._present), _READ_S, "the models"
             )
             found = changes(self._present.settings, new.settings)
             self._fleet.check_decides()

@@ -31,6 +31,7 @@ from gateway.http.connection.handshake import Handshake
 from gateway.http.responses.family import ResponseFamily
 from gateway.http.spans import spans
 from gateway.library.finder import Finder
+from gateway.library.hub.fit import outlook_beside
 from gateway.library.hub.pulls import Pulls
 from gateway.library.last_used import LastUsed
 from gateway.library.library import Library
@@ -118,12 +119,12 @@ def run(
             start.caution,
             1 if takeover is None else takeover.estate.incarnation,
         )
-        reloader = Reloader(read, configuration, fleet, notifier, certificates, finder)
+        reloader = Reloader(read, configuration, fleet, notifier, certificates, finder.with_found)
         pulls = Pulls(
             lambda: fleet.settings.hub,
             state_dir.pulls_path,
             fleet.events,
-            fleet.outlook,
+            functools.partial(outlook_beside, fleet),
             functools.partial(_offer, reloader),
         )
         last_used = LastUsed(state_dir.used_path)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
+from enum import StrEnum
 from typing import NamedTuple
 
 from gateway.config.settings import WorkersSettings
-from gateway.models.lifecycle import Verdict
 
 
 class Limits(NamedTuple):
@@ -25,6 +25,14 @@ class Limits(NamedTuple):
     first_s: float
     longest_s: float
     retry_s: float
+
+
+class Verdict(StrEnum):
+    """What follows an unexpected death."""
+
+    RESTART = "restart"
+    BACK_OFF = "back off"
+    GIVE_UP = "give up"
 
 
 class Judgement(NamedTuple):

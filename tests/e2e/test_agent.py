@@ -19,10 +19,11 @@ import msgspec
 import psutil
 import pytest
 
+from gateway.memory.tenant import NoRoomError
 from gateway.system.tls.self_signed import fingerprint_of_file
 from gateway.workers.hosts.agent_bodies import API, Opening
 from gateway.workers.hosts.agent_link import AgentLink
-from gateway.workers.hosts.host import NoRoomError, RankEnd
+from gateway.workers.hosts.host import RankEnd
 from gateway.workers.hosts.remote import RemoteHost, RemoteRank
 from gateway.workers.process import ExitStatus
 from tests.support.agent import Agent, Link, order, rank_log, scripted_gateway

@@ -11,6 +11,7 @@ from gateway.library.hub.messages import Planned
 from gateway.memory.estimate.estimate import estimated
 from gateway.memory.estimate.fitting import Fit, fit
 from gateway.memory.estimate.weights import EstimateError, Weights
+from gateway.models.fleet import Fleet
 from gateway.system.memory.back_end import back_end
 from gateway.system.sizes import format_size
 
@@ -33,6 +34,16 @@ class Outlook(Struct, frozen=True):
     rows: int
     row_tokens: int
     sentence: str
+
+
+def outlook_beside(fleet: Fleet, planned: Planned) -> Outlook | None:
+    """Whether a model that is to be pulled will fit beside what is pinned."""
+    return outlook(
+        planned,
+        fleet.steward.admission.ledger.possible_bytes,
+        fleet.process_bytes,
+        fleet.settings.memory.ordinary_tokens,
+    )
 
 
 def outlook(

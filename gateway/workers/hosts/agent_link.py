@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from gateway.memory.tenant import NoRoomError
 from gateway.system.clock.waiting import until_set
 from gateway.system.memory.reading import Footprint, FootprintError
 from gateway.workers.hosts.agent_bodies import (
@@ -20,7 +21,7 @@ from gateway.workers.hosts.agent_bodies import (
     Started,
     Wish,
 )
-from gateway.workers.hosts.host import NoRoomError, RankOrder
+from gateway.workers.hosts.host import RankOrder
 from gateway.workers.hosts.leased import LeasedRank, Leasehold
 from gateway.workers.hosts.local import versions
 from gateway.workers.hosts.pinned import FOREIGN, PinnedClient, RefusedError

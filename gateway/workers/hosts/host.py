@@ -37,12 +37,6 @@ class RankOrder(Struct, frozen=True):
     needed_bytes: int = 0
 
 
-class NoRoomError(OSError):
-    """A host has not the memory that a rank needs now; the text has the numbers. It may have it
-    later.
-    """
-
-
 class RankEnd(Struct, frozen=True):
     """How a rank's process ended. `status` None: nobody could see it, as its host is out of reach,
     and `reason` says so. `by_host`: its host ended it, for a reason of its own. `log_tail` are its
