@@ -29,7 +29,7 @@ from tests.support.shapes import wide_cache
 from worker.engines.batched import BatchedEngine
 from worker.engines.room import CacheShape, Room
 from worker.engines.sequence import Sequence as Row
-from worker.loading import LoadedModel, load
+from worker.load.loading import LoadedModel, load
 from worker.sampling.adjustments import Adjustments
 from worker.sampling.batch import BatchSampler
 from worker.sampling.settings import RowSampling

@@ -96,8 +96,8 @@ def _measure(model: Path, parsed: argparse.Namespace) -> list[Round]:
     # Here, not above: to import MLX takes hold of a GPU.
     from worker.engines.batched import BatchedEngine
     from worker.engines.room import Room, measure
-    from worker.loading import load
-    from worker.warm import Warming
+    from worker.load.loading import load
+    from worker.runtime.warm import Warming
 
     loaded = load(str(model), lambda _done, _total: None, lambda: False)
     room = Room(measure(loaded.model))

@@ -30,12 +30,12 @@ from gateway.config.models import DEMO_FOLDER
 from protocol.prompts import TextPrompt
 from protocol.requests import Constraint, Generate, Sampling
 from tests.worker.structure.hostile import HOSTILE
-from worker.context import Context
 from worker.engines.batched import BatchedEngine
+from worker.engines.context import Context
 from worker.engines.room import CacheShape, Room
-from worker.loading import LoadedModel, load
+from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.path import Paths
-from worker.prompts import Prepared, prepare
+from worker.runtime.prompts import Prepared, prepare
 
 _ROWS: Final = 16
 _CONSTRAINED: Final = (0, 1, 8, 16)

@@ -54,7 +54,7 @@ def _serve() -> None:
     arguments = _parse_arguments()
     key = _ready_with_key(arguments.parent)
 
-    from worker.process import run
+    from worker.process.loop import run
 
     run(arguments.endpoint, key, arguments.parent, arguments.incarnation, spare=arguments.spare)
 
@@ -68,7 +68,7 @@ def _follow() -> None:
     arguments = parser.parse_args()
     key = _ready_with_key(arguments.parent)
 
-    from worker.ranks.process import run
+    from worker.process.follower import run
 
     run(arguments.follow, key, arguments.rank, arguments.silence, arguments.parent)
 
@@ -90,7 +90,7 @@ def _ready_with_key(parent_pid: int) -> bytes:
 def _run_errand(name: str) -> None:
     _pin_packages()
 
-    from worker.errand import Errand
+    from worker.errands.errand import Errand
 
     # Before the errand's own imports, which may print.
     errand = Errand()

@@ -179,7 +179,7 @@ class Always(NamedTuple):
 
 LOADS = {
     "abort in the load": Always(
-        after_import("worker.loading", "import os\nmodule.load = lambda *_, **__: os.abort()"),
+        after_import("worker.load.loading", "import os\nmodule.load = lambda *_, **__: os.abort()"),
         503,
         "model_unavailable",
         "failed",

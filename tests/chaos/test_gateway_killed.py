@@ -23,7 +23,7 @@ LONG = {"max_tokens": 3500, "ignore_eos": True}
 SLOW = {
     "spare": EAGER_SPARES,
     "loading": after_import(
-        "worker.loading",
+        "worker.load.loading",
         """
         import time
         original = module.load
@@ -34,14 +34,14 @@ SLOW = {
         """,
     ),
     "stopping": after_import(
-        "worker.limits",
+        "worker.system.memory",
         """
         import time
         module.release_memory = lambda: time.sleep(60)
         """,
     ),
     "prefill": in_engine_step("time.sleep(60)"),
-    "backoff": after_import("worker.loading", "import os; os._exit(3)"),
+    "backoff": after_import("worker.load.loading", "import os; os._exit(3)"),
 }
 SHORT = ("starting", "loading", "generating", "stopping", "stopped", "spare")
 STATES = (

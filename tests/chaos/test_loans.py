@@ -205,7 +205,7 @@ held = []
 """
 FAT_WORKERS = {
     "by a constant": faults.after_import(
-        "worker.loading",
+        "worker.load.loading",
         f"""
         {indent(_TAKE, " " * 8).strip()}
         original = module.load
@@ -224,7 +224,7 @@ FAT_WORKERS = {
         """,
     ),
     "never giving back": faults.after_import(
-        "worker.limits",
+        "worker.system.memory",
         """
         module.trim = lambda: None
         module.mx.set_cache_limit = lambda _: 0

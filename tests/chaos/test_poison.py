@@ -17,7 +17,7 @@ INNOCENT = "Tell me a story."
 # Whoever has this prompt in its batch for three steps is gone. It is known by its tokens, since
 # that is all that a second worker gets.
 DEADLY = after_import(
-    "worker.prompts",
+    "worker.runtime.prompts",
     f"""
         original = module.prepare
         def prepare(generate, loaded, *arguments, **named):
@@ -33,7 +33,7 @@ DEADLY = after_import(
         state = {"steps": None}
         def poisoned_add(self, sequence):
             # None before the first prompt: the engine warms up.
-            poison = getattr(sys.modules["worker.prompts"], "poison", None) or [None]
+            poison = getattr(sys.modules["worker.runtime.prompts"], "poison", None) or [None]
             ids = sequence.token_ids
             if any(ids[at : at + len(poison)] == poison for at in range(len(ids))):
                 state["steps"] = 0

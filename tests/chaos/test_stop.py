@@ -42,7 +42,7 @@ def test_a_stop_ends_within_the_time_that_is_granted(
     state: str,
 ) -> None:
     flag = tmp_path / "slow"
-    code = after_import("worker.loading", SLOW_LOAD.format(flag=str(flag)))
+    code = after_import("worker.load.loading", SLOW_LOAD.format(flag=str(flag)))
     running = start_gateway(
         config=f"[gateway]\ndrain_s = {DRAIN_S}\n",
         environment=sitecustomize(tmp_path / "site", code),

@@ -61,7 +61,7 @@ def flags(faults: Path) -> Iterator[Path]:
 def gateway(faults: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """One with the demo model, whose faults are switched by flags."""
     crashing = after_import(
-        "worker.loading",
+        "worker.load.loading",
         f"""
         import os
         original = module.load
@@ -189,7 +189,7 @@ class TestWhatIsLeft:
             environment=sitecustomize(
                 tmp_path / "site",
                 after_import(
-                    "worker.loading",
+                    "worker.load.loading",
                     f"""
                     import subprocess
                     child = subprocess.Popen(["sleep", "300"])

@@ -100,7 +100,7 @@ def start(
     code = after_import("mlx.core", RECORDED.format(record=str(tmp_path / "record")))
     code += in_engine_step(FAILS.format(flag=str(flag.with_name("engine fails"))))
     code += after_import(
-        "worker.process", FAILS_TO_BEGIN.format(flag=str(flag.with_name("conversation fails")))
+        "worker.process.loop", FAILS_TO_BEGIN.format(flag=str(flag.with_name("conversation fails")))
     )
 
     def start(config: str) -> Gateway:

@@ -40,8 +40,8 @@ POLICIES: Final = {
     "gateway/workers/hosts/fate.py": "tests/gateway/workers/hosts/test_fate.py",
     "gateway/workers/hosts/tenants.py": "tests/gateway/workers/hosts/test_tenants.py",
     "gateway/workers/hosts/lease.py": "tests/gateway/workers/hosts/test_lease.py",
-    "worker/engines/room.py": "tests/worker/test_room.py",
-    "worker/engines/pace.py": "tests/worker/test_pace.py",
+    "worker/engines/room.py": "tests/worker/engines/test_room.py",
+    "worker/engines/pace.py": "tests/worker/engines/test_pace.py",
 }
 LEAST_SHARE: Final = 0.9
 

@@ -7,8 +7,8 @@ from typing import Any
 from protocol.parts import AnswerPart, Text
 from protocol.prompts import TextPrompt
 from protocol.requests import Generate, Sampling
-from worker.answer.format import Format
-from worker.answer.stream import AnswerStream, answer_stream
+from worker.text.format import Format
+from worker.text.stream import AnswerStream, answer_stream
 
 
 def text_stream(

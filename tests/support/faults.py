@@ -90,7 +90,7 @@ if in_worker():
 def held_load(flag: Path) -> str:
     """Code for `sitecustomize`: no load goes on while the flag is there."""
     return after_import(
-        "worker.loading",
+        "worker.load.loading",
         f"""
         import os, time
         original = module.load

@@ -12,7 +12,7 @@ from mlx_lm.utils import load_tokenizer
 from protocol.prompts import CalledTool, ChatMessage, ChatPrompt
 from protocol.requests import Tools
 from tests.support.shapes import DEMO
-from worker.chat.template import ChatTemplate
+from worker.text.template import ChatTemplate
 
 _ADDED = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 

@@ -16,8 +16,8 @@ from mlx_lm.tokenizer_utils import (
 
 from tests.support.answers import text_of, text_stream
 from tests.support.tokenizers import KINDS
-from worker.answer.stream import AnswerStream
 from worker.detokenizer import WindowDetokenizer
+from worker.text.stream import AnswerStream
 
 _FAST = {
     "byte level": BPEStreamingDetokenizer,

@@ -12,7 +12,7 @@ from mlx_lm.generate import BatchGenerator, StopSequences
 
 from tests.support import shapes
 from worker.engines.order import RowOrder
-from worker.loading import load
+from worker.load.loading import load
 
 FIRST = 10
 

@@ -13,7 +13,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from tests.support import shapes
-from worker.loading import load
+from worker.load.loading import load
 from worker.reads import Reads
 
 _SMALL = {
@@ -184,7 +184,7 @@ def test_a_load_holds_what_one_slice_is_computed_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = _as_published("qwen3_moe", tmp_path / "model")
-    monkeypatch.setattr("worker.loading._SLICE_BYTES", 1)
+    monkeypatch.setattr("worker.load.loading._SLICE_BYTES", 1)
     mx.clear_cache()
     before_bytes = mx.get_active_memory()
     mx.reset_peak_memory()

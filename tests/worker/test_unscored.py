@@ -9,7 +9,7 @@ from mlx_lm.generate import BatchGenerator
 
 from tests.support import shapes
 from worker.engines.unscored import UnscoredGenerator
-from worker.loading import load
+from worker.load.loading import load
 
 PROMPTS = [[20, 21, 22], list(range(30, 70)), [80]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from mlx_lm.generate import StopSequences
 
@@ -14,15 +14,12 @@ from worker.engines.order import RowOrder
 from worker.engines.pace import PrefillPace
 from worker.engines.prompt_scores import score_prompt, scored_chunk
 from worker.engines.room import Batch
-from worker.engines.sequence import Broken, Sequence, Token
+from worker.engines.sequence import Broken, OtherRanks, Sequence, Token
 from worker.engines.tap import LogitsTap
 from worker.prompt_cache.cache import Taken
 from worker.prompt_cache.keys import BLOCK_TOKENS
 from worker.sampling.scores import Score
 from worker.structure.sampler import ConstrainedSampler
-
-if TYPE_CHECKING:
-    from worker.ranks.lead import Lead
 
 PREFILL_ROWS: Final = 8
 # What a chunk is made of efficiently, whatever the number of rows.
@@ -78,7 +75,7 @@ class RowBatch:
         pace: PrefillPace,
         on_prefill: Callable[[int, float], None],
         working_bytes: int = 0,
-        lead: Lead | None = None,
+        lead: OtherRanks | None = None,
     ) -> None:
         """`on_prefill` is told how many tokens a chunk had and how many seconds it took. A step may
         take `working_bytes`, if that is known. With a `lead` other ranks do the same.

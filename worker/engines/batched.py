@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from worker.engines.batch import AHEAD_TOKENS, Row, RowBatch
 from worker.engines.keeper import Keeper
 from worker.engines.need import Need
 from worker.engines.pace import PrefillPace
 from worker.engines.room import Batch, Room, largest_chunk, step_bytes
-from worker.engines.sequence import Broken, Sequence, Token
+from worker.engines.sequence import Broken, OtherRanks, Sequence, Token
 from worker.prompt_cache.cache import PromptCache
-
-if TYPE_CHECKING:
-    from worker.ranks.lead import Lead
 
 # Batches that take turns: each turn reads the weights once.
 _MOST_BATCHES: Final = 4
@@ -55,7 +52,7 @@ class BatchedEngine:
         weight_bytes: int = 0,
         prompt_cache: PromptCache | None = None,
         stall_s: float = 0.1,
-        lead: Lead | None = None,
+        lead: OtherRanks | None = None,
     ) -> None:
         """A chunk of prefill holds up rows that decode for about `stall_s`. With a `lead` other
         ranks do the same.

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import mlx.core as mx
 from mlx_lm.generate import generate_step, speculative_generate_step
 
-from worker.caches import Caches
+from worker.engines.caches import Caches
 from worker.engines.sequence import Sequence
 from worker.engines.tap import LogitsTap
 from worker.sampling.adjuster import Adjuster

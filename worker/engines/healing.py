@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from worker.engines.gpu_failure import passing_kind
 from worker.engines.sequence import Engine
-from worker.gpu_failure import passing_kind
 from worker.wiring import synchronize
 
 logger = logging.getLogger("worker")

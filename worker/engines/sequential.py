@@ -15,9 +15,10 @@ import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
 from protocol.answers import FinishReason
-from worker.caches import Caches
 from worker.engines.batch import CachedRow, Row
+from worker.engines.caches import Caches
 from worker.engines.decoding import UNSEEN_TOKENS, Decoded, RowSampler, decode, decode_ahead
+from worker.engines.gpu_failure import passing_kind
 from worker.engines.keeper import Keeper
 from worker.engines.need import Need
 from worker.engines.pace import PrefillPace
@@ -25,10 +26,9 @@ from worker.engines.prompt_scores import score_prompt, scored_chunk
 from worker.engines.room import Batch, Room, largest_chunk
 from worker.engines.sequence import Broken, Sequence, Token
 from worker.engines.tap import LARGE_VOCABULARY
-from worker.gpu_failure import passing_kind
-from worker.model_error import one_sentence
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.keys import BLOCK_TOKENS
+from worker.system.errors import one_sentence
 from worker.vision.inputs import PictureInputs
 
 logger = logging.getLogger("worker")

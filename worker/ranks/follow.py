@@ -6,12 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from protocol.life import Load
-from worker.caches import Caches
-from worker.collection import leave_imports_alone
+from worker.engines.caches import Caches
+from worker.engines.limits import Limits
 from worker.engines.room import Room, measure
-from worker.limits import Limits, read_device, released_memory
-from worker.loading import LoadedModel, load
-from worker.model_error import LoadAbandonedError, ModelError
+from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.blocks import Cutter
 from worker.ranks.group import join, versions
 from worker.ranks.links import FollowerLink
@@ -19,6 +17,9 @@ from worker.ranks.mirror import Mirror
 from worker.ranks.orders import Begin, HasFailed, HasLoaded, Here
 from worker.ranks.parts import split_model
 from worker.ranks.tokens import following
+from worker.system.collection import leave_imports_alone
+from worker.system.errors import LoadAbandonedError, ModelError
+from worker.system.memory import read_device, released_memory
 from worker.wiring import wiring
 
 

@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from protocol.messages import PROTOCOL_VERSION
 from protocol.ranks import Ranks
-from worker.model_error import ModelError, one_sentence
+from worker.system.errors import ModelError, one_sentence
 
 
 def versions() -> dict[str, str]:

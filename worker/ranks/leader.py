@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 
 from protocol.life import Load
-from worker.model_error import ModelError
 from worker.ranks.group import join, versions
 from worker.ranks.lead import Lead
 from worker.ranks.links import LeaderLink
 from worker.ranks.orders import Begin
 from worker.ranks.parts import split_model
+from worker.system.errors import ModelError
 
 
 class Leader:

@@ -17,7 +17,6 @@ from zmq.utils.monitor import recv_monitor_message
 
 from protocol.channel import Keys, bind_leader_side, connect_follower_side
 from protocol.ranks import Ranks
-from worker.model_error import LoadAbandonedError, ModelError
 from worker.ranks.orders import (
     Answer,
     Finish,
@@ -28,6 +27,7 @@ from worker.ranks.orders import (
     decode_order,
     encode,
 )
+from worker.system.errors import LoadAbandonedError, ModelError
 
 # Between two looks at whether a wait is to be given up.
 _LOOK_MS: Final = 50

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from worker.engines.batch import until
+from worker.engines.limits import Limits
 from worker.engines.tap import LogitsTap
 from worker.engines.unscored import UnscoredGenerator
-from worker.limits import Limits, trim
 from worker.prompt_cache.blocks import Block, Cutter
 from worker.ranks.lead import finish_step
 from worker.ranks.orders import (
@@ -28,6 +28,7 @@ from worker.ranks.orders import (
     Trim,
 )
 from worker.ranks.tokens import Sampler
+from worker.system.memory import trim
 
 
 class _Batch:

@@ -9,8 +9,8 @@ import mlx.core as mx
 import mlx_lm.models
 
 from protocol.ranks import RankSplit, undivided
-from worker.model_error import ModelError, one_sentence
 from worker.ranks.collectives import keep_apart
+from worker.system.errors import ModelError, one_sentence
 
 _SHARDS: Final = "    def shard("
 

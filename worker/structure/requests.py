@@ -9,9 +9,6 @@ from typing import Any, Final
 from llguidance import LLMatcher
 
 from protocol.requests import Constraint, Generate, Tools
-from worker.answer.format import Format
-from worker.answer.formats import template_text
-from worker.answer.opening import opening_state
 from worker.structure.compiled import Compiled
 from worker.structure.grammar import ConstraintError, lark_rule, unenforced
 from worker.structure.matching import Constrained, Thinking
@@ -23,6 +20,9 @@ from worker.structure.tool_grammar import (
     functions_of,
     possible_calls,
 )
+from worker.text.format import Format
+from worker.text.formats import template_text
+from worker.text.opening import opening_state
 
 _CALL_END: Final = "<|call|>"
 _ANY_OBJECT: Final = {"type": "object"}

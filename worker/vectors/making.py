@@ -10,9 +10,9 @@ from typing import Any
 from protocol.answers import Embedded
 from protocol.life import Ability
 from worker.engines.room import Room
-from worker.loading import LoadedModel
-from worker.model_error import ModelError
-from worker.vectors.encoders import scores
+from worker.load.loading import LoadedModel
+from worker.mlx_embeddings import scores
+from worker.system.errors import ModelError
 from worker.vectors.engine import VectorEngine
 from worker.vectors.heads import ClassHead, Head, VectorHead, YesHead
 from worker.vectors.job import Kind

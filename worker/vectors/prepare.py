@@ -9,8 +9,8 @@ from protocol.answers import RequestFailed, RequestField
 from protocol.prompts import TextPrompt
 from protocol.requests import Embed
 from protocol.tokens import unpack
-from worker.context import Context
-from worker.prompt_error import PromptError
+from worker.engines.context import Context
+from worker.system.errors import PromptError
 from worker.vectors.job import Job, Kind, Text
 from worker.vectors.recipe import Recipe
 

@@ -80,7 +80,7 @@ class Encoder:
     in_chunks = False
 
     def __init__(self, model: Any) -> None:
-        """`model` is one of `worker.vectors.encoders`."""
+        """`model` is one of `worker.mlx_embeddings`."""
         self._model = model
 
     def begin(self) -> Any:

@@ -14,7 +14,7 @@ from gateway.memory.estimate.estimate import Estimate, estimate
 from gateway.system.memory.back_end import BackEnd
 from protocol.encoders import encoder_of
 from tests.support.minilm import minilm
-from worker.vectors.encoders import classes_of
+from worker.mlx_embeddings import classes_of
 from worker.vectors.trunks import Encoder
 
 SMALL = Path(__file__).parents[2] / "worker" / "vectors" / "models"

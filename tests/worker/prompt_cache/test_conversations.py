@@ -15,12 +15,12 @@ import pytest
 from protocol.prompt_store import PromptStore, payloads
 from tests.support import shapes
 from tests.support.stepping import step
-from worker.caches import Caches
 from worker.engines.batched import BatchedEngine
+from worker.engines.caches import Caches
 from worker.engines.room import Batch, CacheShape, Room, measure
 from worker.engines.sequence import Engine, Sequence
 from worker.engines.sequential import SequentialEngine
-from worker.loading import LoadedModel, load
+from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.disk import Disk

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.support.shapes import DEMO, sliding_window, splittable
-from worker.loading import load_weights
-from worker.model_error import ModelError
+from worker.load.loading import load_weights
 from worker.ranks.parts import split_model
+from worker.system.errors import ModelError
 
 
 class Group:

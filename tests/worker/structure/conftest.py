@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support import shapes
-from worker.loading import LoadedModel, load
+from worker.load.loading import LoadedModel, load
 
 
 @pytest.fixture(scope="session")

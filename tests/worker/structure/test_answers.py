@@ -18,14 +18,14 @@ from protocol.prompts import TextPrompt, TokenPrompt
 from protocol.requests import Constraint, Generate, Sampling
 from protocol.tokens import pack
 from tests.worker.structure.generators import random_regex, random_schema
-from worker.context import Context
 from worker.engines.batched import BatchedEngine
+from worker.engines.context import Context
 from worker.engines.room import CacheShape, Room
 from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine
-from worker.loading import LoadedModel
+from worker.load.loading import LoadedModel
 from worker.prompt_cache.path import Paths
-from worker.prompts import Prepared, prepare
+from worker.runtime.prompts import Prepared, prepare
 
 ROWS = 16
 SHORT, SCHEMAS, REGEXES = 16, 500, 200

@@ -11,12 +11,12 @@ from protocol.answers import RequestFailed
 from protocol.prompts import TextPrompt
 from protocol.requests import Constraint, Generate, Sampling
 from tests.worker.structure.hostile import HOSTILE
-from worker.context import Context
 from worker.engines.batched import BatchedEngine
+from worker.engines.context import Context
 from worker.engines.room import CacheShape, Room
-from worker.loading import LoadedModel
+from worker.load.loading import LoadedModel
 from worker.prompt_cache.path import Paths
-from worker.prompts import Prepared, prepare
+from worker.runtime.prompts import Prepared, prepare
 from worker.structure.compiled import Compiled
 from worker.structure.grammar import ConstraintError
 

@@ -10,7 +10,7 @@ import pytest
 from llguidance.numpy import allocate_token_bitmask
 
 from protocol.requests import Constraint
-from worker.loading import LoadedModel
+from worker.load.loading import LoadedModel
 from worker.sampling.settings import RowSampling
 from worker.structure.matching import Constrained, Thinking
 from worker.structure.sampler import ConstrainedSampler, masked

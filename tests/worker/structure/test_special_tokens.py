@@ -19,21 +19,21 @@ from protocol.requests import Constraint, Generate, Sampling, Tools
 from protocol.tokens import pack
 from tests.support.shapes import DEMO
 from tests.support.templates import templated
-from tests.worker.answer.recorded import RECORDED
-from worker.answer.formats import find_format
-from worker.answer.stream import answer_stream
-from worker.context import Context
+from tests.worker.text.recorded import RECORDED
 from worker.engines.batched import BatchedEngine
+from worker.engines.context import Context
 from worker.engines.room import CacheShape, Room
 from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine
-from worker.loading import LoadedModel
-from worker.logprobs import LogprobWriter
+from worker.load.loading import LoadedModel
 from worker.prompt_cache.path import Paths
-from worker.prompts import Prepared, prepare
+from worker.runtime.prompts import Prepared, prepare
 from worker.structure.compiled import Compiled
 from worker.structure.grammar import ConstraintError
 from worker.structure.matching import Constrained
+from worker.text.formats import find_format
+from worker.text.logprobs import LogprobWriter
+from worker.text.stream import answer_stream
 
 PATHS = Paths(b"", None, needs_snapshots=False)
 UNBOUNDED = Room(CacheShape(0, 0, 1.0))
@@ -100,8 +100,9 @@ def _answer(
         for token in engine.step():
             ids.append(token.token_id)
             reason = token.finish_reason or ""
-            parts += logprobs.parts(token)
             if reason != "stop":
+                if token.score is not None:
+                    parts.append(logprobs.part(token.token_id, token.score))
                 parts += prepared.answer.add(token.token_id)
         assert engine.take_broken() == []
     parts += prepared.answer.finish(complete=reason == "stop")

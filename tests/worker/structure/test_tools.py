@@ -20,13 +20,13 @@ from msgspec.structs import replace
 from protocol.parts import AnswerPart, Text, ToolCall, merged
 from protocol.prompts import TextPrompt
 from protocol.requests import Constraint, Generate, Sampling, Tools
-from tests.worker.answer.recorded import RECORDED, Recorded
-from worker.answer.formats import find_format
-from worker.answer.stream import answer_stream
+from tests.worker.text.recorded import RECORDED, Recorded
 from worker.structure.compiled import Compiled
 from worker.structure.grammar import ConstraintError
 from worker.structure.matching import Constrained, Stage
 from worker.structure.requests import Constraints
+from worker.text.formats import find_format
+from worker.text.stream import answer_stream
 
 MOST_TOKENS = 250
 WEATHER = {

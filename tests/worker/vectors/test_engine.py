@@ -15,7 +15,7 @@ from protocol.codec import MAX_WORKER_FRAME_BYTES, encode
 from worker.engines.batched import BatchedEngine
 from worker.engines.room import NO_CACHES, Batch, Room, measure
 from worker.engines.sequence import Sequence
-from worker.loading import load_weights
+from worker.load.loading import load_weights
 from worker.vectors.beside import NoText, WithVectors
 from worker.vectors.engine import VectorEngine
 from worker.vectors.heads import VectorHead

@@ -15,8 +15,8 @@ from protocol.requests import Embed
 from protocol.tokens import pack
 from tests.support.minilm import minilm
 from tests.support.shapes import DEMO
-from worker.context import Context
-from worker.loading import read_tokenizer
+from worker.engines.context import Context
+from worker.load.loading import read_tokenizer
 from worker.vectors.job import Job
 from worker.vectors.prepare import Texts
 from worker.vectors.recipe import Recipe, RecipeError, read_recipe

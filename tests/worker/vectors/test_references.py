@@ -12,8 +12,8 @@ from mlx.utils import tree_map
 
 from protocol.answers import Embedded
 from worker.engines.room import NO_CACHES, Room
-from worker.loading import load_weights
-from worker.vectors.encoders import scores
+from worker.load.loading import load_weights
+from worker.mlx_embeddings import scores
 from worker.vectors.engine import VectorEngine
 from worker.vectors.heads import ClassHead
 from worker.vectors.job import Job, Text

@@ -13,16 +13,16 @@ from protocol.prompts import ChatMessage, ChatPrompt
 from protocol.requests import Generate, Sampling
 from protocol.tokens import pack
 from tests.support.pictures import BLACK, GREEN, RED, png
-from worker.caches import Caches
-from worker.context import Context
+from worker.engines.caches import Caches
+from worker.engines.context import Context
 from worker.engines.room import CacheShape, Room
 from worker.engines.sequential import SequentialEngine
-from worker.loading import LoadedModel, load
-from worker.model_error import ModelError
+from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import Paths
-from worker.prompts import Prepared, prepare
+from worker.runtime.prompts import Prepared, prepare
+from worker.system.errors import ModelError
 
 pytest.importorskip("mlx_vlm", reason="the extra vision is not installed")
 

@@ -12,7 +12,7 @@ from gateway.config.settings import MemorySettings
 from gateway.memory.budget import budget_bytes, budget_of
 from gateway.system.memory import device
 from gateway.system.memory.device import DeviceMemory, device_info, device_memory
-from worker import limits
+from worker.system import memory as limits
 
 GB = 10**9
 GIB = 1 << 30

@@ -1,0 +1,235 @@
+"""Failures of the GPU, as MLX raises them on a Mac: what runs goes on, or the process ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from protocol.prompt_store import PromptStore
+from tests.support import shapes
+from tests.worker.vectors.test_engine import TEXTS, Bench
+from worker.engines.batched import BatchedEngine
+from worker.engines.caches import Caches
+from worker.engines.gpu_failure import passing_kind
+from worker.engines.healing import Healing
+from worker.engines.pace import PrefillPace
+from worker.engines.room import Room, measure
+from worker.engines.sequence import Engine, Sequence
+from worker.engines.sequential import SequentialEngine
+from worker.load.loading import LoadedModel, load
+from worker.prompt_cache.blocks import Cutter
+from worker.prompt_cache.cache import PromptCache
+from worker.prompt_cache.path import Paths
+from worker.sampling.settings import RowSampling
+from worker.vectors.job import Job
+
+# MLX 0.32's words around those of macOS.
+TIMEOUT = "Caused GPU Timeout Error (00000002:kIOGPUCommandBufferCallbackErrorTimeout)"
+INTERACTIVITY = (
+    "Impacting Interactivity (0000000e:kIOGPUCommandBufferCallbackErrorImpactingInteractivity)"
+)
+VICTIM = (
+    "Discarded (victim of GPU error/recovery) "
+    "(00000005:kIOGPUCommandBufferCallbackErrorInnocentVictim)"
+)
+IGNORED = (
+    "Ignored (for causing prior/excessive GPU errors) "
+    "(00000004:kIOGPUCommandBufferCallbackErrorSubmissionsIgnored)"
+)
+FAULT = "Caused GPU Address Fault Error (0000000b:kIOGPUCommandBufferCallbackErrorPageFault)"
+PASSING = (TIMEOUT, INTERACTIVITY, VICTIM)
+
+PROMPT = [5 + each * 7 % 200 for each in range(300)]
+
+
+def failure(what: str) -> RuntimeError:
+    return RuntimeError(f"[METAL] Command buffer execution failed: {what}.")
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    return load(str(shapes.DEMO), lambda _done, _total: None, lambda: False)
+
+
+@contextmanager
+def _failing(number: int, what: str) -> Iterator[None]:
+    """MLX fails in one of its evaluations from now on, which comes."""
+    calls: list[int] = []
+
+    def noted(original: Callable[..., Any]) -> Callable[..., Any]:
+        def evaluate(*arguments: Any) -> Any:
+            calls.append(len(calls))
+            if len(calls) == number:
+                raise failure(what)
+            return original(*arguments)
+
+        return evaluate
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("eval", "async_eval"):
+            patch.setattr(mx, name, noted(getattr(mx, name)))
+        yield
+    assert len(calls) >= number
+
+
+def _engine(kind: str, model: LoadedModel) -> tuple[Engine, PromptCache]:
+    caches = Caches(model.model)
+    cutter = Cutter(caches.run, caches.make)
+    cache = PromptCache(cutter, None)
+    room = Room(measure(caches.run, caches.make))
+    if kind == "batched":
+        return BatchedEngine(model.model, (), 8, room, prompt_cache=cache), cache
+    return SequentialEngine(model.model, (), room, caches, cache), cache
+
+
+def _sequences(cache: PromptCache, store: PromptStore) -> list[Sequence]:
+    paths = Paths(b"", store, needs_snapshots=cache.needs_snapshots)
+    asked = [(PROMPT[:200], None), (PROMPT, RowSampling(1, 0.7)), (PROMPT[:3], RowSampling(2, 1.5))]
+    return [
+        Sequence(str(at), ids, 12, sampling, ignore_eos=True, path=paths.find(ids, ""), logprobs=at)
+        for at, (ids, sampling) in enumerate(asked)
+    ]
+
+
+def _run(engine: Engine, sequences: list[Sequence]) -> dict[str, list[int]]:
+    """As turns of a worker do."""
+    healing = Healing(engine)
+    made: dict[str, list[int]] = {each.request_id: [] for each in sequences}
+    for each in sequences:
+        engine.add(each)
+    while engine.active + engine.waiting:
+        try:
+            for token in engine.step():
+                assert token.score is not None
+                made[token.request_id].append(token.token_id)
+            engine.keep()
+        except RuntimeError as error:
+            healing.heal(error)
+    return made
+
+
+@pytest.mark.parametrize("kind", ["batched", "sequential"])
+def test_no_token_is_lost_or_doubled_wherever_the_gpu_gives_up(
+    kind: str, model: LoadedModel, tmp_path: Path
+) -> None:
+    store = PromptStore(tmp_path, 1 << 30, 1 << 30)
+    engine, cache = _engine(kind, model)
+    expected = _run(engine, _sequences(cache, store))
+    for place in range(1, 31, 3):
+        engine, cache = _engine(kind, model)
+        with _failing(place, PASSING[place // 3 % 3]):
+            assert _run(engine, _sequences(cache, store)) == expected, place
+
+
+@pytest.mark.parametrize("kind", ["batched", "sequential"])
+def test_chunks_are_a_quarter_and_nothing_kept_is_used(kind: str, model: LoadedModel) -> None:
+    engine, cache = _engine(kind, model)
+    engine.add(Sequence("r", PROMPT, 4, None, ignore_eos=True))
+    engine.step()
+    pace: PrefillPace = engine._pace  # type: ignore[attr-defined]
+    pace.observe(4096, 0.01)
+    before = pace.chunk(1, decoding=False)
+    assert before >= 256
+    Healing(engine).heal(failure(TIMEOUT))
+    assert (engine.active, engine.waiting, cache.bytes_) == (0, 1, 0)
+    pace.observe(4096, 0.01)
+    assert pace.chunk(1, decoding=False) == before // 4
+
+
+def test_a_shortened_chunk_grows_slowly_again() -> None:
+    pace = PrefillPace(2048, alone_s=1.0)
+    for _ in range(8):
+        pace.observe(2048, 0.01)
+        pace.chunk(1, decoding=False)
+    for most in (512, 128, 32, 16, 16):
+        pace.shorten()
+        assert pace.chunk(1, decoding=False) == most
+    chunks = []
+    for _ in range(64 * 8):
+        pace.observe(2048, 0.01)
+        chunks.append(pace.chunk(1, decoding=False))
+    assert chunks[:63] == [16] * 63
+    assert chunks == sorted(chunks)
+    assert chunks[-1] == 2048
+
+
+@pytest.mark.parametrize(
+    "error",
+    [failure(IGNORED), failure(FAULT), RuntimeError("[metal::malloc] Unable to allocate 9 bytes.")],
+)
+def test_what_does_not_pass_ends_the_process(error: RuntimeError, model: LoadedModel) -> None:
+    engine, _ = _engine("batched", model)
+    with pytest.raises(RuntimeError) as caught:
+        Healing(engine).heal(error)
+    assert caught.value is error
+
+
+def test_what_is_ignored_while_the_rest_is_waited_for_ends_it_too(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, _ = _engine("batched", model)
+    echoes = [failure(VICTIM), failure(IGNORED)]
+
+    def synchronize(*_: Any) -> None:
+        raise echoes.pop(0)
+
+    monkeypatch.setattr(mx, "synchronize", synchronize)
+    with pytest.raises(RuntimeError, match="SubmissionsIgnored"):
+        Healing(engine).heal(failure(TIMEOUT))
+
+
+def test_many_failures_do_not_pass(model: LoadedModel) -> None:
+    engine, _ = _engine("batched", model)
+    now = 0.0
+    healing = Healing(engine, lambda: now)
+    for _ in range(8):
+        healing.heal(failure(TIMEOUT))
+    with pytest.raises(RuntimeError, match="Timeout"):
+        healing.heal(failure(TIMEOUT))
+    now = 601.0
+    healing.heal(failure(TIMEOUT))
+
+
+def test_ranks_end_together(model: LoadedModel) -> None:
+    """The others have computed what this one hasn't."""
+    engine, _ = _engine("batched", model)
+    engine._lead = object()  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="Timeout"):
+        Healing(engine).heal(failure(TIMEOUT))
+
+
+def test_vectors_are_computed_anew() -> None:
+    expected = Bench("bert").run()
+    bench = Bench("bert")
+    healing = Healing(bench.engine)
+    states, failures = bench.vectors._trunk.states, [failure(TIMEOUT), failure(VICTIM)]
+
+    def fails_twice(*arguments: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return states(*arguments)
+
+    bench.vectors._trunk.states = fails_twice  # type: ignore[method-assign]
+    bench.engine.add_job(Job("r", "embedding", TEXTS))
+    while bench.engine.active:
+        try:
+            bench.engine.step()
+        except RuntimeError as error:
+            healing.heal(error)
+    assert not failures
+    np.testing.assert_allclose(bench.received("r"), expected, atol=1e-5)
+
+
+def test_kinds() -> None:
+    assert [passing_kind(failure(each)) for each in PASSING] == [
+        "Timeout",
+        "ImpactingInteractivity",
+        "InnocentVictim",
+    ]
+    assert passing_kind(ValueError(TIMEOUT)) is None

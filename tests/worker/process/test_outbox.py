@@ -1,0 +1,51 @@
+"""What several steps added becomes one message."""
+
+from __future__ import annotations
+
+from protocol.answers import Delta, Output, Usage
+from protocol.parts import AnswerPart, Logprobs, Reasoning, Text, TokenLogprob
+from worker.process.outbox import Outbox
+
+
+def _delta(request_id: str, token_id: int, *parts: AnswerPart) -> Delta:
+    return Delta(request_id, (token_id,), parts)
+
+
+def test_a_delta_for_each_request() -> None:
+    outbox = Outbox()
+    outbox.add(7, Delta("a", (1,), (Text("x"),), unenforced=("not",)))
+    outbox.add(7, _delta("b", 2, Reasoning("m")))
+    outbox.add(8, _delta("a", 3))
+    outbox.add(8, _delta("b", 4, Reasoning("n"), Text("z")))
+    outbox.add(9, Delta("a", (5,), (Text("y"),), "stop", Usage(3, 3), "y"))
+    assert outbox.take() == Output(
+        step=9,
+        deltas=(
+            Delta("a", (1, 3, 5), (Text("xy"),), "stop", Usage(3, 3), "y", ("not",)),
+            Delta("b", (2, 4), (Reasoning("mn"), Text("z"))),
+        ),
+    )
+    assert outbox.take() is None
+
+
+def test_no_log_probability_is_lost() -> None:
+    scores = [Logprobs((TokenLogprob(f"{at}", -1.0, ()),)) for at in range(3)]
+    outbox = Outbox()
+    for at, each in enumerate(scores):
+        outbox.add(at, _delta("a", at, each, Text(f"{at}")))
+    output = outbox.take()
+    assert output is not None
+    assert output.deltas[0].parts == (
+        Text("012"),
+        Logprobs(tuple(token for each in scores for token in each.tokens)),
+    )
+
+
+def test_it_is_bounded() -> None:
+    outbox = Outbox()
+    for count in range(200):
+        outbox.add(count, _delta("a", count))
+    assert outbox.fits(56)
+    assert not outbox.fits(57)
+    outbox.take()
+    assert outbox.fits(256)

@@ -1,0 +1,111 @@
+"""The context in force, and what those are told that it is too short for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from protocol.answers import RequestFailed
+from protocol.memory import Bound
+from protocol.prompts import ChatMessage, ChatPrompt, TokenPrompt
+from protocol.requests import Generate, Sampling, Tools
+from protocol.tokens import pack
+from tests.support import shapes
+from tests.support.templates import templated
+from worker.engines.context import Context, ContextInForce
+from worker.engines.room import CacheShape, Room
+from worker.engines.sequence import Sequence
+from worker.load.loading import LoadedModel, load
+from worker.prompt_cache.path import Paths
+from worker.runtime.prompts import Prepared, _boundaries, prepare
+from worker.text.template import ChatTemplate
+
+WHY = "At most 1.0 GB can be had."
+
+
+def test_it_follows_what_can_be_had() -> None:
+    context = ContextInForce(4096)
+    assert context.now == Context(4096)
+    context.take(Bound(1, 2048, WHY))
+    assert context.now == Context(2048, f" {WHY} The model itself could hold 4096.")
+    for bound in (Bound(9, 4096, WHY), Bound(9, 5000, WHY), Bound(9, None, WHY), None):
+        context.take(Bound(1, 2048, WHY))
+        context.take(bound)
+        assert context.now == Context(4096)
+
+
+def test_who_waited_in_vain_is_told_why() -> None:
+    context = ContextInForce(4096)
+    room = Room(CacheShape(1, 0, 1.0), limit_bytes=10, most_bytes=512)
+    context.take(Bound(512, None, WHY))
+    failed = context.hopeless(Sequence("r", [0] * 600, 100, None, ignore_eos=False), room)
+    assert (failed.request_id, failed.code) == ("r", "context_length_exceeded")
+    assert failed.message == (
+        "This model's maximum context length is 512 tokens. However, the prompt is too long: it "
+        f"has 600. {WHY} The model itself could hold 4096. Shorten the prompt."
+    )
+
+
+@pytest.fixture(scope="module")
+def demo() -> LoadedModel:
+    return load(str(shapes.DEMO), lambda _done, _total: None, lambda: False)
+
+
+def _told(demo: LoadedModel, tokens: int, most: int = 32_000) -> Prepared | RequestFailed:
+    prompt = TokenPrompt(pack([5] * tokens))
+    generate = Generate("r", prompt, Sampling(seed=0), max_tokens=most)
+    return prepare(generate, demo, Context(100), Paths(b"", None, needs_snapshots=False))
+
+
+@pytest.mark.parametrize(("most", "given"), [(32_000, 40), (41, 40), (39, 39)])
+def test_an_answer_is_cut_to_what_the_context_leaves(
+    demo: LoadedModel, most: int, given: int
+) -> None:
+    prepared = _told(demo, 60, most)
+    assert isinstance(prepared, Prepared)
+    assert prepared.sequence.max_tokens == given
+
+
+def test_a_prompt_is_never_cut(demo: LoadedModel) -> None:
+    failed = _told(demo, 100)
+    assert isinstance(failed, RequestFailed)
+    assert (failed.code, failed.field) == ("context_length_exceeded", "prompt")
+    assert "the prompt is too long: it has 100, which leaves no room" in failed.message
+
+
+def test_a_prompt_of_any_length_is_counted(demo: LoadedModel) -> None:
+    prepared = _told(demo, 200, 0)
+    assert isinstance(prepared, Prepared)
+    assert (len(prepared.prompt_ids), prepared.prompt_only) == (200, False)
+
+
+def test_a_context_of_nothing_is_no_mistake_of_the_client() -> None:
+    context = ContextInForce(4096)
+    context.take(Bound(515_000_000, 2048, WHY))
+    room = Room(CacheShape(1000, 0, 1.0), 515_000_000, 515_000_000, fixed_bytes=600_000_000)
+    failed = context.hopeless(Sequence("r", [0] * 9, 16, None, ignore_eos=False), room)
+    assert (failed.code, failed.field) == ("insufficient_memory", None)
+    assert failed.message == (
+        "The model is loaded, but not even the shortest request can run: with one it needs 601 MB. "
+        f"{WHY} Raise memory.budget, unload what is pinned, or take a smaller model."
+    )
+
+
+def test_boundaries_are_those_of_the_same_tools_and_arguments(tmp_path: Path) -> None:
+    template = (
+        "{{ effort }}{% for each in tools %}{{ each.name }}{% endfor %}"
+        "{% for each in messages %}{{ each.content }}{% endfor %}"
+        "{% if add_generation_prompt %}>{% endif %}"
+    )
+    chat = ChatTemplate(templated(tmp_path / "model", template))
+    prompt = ChatPrompt(
+        (ChatMessage("system", "Be brief."), ChatMessage("user", "Hi")), '{"effort": "high"}'
+    )
+    tools = Tools(definitions='[{"name": "weather"}]')
+    generate = Generate("r", prompt, Sampling(seed=0), tools=tools)
+    prompt_ids = chat.tokens(prompt, tools)
+    system_ids = chat.tokens(prompt, tools, prompt.messages[:1], asking=False)
+    whole, system = _boundaries(generate, prompt_ids, chat)
+    assert whole == len(prompt_ids) - 1
+    assert 10 < len(system_ids) - 1 <= system <= len(system_ids)

@@ -1,0 +1,185 @@
+"""After the rehearsals of a load the first prompt is computed as the next ones, and nothing of them
+is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path as Folder
+
+import pytest
+
+from protocol.prompt_store import Measured, PromptStore
+from tests.support import shapes
+from tests.support.stepping import step
+from worker.engines.batched import BatchedEngine
+from worker.engines.caches import Caches
+from worker.engines.need import Need
+from worker.engines.room import Room, measure
+from worker.engines.sequence import Engine, Sequence
+from worker.engines.sequential import SequentialEngine
+from worker.load.loading import load
+from worker.prompt_cache.blocks import Cutter
+from worker.prompt_cache.cache import PromptCache
+from worker.prompt_cache.disk import Disk
+from worker.prompt_cache.path import Paths
+from worker.runtime.warm import Warming
+
+CONTEXT = 1024
+
+
+class Bench:
+    """An engine with a prompt cache that has a tier on disk."""
+
+    def __init__(self, model: Folder, folder: Folder, *, batched: bool) -> None:
+        loaded = load(str(model), lambda _done, _total: None, lambda: False)
+        caches = Caches(loaded.model)
+        cutter = Cutter(caches.run, caches.make)
+        self.room = room = Room(measure(caches.run, caches.make))
+        self.vocabulary = loaded.vocabulary
+        self.store = PromptStore(folder / "store", 1 << 30, 1 << 30)
+        self.disk = Disk(self.store, "m", b"", lambda: None)
+        self.cache = PromptCache(cutter, self.disk)
+        self.paths = Paths(b"", self.store, needs_snapshots=cutter.needs_snapshots)
+        self.engine: Engine = (
+            BatchedEngine(loaded.model, (), 8, room, prompt_cache=self.cache)
+            if batched
+            else SequentialEngine(loaded.model, (), room, caches, self.cache)
+        )
+
+    def warming(self, context_tokens: int = CONTEXT) -> Warming:
+        return Warming(self.engine, self.cache, self.room, context_tokens, self.vocabulary)
+
+    def warm(self, context_tokens: int = CONTEXT) -> None:
+        self.warming(context_tokens).begin(awaited=False)
+
+    def steps_to_first_token(self, token_ids: list[int]) -> int:
+        boundaries = [len(token_ids)] if self.paths.needs_boundaries else []
+        path = self.paths.find(token_ids, "", boundaries)
+        self.engine.add(Sequence("r", token_ids, 1, None, ignore_eos=True, path=path))
+        for steps in range(1, 100):
+            if step(self.engine):
+                return steps
+        raise AssertionError("no token")
+
+    def write_all(self) -> None:
+        """To disk, as far as anything waits for that."""
+        self.cache.close(at_most_s=60)
+
+
+@pytest.fixture(
+    params=[(shapes.full_attention, True), (shapes.full_attention, False), (shapes.hybrid, True)],
+    ids=["batched", "sequential", "snapshots"],
+)
+def bench(request: pytest.FixtureRequest, tmp_path: Folder) -> Bench:
+    build, batched = request.param
+    make: Callable[[Folder], Folder] = build
+    return Bench(make(tmp_path / "model"), tmp_path, batched=batched)
+
+
+def test_the_first_prompt_is_computed_as_the_second(bench: Bench) -> None:
+    bench.warm()
+    first, second = ([each] * 110 for each in (5, 6))
+    assert bench.steps_to_first_token(first) == bench.steps_to_first_token(second)
+    bench.write_all()
+
+
+def test_nothing_is_left(bench: Bench) -> None:
+    bench.warm()
+    assert bench.engine.active + bench.engine.waiting == 0
+    assert bench.engine.need == Need(0, 0, 0)
+    assert bench.cache.bytes_ == 0
+    speeds = bench.cache.speeds
+    assert (speeds.read_bytes_per_s, speeds.prefill_tokens_per_s) == (None, None)
+    bench.write_all()
+    assert bench.store.used_bytes() == 0
+    assert bench.store.speeds(b"") == Measured()
+
+
+def test_prompts_are_kept_afterwards(bench: Bench) -> None:
+    bench.warm()
+    bench.steps_to_first_token([5] * 110)
+    assert bench.engine.need.cache_wanted_bytes > bench.cache.bytes_ > 0
+    bench.write_all()
+    assert bench.store.used_bytes() > 0
+
+
+def test_what_a_gpu_does(bench: Bench) -> None:
+    warming = bench.warming(200)
+    with bench.cache.rehearsal():
+        warming.compile(awaited=False)
+        assert bench.engine.active + bench.engine.waiting == 0
+        assert bench.cache.bytes_ > 0
+    assert warming.is_over
+    assert bench.engine.need == Need(0, 0, 0)
+    bench.write_all()
+    assert bench.store.used_bytes() == 0
+
+
+def test_what_is_left_is_done_later(bench: Bench) -> None:
+    """It leaves alone what is kept and known by then."""
+    warming = bench.warming(200)
+    warming.compile(awaited=True)
+    bench.steps_to_first_token([5] * 110)
+    bench.engine.keep()
+    kept_bytes, speeds = bench.cache.bytes_, bench.cache.speeds
+    known = speeds.prefill_tokens_per_s
+    for _ in range(20):
+        assert not warming.is_over
+        warming.go_on(lambda: False)
+        assert bench.engine.active + bench.engine.waiting == 0
+        if warming.is_over:
+            break
+    assert bench.cache.shelf_bytes > 0
+    assert bench.cache.bytes_ <= kept_bytes
+    assert bench.cache.speeds is speeds
+    assert speeds.prefill_tokens_per_s == known
+    stored_bytes = bench.store.used_bytes()
+    bench.write_all()
+    assert bench.store.used_bytes() >= stored_bytes > 0
+
+
+def test_an_unload_interrupts_it_in_the_load(bench: Bench) -> None:
+    warming = bench.warming(200)
+    asked = 0
+
+    def is_interrupted() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > 3
+
+    with bench.cache.rehearsal():
+        warming.compile(awaited=False, is_interrupted=is_interrupted)
+    assert not warming.is_over
+    assert bench.engine.active + bench.engine.waiting == 0
+    bench.write_all()
+
+
+def test_who_comes_interrupts_it(bench: Bench) -> None:
+    warming = bench.warming(200)
+    warming.compile(awaited=True)
+    calls = iter([False, True])
+    warming.go_on(lambda: next(calls, True))
+    assert not warming.is_over
+    assert bench.engine.active + bench.engine.waiting == 0
+    bench.write_all()
+
+
+def test_without_memory_to_spare_it_is_left_alone(bench: Bench) -> None:
+    bench.steps_to_first_token([5] * 110)
+    bench.engine.keep()
+    warming = bench.warming(200)
+    warming.compile(awaited=True)
+    bench.room.limit_bytes = bench.room.needed_bytes([]) + bench.cache.bytes_
+    kept_bytes = bench.cache.shelf_bytes
+    warming.go_on(lambda: False)
+    assert warming.is_over
+    assert bench.cache.shelf_bytes == kept_bytes > 0
+    bench.write_all()
+
+
+@pytest.mark.parametrize("context_tokens", [1, 4, 66])
+def test_a_context_that_is_short(bench: Bench, context_tokens: int) -> None:
+    bench.warm(context_tokens)
+    assert bench.engine.need == Need(0, 0, 0)
+    bench.write_all()

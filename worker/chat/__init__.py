@@ -1,1 +1,0 @@
-"""A conversation to token ids, by the model's chat template."""

@@ -1,0 +1,1 @@
+"""What a worker's process does for `doctor` instead of serving."""

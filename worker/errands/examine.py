@@ -1,0 +1,65 @@
+"""Whether models could be loaded here: everything but their weights is tried."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from protocol.errands import Examine, Examined
+from protocol.prompts import ChatMessage, ChatPrompt
+from worker.errands.errand import Errand
+from worker.load.loading import classes_of, read_tokenizer
+from worker.load.model_files import check_files, find_folder
+from worker.system.errors import ModelError, one_sentence
+from worker.text.template import ChatTemplate
+
+
+def run(errand: Errand) -> None:
+    """Answer for each model at once: one that kills this process takes no answer along."""
+    errand.begin()
+    for source in errand.read(Examine).sources:
+        errand.answer(_examined(source))
+
+
+def _examined(source: str) -> Examined:
+    try:
+        folder = find_folder(source)
+        check_files(folder)
+    except ModelError as error:
+        return Examined(source, "files", error.reason)
+    try:
+        config = _config(folder)
+    except Exception as error:
+        # mlx-lm imports the architecture's module, which fails as modules do.
+        return Examined(source, "architecture", one_sentence(error))
+    try:
+        tokenizer = read_tokenizer(folder, config.get("eos_token_id"))
+        tokenizer.encode("Hello")
+    except Exception as error:
+        return Examined(source, "tokenizer", _root(error))
+    return _templated(source, tokenizer)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """The configuration of an architecture that mlx-lm knows, or mlx-embeddings."""
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
+    classes_of(config)
+    return config
+
+
+def _templated(source: str, tokenizer: Any) -> Examined:
+    if not tokenizer.has_chat_template:
+        return Examined(source)
+    try:
+        if not ChatTemplate(tokenizer).tokens(ChatPrompt((ChatMessage("user", "Hello"),))):
+            return Examined(source, "template", "it makes nothing of a message", chats=True)
+    except Exception as error:
+        # A template is a program, and fails in as many ways.
+        return Examined(source, "template", _root(error), chats=True)
+    return Examined(source, chats=True)
+
+
+def _root(error: Exception) -> str:
+    """What was wrong in the first place, without what a client or an operator would be told."""
+    return one_sentence(error.__cause__ if isinstance(error.__cause__, Exception) else error)

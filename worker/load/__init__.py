@@ -1,0 +1,1 @@
+"""A model's folder to a model in memory."""

@@ -1,0 +1,396 @@
+"""A folder of files to a model in memory, in slices, with one readable reason when it can't be."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.utils import _get_classes, load_model, load_tokenizer
+from safetensors import safe_open
+
+from protocol.encoders import encoder_of
+from protocol.requests import SamplingDefaults
+from worker import mlx_embeddings as encoders
+from worker.load.adapter import WEIGHTS, add_adapter, check_adapter
+from worker.load.fingerprint import fingerprint
+from worker.load.model_files import check_files, check_shard, find_folder, sampling_defaults
+from worker.reads import Reads
+from worker.structure.compiled import Compiled
+from worker.structure.requests import Constraints
+from worker.system.errors import LoadAbandonedError, ModelError, one_sentence
+from worker.text.format import Format
+from worker.text.formats import find_format
+from worker.text.template import ChatTemplate
+from worker.text.token_bytes import TokenBytes
+
+if TYPE_CHECKING:
+    from worker.vision.processor import PictureProcessor
+
+# Read between two looks at the stop flag: short against a shutdown, long against the overhead.
+_SLICE_BYTES: Final = 64 << 20
+# MLX is given as much to read in advance as it reads in this time: what makes a tokenizer holds
+# Python's lock for as long, and a stop waits for it.
+_AHEAD_S: Final = 0.5
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    model: Any
+    tokenizer: Any
+    weight_bytes: int
+    vocabulary: int
+    context_tokens: int | None
+    fingerprint: str
+    sampling_defaults: SamplingDefaults
+    config: dict[str, Any]
+    folder: Path
+    answer_format: Format
+    chat_template: ChatTemplate
+    constraints: Constraints
+    # A decoder without what makes text of its states.
+    is_headless: bool = False
+    # A smaller model with the same tokens, and its fingerprint.
+    draft: Any = None
+    draft_fingerprint: str = ""
+    # What makes tokens of pictures, for a model that looks at them.
+    eyes: PictureProcessor | None = None
+
+    @cached_property
+    def xtc_spared(self) -> tuple[int, ...]:
+        """What ends an answer or a line: as mlx_lm.server, which never leaves these out."""
+        line = self.tokenizer.encode("\n", add_special_tokens=False)
+        return tuple(dict.fromkeys((*self.eos_token_ids, *line)))
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        return TokenBytes(self.tokenizer)
+
+    @property
+    def is_encoder(self) -> bool:
+        """It writes no text."""
+        return encoder_of(self.config) is not None
+
+    @property
+    def eos_token_ids(self) -> Iterable[int]:
+        ids: Iterable[int] = self.tokenizer.eos_token_ids
+        return ids
+
+
+def load(
+    source: str,
+    on_progress: Callable[[int, int], None],
+    should_stop: Callable[[], bool],
+    adapter_path: str | None = None,
+    draft_path: str | None = None,
+    *,
+    pictures: bool = False,
+    part: Callable[[Any, dict[str, Any]], None] | None = None,
+) -> LoadedModel:
+    """Load a model from a folder, or from a repository in the Hugging Face cache; with an adapter
+    on top of it, and a draft model beside it. With `pictures` it looks at them. `part` leaves of
+    the model and its configuration what this process computes.
+
+    `on_progress` gets (bytes read, bytes in all) after each slice of weights.
+
+    Raises:
+        ModelError: it can't be loaded.
+        LoadAbandonedError: `should_stop` said so between two slices.
+    """
+    folder = find_folder(source)
+    check_files(folder)
+    adapter = None if adapter_path is None else Path(adapter_path)
+    try:
+        if adapter is not None:
+            check_adapter(adapter)
+            check_shard(adapter / WEIGHTS)
+        before = fingerprint(folder, adapter)
+        eyes = None
+        reads = Reads()
+        with reads.noted():
+            if pictures:
+                if adapter is not None or draft_path is not None:
+                    raise ModelError(
+                        "pictures: a model that looks at them can have neither adapter nor "
+                        "draft_model."
+                    )
+                model, config, eyes = _load_vision(folder)
+            else:
+                model, config = load_weights(folder)
+            if adapter is not None:
+                add_adapter(model, adapter)
+        if part is not None:
+            part(model, config)
+        # A large vocabulary takes a second, in which weights can be read.
+        with ThreadPoolExecutor(1, "tokenizer") as beside:
+            reading = beside.submit(_read_words, folder, config, eyes)
+            draft = _Draft()
+            if draft_path is not None:
+                words = reading.result()
+                with reads.noted():
+                    draft = _load_draft(draft_path, words)
+
+            def stops() -> bool:
+                if reading.done():
+                    reading.result()
+                return should_stop()
+
+            models = [model] if draft.model is None else [model, draft.model]
+            weight_bytes = _read_weights(models, reads, on_progress, stops)
+            words = reading.result()
+        if fingerprint(folder, adapter) != before:
+            raise ModelError(f"The files in {folder} changed during the load.", permanent=False)
+    except (LoadAbandonedError, ModelError):
+        raise
+    except (RuntimeError, MemoryError) as error:
+        # MLX reports exhausted memory and failed reads this way: the next attempt may succeed.
+        raise ModelError(one_sentence(error), permanent=False) from error
+    except Exception as error:
+        # Architectures parse config.json each in its own way, and fail in as many.
+        raise ModelError(one_sentence(error)) from error
+    return LoadedModel(
+        model=model,
+        tokenizer=words.tokenizer,
+        weight_bytes=weight_bytes,
+        vocabulary=words.vocabulary,
+        context_tokens=context_tokens_of(config),
+        config=config,
+        folder=folder,
+        is_headless=is_headless(folder),
+        fingerprint=before,
+        sampling_defaults=sampling_defaults(folder),
+        answer_format=words.answer_format,
+        chat_template=words.chat_template,
+        constraints=words.constraints,
+        draft=draft.model,
+        draft_fingerprint=draft.fingerprint,
+        eyes=eyes,
+    )
+
+
+class _Words(NamedTuple):
+    """What a model's text is made with."""
+
+    tokenizer: Any
+    vocabulary: int
+    answer_format: Format
+    chat_template: ChatTemplate
+    constraints: Constraints
+
+
+def _read_words(folder: Path, config: dict[str, Any], eyes: PictureProcessor | None) -> _Words:
+    tokenizer = read_tokenizer(folder, config.get("eos_token_id"))
+    if eyes is not None and not tokenizer.has_chat_template:
+        # Some have it in their processor's files alone.
+        tokenizer.chat_template = eyes.chat_template
+        tokenizer.has_chat_template = eyes.chat_template is not None
+    vocabulary = _vocabulary(config, tokenizer)
+    answer_format = find_format(tokenizer)
+    compiled = Compiled(tokenizer, vocabulary, tokenizer.eos_token_ids)
+    return _Words(
+        tokenizer,
+        vocabulary,
+        answer_format,
+        ChatTemplate(tokenizer),
+        Constraints(compiled, tokenizer, answer_format),
+    )
+
+
+def _load_vision(folder: Path) -> tuple[Any, dict[str, Any], PictureProcessor]:
+    # An extra.
+    if find_spec("mlx_vlm") is None:
+        raise ModelError(
+            "pictures: mlx-vlm isn't installed, which looks at them: pip install "
+            "'mlx-bulkhead[vision]'."
+        )
+    from worker.vision.loading import NoVisionError, load_vision
+
+    try:
+        return load_vision(folder)
+    except NoVisionError as error:
+        raise ModelError(f"pictures: {error}.") from error
+
+
+class _Draft(NamedTuple):
+    model: Any = None
+    fingerprint: str = ""
+
+
+def _load_draft(source: str, words: _Words) -> _Draft:
+    """Its weights are read later, with the model's."""
+    try:
+        folder = find_folder(source)
+        check_files(folder)
+        digest = fingerprint(folder)
+        model, config = load_model(folder, lazy=True, trust_remote_code=False)
+        own = read_tokenizer(folder, config.get("eos_token_id"))
+    except ModelError as error:
+        raise ModelError(f"The draft model: {error.reason}", permanent=error.permanent) from error
+    if own.get_vocab() != words.tokenizer.get_vocab():
+        raise ModelError(f"The draft model in {folder} has other tokens than the model.")
+    if _vocabulary(config, own) > words.vocabulary:
+        # What it makes up of the rows beyond would have no embedding in the model.
+        raise ModelError(
+            f"The draft model in {folder} has {_vocabulary(config, own)} embeddings, the model "
+            f"{words.vocabulary}."
+        )
+    return _Draft(model, digest)
+
+
+def read_tokenizer(folder: Path, eos_token_ids: Any) -> Any:
+    try:
+        return load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=eos_token_ids)
+    except Exception as error:
+        # transformers fails on damaged files in as many ways as it has readers.
+        raise ModelError(
+            f"The tokenizer in {folder} can't be loaded: {one_sentence(error)}"
+        ) from error
+
+
+def _nested(config: dict[str, Any], key: str) -> dict[str, Any]:
+    value = config.get(key) or {}
+    if not isinstance(value, dict):
+        raise ModelError(f"config.json: {key} is {value!r}, and must be an object.")
+    return value
+
+
+def _text_config(config: dict[str, Any]) -> dict[str, Any]:
+    return {**config, **_nested(config, "text_config")}
+
+
+def _vocabulary(config: dict[str, Any], tokenizer: Any) -> int:
+    return int(_text_config(config).get("vocab_size", len(tokenizer)))
+
+
+def load_weights(folder: Path) -> tuple[Any, dict[str, Any]]:
+    """A model whose weights are read when they are needed, and its configuration."""
+    headless = is_headless(folder)
+    loaded: tuple[Any, dict[str, Any]] = load_model(
+        folder,
+        lazy=True,
+        trust_remote_code=False,
+        get_model_classes=lambda config: classes_of(config, headless=headless),
+    )
+    return loaded
+
+
+def classes_of(config: dict[str, Any], *, headless: bool = False) -> tuple[type, Any]:
+    """A model's class and that of its arguments: mlx-lm's, or an encoder's."""
+    if encoder_of(config) is not None:
+        return encoders.classes_of(config)
+    decoder: tuple[type, Any] = _get_classes(config)
+    return _with_head(config, *decoder) if headless else decoder
+
+
+def is_headless(folder: Path) -> bool:
+    """Decoders made for embeddings alone are often published without what makes text of them, and
+    their weights are named accordingly, as Qwen3-Embedding's.
+    """
+    if not (folder / "modules.json").is_file():
+        return False
+    names: list[str] = []
+    for path in folder.glob("model*.safetensors"):
+        with safe_open(path, framework="numpy") as file:
+            names += file.keys()
+    return any(each.startswith("layers.") for each in names)
+
+
+def _with_head(config: dict[str, Any], model: Any, arguments: Any) -> tuple[type, Any]:
+    """As mlx-lm has them: the head is the embedding, as nobody asks for it."""
+    config["tie_word_embeddings"] = True
+
+    class Model(model):  # type: ignore[misc]  # mlx-lm is untyped
+        def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
+            named = {f"model.{name}": value for name, value in weights.items()}
+            below = getattr(super(), "sanitize", None)
+            return named if below is None else dict(below(named))
+
+    return Model, arguments
+
+
+def context_tokens_of(config: dict[str, Any]) -> int | None:
+    if encoder_of(config) is not None:
+        return encoders.own_context_tokens(config)
+    return _context_tokens(_text_config(config))
+
+
+def _context_tokens(config: dict[str, Any]) -> int | None:
+    value = config.get("max_position_embeddings")
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def _read_weights(
+    models: Iterable[Any],
+    reads: Reads,
+    on_progress: Callable[[int, int], None],
+    should_stop: Callable[[], bool],
+) -> int:
+    arrays: list[mx.array] = [
+        array
+        for model in models
+        for array in dict(tree_flatten(model.parameters())).values()
+        # Layers of another rank are None.
+        if isinstance(array, mx.array)
+    ]
+    total = sum(array.nbytes for array in arrays)
+    done = ahead_bytes = 0
+    ahead: deque[_Slice] = deque()
+    began_at = time.monotonic()
+
+    def await_first() -> None:
+        nonlocal done, ahead_bytes
+        first = ahead.popleft()
+        mx.eval(first.arrays)
+        ahead_bytes -= first.nbytes
+        done += first.nbytes
+        on_progress(done, total)
+        if should_stop():
+            raise LoadAbandonedError
+
+    for each in _slices(arrays, reads):
+        if each.sources:
+            # Those of two slices would take memory at once.
+            while ahead:
+                await_first()
+            mx.eval(each.sources)
+            # To go as soon as they are computed on.
+            each.sources.clear()
+        mx.async_eval(each.arrays)  # type: ignore[no-untyped-call] # MLX leaves its types out
+        ahead.append(each)
+        ahead_bytes += each.nbytes
+        while len(ahead) > 1 and ahead_bytes > done / (time.monotonic() - began_at) * _AHEAD_S:
+            await_first()
+    while ahead:
+        await_first()
+    return total
+
+
+class _Slice(NamedTuple):
+    """`sources` is what some of these are computed of."""
+
+    arrays: list[mx.array]
+    sources: list[mx.array]
+    nbytes: int
+
+
+def _slices(arrays: Iterable[mx.array], reads: Reads) -> Iterator[_Slice]:
+    pending = _Slice([], [], 0)
+    read_bytes = 0
+    for array in arrays:
+        known = len(pending.sources)
+        pending.sources.extend(reads.take(array))
+        pending.arrays.append(array)
+        pending = pending._replace(nbytes=pending.nbytes + array.nbytes)
+        read_bytes += max(array.nbytes, sum(each.nbytes for each in pending.sources[known:]))
+        if read_bytes >= _SLICE_BYTES:
+            yield pending
+            pending, read_bytes = _Slice([], [], 0), 0
+    yield pending

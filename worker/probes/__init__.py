@@ -1,1 +1,0 @@
-"""What `worker.probe` measures, each in a file of its own."""

@@ -1,0 +1,1 @@
+"""The main thread of a worker: it talks to the gateway, and never computes."""

@@ -1,0 +1,110 @@
+"""What the sender keeps of one request: its tokens become what the gateway is told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from protocol.answers import TOKENS_PER_RENDERED, Delta, Rendered, Usage
+from protocol.parts import AnswerPart, Text, merged
+from protocol.tokens import pack
+
+if TYPE_CHECKING:
+    from worker.engines.sequence import Token
+    from worker.runtime.prompts import Prepared
+    from worker.text.logprobs import LogprobWriter
+    from worker.text.stream import AnswerStream
+
+
+class Answering:
+    """Known from when a request comes; `begin` once its prompt is tokenized."""
+
+    def __init__(self, request_id: str) -> None:
+        self._request_id = request_id
+        self._prompt_tokens = 0
+        self._completion_tokens = 0
+        self._cached_tokens: int | None = None
+        self._answer: AnswerStream | None = None
+        self._logprobs: LogprobWriter | None = None
+        # What comes before the first token's text.
+        self._echo = ""
+        self._prompt_only = False
+        # What the first delta says.
+        self._unenforced: tuple[str, ...] = ()
+
+    def begin(self, prepared: Prepared) -> None:
+        self._prompt_tokens = len(prepared.prompt_ids)
+        self._completion_tokens = prepared.delivered
+        self._answer = prepared.answer
+        self._logprobs = prepared.logprobs
+        self._echo = prepared.echo
+        self._prompt_only = prepared.prompt_only
+        constrained = prepared.sequence.constrained
+        self._unenforced = () if constrained is None else constrained.unenforced
+
+    def counted(self) -> Delta:
+        """The whole answer to somebody who wants to know something of the prompt alone."""
+        parts = (Text(self._echo),) if self._echo else ()
+        return Delta(self._request_id, (), parts, "length", Usage(self._prompt_tokens, 0))
+
+    def prompt_deltas(self, token: Token) -> Iterator[Delta]:
+        """What a token has of the prompt, which may be too much for one message."""
+        if self._logprobs is not None and token.prompt_scores is not None:
+            for part in self._logprobs.prompt_parts(token.prompt_scores):
+                yield Delta(self._request_id, (), (part,))
+
+    def delta(self, token: Token) -> Delta | None:
+        """The last one has a reason to finish, which the engine needn't know of yet. None before
+        the beginning.
+        """
+        answer, logprobs = self._answer, self._logprobs
+        if answer is None or logprobs is None:
+            return None
+        if self._prompt_only:
+            return self.counted()
+        self._completion_tokens += 1
+        if self._cached_tokens is None:
+            # Later it may be put aside, and find all that it computed itself.
+            self._cached_tokens = min(token.cached_tokens, self._prompt_tokens)
+        finish_reason = token.finish_reason
+        added = [] if finish_reason == "stop" else answer.add(token.token_id)
+        if answer.stopped:
+            finish_reason = "stop"
+        parts: list[AnswerPart] = [Text(self._echo)] if self._echo else []
+        self._echo = ""
+        if token.score is not None and token.finish_reason != "stop":
+            # The token that ends an answer has no text.
+            parts.append(logprobs.part(token.token_id, token.score))
+        parts += added
+        if finish_reason is None:
+            unenforced, self._unenforced = self._unenforced, ()
+            return Delta(self._request_id, (token.token_id,), tuple(parts), unenforced=unenforced)
+        usage = Usage(
+            self._prompt_tokens,
+            self._completion_tokens,
+            self._cached_tokens,
+            answer.reasoning_tokens,
+        )
+        parts = merged(parts + answer.finish(complete=finish_reason == "stop"))
+        if finish_reason == "stop" and answer.ended_with_calls:
+            finish_reason = "tool_calls"
+        return Delta(
+            self._request_id,
+            (token.token_id,),
+            tuple(parts),
+            finish_reason,
+            usage,
+            answer.stop_sequence,
+            self._unenforced,
+        )
+
+
+def rendered(request_id: str, prompt_ids: list[int]) -> Iterator[Rendered]:
+    """A prompt's tokens, for the gateway to send again."""
+    for begin in range(0, len(prompt_ids), TOKENS_PER_RENDERED):
+        end = begin + TOKENS_PER_RENDERED
+        yield Rendered(
+            request_id=request_id,
+            token_ids=pack(prompt_ids[begin:end]),
+            last=end >= len(prompt_ids),
+        )

@@ -1,0 +1,96 @@
+"""The main thread of a follower. Never computes, so that it can end the process whatever hangs."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from types import FrameType
+from typing import Final, NoReturn
+
+from protocol.grace import grace_s
+from protocol.ranks import LEFT_ALONE
+from protocol.signals import DUMP_STACKS
+from worker.process.parent import ParentWatch
+
+logger = logging.getLogger("worker")
+
+# Rank 0 may be gone before its last order is read.
+_LAST_ORDERS_S: Final = 0.5
+
+
+class _Life:
+    """What ends it, from whatever thread."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+        self.stopping = threading.Event()
+        self.status = 0
+
+    def stop(self) -> None:
+        self.stopping.set()
+
+    def lose(self, reason: str) -> None:
+        """Without rank 0 there is nobody to follow."""
+        if self.stopping.wait(_LAST_ORDERS_S):
+            return
+        logger.error("%s: this rank ends", reason)
+        self.status = LEFT_ALONE
+        self.stopping.set()
+        time.sleep(_grace_s())
+        os._exit(LEFT_ALONE)
+
+
+def _grace_s() -> float:
+    """For the engine to come back from a step whose peers are gone, and to give its memory back:
+    some collective operations end with an error then, and others never.
+    """
+    # Of all threads only the engine's imports MLX.
+    mlx = sys.modules.get("mlx.core")
+    return grace_s(0 if mlx is None else mlx.get_active_memory() + mlx.get_cache_memory())
+
+
+def run(address: str, key: bytes, rank: int, silence_s: float, parent_pid: int) -> NoReturn:
+    """Follow rank 0 until it says that it is over, or is gone; ends the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable()
+    faulthandler.register(DUMP_STACKS, all_threads=True, chain=False)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    life = _Life()
+
+    def on_sigterm(_signal: int, _frame: FrameType | None) -> None:
+        life.stop()
+
+    signal.signal(signal.SIGTERM, on_sigterm)
+    ParentWatch(parent_pid, life.stop, _grace_s)
+
+    def work() -> None:
+        try:
+            # Here: these imports take seconds, and signals are heard meanwhile.
+            from worker.ranks.follow import follow
+            from worker.ranks.links import FollowerLink
+
+            link = FollowerLink(address, key, rank, silence_s, life.lose)
+            follow(link, rank, life.stopping.is_set)
+            life.stop()
+            link.close()
+        except Exception:
+            traceback.print_exc()
+            # A step without its peers may fail, too.
+            life.status = life.status or 1
+        life.stop()
+        life.over.set()
+
+    threading.Thread(target=work, name="engine", daemon=True).start()
+    life.stopping.wait()
+    # Python hears signals between two waits.
+    while not life.over.wait(1.0):
+        continue
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(life.status)

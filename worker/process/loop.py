@@ -1,0 +1,330 @@
+"""The main thread of a worker: the conversation with the gateway. Never computes."""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from protocol.answers import Embedded, Output, RequestFailed
+from protocol.grace import grace_s
+from protocol.life import ClearPromptCache, Drain, Heartbeat, Load, LoadFailed, RankLost, Stop
+from protocol.memory import Limit
+from protocol.message import Message
+from protocol.ranks import LEFT_ALONE
+from protocol.requests import Cancel, Embed, Generate
+from protocol.signals import DUMP_STACKS
+from worker.process.answering import Answering, rendered
+from worker.process.link import GatewayLink
+from worker.process.outbox import Outbox
+from worker.process.parent import ParentWatch
+from worker.process.preparation import Preparation
+from worker.runtime.engine_thread import Ended, EngineThread, GivenUp, Loaded, Lost, Remove, Stepped
+from worker.runtime.priority import import_at_low_priority
+from worker.vectors.job import Job
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from worker.engines.sequence import Token
+    from worker.runtime.prompts import Prepared
+
+logger = logging.getLogger("worker")
+
+_HEARTBEAT_S: Final = 1.0
+_UNSENT_FRAMES: Final = 256
+_ENDING_LOOK_S: Final = 0.01
+# What mlx-lm imports of transformers: nearly all the time of the imports, and nothing of MLX.
+_SLOW_IMPORT: Final = "transformers.models.auto.tokenization_auto"
+# Starts threads as it is imported, and threads keep the priority of the one that starts them.
+_THREADED_IMPORT: Final = "numpy"
+
+
+def run(address: str, key: bytes, parent_pid: int, incarnation: int, *, spare: bool) -> NoReturn:
+    """Serve one gateway until it says stop, or is gone; ends the process. `key` opens the channel.
+
+    A spare gets ready at low priority, as others compute meanwhile.
+    """
+    # Ctrl-C reaches the whole process group; the gateway decides what becomes of its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable()
+    # In C, so that it works although a thread holds the interpreter's lock.
+    faulthandler.register(DUMP_STACKS, all_threads=True, chain=False)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    conversation = Conversation(address, key, incarnation, spare=spare)
+
+    def on_sigterm(_signal: int, _frame: FrameType | None) -> None:
+        conversation.request_stop()
+
+    signal.signal(signal.SIGTERM, on_sigterm)
+    conversation.watch = ParentWatch(
+        parent_pid, conversation.request_stop, conversation.orphan_grace_s
+    )
+    try:
+        status = conversation.run()
+    except Exception:
+        logger.exception("The conversation with the gateway failed")
+        status = conversation.break_off()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The memory is released by now. The interpreter's own end would wait for tokenizer threads.
+    os._exit(status)
+
+
+def _work(thread: EngineThread, incarnation: int, *, spare: bool) -> None:
+    """What the engine thread does, with its imports, which take seconds."""
+    if spare:
+        importlib.import_module(_THREADED_IMPORT)
+        import_at_low_priority(_SLOW_IMPORT)
+    from worker.runtime.serve import serve
+
+    serve(thread, incarnation, spare=spare)
+
+
+class Conversation:
+    """Carries out what the gateway says, and says what becomes of it."""
+
+    def __init__(self, address: str, key: bytes, incarnation: int, *, spare: bool) -> None:
+        self.watch: ParentWatch | None = None
+        self._link = GatewayLink(address, key)
+        work = partial(_work, incarnation=incarnation, spare=spare)
+        self._engine = EngineThread(work, self._link.wake)
+        self._preparation = Preparation(self._engine.emit)
+        self._loaded: Loaded | None = None
+        self._requests: dict[str, Answering] = {}
+        self._outbox = Outbox()
+        self._stop_requested = False
+        self._stopping = False
+        self._draining = False
+        # Another rank, and so the model.
+        self._lost = False
+        self._exit_status: int | None = None
+
+    def request_stop(self) -> None:
+        """Ask for an orderly end; from a signal handler or another thread."""
+        self._stop_requested = True
+        self._link.wake()
+
+    def orphan_grace_s(self) -> float:
+        memory = self._engine.figures.memory
+        return grace_s(memory.active_bytes + memory.cache_bytes)
+
+    def run(self) -> int:
+        """Returns the process's exit status."""
+        self._engine.start()
+        heartbeat_at = time.monotonic()
+        while self._exit_status is None:
+            self._link.wait(self._idle_s(heartbeat_at, time.monotonic()))
+            if self._stop_requested:
+                self._stop()
+            self._link.send_unsent()
+            self._read_gateway()
+            self._follow_next()
+            self._read_engine()
+            if self._draining and not self._requests:
+                self._stop()
+            if time.monotonic() >= heartbeat_at:
+                heartbeat_at = time.monotonic() + _HEARTBEAT_S
+                self._send_heartbeat()
+        self._link.close()
+        return self._exit_status
+
+    def break_off(self) -> int:
+        """After a failure: the engine ends in order all the same, and is heard by nobody. Returns
+        the process's exit status.
+        """
+        over_at = time.monotonic() + self.orphan_grace_s()
+        if self._engine.may_hold_model:
+            self._engine.finish()
+            while time.monotonic() < over_at:
+                if isinstance(self._engine.next_event(), Ended):
+                    break
+                time.sleep(_ENDING_LOOK_S)
+        return 1
+
+    def _idle_s(self, heartbeat_at: float, now: float) -> float:
+        heartbeat_s = max(0.0, heartbeat_at - now)
+        beat_s = self._engine.beat.left_s(now)
+        return heartbeat_s if beat_s is None else min(heartbeat_s, beat_s)
+
+    # From the gateway
+
+    def _read_gateway(self) -> None:
+        while (order := self._link.receive()) is not None:
+            match order:
+                case Generate() | Embed() as task:
+                    self._begin(task)
+                case Cancel(request_id=request_id):
+                    if self._requests.pop(request_id, None) is not None:
+                        self._engine.post(Remove((request_id,)))
+                case Load() | Limit() | ClearPromptCache() as command:
+                    self._engine.post(command)
+                case Drain():
+                    self._draining = True
+                case Stop():
+                    self._stop()
+
+    def _follow_next(self) -> None:
+        if (parent_pid := self._link.settle()) is not None:
+            if self.watch is not None:
+                self.watch.follow(parent_pid)
+            self._read_gateway()
+
+    def _begin(self, task: Generate | Embed) -> None:
+        if self._draining or self._stopping:
+            # It crossed the order to go: the gateway keeps it for the next worker.
+            return
+        loaded = self._loaded
+        if loaded is None:
+            self._refuse(task.request_id, "The model is not ready for requests.")
+            return
+        self._requests[task.request_id] = Answering(task.request_id)
+        self._engine.arriving += 1
+        self._preparation.begin(loaded.prepare, task)
+
+    def _stop(self) -> None:
+        if self._stopping:
+            return
+        self._stopping = True
+        self._requests.clear()
+        if self._engine.may_hold_model:
+            self._engine.finish()
+        else:
+            # Nothing to release: no need to wait for the imports to end.
+            self._exit_status = 0
+
+    # From the engine
+
+    def _read_engine(self) -> None:
+        self._engine.beat.look(time.monotonic())
+        while self._link.unsent < _UNSENT_FRAMES or self._stopping:
+            event = self._engine.next_event()
+            if not isinstance(event, Stepped) or not self._outbox.fits(len(event.tokens)):
+                self._send_output()
+            match event:
+                case None:
+                    return
+                case Stepped(step, tokens):
+                    self._add_step(step, tokens)
+                case RequestFailed() as failure:
+                    self._engine.arriving -= 1
+                    if self._requests.pop(failure.request_id, None) is not None:
+                        self._send(failure)
+                case GivenUp(failure):
+                    if self._requests.pop(failure.request_id, None) is not None:
+                        self._send(failure)
+                case Loaded() as loaded:
+                    self._loaded = loaded
+                    self._send(loaded.ready)
+                case Ended(failed):
+                    self._exit_status = LEFT_ALONE if self._lost else int(failed)
+                    return
+                case Lost(rank):
+                    self._lose(rank)
+                case Embedded() as embedded:
+                    if embedded.request_id in self._requests:
+                        self._send(embedded)
+                    if embedded.last:
+                        self._requests.pop(embedded.request_id, None)
+                case Message() as message:
+                    self._send(message)
+                case Job() as job:
+                    self._engine.arriving -= 1
+                    if job.request_id in self._requests:
+                        self._engine.post(job)
+                case prepared:
+                    self._enqueue(prepared)
+
+    def _lose(self, rank: int) -> None:
+        """The engine may come back from a step whose peers are gone, and may not."""
+        logger.error("Rank %d is gone: this rank ends", rank)
+        self._send(RankLost(rank=rank))
+        self._lost = True
+        ending = threading.Timer(self.orphan_grace_s(), os._exit, (LEFT_ALONE,))
+        ending.daemon = True
+        ending.start()
+        self._stop()
+
+    def _enqueue(self, prepared: Prepared) -> None:
+        self._engine.arriving -= 1
+        request_id = prepared.sequence.request_id
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        request.begin(prepared)
+        if prepared.rendered:
+            for message in rendered(request_id, prepared.prompt_ids):
+                self._send(message)
+        if prepared.sequence.max_tokens == 0:
+            # Somebody counts.
+            del self._requests[request_id]
+            self._send(Output(step=0, deltas=(request.counted(),)))
+            return
+        self._engine.post(prepared.sequence)
+
+    def _add_step(self, step: int, tokens: list[Token]) -> None:
+        for token in tokens:
+            request = self._requests.get(token.request_id)
+            if request is None:
+                continue
+            try:
+                for each in request.prompt_deltas(token):
+                    self._send(Output(step=step, deltas=(each,)))
+                delta = request.delta(token)
+            except Exception:
+                # A detokenizer that fails on one text must not end the other streams.
+                logger.exception("Detokenizing request %s failed", token.request_id)
+                self._drop(token.request_id)
+                self._send_output()
+                self._refuse(token.request_id, "The answer could not be decoded to text.")
+                continue
+            if delta is None:
+                continue
+            self._outbox.add(step, delta)
+            if delta.finish_reason is not None:
+                del self._requests[token.request_id]
+                if token.finish_reason is None:
+                    self._engine.post(Remove((token.request_id,)))
+
+    def _send_output(self) -> None:
+        if (output := self._outbox.take()) is not None:
+            self._send(output)
+            self._engine.beat.strike(time.monotonic())
+
+    def _drop(self, request_id: str) -> None:
+        self._requests.pop(request_id, None)
+        self._engine.post(Remove((request_id,)))
+
+    # To the gateway
+
+    def _refuse(self, request_id: str, message: str) -> None:
+        self._send(RequestFailed(request_id=request_id, code="internal_error", message=message))
+
+    def _send(self, message: Message) -> None:
+        if isinstance(message, LoadFailed):
+            logger.error("The load failed: %s", message.reason)
+        self._link.send(message)
+
+    def _send_heartbeat(self) -> None:
+        if self._link.unsent:
+            # The gateway isn't reading; a stale heartbeat behind the backlog would mislead it.
+            return
+        figures = self._engine.figures
+        age_s = None if figures.last_step_at is None else time.monotonic() - figures.last_step_at
+        self._send(
+            Heartbeat(
+                step=figures.step,
+                step_age_s=age_s,
+                active=figures.active,
+                waiting=figures.waiting,
+                memory=figures.memory,
+                prompt_cache_bytes=figures.prompt_cache_bytes,
+            )
+        )

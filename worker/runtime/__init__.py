@@ -1,0 +1,1 @@
+"""What the engine's thread does with a model, from the load to the end."""

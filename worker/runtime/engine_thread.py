@@ -1,0 +1,192 @@
+"""The one thread that owns every MLX call: imports, load, steps, release.
+
+This module is light to import, because the thread that talks to the gateway needs it at once, and
+MLX and mlx-lm take seconds.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from protocol.answers import RequestFailed
+from protocol.life import ClearPromptCache, Load, Ready
+from protocol.memory import Limit, MlxMemory
+from protocol.message import Message
+from protocol.requests import Embed, Generate
+from worker.runtime.throttle import Beat
+
+if TYPE_CHECKING:
+    from worker.engines.sequence import Sequence, Token
+    from worker.runtime.prompts import Prepared
+    from worker.vectors.job import Job
+
+# Of steps above all, that may wait for the sender; beyond that the engine waits for it.
+_MOST_EVENTS: Final = 256
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The model answers; what the sender needs of it, since it must not import MLX itself."""
+
+    ready: Ready
+    prepare: Callable[[Generate | Embed], Prepared | Job | RequestFailed]
+
+
+@dataclass(frozen=True)
+class Stepped:
+    step: int
+    tokens: list[Token]
+
+
+@dataclass(frozen=True)
+class GivenUp:
+    """A sequence that waited for more than can be had."""
+
+    failure: RequestFailed
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The engine thread is over and holds nothing. `failed` if an exception ended it."""
+
+    failed: bool
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Another rank of the model is gone, without which nothing can be computed."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class Remove:
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Look:
+    """Something else than a command has come: a prompt that was read from disk."""
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Release the model and end the thread."""
+
+
+EngineEvent: TypeAlias = "Message | Loaded | Stepped | Prepared | Job | GivenUp | Lost | Ended"
+EngineCommand: TypeAlias = (
+    "Load | Sequence | Job | Remove | Limit | ClearPromptCache | Look | Finish"
+)
+
+
+@dataclass
+class EngineFigures:
+    """Written by the engine thread, read by the sender; each field on its own is consistent."""
+
+    step: int = 0
+    last_step_at: float | None = None
+    active: int = 0
+    waiting: int = 0
+    memory: MlxMemory = field(default_factory=MlxMemory)
+    prompt_cache_bytes: int = 0
+
+
+class EngineThread:
+    """Commands in, events out."""
+
+    def __init__(self, work: Callable[[EngineThread], None], wake: Callable[[], None]) -> None:
+        """The thread does `work` and ends with it. It calls `wake` after each event."""
+        self.figures = EngineFigures()
+        self.beat = Beat()
+        # Prompts in tokenization; written by the sender.
+        self.arriving = 0
+        self._work = work
+        self._wake = wake
+        self._commands: queue.SimpleQueue[EngineCommand] = queue.SimpleQueue()
+        self._events: queue.Queue[EngineEvent] = queue.Queue(_MOST_EVENTS)
+        self._finishing = threading.Event()
+        self._loading = threading.Event()
+        # A daemon, so that a stop during the imports need not wait for them.
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    @property
+    def may_hold_model(self) -> bool:
+        return self._loading.is_set()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def post(self, command: EngineCommand) -> None:
+        if isinstance(command, Load):
+            self._loading.set()
+        self._commands.put(command)
+
+    def finish(self) -> None:
+        """Ask the thread to release the model and end; also in mid-load."""
+        self._finishing.set()
+        self._commands.put(Finish())
+
+    def next_event(self) -> EngineEvent | None:
+        try:
+            return self._events.get_nowait()
+        except queue.Empty:
+            return None
+
+    def emit(self, event: EngineEvent) -> None:
+        """Hand an event to the sender, waiting while it has too many already."""
+        self._events.put(event)
+        self._wake()
+
+    def emit_step(self, step: Stepped) -> None:
+        """Hand a step to the sender, who is woken if it would look too late for it."""
+        self._events.put(step)
+        if self.beat.wakes(time.monotonic(), awaited=any(each.awaited for each in step.tokens)):
+            self._wake()
+
+    def lose(self, rank: int) -> None:
+        """From another thread than the engine's, which may be waiting for the rank that is gone."""
+        self.emit(Lost(rank))
+
+    def next_command(self, *, wait: bool, at_most_s: float | None = None) -> EngineCommand | None:
+        try:
+            return self._commands.get(wait, at_most_s)
+        except queue.Empty:
+            return None
+
+    def commands(self) -> Iterator[EngineCommand]:
+        """Those that have come by now."""
+        for _ in range(self._commands.qsize()):
+            command = self.next_command(wait=False)
+            if command is not None:
+                yield command
+
+    @property
+    def is_wanted(self) -> bool:
+        """There are commands, or will be at once."""
+        return self.arriving > 0 or not self._commands.empty() or self._finishing.is_set()
+
+    def should_finish(self) -> bool:
+        return self._finishing.is_set()
+
+    def note_step(self, active: int, waiting: int) -> None:
+        """Progress: a decoding step or a chunk of prefill is done."""
+        self.figures.step += 1
+        self.figures.last_step_at = time.monotonic()
+        self.figures.active = active
+        self.figures.waiting = waiting
+
+    def _run(self) -> None:
+        failed = False
+        try:
+            self._work(self)
+        except Exception:
+            traceback.print_exc()
+            failed = True
+        self.emit(Ended(failed))

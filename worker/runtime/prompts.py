@@ -1,0 +1,291 @@
+"""Requests made ready to run, beside the engine, so that a long prompt stalls nobody's stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from protocol.answers import RequestFailed, RequestField
+from protocol.prompts import ChatPrompt, TextPrompt, TokenPrompt
+from protocol.requests import Generate
+from protocol.tokens import BYTES_PER_TOKEN
+from worker.engines.context import Context, too_long
+from worker.engines.sequence import Broken, Sequence
+from worker.load.loading import LoadedModel
+from worker.prompt_cache.path import Paths
+from worker.runtime.tokenizing import text_of, tokenize, unpacked
+from worker.sampling.adjustments import Adjustments, make_adjustments
+from worker.sampling.settings import make_row_sampling
+from worker.sampling.words import banned_sequences
+from worker.structure.grammar import ConstraintError
+from worker.structure.matching import Constrained
+from worker.system.errors import PromptError
+from worker.text.budget import ReasoningBudget, reasoning_budget
+from worker.text.logprobs import LogprobWriter
+from worker.text.stream import AnswerStream, answer_stream
+from worker.text.template import ChatTemplate
+
+# Vocabularies have runs of spaces as single tokens, the longest known of 128.
+_MOST_CHARACTERS_PER_TOKEN: Final = 128
+# Its name and its arguments.
+_LEAST_TOKENS_PER_CALL: Final = 2
+# Of a prompt that is only counted, which may be longer than any context: some seconds' work.
+_MOST_COUNTED_CHARACTERS: Final = 8 << 20
+# What each step compares with the end of an answer.
+_MOST_BANNED_TOKENS: Final = 4096
+# Tokens and alternatives that are held, and written down, before an answer begins.
+_MOST_PROMPT_SCORES: Final = 1 << 18
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request ready to run.
+
+    With `prompt_only` a token is computed for the prompt's scores alone, and belongs to nobody.
+    `prompt_ids` is the prompt alone; the sequence's tokens go on with what was delivered, and so
+    does `answer`. `logprobs` writes down the scores of its tokens, and `echo` comes before its
+    text. `rendered` says that the gateway is to know the ids, and doesn't yet.
+    """
+
+    sequence: Sequence
+    prompt_ids: list[int]
+    delivered: int
+    rendered: bool
+    answer: AnswerStream
+    logprobs: LogprobWriter
+    echo: str
+    prompt_only: bool
+
+
+def prepare(
+    generate: Generate, loaded: LoadedModel, context: Context, paths: Paths
+) -> Prepared | RequestFailed:
+    """Render, tokenize and check one request, and take it to where another worker left it.
+
+    A prompt that is empty, can't be rendered or doesn't fit the context is refused.
+    """
+    try:
+        return _prepare(generate, loaded, context, paths)
+    except PromptError as error:
+        return error.told(generate.request_id)
+
+
+def no_further(broken: Broken) -> RequestFailed:
+    """For one whose constraint can't be followed to its end, or whose pictures don't do."""
+    if broken.pictures:
+        message = f"The model can't look at these pictures: {broken.reason}"
+        error = PromptError("invalid_request_error", message, "prompt")
+    else:
+        message = f"The answer can't go on as its constraint wants it: {broken.reason}."
+        error = PromptError("invalid_request_error", message, "constraint")
+    return error.told(broken.request_id)
+
+
+def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: Paths) -> Prepared:
+    _check_size(generate, context)
+    prompt_ids, pictures = tokenize(generate, loaded)
+    delivered = unpacked(generate.delivered)
+    if not prompt_ids:
+        raise PromptError(
+            "invalid_request_error", "The prompt is empty: send at least one token.", "prompt"
+        )
+    token_ids = prompt_ids + delivered
+    unknown = next((each for each in token_ids if each >= loaded.vocabulary), None)
+    if unknown is not None:
+        raise PromptError(
+            "invalid_request_error",
+            f"The prompt has token id {unknown}; this model knows 0 to {loaded.vocabulary - 1}.",
+            "prompt",
+        )
+    room = context.tokens - len(prompt_ids)
+    if room < 1 and not generate.counts:
+        why = f": it has {len(prompt_ids)}, which leaves no room for an answer"
+        raise too_long(context, why, *_blamed(generate))
+    wanted = max(0, room if generate.max_tokens is None else min(generate.max_tokens, room))
+    prompt_only = wanted == 0 and not generate.counts
+    if wanted and len(delivered) >= wanted:
+        raise PromptError(
+            "invalid_request_error",
+            f"{len(delivered)} tokens were delivered already, of {wanted} at most.",
+        )
+    sampling = make_row_sampling(
+        generate.sampling,
+        loaded.sampling_defaults,
+        loaded.vocabulary,
+        len(delivered),
+        loaded.xtc_spared,
+    )
+    constrained = _constrain(generate, loaded, prompt_ids, delivered)
+    answer = answer_stream(generate, prompt_ids, loaded.tokenizer, loaded.answer_format)
+    for token_id in delivered:
+        answer.add(token_id)
+    # They come before the first token.
+    prompt_logprobs = None if delivered else generate.prompt_logprobs
+    if prompt_logprobs is not None:
+        _check_prompt_logprobs(len(prompt_ids), prompt_logprobs)
+    return Prepared(
+        Sequence(
+            request_id=generate.request_id,
+            token_ids=token_ids,
+            max_tokens=1 if prompt_only else wanted - len(delivered),
+            sampling=sampling,
+            ignore_eos=generate.ignore_eos,
+            priority=generate.priority,
+            budget=_budget(generate, prompt_ids, loaded),
+            adjustments=_adjustments(generate, loaded, len(prompt_ids), len(prompt_ids) + wanted),
+            stop_token_ids=generate.sampling.stop_token_ids,
+            # What is taken from the prompt cache has no logits.
+            path=None
+            if prompt_logprobs is not None
+            else paths.find(
+                token_ids,
+                # The tokens of one picture are those of any other.
+                generate.cache_salt if pictures is None else pictures.salt(generate.cache_salt),
+                _boundaries(generate, prompt_ids, loaded.chat_template)
+                if paths.needs_boundaries
+                else (),
+            ),
+            constrained=constrained,
+            logprobs=generate.logprobs,
+            prompt_logprobs=prompt_logprobs,
+            pictures=pictures,
+        ),
+        prompt_ids,
+        len(delivered),
+        # What is only counted may be longer than any context, and nobody goes on with it.
+        rendered=not (generate.counts or isinstance(generate.prompt, TokenPrompt)),
+        answer=answer,
+        logprobs=LogprobWriter(loaded.token_bytes, prompt_ids),
+        echo=text_of(generate, prompt_ids, loaded) if generate.echo and not delivered else "",
+        prompt_only=prompt_only,
+    )
+
+
+def _blamed(generate: Generate) -> tuple[str, RequestField]:
+    """What to shorten: the larger part of a prompt."""
+    prompt, tools = generate.prompt, generate.tools
+    if isinstance(prompt, ChatPrompt) and tools is not None:
+        said = sum(len(each.content) for each in prompt.messages)
+        if len(tools.definitions) > said:
+            return "Most of it are tools: send fewer, or describe them shorter.", "tools"
+    return "Shorten the prompt.", "prompt"
+
+
+def _budget(
+    generate: Generate, prompt_ids: list[int], loaded: LoadedModel
+) -> ReasoningBudget | None:
+    if generate.reasoning_tokens is None:
+        return None
+    try:
+        return reasoning_budget(
+            prompt_ids, generate.reasoning_tokens, loaded.tokenizer, loaded.answer_format
+        )
+    except ValueError as error:
+        raise PromptError(
+            "invalid_request_error", f"This model's reasoning can't be bounded: {error}"
+        ) from error
+
+
+def _constrain(
+    generate: Generate, loaded: LoadedModel, prompt_ids: list[int], delivered: list[int]
+) -> Constrained | None:
+    try:
+        return loaded.constraints.of(generate, prompt_ids, delivered)
+    except ConstraintError as error:
+        kind = generate.constraint.kind if generate.constraint is not None else "tools"
+        raise PromptError(
+            "invalid_request_error",
+            f"No answer can be made to match this {kind}: {error.reason}",
+            "constraint" if generate.constraint is not None else "tools",
+        ) from error
+
+
+def _check_size(generate: Generate, context: Context) -> None:
+    """Refuse what is far too long before the tokenizer spends minutes and gigabytes on it."""
+    match generate.prompt:
+        case ChatPrompt(messages):
+            calls = [call for each in messages for call in each.tool_calls]
+            least_tokens = len(messages) + _LEAST_TOKENS_PER_CALL * len(calls)
+            characters = sum(len(each.content) for each in messages)
+            characters += sum(len(each.name) + len(each.arguments) for each in calls)
+            if generate.tools is not None:
+                characters += len(generate.tools.definitions)
+        case TextPrompt(text, suffix):
+            least_tokens, characters = 1, len(text) + len(suffix or "")
+        case TokenPrompt(packed):
+            least_tokens, characters = len(packed) // BYTES_PER_TOKEN, 0
+    # What a template writes beside texts is as much work.
+    work = characters + _MOST_CHARACTERS_PER_TOKEN * least_tokens
+    if generate.counts and work <= _MOST_COUNTED_CHARACTERS:
+        return
+    least_tokens = max(least_tokens, characters // _MOST_CHARACTERS_PER_TOKEN)
+    if least_tokens > context.tokens:
+        raise too_long(context, f": it has at least {least_tokens}", *_blamed(generate))
+
+
+def _adjustments(
+    generate: Generate, loaded: LoadedModel, prompt_tokens: int, most_tokens: int
+) -> Adjustments | None:
+    sampling = generate.sampling
+    _check_ids("logit_bias", (each for each, _ in sampling.logit_bias), loaded.vocabulary)
+    _check_ids("allowed_token_ids", sampling.allowed_token_ids, loaded.vocabulary)
+    _check_ids("stop_token_ids", sampling.stop_token_ids, loaded.vocabulary)
+    banned = banned_sequences(sampling.bad_words, loaded.tokenizer)
+    if sum(map(len, banned)) > _MOST_BANNED_TOKENS:
+        raise PromptError(
+            "invalid_request_error",
+            f"bad_words have more than {_MOST_BANNED_TOKENS} tokens together.",
+            "bad_words",
+        )
+    ends = () if generate.ignore_eos else loaded.eos_token_ids
+    return make_adjustments(
+        sampling, prompt_tokens, most_tokens, (*ends, *sampling.stop_token_ids), banned
+    )
+
+
+def _check_ids(field: RequestField, token_ids: Iterable[int], vocabulary: int) -> None:
+    unknown = next((each for each in token_ids if each >= vocabulary), None)
+    if unknown is not None:
+        raise PromptError(
+            "invalid_request_error",
+            f"{field} has token id {unknown}; this model knows 0 to {vocabulary - 1}.",
+            field,
+        )
+
+
+def _check_prompt_logprobs(tokens: int, alternatives: int) -> None:
+    if tokens * (1 + alternatives) > _MOST_PROMPT_SCORES:
+        raise PromptError(
+            "invalid_request_error",
+            f"The prompt has {tokens} tokens. With {alternatives} alternatives to each, log "
+            f"probabilities are given for at most {_MOST_PROMPT_SCORES // (1 + alternatives)}: "
+            "shorten the prompt or ask for fewer alternatives.",
+            "prompt_logprobs",
+        )
+
+
+def _boundaries(generate: Generate, prompt_ids: list[int], template: ChatTemplate) -> list[int]:
+    """Up to where other prompts may be alike, in tokens: the system prompt of a conversation, and
+    all that its next turn repeats, which what asks for an answer needn't be part of.
+    """
+    if not isinstance(generate.prompt, ChatPrompt) or generate.prompt.pictures:
+        # Pictures have more tokens than the template writes.
+        return [len(prompt_ids)]
+    messages = generate.prompt.messages
+    beginnings = [messages]
+    if messages and messages[0].role in ("system", "developer"):
+        beginnings.append(messages[:1])
+    found = []
+    for each in beginnings:
+        try:
+            alike = template.tokens(generate.prompt, generate.tools, each, asking=False)
+        except PromptError:
+            continue  # Many templates want a user's message.
+        found.append(_common(alike, prompt_ids))
+    return found or [len(prompt_ids)]
+
+
+def _common(one: list[int], other: list[int]) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -1,0 +1,190 @@
+"""What the engine thread does: say hello, load one model, step until told to finish."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from protocol.answers import RequestFailed
+from protocol.life import Device, Hello, Load, LoadFailed, LoadProgress, Ready
+from protocol.messages import PROTOCOL_VERSION
+from protocol.requests import Embed, Generate
+from worker.engines.caches import Caches
+from worker.engines.context import ContextInForce
+from worker.engines.limits import Limits
+from worker.engines.room import NO_CACHES, Room, measure
+from worker.engines.sequence import Engine
+from worker.load.loading import LoadedModel, load
+from worker.runtime.engine_thread import EngineThread, Loaded
+from worker.runtime.prompts import Prepared, prepare
+from worker.runtime.rehearsal import rehearse
+from worker.runtime.turns import Turns, take_bound
+from worker.runtime.warm import Warming
+from worker.runtime.writing import check_batches, make_text
+from worker.system.collection import leave_imports_alone
+from worker.system.errors import LoadAbandonedError, ModelError
+from worker.system.memory import give_back_buffers, read_device, read_memory, released_memory
+from worker.vectors.beside import NoText, WithVectors
+from worker.vectors.job import Job
+from worker.vectors.making import Making, make_vectors
+from worker.wiring import wiring
+
+if TYPE_CHECKING:
+    from worker.ranks.leader import Leader
+
+# For prompts that wait to be stored, at the end.
+_STORE_S = 5.0
+
+
+def serve(thread: EngineThread, incarnation: int, *, spare: bool) -> None:
+    """Run one worker's life on the calling thread; returns once the memory is released."""
+    device = read_device()
+    # A CPU has nothing to prepare.
+    if spare and mx.default_device() != mx.cpu:
+        from worker.runtime.practice import practise
+
+        practise()
+    thread.emit(
+        Hello(
+            protocol_version=PROTOCOL_VERSION,
+            pid=os.getpid(),
+            incarnation=incarnation,
+            python_version=platform.python_version(),
+            mlx_version=version("mlx"),
+            mlx_lm_version=version("mlx-lm"),
+            device=device,
+        )
+    )
+    leave_imports_alone()
+    command = thread.next_command(wait=True)
+    if isinstance(command, Load):
+        with released_memory():
+            _serve_model(thread, command, device)
+
+
+def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
+    if command.ranks is None:
+        _serve_alone(thread, command, device)
+        return
+    leader = None
+    try:
+        # Only with ranks is this worth its imports.
+        from worker.ranks.leader import Leader
+
+        leader = Leader(command, thread.lose)
+        leader.gather(thread.should_finish)
+        _serve_alone(thread, command, device, leader)
+    except ModelError as error:
+        thread.emit(LoadFailed(reason=error.reason, permanent=error.permanent))
+    except LoadAbandonedError:
+        return
+    finally:
+        if leader is not None:
+            leader.close()
+
+
+def _serve_alone(
+    thread: EngineThread, command: Load, device: Device, leader: Leader | None = None
+) -> None:
+    """Or with others, of which nobody else needs to know."""
+    started_at = time.monotonic()
+    try:
+        loaded = load(
+            command.path,
+            lambda done, total: thread.emit(LoadProgress(loaded_bytes=done, total_bytes=total)),
+            thread.should_finish,
+            command.adapter_path,
+            command.draft_path,
+            pictures=command.pictures,
+            part=None if leader is None else leader.part,
+        )
+        if leader is not None:
+            leader.until_loaded(thread.should_finish)
+        caches = None
+        if not loaded.is_encoder:
+            caches = Caches(loaded.model, loaded.draft, command.kv_bits)
+        if leader is not None:
+            check_batches(caches)
+    except ModelError as error:
+        thread.emit(LoadFailed(reason=error.reason, permanent=error.permanent))
+        return
+    except LoadAbandonedError:
+        return
+    room = Room(
+        NO_CACHES if caches is None else measure(caches.run, caches.make),
+        working_bytes=command.working_bytes,
+        working_token_bytes=command.working_token_bytes,
+    )
+    give_back_buffers()
+    if command.wire:
+        wiring.wire(loaded.weight_bytes, device)
+    limits = Limits(room, loaded.weight_bytes)
+    if command.limit_bytes is not None:
+        limits.take(command.limit_bytes, command.beside_bytes)
+    making = None
+    try:
+        if leader is None:
+            making = make_vectors(loaded, command.path, room, command.stall_s, thread.emit)
+    except ModelError as error:
+        thread.emit(LoadFailed(reason=error.reason, permanent=error.permanent))
+        return
+    context = _context(command, loaded, making)
+    take_bound(command.bound, room, context)
+    lead = None if leader is None else leader.lead
+    text = None if caches is None else make_text(thread, loaded, command, room, caches, lead)
+    engine: Engine = NoText() if text is None else text.engine
+    warming = None
+    if text is not None:
+        warming = Warming(engine, text.prompt_cache, room, context.now.tokens, loaded.vocabulary)
+        warming.begin(awaited=command.awaited, is_interrupted=thread.should_finish)
+        rehearse(loaded, context.now, text.paths)
+    if making is not None:
+        engine = WithVectors(engine, making.engine, room)
+    turns = Turns(thread, engine, limits, context, lead, warming)
+    if thread.should_finish():
+        engine.close()
+        return
+    ready = Ready(
+        load_s=time.monotonic() - started_at,
+        weight_bytes=loaded.weight_bytes,
+        context_tokens=context.now.tokens,
+        batching=engine.batching,
+        fingerprint=loaded.fingerprint,
+        memory=read_memory(),
+        abilities=("text",) if making is None else making.abilities,
+        sampling=loaded.sampling_defaults,
+    )
+    thread.figures.memory = ready.memory
+
+    def prepare_task(task: Generate | Embed) -> Prepared | Job | RequestFailed:
+        if isinstance(task, Embed) and making is not None:
+            return making.texts.prepare(task, context.now)
+        if isinstance(task, Generate) and text is not None:
+            return prepare(task, loaded, context.now, text.paths)
+        # The gateway sends no such thing, as it knows what the model can.
+        return RequestFailed(
+            request_id=task.request_id,
+            code="invalid_request_error",
+            message=f"This model can't be asked for that: it makes {', '.join(ready.abilities)}.",
+        )
+
+    thread.emit(Loaded(ready, prepare_task))
+    try:
+        turns.run()
+    finally:
+        engine.close()
+        if text is not None and text.prompt_cache is not None:
+            text.prompt_cache.close(_STORE_S)
+
+
+def _context(command: Load, loaded: LoadedModel, making: Making | None) -> ContextInForce:
+    """The least of what was configured and what the model can, until memory has less."""
+    own_tokens = loaded.context_tokens or command.context_tokens
+    if making is not None and loaded.is_encoder:
+        own_tokens = min(own_tokens, making.texts.most_tokens or own_tokens)
+    return ContextInForce(min(command.context_tokens, own_tokens))

@@ -1,0 +1,205 @@
+"""An engine turn by turn: a step, and between two what it is told and what it says of its needs."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from protocol.life import ClearPromptCache, PromptCacheCleared
+from protocol.memory import Bound, Limit, Need
+from worker.engines.batch import PREFILL_ROWS
+from worker.engines.context import ContextInForce
+from worker.engines.healing import Healing
+from worker.engines.limits import Limits
+from worker.engines.room import Room
+from worker.engines.sequence import Engine, Sequence
+from worker.runtime.engine_thread import EngineCommand, EngineThread, GivenUp, Remove, Stepped
+from worker.runtime.gathering import Gathering
+from worker.runtime.prompts import no_further
+from worker.system.memory import read_memory, trim
+from worker.vectors.beside import WithVectors
+from worker.vectors.job import Job
+
+if TYPE_CHECKING:
+    from worker.ranks.lead import Lead
+    from worker.runtime.warm import Warming
+
+# Nobody has come for so long: what was left of warming up is done.
+_QUIET_S = 1.0
+_MEMORY_READING_S = 1.0
+_ANSWER_S = 0.02
+# What comes too late for a sequence, of a disk or of memory, is noticed so often.
+_FETCH_S = 0.1
+# What the prompt cache has changes with each block; the wish for more is told in steps, too.
+_SLIGHT_BYTES = 4_000_000
+
+
+class Turns:
+    """Steps of an engine, and between them what it is told and what it says of its needs."""
+
+    def __init__(
+        self,
+        thread: EngineThread,
+        engine: Engine,
+        limits: Limits,
+        context: ContextInForce,
+        lead: Lead | None = None,
+        warming: Warming | None = None,
+    ) -> None:
+        self._thread = thread
+        self._engine = engine
+        self._healing = Healing(engine)
+        self._limits = limits
+        self._context = context
+        self._lead = lead
+        self._warming = warming
+        self._told: Need | None = None
+        self._memory_read_at = 0.0
+
+    def run(self) -> None:
+        while not self._thread.should_finish():
+            try:
+                self._turn()
+            except RuntimeError as error:
+                self._healing.heal(error)
+
+    def _turn(self) -> None:
+        thread, engine = self._thread, self._engine
+        self._obey_all()
+        if thread.should_finish():
+            # Among those commands was the one to finish: no other follows.
+            return
+        self._refuse_hopeless()
+        asked = self._tell_need()
+        if engine.active + engine.waiting == 0:
+            self._rest()
+        elif engine.fetching and not engine.active:
+            self._obey(thread.next_command(wait=True, at_most_s=_FETCH_S))
+            self._step()
+        elif engine.short and (asked or not engine.active):
+            # The answer takes a millisecond; alone, without it, there is nothing to compute.
+            wait_s = _ANSWER_S if engine.active else _MEMORY_READING_S
+            self._obey(thread.next_command(wait=True, at_most_s=wait_s))
+            self._step()
+        else:
+            self._step()
+
+    def _step(self) -> None:
+        thread, engine = self._thread, self._engine
+        self._obey_all()
+        tokens = engine.step()
+        if tokens or engine.active:
+            thread.note_step(engine.active, engine.waiting)
+        else:
+            # All of them wait for memory: that is no step.
+            thread.figures.active, thread.figures.waiting = 0, engine.waiting
+        if tokens:
+            thread.emit_step(Stepped(thread.figures.step, tokens))
+        engine.keep()
+        for broken in engine.take_broken():
+            thread.emit(GivenUp(no_further(broken)))
+        if time.monotonic() - self._memory_read_at >= _MEMORY_READING_S:
+            self._memory_read_at = time.monotonic()
+            thread.figures.memory = read_memory()
+
+    def _rest(self) -> None:
+        self._thread.figures.active = self._thread.figures.waiting = 0
+        self._engine.keep()
+        self._thread.figures.memory = read_memory()
+        if self._lead is not None:
+            self._lead.rest()
+        warming = self._warming
+        quiet_s = None if warming is None or warming.is_over else _QUIET_S
+        command = self._thread.next_command(wait=True, at_most_s=quiet_s)
+        if command is None and warming is not None:
+            warming.go_on(lambda: self._thread.is_wanted)
+            command = self._thread.next_command(wait=False)
+        self._obey(command)
+        self._gather()
+
+    def _gather(self) -> None:
+        """Let requests that arrive together begin together."""
+        most = PREFILL_ROWS if self._engine.batching else 1
+        gathering = Gathering(time.monotonic(), most)
+        while self._engine.waiting and not self._thread.should_finish():
+            left_s = gathering.left_s(time.monotonic(), self._thread.arriving)
+            if not left_s:
+                return
+            command = self._thread.next_command(wait=True, at_most_s=left_s)
+            self._obey(command)
+            if isinstance(command, Sequence):
+                gathering.add(time.monotonic())
+
+    def _obey_all(self) -> None:
+        for command in self._thread.commands():
+            self._obey(command)
+
+    def _obey(self, command: EngineCommand | None) -> None:
+        match command:
+            case Sequence():
+                self._engine.add(command)
+            case Job() if isinstance(self._engine, WithVectors):
+                self._engine.add_job(command)
+            case Remove(request_ids):
+                self._engine.remove(request_ids)
+            case ClearPromptCache():
+                bytes_ = self._engine.clear_prompts()
+                trim()
+                self._thread.emit(PromptCacheCleared(reclaimed_bytes=bytes_))
+            case Limit() as limit:
+                self._take_limit(limit)
+            case _:
+                # A second load can't be, and finishing is asked for by a flag.
+                return
+
+    def _take_limit(self, limit: Limit) -> None:
+        before_bytes = self._limits.mlx_bytes
+        self._limits.take(limit.limit_bytes, limit.beside_bytes)
+        if self._lead is not None:
+            self._lead.take(limit.limit_bytes, limit.beside_bytes)
+        take_bound(limit.bound, self._limits.room, self._context)
+        # What drivers keep beside MLX's account, as pools on CUDA, leaves it less under any limit.
+        if self._limits.mlx_bytes < before_bytes:
+            self._engine.make_room()
+            trim()
+            self._thread.figures.memory = read_memory()
+        self._tell_need(anyway=True)
+
+    def _refuse_hopeless(self) -> None:
+        for each in self._engine.take_hopeless():
+            self._thread.emit(GivenUp(self._context.hopeless(each, self._limits.room)))
+
+    def _tell_need(self, *, anyway: bool = False) -> bool:
+        """Say what has changed; True if that may bring memory."""
+        limit_bytes = self._limits.room.limit_bytes
+        if limit_bytes is None:
+            return False
+        figures = self._engine.need
+        self._thread.figures.prompt_cache_bytes = figures.cache_bytes
+        need = Need(
+            limit_bytes=limit_bytes,
+            **figures._asdict(),
+            held=self._engine.waiting if self._engine.short else 0,
+            context_tokens=self._context.now.tokens,
+        )
+        told = self._told
+        if told is not None and not anyway and self._is_told(need, told):
+            return False
+        self._told = need
+        self._thread.emit(need)
+        return told is None or msgspec.structs.replace(need, prompt=told.prompt) != told
+
+    def _is_told(self, need: Need, told: Need) -> bool:
+        """While it computes a little more or less in the prompt cache is nothing new."""
+        slight = abs(need.cache_bytes - told.cache_bytes) < _SLIGHT_BYTES
+        if slight and self._engine.active + self._engine.waiting:
+            told = msgspec.structs.replace(told, cache_bytes=need.cache_bytes)
+        return need == told
+
+
+def take_bound(bound: Bound | None, room: Room, context: ContextInForce) -> None:
+    """What sequences may have at most, from now on."""
+    room.most_bytes = None if bound is None else bound.bytes
+    context.take(bound)

@@ -1,0 +1,147 @@
+"""Messages as chat templates want them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeAlias
+
+from protocol.prompts import CalledTool, ChatMessage
+from worker.text.late import as_users, takes_late
+
+Message: TypeAlias = dict[str, Any]
+RenderText: TypeAlias = Callable[[list[Message]], str]
+
+_MISTRALS_ID: Final = re.compile(r"[A-Za-z0-9]{9}")
+_LENGTH_OF_NINE: Final = re.compile(r"length\s*[!=]=\s*9")
+_PROBED_ID: Final = "probe1234"
+
+
+class History:
+    """Writes down conversations for one chat template.
+
+    Arguments of calls are given as objects, which most templates write as JSON themselves. Where
+    that isn't so, and where they are no JSON object, they are given as text.
+    """
+
+    def __init__(self, template: str, render: RenderText) -> None:
+        """`render` is the template itself, which is tried out when it is first needed."""
+        self._template = template
+        self._render = render
+        self._wants_text: bool | None = None
+        self._takes_late: bool | None = None
+
+    def placed(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
+        """The same conversation, with system messages where the template takes them."""
+        late = any(each.role == "system" for each in messages[1:])
+        return as_users(messages) if late and not self.takes_late else messages
+
+    def messages(self, messages: Iterable[ChatMessage]) -> list[Message]:
+        ids = _Ids(self._template)
+        return [self._message(each, ids) for each in messages]
+
+    def _message(self, message: ChatMessage, ids: _Ids) -> Message:
+        written: Message = {"role": message.role, "content": message.content}
+        if message.name is not None:
+            written["name"] = message.name
+        if message.tool_call_id is not None:
+            written["tool_call_id"] = ids.known(message.tool_call_id)
+            name = ids.name_of(message.tool_call_id)
+            if name is not None:
+                written.setdefault("name", name)
+        if message.tool_calls:
+            written["tool_calls"] = [self._call(each, ids) for each in message.tool_calls]
+        # transformers gives it under the other names that templates have for it, too.
+        if message.reasoning is not None and not self._refuses_reasoning(message):
+            written["reasoning_content"] = message.reasoning
+        return written
+
+    def _refuses_reasoning(self, message: ChatMessage) -> bool:
+        """gpt-oss's template takes either reasoning or text beside a call. The text was seen."""
+        return (
+            bool(message.tool_calls and message.content) and "<|channel|>analysis" in self._template
+        )
+
+    def _call(self, call: CalledTool, ids: _Ids) -> Message:
+        arguments: Any = call.arguments
+        if not self.wants_text:
+            arguments = _object(call.arguments)
+        function = {"name": call.name, "arguments": arguments}
+        return {"id": ids.new(call), "type": "function", "function": function}
+
+    @property
+    def wants_text(self) -> bool:
+        """Whether the template puts arguments into its text as they are."""
+        if self._wants_text is None:
+            self._wants_text = _wants_text(self._render)
+        return self._wants_text
+
+    @property
+    def takes_late(self) -> bool:
+        """Whether the template has system messages where they stand."""
+        if self._takes_late is None:
+            self._takes_late = takes_late(self._render)
+        return self._takes_late
+
+
+def _wants_text(render: RenderText) -> bool:
+    function = {"name": "probe", "arguments": {"probed": "x"}}
+    call = {"id": _PROBED_ID, "type": "function", "function": function}
+    conversation: list[Message] = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "b", "name": "probe", "tool_call_id": _PROBED_ID},
+    ]
+    try:
+        # As Python would write an object, which no template means to.
+        return "'probed'" in render(conversation)
+    except TypeError:
+        # It joins texts.
+        return True
+    except Exception:
+        # It wants something else of a conversation, and says nothing about arguments.
+        return False
+
+
+def _object(arguments: str) -> Any:
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+class _Ids:
+    """Ids of calls, as some templates want them: Mistral's have nine letters or digits, Kimi's the
+    name and the number of the call, which is all that its template writes of it.
+    """
+
+    def __init__(self, template: str) -> None:
+        self._nine = _LENGTH_OF_NINE.search(template) is not None
+        self._kimi = "<|tool_call_argument_begin|>" in template
+        self._count = 0
+        self._known: dict[str, tuple[str, str]] = {}
+
+    def new(self, call: CalledTool) -> str:
+        written = call.id
+        if self._kimi:
+            written = f"functions.{call.name}:{self._count}"
+        elif self._nine and not _MISTRALS_ID.fullmatch(call.id):
+            written = _nine(call.id)
+        self._count += 1
+        self._known[call.id] = written, call.name
+        return written
+
+    def known(self, call_id: str) -> str:
+        if call_id in self._known:
+            return self._known[call_id][0]
+        return _nine(call_id) if self._nine and not _MISTRALS_ID.fullmatch(call_id) else call_id
+
+    def name_of(self, call_id: str) -> str | None:
+        return self._known[call_id][1] if call_id in self._known else None
+
+
+def _nine(call_id: str) -> str:
+    return hashlib.blake2s(call_id.encode()).hexdigest()[:9]

@@ -1,0 +1,143 @@
+"""The forms of calls that mlx-lm has parsers of."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any, Final, NamedTuple
+
+import regex
+from mlx_lm.tool_parsers import pythonic
+
+from worker.text.format import Block, Tags, either, headed, objects, whole
+from worker.text.gemma import gemma_calls
+from worker.text.readers import Parse
+
+FUNCTION_TAGS: Final = (Tags("<function=", "</function>"), Tags("<parameter=", "</parameter>"))
+
+_MISTRAL_HEAD: Final = (
+    r"\s*(?:\[TOOL_CALLS\])?\s*(?P<name>[\w.:/-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*\{"
+)
+_KIMI_HEAD: Final = (
+    r"\s*(?:<\|tool_call_end\|>)?\s*<\|tool_call_begin\|>\s*(?:functions\.)?(?P<name>[\w.:/-]+?)"
+    r"(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*\{"
+)
+_KIMI_TAIL: Final = r"\s*(?:<\|tool_call_end\|>)?\s*<\|tool_calls_section_end\|>"
+
+
+# Its parsers take a time that grows with the square of the tags. No call has so many arguments.
+_MOST_TAGS: Final = 500
+# Beyond that they are Python, or no calls: for what isn't, mlx-lm's parser is as slow.
+_MOST_BROKEN_PYTHON: Final = 1 << 13
+
+
+class _Form(NamedTuple):
+    """What a block begins with, and tags in it that must be closed as often as they are opened:
+    mlx-lm's parsers pass over what isn't. The first of each of `alike` are as many, too.
+    """
+
+    begins: str
+    tags: tuple[Tags, ...] = ()
+    alike: bool = False
+
+
+_NAME: Final = r"\s*[\w.:/-]+\s*(?:<|\{|$)"
+_GLM: Final = _Form(
+    _NAME,
+    (Tags("<arg_key>", "</arg_key>"), Tags("<arg_value>", "</arg_value>")),
+    alike=True,
+)
+_FORMS: Final = {
+    "glm47": _GLM,
+    "laguna": _GLM,
+    "kimi_k3": _Form(
+        r"\s*<\|open\|>call",
+        (
+            Tags("<|open|>call ", "<|close|>call<|sep|>"),
+            Tags("<|open|>argument ", "<|close|>argument<|sep|>"),
+            Tags("<|open|>json", "<|close|>json<|sep|>"),
+        ),
+    ),
+    "longcat": _Form(
+        _NAME,
+        (
+            Tags("<longcat_arg_key>", "</longcat_arg_key>"),
+            Tags("<longcat_arg_value>", "</longcat_arg_value>"),
+        ),
+        alike=True,
+    ),
+    "minicpm5": _Form(r"\s*[\"']?[\w.-]+", (Tags("<param ", "</param>"),)),
+    "minimax_m2": _Form(
+        r"\s*<invoke name=", (Tags("<invoke ", "</invoke>"), Tags("<parameter ", "</parameter>"))
+    ),
+    "muse_spark": _Form(
+        r"\s*<atem:invoke",
+        (
+            Tags("<atem:invoke", "</atem:invoke>"),
+            Tags("<atem:parameter", "</atem:parameter>"),
+        ),
+    ),
+    "qwen3_coder": _Form(r"\s*<function=", FUNCTION_TAGS),
+}
+_GEMMA: Final = r"\s*call:"
+_ANY: Final = _Form("")
+_FUNCTION_END: Final = regex.compile(r"</function>(?=\s*(?:<function=|$))")
+
+
+def block_of_mlx_lm(tokenizer: Any) -> tuple[str, Block]:
+    """The family and its block, where mlx-lm has chosen a parser. JSON is read by our own readers,
+    since mlx-lm's take calls whole.
+    """
+    family = tokenizer.tool_parser.__module__.rpartition(".")[2]
+    start, end = tokenizer.tool_call_start, tokenizer.tool_call_end
+    match family:
+        case "json_tools":
+            return "hermes", objects(start, end)
+        case "mistral":
+            # A list of objects up to version 7; later a name before the arguments.
+            return family, either(start, end, _MISTRAL_HEAD)
+        case "kimi_k2":
+            return family, headed(start, end, _KIMI_HEAD, _KIMI_TAIL)
+        case "gemma4":
+            return family, whole(start, end, gemma_calls('<|"|>'), _GEMMA)
+        case "function_gemma":
+            return family, whole(start, end, gemma_calls("<escape>"), _GEMMA)
+        case "pythonic":
+            return family, whole(start, end, python_calls, r"\s*\[")
+        case "qwen3_coder":
+            parse = functions(tokenizer.tool_parser)
+        case _:
+            parse = tokenizer.tool_parser
+    form = _FORMS.get(family, _ANY)
+    parse = closed(parse, form.tags, alike=form.alike)
+    return family, whole(start, end, parse, form.begins)
+
+
+def closed(parse: Parse, tags: tuple[Tags, ...], *, alike: bool = False) -> Parse:
+    def parse_closed(text: str, definitions: Any) -> Any:
+        counts = [text.count(start) for start, _ in tags]
+        if counts != [text.count(end) for _, end in tags]:
+            raise ValueError("Tags that aren't closed.")
+        if max(counts, default=0) > _MOST_TAGS or (alike and len(set(counts)) > 1):
+            raise ValueError("Tags without order.")
+        return parse(text.strip(), definitions)
+
+    return parse_closed
+
+
+def python_calls(text: str, definitions: Any) -> Any:
+    if len(text) > _MOST_BROKEN_PYTHON:
+        ast.parse(text.strip(), mode="eval")
+    return pythonic.parse_tool_call(text, definitions)
+
+
+def functions(parse: Parse) -> Parse:
+    """mlx-lm's parser takes all functions of one block for a single one."""
+
+    def parse_each(text: str, definitions: Any) -> list[Any]:
+        ends = [each.end() for each in _FUNCTION_END.finditer(text)]
+        return [
+            parse(text[begin:end].strip(), definitions)
+            for begin, end in zip([0, *ends], ends, strict=False)
+        ]
+
+    return parse_each

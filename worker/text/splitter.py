@@ -1,0 +1,214 @@
+"""Splits the text of an answer by its tags."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Protocol
+
+from worker.text.assembly import Assembly
+from worker.text.format import Block, Format, MakeReader
+from worker.text.json_span import BrokenCallError
+from worker.text.markers import Markers, markers
+from worker.text.readers import Reader
+
+# Of what may still turn out not to be a call.
+_MOST_RAW_CHARACTERS: Final = 1 << 20
+
+
+class Splitter(Protocol):
+    """Gives what it finds to its assembly, whatever the pieces that the text comes in."""
+
+    @property
+    def reasoning(self) -> bool:
+        """Whether what comes next is reasoning."""
+
+    def settle(self) -> None:
+        """If no tag is open, none follows: what looks like one is text."""
+
+    def feed(self, text: str) -> None: ...
+
+    def finish(self, *, complete: bool) -> None:
+        """The answer is over; `complete` if the model ended it."""
+
+
+class PlainSplitter:
+    """All is text."""
+
+    reasoning = False
+
+    def __init__(self, assembly: Assembly) -> None:
+        self._assembly = assembly
+
+    def settle(self) -> None:
+        """There are none anyway."""
+
+    def feed(self, text: str) -> None:
+        self._assembly.text(text)
+
+    def finish(self, *, complete: bool) -> None:
+        """Nothing was held back."""
+
+
+class TagSplitter:
+    """For formats with tags around reasoning and calls."""
+
+    def __init__(
+        self,
+        format_: Format,
+        assembly: Assembly,
+        definitions: Any,
+        *,
+        calls: bool,
+        state: str,
+        bounded: bool = False,
+    ) -> None:
+        """It begins in `state`: "normal", "reasoning" or one that the format's turns have. Without
+        `calls` their tags are text. `bounded`: reasoning may be closed for the model, which goes on
+        with it as text, and closes it once more: that tag is dropped.
+        """
+        self._assembly = assembly
+        self._definitions = definitions
+        self._state = state
+        self._edges = _edges(format_, calls=calls)
+        self._stray = format_.reasoning.end if bounded and format_.reasoning is not None else None
+        if self._stray is not None:
+            self._edges["normal"][self._stray] = "normal"
+        self._markers: dict[str, Markers] = {
+            each: markers(tuple(edges)) for each, edges in self._edges.items()
+        }
+        self._bare = format_.bare if calls else None
+        self._fresh = True
+        self._pending = ""
+        self._reader: Reader | None = None
+        self._raw: list[str] = []
+
+    @property
+    def reasoning(self) -> bool:
+        return self._state == "reasoning"
+
+    def settle(self) -> None:
+        if self._state == "normal" and self._reader is None and not self._assembly.calls:
+            self._markers["normal"] = markers(())
+            self._bare = None
+            self._assembly.only_text()
+
+    def feed(self, text: str) -> None:
+        self._pending += text
+        going_on = True
+        while going_on and self._pending and not self._over:
+            going_on = self._scan() if self._reader is None else self._read(self._reader)
+
+    def finish(self, *, complete: bool) -> None:
+        if self._over:
+            return
+        pending, self._pending = self._pending, ""
+        self._give(pending)
+        if self._reader is None:
+            return
+        try:
+            self._reader.close(complete=complete)
+        except BrokenCallError:
+            self._give("".join(self._raw))
+        else:
+            if self._assembly.in_call:
+                self._assembly.arguments("".join(self._raw))
+        self._reader = None
+
+    @property
+    def _over(self) -> bool:
+        return self._assembly.stopped or self._assembly.has_all_calls
+
+    def _scan(self) -> bool:
+        """Whether there may be more to do with what is pending."""
+        if self._fresh and self._bare is not None and self._state == "normal":
+            solid = self._pending.lstrip()
+            if not solid:
+                return False
+            if solid[0] == self._bare.first:
+                self._give(self._pending[: -len(solid)])
+                self._pending = solid
+                self._begin("", self._bare.make)
+                return True
+        text, marker, self._pending = self._markers[self._state].cut(self._pending)
+        self._give(text)
+        if marker is None or self._over:
+            return False
+        to = self._edges[self._state][marker]
+        if isinstance(to, Block):
+            self._begin(marker, to.make)
+        elif marker != self._stray or self._state == "reasoning":
+            self._assembly.tag()
+            self._fresh = self._fresh or to != self._state
+            self._state = to
+        return True
+
+    def _begin(self, tag: str, make: MakeReader) -> None:
+        self._fresh = False
+        if self._state != "reasoning":
+            # What is no call there is text, though it stands in a header.
+            self._state = "normal"
+        self._raw = [tag] if tag else []
+        self._reader = make(self._assembly, self._definitions)
+
+    def _read(self, reader: Reader) -> bool:
+        text, self._pending = self._pending, ""
+        for at, character in enumerate(text):
+            committed = self._assembly.committed
+            self._raw.append(character)
+            try:
+                ended = reader.take(character)
+            except BrokenCallError:
+                self._give_up(text[at + 1 :])
+                return True
+            if self._assembly.committed != committed:
+                self._raw.clear()
+            if ended:
+                self._reader = None
+                self._state = "normal"
+                self._assembly.tag()
+                self._pending = text[at + 1 :]
+                return True
+            if self._over:
+                return False
+            if len(self._raw) > _MOST_RAW_CHARACTERS:
+                self._give_up(text[at + 1 :])
+                return True
+        return False
+
+    def _give_up(self, rest: str) -> None:
+        """It was no call. What may be the beginning of one is looked at again."""
+        raw = "".join(self._raw)
+        self._raw.clear()
+        self._reader = None
+        at = self._markers[self._state].last_beginning(raw)
+        self._give(raw[:at])
+        self._pending = raw[at:] + rest
+
+    def _give(self, text: str) -> None:
+        if not text:
+            return
+        match self._state:
+            case "normal":
+                self._fresh = self._fresh and text.isspace()
+                self._assembly.text(text)
+            case "reasoning":
+                self._assembly.reasoning(text)
+
+
+def _edges(format_: Format, *, calls: bool) -> dict[str, dict[str, str | Block]]:
+    """What each state has as markers, and where they lead."""
+    normal: dict[str, str | Block] = dict.fromkeys(format_.dropped, "normal")
+    edges = {"normal": normal}
+    blocks = {each.start: each for each in format_.blocks} if calls else {}
+    headed = any(to == "tool" for _, turns in format_.turns for _, to in turns)
+    if not headed:
+        normal.update(blocks)
+    if format_.reasoning is not None:
+        normal[format_.reasoning.start] = "reasoning"
+        edges["reasoning"] = {format_.reasoning.end: "normal", **blocks}
+    for state, turns in format_.turns:
+        for marker, to in turns:
+            known = edges.setdefault(state, {})
+            known[marker] = to if to != "tool" else blocks.get(marker, "normal")
+            if to != "tool":
+                edges.setdefault(to, {})
+    return edges
