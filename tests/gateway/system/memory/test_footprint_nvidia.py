@@ -6,14 +6,17 @@ import ctypes
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from gateway.system.memory import card, footprint_linux, footprint_nvidia
-from gateway.system.memory.footprint_nvidia import Nvml, ProcessInfo
-from gateway.system.memory.reading import CardMemory, Footprint, FootprintError
-from tests.support.stub import compile_stub
+pynvml = pytest.importorskip("pynvml", reason="installed on Linux alone")
+
+from gateway.system.memory import card, footprint_linux, footprint_nvidia  # noqa: E402
+from gateway.system.memory.footprint_nvidia import card_bytes, card_memory  # noqa: E402
+from gateway.system.memory.reading import CardMemory, Footprint, FootprintError  # noqa: E402
+from tests.support.stub import compile_stub  # noqa: E402
 
 # Two devices. Pid 100 is on one of them, 200 on both, in two instances of the second; of 300
 # nothing is known; 1002 and following fill the second one up.
@@ -34,7 +37,7 @@ _Static_assert(sizeof(nvmlProcessInfo_t) == 24, "size");
 
 int init_status = 0, devices_status = 0, processes_status = 0, crowd = 0, pid = 0;
 
-nvmlReturn_t nvmlInit_v2(void) { return init_status; }
+nvmlReturn_t nvmlInitWithFlags(unsigned int flags) { return init_status; }
 
 const char *nvmlErrorString(nvmlReturn_t status) {
     switch (status) {
@@ -85,12 +88,11 @@ class Stub:
     """The library, and what it is to answer."""
 
     def __init__(self, path: str) -> None:
-        self.path = path
-        self._library = ctypes.CDLL(path)
+        self.library = ctypes.CDLL(path)
 
     def answer(self, **values: int) -> None:
         for name in ("init_status", "devices_status", "processes_status", "crowd", "pid"):
-            ctypes.c_int.in_dll(self._library, name).value = values.get(name, 0)
+            ctypes.c_int.in_dll(self.library, name).value = values.get(name, 0)
 
 
 @pytest.fixture(scope="module")
@@ -98,22 +100,32 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Stub:
     return Stub(compile_stub(tmp_path_factory.mktemp("nvml"), _STUB))
 
 
+def _no_library(name: str) -> None:
+    raise OSError(f"{name}: cannot open shared object file")
+
+
+def _take(monkeypatch: pytest.MonkeyPatch, library: ctypes.CDLL | None) -> None:
+    """As the driver's library; None: there is none yet."""
+    monkeypatch.setattr(pynvml, "nvmlLib", library)
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    footprint_nvidia._start.cache_clear()
+
+
 @pytest.fixture
-def stub(compiled: Stub) -> Stub:
+def stub(compiled: Stub, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
     compiled.answer()
-    return compiled
+    _take(monkeypatch, compiled.library)
+    yield compiled
+    footprint_nvidia._start.cache_clear()
 
 
-def test_layout() -> None:
-    assert ctypes.sizeof(ProcessInfo) == 24
-    assert ProcessInfo.usedGpuMemory.offset == 8
-
-
+@pytest.mark.usefixtures("stub")
 @pytest.mark.parametrize(("pid", "bytes_"), [(100, 10**9), (200, 30 * 10**9 + 12), (999, 0)])
-def test_all_devices_count(stub: Stub, pid: int, bytes_: int) -> None:
-    assert Nvml(stub.path).used_bytes(pid) == bytes_
+def test_all_devices_count(pid: int, bytes_: int) -> None:
+    assert card_bytes(pid) == bytes_
 
 
+@pytest.mark.usefixtures("stub")
 @pytest.mark.parametrize(
     ("pids", "memory"),
     [
@@ -123,10 +135,8 @@ def test_all_devices_count(stub: Stub, pid: int, bytes_: int) -> None:
         ((), None),
     ],
 )
-def test_cards_that_workers_are_on(
-    stub: Stub, pids: tuple[int, ...], memory: CardMemory | None
-) -> None:
-    assert Nvml(stub.path).memory(pids) == memory
+def test_cards_that_workers_are_on(pids: tuple[int, ...], memory: CardMemory | None) -> None:
+    assert card_memory(pids) == memory
 
 
 def test_the_budget_counts_the_card_of_who_is_on_one() -> None:
@@ -138,65 +148,72 @@ def test_the_budget_counts_the_card_of_who_is_on_one() -> None:
 
 def test_more_processes_than_there_was_room_for(stub: Stub) -> None:
     stub.answer(crowd=100)
-    assert Nvml(stub.path).used_bytes(200) == 30 * 10**9 + 12
-    assert Nvml(stub.path).used_bytes(1000 + 101) == 1
+    assert card_bytes(200) == 30 * 10**9 + 12
+    assert card_bytes(1000 + 101) == 1
 
 
-def test_memory_that_the_driver_does_not_know_is_an_error(stub: Stub) -> None:
+@pytest.mark.usefixtures("stub")
+def test_memory_that_the_driver_does_not_know_is_an_error() -> None:
     with pytest.raises(FootprintError, match="no memory per process"):
-        Nvml(stub.path).used_bytes(300)
+        card_bytes(300)
 
 
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ({"init_status": 18}, "nvmlInit_v2: Driver/library version mismatch"),
-        ({"devices_status": 999}, "nvmlDeviceGetCount_v2: Unknown Error"),
-        ({"processes_status": 15}, "RunningProcesses_v3: GPU is lost"),
+        ({"init_status": 18}, "NVML: RM has detected"),
+        ({"devices_status": 999}, "NVML: Unknown Error"),
+        ({"processes_status": 15}, "NVML: GPU is lost"),
     ],
 )
 def test_failed_calls_are_errors_and_not_0(stub: Stub, values: dict[str, int], reason: str) -> None:
     stub.answer(**values)
-    nvml = Nvml(stub.path)
-    with pytest.raises(FootprintError, match=reason):
-        nvml.used_bytes(100)
+    for ask in (lambda: card_bytes(100), lambda: card_memory([100])):
+        with pytest.raises(FootprintError, match=reason):
+            ask()
     stub.answer()
-    assert nvml.used_bytes(100) == 10**9
+    assert card_bytes(100) == 10**9
 
 
 def test_a_library_without_a_driver(stub: Stub) -> None:
     stub.answer(init_status=9)
-    assert Nvml(stub.path).used_bytes(100) == 0
+    assert card_bytes(100) == 0
+    assert card_memory([100]) is None
 
 
-def test_a_driver_that_is_too_old(tmp_path: Path) -> None:
+def test_a_driver_that_is_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = compile_stub(
         tmp_path,
-        "int nvmlInit_v2(void) { return 0; }\n"
-        'const char *nvmlErrorString(int status) { return "?"; }\n',
+        "#include <stddef.h>\n"
+        "int nvmlInitWithFlags(unsigned int flags) { return 0; }\n"
+        "int nvmlDeviceGetCount_v2(unsigned int *count) { *count = 1; return 0; }\n"
+        "int nvmlDeviceGetHandleByIndex_v2(unsigned int index, void **device) {\n"
+        "    *device = NULL;\n    return 0;\n}\n",
     )
-    with pytest.raises(FootprintError, match="too old: it has no nvmlDeviceGetCount_v2"):
-        Nvml(path).used_bytes(100)
+    _take(monkeypatch, ctypes.CDLL(path))
+    with pytest.raises(FootprintError, match="does not match the NVML lib version"):
+        card_bytes(100)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_process_that_a_container_hides_from_nvml(stub: Stub, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("stub")
+def test_a_process_that_a_container_hides_from_nvml(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     device = tmp_path / "nvidia0"
     device.touch()
-    nvml = Nvml(stub.path, sees_all=False, devices=(str(tmp_path / "nvidia"),))
-    assert nvml.used_bytes(os.getpid()) == 0
+    monkeypatch.setattr(footprint_nvidia, "_sees_all", lambda: False)
+    monkeypatch.setattr(footprint_nvidia, "_DEVICES", (str(tmp_path / "nvidia"),))
+    assert card_bytes(os.getpid()) == 0
     with device.open(), pytest.raises(FootprintError, match="doesn't list it"):
-        nvml.used_bytes(os.getpid())
+        card_bytes(os.getpid())
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 class TestThisSystem:
     def test_a_process_on_a_card_holds_what_the_card_says(
         self, stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         control = tmp_path / "nvidiactl"
         monkeypatch.setattr(footprint_linux, "_DRIVERS", (control,))
-        monkeypatch.setattr(footprint_nvidia, "_nvml", lambda: Nvml(stub.path))
         waits = [sys.executable, "-c", "print(flush=True); input()"]
         with subprocess.Popen(waits, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
@@ -216,14 +233,15 @@ class TestThisSystem:
     def test_devices_without_the_library(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(footprint_nvidia, "LIBRARY", "libnvidia-ml.so.none")
-        monkeypatch.setattr(footprint_nvidia, "DEVICES", (str(tmp_path / "nvidia"),))
-        assert footprint_nvidia.card_bytes(os.getpid()) == 0
-        assert footprint_nvidia.card_memory([os.getpid()]) is None
+        _take(monkeypatch, None)
+        monkeypatch.setattr(pynvml, "CDLL", _no_library)
+        monkeypatch.setattr(footprint_nvidia, "_DEVICES", (str(tmp_path / "nvidia"),))
+        assert card_bytes(os.getpid()) == 0
+        assert card_memory([os.getpid()]) is None
         device = tmp_path / "nvidia0"
         device.touch()
-        with device.open(), pytest.raises(FootprintError, match="uses an NVIDIA device"):
-            footprint_nvidia.card_bytes(os.getpid())
+        with device.open(), pytest.raises(FootprintError, match="NVML Shared Library Not"):
+            card_bytes(os.getpid())
 
     def test_nothing_is_imported_without_a_driver(self) -> None:
         code = (
@@ -232,6 +250,6 @@ class TestThisSystem:
             "from gateway.memory import footprint_linux\n"
             "footprint_linux._DRIVERS = (Path('/none'),)\n"
             "footprint_linux.footprint(os.getpid())\n"
-            "sys.exit('gateway.system.memory.footprint_nvidia' in sys.modules)"
+            "sys.exit('pynvml' in sys.modules)"
         )
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
