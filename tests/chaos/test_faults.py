@@ -38,16 +38,15 @@ stall_timeout_s = 4.0
 BOUND_S = 120.0
 TOKENS = 180
 SHORT = (
-    "stopped",
     "the engine raises",
-    "the engine sleeps",
     "abort in the load",
     "abort in the first prefill",
     "exit 0 at once",
     "garbage on the first request",
     "a flood of heartbeats",
-    "nothing is read or said",
 )
+# They wait for a heartbeat or a step that doesn't come.
+LONGER = ("stopped", "the engine sleeps", "nothing is read or said")
 
 
 def _flagged(flag: Path, code: str) -> str:
@@ -92,9 +91,9 @@ ONCE = {
 
 def _names(*names: str) -> list[object]:
     """The first of each kind in the short form, all in the long one."""
-    return [
-        name if name in SHORT else pytest.param(name, marks=pytest.mark.chaos) for name in names
-    ]
+    marks = {name: pytest.mark.chaos for name in names if name not in SHORT}
+    marks |= {name: pytest.mark.slow for name in names if name in LONGER}
+    return [pytest.param(name, marks=marks.get(name, ())) for name in names]
 
 
 @pytest.fixture(scope="module")

@@ -87,7 +87,7 @@ class Fuzz:
 @pytest.mark.parametrize(
     ("kept", "amount", "least"),
     [
-        pytest.param(0, Amount(150, "fuzzing", 2), 500, id="short"),
+        pytest.param(0, Amount(50, "fuzzing", 1), 200, id="short"),
         pytest.param(
             1000,
             Amount(4000, "examples,coverage,fuzzing,stateful", 15),

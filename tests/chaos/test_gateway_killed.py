@@ -43,7 +43,8 @@ SLOW = {
     "prefill": in_engine_step("time.sleep(60)"),
     "backoff": after_import("worker.load.loading", "import os; os._exit(3)"),
 }
-SHORT = ("starting", "loading", "generating", "stopping", "stopped", "spare")
+SHORT = ("loading", "generating")
+LONGER = ("starting", "stopping", "stopped", "spare")
 STATES = (
     "starting",
     "loading",
@@ -115,6 +116,7 @@ def _kill_in(state: str, folder: Path) -> tuple[float, float]:
     ("rounds", "state"),
     [
         *((1, state) for state in SHORT),
+        *(pytest.param(1, state, marks=pytest.mark.slow) for state in LONGER),
         *(pytest.param(20, state, marks=pytest.mark.chaos) for state in STATES),
     ],
 )

@@ -190,7 +190,7 @@ class Killer:
 @pytest.mark.parametrize(
     ("seconds", "pause_s", "between_kills_s", "between_looks_s"),
     [
-        pytest.param(8, 0.2, 2, 0.2, id="short"),
+        pytest.param(8, 0.2, 2, 0.2, id="short", marks=pytest.mark.slow),
         pytest.param(3600, 2.0, 30, 2.0, id="long", marks=pytest.mark.chaos),
     ],
 )

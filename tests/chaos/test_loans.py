@@ -78,7 +78,7 @@ def floor(folder: Path) -> int:
 @pytest.mark.parametrize(
     ("clients", "tokens", "seconds"),
     [
-        pytest.param(8, 40, 8, id="short"),
+        pytest.param(8, 40, 8, id="short", marks=pytest.mark.slow),
         pytest.param(16, 300, 60, id="long", marks=pytest.mark.chaos),
     ],
 )
@@ -154,7 +154,7 @@ def _has_all(gateway: Gateway, model_id: str) -> bool:
 
 @pytest.mark.parametrize(
     "seconds",
-    [pytest.param(7, id="short"), pytest.param(300, id="long", marks=pytest.mark.chaos)],
+    [pytest.param(4, id="short"), pytest.param(300, id="long", marks=pytest.mark.chaos)],
 )
 @pytest.mark.timeout(900)
 def test_texts_are_exact_through_kills_recalls_and_evictions(
@@ -239,7 +239,13 @@ def _budget(floor: int, clients: int, tokens: int) -> int:
     return 2 * floor + int(1.5 * clients * steps * 256 * 32768 * 3)
 
 
-@pytest.mark.parametrize("kind", FAT_WORKERS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        each if each == "by use" else pytest.param(each, marks=pytest.mark.slow)
+        for each in FAT_WORKERS
+    ],
+)
 @pytest.mark.parametrize(
     ("clients", "tokens", "seconds"),
     [

@@ -109,7 +109,7 @@ FIELDS = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
 @pytest.mark.parametrize(
     ("megabytes", "seconds", "safe_s"),
     [
-        pytest.param(100, 6, math.inf, id="short"),
+        pytest.param(100, 6, math.inf, id="short", marks=pytest.mark.slow),
         pytest.param(400, 120, None, id="long", marks=pytest.mark.chaos),
         pytest.param(400, 120, 20.0, id="long-with-kills", marks=pytest.mark.chaos),
     ],

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from tests.support.faults import after_import, sitecustomize
 from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.streams import Stream, open_stream
@@ -90,6 +92,7 @@ def test_the_poisonous_one_pays_alone(
     tell(innocents=len(innocents), worker_deaths=restarts, seconds=f"{seconds:.1f}")
 
 
+@pytest.mark.slow
 def test_many_poisons_are_no_fault_of_the_model(
     start_gateway: Callable[..., Gateway], tmp_path: Path
 ) -> None:

@@ -88,7 +88,10 @@ def _stream(gateway: Gateway) -> Stream:
 
 @pytest.mark.parametrize(
     "rounds",
-    [pytest.param(1, id="short"), pytest.param(8, id="long", marks=pytest.mark.chaos)],
+    [
+        pytest.param(1, id="short", marks=pytest.mark.slow),
+        pytest.param(8, id="long", marks=pytest.mark.chaos),
+    ],
 )
 @pytest.mark.timeout(900)
 def test_streams_go_on_beside(

@@ -20,7 +20,6 @@ from tests.support.streams import Stream, open_stream
 DRAIN_S = 1.0
 STORY = "Tell me a story."
 LONG = {"max_tokens": 3500, "ignore_eos": True}
-STATES = ("idle", "loading", "16 streams", "parked")
 
 # A minute, from the moment on that the flag is there.
 SLOW_LOAD = """
@@ -34,7 +33,13 @@ module.load = slow
 """
 
 
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize(
+    "state",
+    [
+        "16 streams",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("idle", "loading", "parked")),
+    ],
+)
 def test_a_stop_ends_within_the_time_that_is_granted(
     start_gateway: Callable[..., Gateway],
     tmp_path: Path,

@@ -113,7 +113,7 @@ class Storm:
 @pytest.mark.parametrize(
     ("operations", "seconds"),
     [
-        pytest.param(45, 6, id="short"),
+        pytest.param(45, 6, id="short", marks=pytest.mark.slow),
         pytest.param(200, 60, id="long", marks=pytest.mark.chaos),
     ],
 )
