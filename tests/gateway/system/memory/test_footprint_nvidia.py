@@ -247,7 +247,7 @@ class TestThisSystem:
         code = (
             "import os, sys\n"
             "from pathlib import Path\n"
-            "from gateway.memory import footprint_linux\n"
+            "from gateway.system.memory import footprint_linux\n"
             "footprint_linux._DRIVERS = (Path('/none'),)\n"
             "footprint_linux.footprint(os.getpid())\n"
             "sys.exit('pynvml' in sys.modules)"
