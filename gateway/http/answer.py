@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from typing import Final, Protocol
+from typing import Final
 
-from msgspec import Struct
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -15,12 +14,11 @@ from gateway.http.connection.outlet import outlet_of
 from gateway.http.errors import error_response
 from gateway.http.framing import EVENTS, Framing
 from gateway.http.record import CLIENT_LEFT, note_outcome, note_usage
-from gateway.models.choices import pieces, usage_of
+from gateway.models.choices import Choices, Format, pieces
 from gateway.models.compartment import Compartment
 from gateway.requests.request import ClientGoneError, Piece, Request
 from gateway.system.refusal import Refusal
-from protocol.answers import FinishReason, Usage
-from protocol.parts import AnswerPart, merged
+from protocol.answers import Usage
 
 NOT_ENFORCED: Final = b"x-bulkhead-not-enforced"
 _LONGEST_HEADER: Final = 1000
@@ -33,29 +31,6 @@ _UNCOLLECTED: Final = [
 STREAM_HEADERS: Final = [(b"content-type", EVENTS.media_type), *_UNCOLLECTED]
 
 
-class Choice(Struct):
-    """One whole answer. Its parts are merged."""
-
-    parts: Sequence[AnswerPart]
-    finish_reason: FinishReason
-
-
-class Format(Protocol):
-    """How one API writes answers down."""
-
-    def opening(self, index: int) -> bytes:
-        """Events before the first piece of a choice."""
-
-    def piece(self, index: int, piece: Piece) -> bytes:
-        """The events of one piece of a choice."""
-
-    def closing(self, usage: Usage) -> bytes:
-        """Events after the last piece of all."""
-
-    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
-        """The body of answers that aren't streamed."""
-
-
 def server_sent_event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
@@ -64,11 +39,59 @@ def server_sent_event(data: bytes) -> bytes:
 DONE: Final = server_sent_event(b"[DONE]")
 
 
-class Answer(Response):
+class Reply(Response):
     """Reads submitted requests to their end and writes them; cancels them when the client leaves.
 
-    Before the first byte every failure is a plain error response. A stream that has waited for
-    long begins with what says nothing, and a later failure is an event. One that fails ends all.
+    Before the first byte every failure is a plain error response.
+    """
+
+    def __init__(self, compartment: Compartment, requests: Sequence[Request]) -> None:
+        self.background = None
+        self._compartment = compartment
+        self._requests = requests
+
+    async def write(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises: ClientGoneError."""
+        raise NotImplementedError
+
+    @property
+    def usage(self) -> Usage | None:
+        """What was computed so far; None: nothing was."""
+        raise NotImplementedError
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        watcher = asyncio.create_task(self._watch_client(receive))
+        try:
+            await self.write(scope, receive, send)
+        except ClientGoneError:
+            note_outcome(scope, CLIENT_LEFT)
+        finally:
+            watcher.cancel()
+            self._cancel()
+            if (usage := self.usage) is not None:
+                note_usage(scope, usage)
+
+    async def _watch_client(self, receive: Receive) -> None:
+        await until_gone(receive)
+        self._cancel()
+        for each in self._requests:
+            each.abandon()
+
+    def _cancel(self) -> None:
+        for each in self._requests:
+            if not each.over:
+                self._compartment.traffic.cancel(each)
+
+
+async def until_gone(receive: Receive) -> None:
+    """The client has closed its connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Answer(Reply):
+    """A stream that has waited for long begins with what says nothing, and a later failure is an
+    event. One request that fails ends all.
     """
 
     def __init__(
@@ -85,14 +108,16 @@ class Answer(Response):
         """`requests` are the choices, in order: so many of them have the same prompt. `headers` are
         an answer's, not an error's.
         """
-        self.background = None
-        self._compartment = compartment
-        self._requests = requests
+        super().__init__(compartment, requests)
         self._form = form
+        self._choices = Choices(requests, form, answers_each)
         self._stream = stream
-        self._answers_each = answers_each
         self._framing = framing
         self._own_headers = headers or {}
+
+    @property
+    def usage(self) -> Usage | None:
+        return self._choices.usage
 
     async def complete(self) -> None:
         """The whole answer is there, and its client is about to learn that."""
@@ -101,45 +126,19 @@ class Answer(Response):
         """The last event of a stream that ends here."""
         return self._framing.failure(refusal, path)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        watcher = asyncio.create_task(self._watch_client(receive))
-        try:
-            write = self._write_stream if self._stream else self._write_whole
-            await write(scope, receive, send)
-        except ClientGoneError:
-            note_outcome(scope, CLIENT_LEFT)
-        finally:
-            watcher.cancel()
-            self._cancel()
-            self._usage(scope)
-
-    async def _watch_client(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._cancel()
-        for each in self._requests:
-            each.abandon()
-
-    def _cancel(self) -> None:
-        for each in self._requests:
-            if not each.over:
-                self._compartment.traffic.cancel(each)
+    async def write(self, scope: Scope, receive: Receive, send: Send) -> None:
+        write = self._write_stream if self._stream else self._write_whole
+        await write(scope, receive, send)
 
     async def _write_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        found: list[list[AnswerPart]] = [[] for _ in self._requests]
-        reasons: list[FinishReason] = ["stop" for _ in self._requests]
         try:
             async with aclosing(pieces(self._requests)) as arriving:
                 async for index, piece in arriving:
-                    found[index] += piece.parts
-                    if piece.finish_reason is not None:
-                        reasons[index] = piece.finish_reason
+                    self._choices.keep(index, piece)
         except Refusal as refusal:
             await error_response(refusal, scope["path"])(scope, receive, send)
             return
-        usage = self._usage(scope)
-        choices = [Choice(merged(parts), reasons[index]) for index, parts in enumerate(found)]
-        body = self._form.whole(choices, usage)
+        body = self._choices.whole()
         await self.complete()
         response = Response(body, headers=self._own_headers, media_type="application/json")
         response.raw_headers += self._unenforced()
@@ -148,12 +147,11 @@ class Answer(Response):
     async def _write_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
         said: list[tuple[bytes, bytes]] = []
-        unopened = set(range(len(self._requests)))
-        unfinished = set(unopened)
+        choices = self._choices
         outlet = outlet_of(scope)
 
         def shortcut(piece: Piece) -> bool:
-            if unopened or outlet is None or not outlet.writable:
+            if choices.unopened or outlet is None or not outlet.writable:
                 return False
             try:
                 outlet.write(self._form.piece(0, piece))
@@ -166,11 +164,10 @@ class Answer(Response):
             async with aclosing(pieces(self._requests, shortcut)) as arriving:
                 async for index, piece in arriving:
                     framing = self._framing
-                    events = framing.waiting if index in unopened else framing.pause
-                    if not piece.idle:
-                        events = self._form.opening(index) if index in unopened else b""
-                        unopened.discard(index)
-                        events += self._form.piece(index, piece)
+                    if piece.idle:
+                        events = framing.waiting if index in choices.unopened else framing.pause
+                    else:
+                        events = choices.write(index, piece)
                     if not started:
                         started = True
                         said = self._unenforced()
@@ -178,13 +175,11 @@ class Answer(Response):
                     elif (late := self._unenforced()) and not said:
                         # It waited for so long that its headers went before a worker knew.
                         said = late
-                        events = self._framing.remark(*late[0]) + events
-                    if piece.finish_reason is not None:
-                        unfinished.remove(index)
-                    if not unfinished:
-                        events += self._form.closing(self._usage(scope))
+                        events = framing.remark(*late[0]) + events
+                    if not choices.unfinished:
+                        events += choices.closing()
                         await self.complete()
-                    more = bool(unfinished)
+                    more = bool(choices.unfinished)
                     await send({"type": "http.response.body", "body": events, "more_body": more})
         except Refusal as refusal:
             if not started:
@@ -193,14 +188,6 @@ class Answer(Response):
             note_outcome(scope, refusal.code)
             events = self.failure(refusal, scope["path"])
             await send({"type": "http.response.body", "body": events, "more_body": False})
-
-    def _usage(self, scope: Scope) -> Usage:
-        """Also of answers that end early: what was computed was used."""
-        usages = [each.spent for each in self._requests if each.spent is not None]
-        usage = usage_of(usages, self._answers_each)
-        if usages:
-            note_usage(scope, usage)
-        return usage
 
     def _unenforced(self) -> list[tuple[bytes, bytes]]:
         """A header that says what of the request's schemas the answers needn't match."""

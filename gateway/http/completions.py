@@ -12,20 +12,19 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from gateway.http.answer import DONE, Answer, server_sent_event
-from gateway.http.answer import Choice as WholeChoice
-from gateway.http.bodies import beside_the_loop, read_json
-from gateway.http.callers import caller_of
+from gateway.http.answer import DONE, server_sent_event
+from gateway.http.bodies import read_json
 from gateway.http.inputs import Inputs, parse_inputs
 from gateway.http.logprobs import CompletionLogprobs, completion_logprobs, tokens_of
+from gateway.http.model_call import ModelCall
 from gateway.http.openapi.operation import EVENT_STREAM, GENERATES, Described, Operation
-from gateway.http.sampling import MOST_ANSWERS, check_generation, generate_message, new_requests
+from gateway.http.sampling import MOST_ANSWERS, check_generation, generate_message
 from gateway.http.structure import StructuredBody, constraint_of
 from gateway.http.supported import refusing
 from gateway.http.text_event import TextEvent
 from gateway.http.usage import UsageBody
-from gateway.models.choices import only_text, submit_all, system_fingerprint
-from gateway.models.fleet import Fleet
+from gateway.models.choices import Choice as WholeChoice
+from gateway.models.choices import only_text, system_fingerprint
 from gateway.requests.request import Piece, Request
 from gateway.system.refusal import Refusal
 from protocol.answers import FinishReason, Usage
@@ -80,18 +79,15 @@ class Completion(Struct):
     usage: UsageBody | UnsetType | None
 
 
-async def create_completion(request: HttpRequest) -> Response:
-    fleet: Fleet = request.app.state.fleet
-    body = await read_json(request, CompletionBody)
+async def create_completion(http_request: HttpRequest) -> Response:
+    body = await read_json(http_request, CompletionBody)
     check_generation(body, "completions")
     _check_best_of(body)
-    compartment = fleet.roster.find(body.model, caller_of(request))
-    generates = await beside_the_loop(len(body.prompt), _generates, body)
-    requests = new_requests(request, fleet, body, generates, "prompt")
-    submit_all(fleet, compartment, requests)
-    form = CompletionFormat(compartment.model.id, requests[0], body)
-    stream = bool(body.stream)
-    return Answer(compartment, requests, form, stream=stream, answers_each=body.answers)
+    call = ModelCall(http_request, body.model)
+    generates = await call.beside_the_loop(_generates, body)
+    requests = call.requests(body, generates, "prompt")
+    form = CompletionFormat(call.model.id, requests[0], body)
+    return call.answer(requests, form, stream=bool(body.stream), answers_each=body.answers)
 
 
 def _check_best_of(body: CompletionBody) -> None:

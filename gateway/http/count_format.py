@@ -1,23 +1,19 @@
-"""An answer that says how many tokens a prompt has, and nothing else."""
+"""An answer of one object that is made of token counts alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import msgspec
-from msgspec import Struct
-
-from gateway.http.answer import Choice
+from gateway.models.choices import Choice
 from gateway.requests.request import Piece
 from protocol.answers import Usage
 
 
 class CountFormat:
-    """It is never streamed."""
+    """Of a stream the object is the only line."""
 
-    def __init__(self, body: Callable[[int], Struct]) -> None:
-        """`body` is what an API makes of the number."""
-        self._body = body
+    def __init__(self, written: Callable[[Usage], bytes]) -> None:
+        self._written = written
 
     def opening(self, index: int) -> bytes:
         return b""
@@ -26,7 +22,7 @@ class CountFormat:
         return b""
 
     def closing(self, usage: Usage) -> bytes:
-        return b""
+        return self._written(usage) + b"\n"
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
-        return msgspec.json.encode(self._body(usage.prompt_tokens))
+        return self._written(usage)

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from gateway.http.bodies import beside_the_loop, read_json
 from gateway.http.inputs import Inputs, parse_inputs
+from gateway.http.model_call import ModelCall
 from gateway.http.openapi.operation import GENERATES, Described, Operation
 from gateway.http.supported import check_supported, refusing
 from gateway.http.vectors import MOST_INPUTS, VectorAnswer, VectorBody, submit
@@ -62,8 +63,9 @@ async def create_embeddings(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, EmbeddingsBody)
     check_supported(body, "embeddings")
     inputs = await beside_the_loop(len(body.input), parse_inputs, body.input, "input", MOST_INPUTS)
-    compartment, request = submit(
-        http_request,
+    call = ModelCall(http_request, body.model)
+    request = submit(
+        call,
         body,
         lambda request_id: Embed(
             request_id=request_id,
@@ -80,12 +82,12 @@ async def create_embeddings(http_request: HttpRequest) -> Response:
         return _written(
             request.vectors,
             len(inputs),
-            compartment.model.id,
+            call.model.id,
             usage,
             in_base64=body.encoding_format == "base64",
         )
 
-    return VectorAnswer(compartment, request, written)
+    return VectorAnswer(call, request, written)
 
 
 def _role(input_type: Role | None) -> Literal["query", "document"] | None:

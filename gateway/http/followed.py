@@ -9,7 +9,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.http.answer import COMMENT, STREAM_HEADERS, server_sent_event
+from gateway.http.answer import COMMENT, STREAM_HEADERS, server_sent_event, until_gone
 from gateway.http.errors import envelope, error_response
 from gateway.http.record import CLIENT_LEFT, note_outcome, note_usage
 from gateway.mailbox.job import Job
@@ -39,7 +39,7 @@ class Followed(Response):
         write = self._write_stream if self._stream else self._write_whole
         with self.job.follow() as more:
             writing = asyncio.create_task(write(scope, receive, send_with_headers, more))
-            leaving = asyncio.create_task(_until_gone(receive))
+            leaving = asyncio.create_task(until_gone(receive))
             try:
                 await asyncio.wait({writing, leaving}, return_when=asyncio.FIRST_COMPLETED)
                 if writing.done():
@@ -106,8 +106,3 @@ class Followed(Response):
     async def _refused(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert self.job.refusal is not None
         await error_response(self.job.refusal, scope["path"])(scope, receive, send)
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -13,12 +13,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
 
 from gateway.http.callers import caller_of
+from gateway.http.model_call import deadline_s
 from gateway.http.openapi.operation import NAMES_MODEL, Described, Operation, Query
-from gateway.http.sampling import deadline_s
 from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet, Phase
 from gateway.models.lifecycle import State
-from gateway.requests.request import Request
+from gateway.requests.request import Request, Terms
 from gateway.system.faults import Fault
 from gateway.system.refusal import Refusal
 from gateway.system.version import VERSION
@@ -112,7 +112,7 @@ async def _generate_token(fleet: Fleet, compartment: Compartment, limit_s: float
         reason = f"it is {compartment.state}"
     else:
         task = _probe(compartment)
-        generation = Request(task, fleet.now(), limit_s, probe=True)
+        generation = Request(task, Terms(deadline_s=limit_s, probe=True), fleet.now())
         try:
             fleet.submit(compartment, generation)
             async with asyncio.timeout(limit_s):

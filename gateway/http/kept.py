@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import msgspec
 from starlette.requests import Request as HttpRequest
 
-from gateway.http.callers import caller_of
-from gateway.mailbox.entry import Name, Work
+from gateway.http.callers import caller_of, seat_of
+from gateway.http.model_call import ModelCall, deadline_s
+from gateway.mailbox.entry import Api, Entry, Name, Work
+from gateway.mailbox.job import Job
 from gateway.mailbox.mailbox import Mailbox
 from gateway.requests.request import Request
 from gateway.system.refusal import Refusal
@@ -46,12 +49,45 @@ def work_of(requests: Sequence[Request], form: bytes, *, cut_is_incomplete: bool
         first.id,
         task,
         len(requests),
-        first.priority,
-        first.keep_alive_s,
-        dict(first.params),
+        first.terms.priority,
+        first.terms.keep_alive_s,
+        first.terms.params,
         form,
         cut_is_incomplete,
     )
+
+
+def new_entry(call: ModelCall, answer_id: str, api: Api) -> Entry:
+    return Entry(
+        owner=call.caller.owner,
+        id=answer_id,
+        api=api,
+        model=call.model.id,
+        status="queued",
+        created_at=time.time(),
+    )
+
+
+async def accept(
+    call: ModelCall,
+    entry: Entry,
+    work: Work,
+    body: bytes,
+    *,
+    items: bytes = b"",
+    streams: bool = False,
+) -> Job:
+    """Have the mailbox make it, within X-Deadline-S or else mailbox.deadline_s. `body` is given out
+    until then; with `streams` a client follows the events from now on.
+
+    Raises:
+        Refusal: the header can't be read, the mailbox's queue is full, it can't be written down, or
+            its name is taken.
+    """
+    wait_s = deadline_s(call.http, call.fleet.settings.mailbox.deadline_s)
+    entry.deadline_at = entry.created_at + wait_s
+    mailbox, seat = mailbox_of(call.http), seat_of(call.http)
+    return await mailbox.accept(entry, work, items, body, call.share, seat, streams=streams)
 
 
 def not_found(what: str, answer_id: str) -> Refusal:

@@ -64,7 +64,7 @@ def _status(request: Request, place: int | None, model_id: str, now: float) -> R
     return RequestStatus(
         id=request.id,
         model=model_id,
-        key=request.key,
+        key=request.terms.key,
         state="running" if place is None else state,
         place=place,
         age_s=max(0.0, now - request.arrived_at),

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from gateway.http.bodies import Part, beside_the_loop, read_json
 from gateway.http.inputs import count_strings
+from gateway.http.model_call import ModelCall
 from gateway.http.openapi.operation import GENERATES, Described, Operation
 from gateway.http.supported import check_supported, refusing
 from gateway.http.vectors import MOST_INPUTS, VectorAnswer, VectorBody, submit
@@ -80,8 +81,9 @@ async def rerank(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, RerankBody)
     check_supported(body, "rerank")
     texts = await beside_the_loop(len(body.documents), _texts, body.documents)
-    compartment, request = submit(
-        http_request,
+    call = ModelCall(http_request, body.model)
+    request = submit(
+        call,
         body,
         lambda request_id: Embed(
             request_id=request_id,
@@ -95,9 +97,9 @@ async def rerank(http_request: HttpRequest) -> Response:
 
     def written(usage: Usage) -> Iterator[bytes]:
         results = _results(request.vectors, len(texts), body.top_n, documents)
-        return _written(results, request.id, compartment.model.id, usage)
+        return _written(results, request.id, call.model.id, usage)
 
-    return VectorAnswer(compartment, request, written)
+    return VectorAnswer(call, request, written)
 
 
 def _texts(raw: Raw) -> list[str]:

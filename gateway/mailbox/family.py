@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from gateway.http.answer import Format
 from gateway.mailbox.entry import Outcome
+from gateway.models.choices import Format
 from gateway.requests.request import Request
 from gateway.system.refusal import Refusal
 

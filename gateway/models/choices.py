@@ -1,28 +1,112 @@
-"""The requests whose answers are the choices of one, read side by side."""
+"""The answers to one request of a client: asked for together, and read side by side."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
+from typing import Final, Protocol
 
-from gateway.models.compartment import Compartment
-from gateway.models.fleet import Fleet
-from gateway.requests.request import Piece, Request, Shortcut
-from gateway.system.refusal import Refusal
-from protocol.answers import Usage
-from protocol.parts import Text
+import msgspec
+from msgspec import Struct
+
+from gateway.requests.request import Piece, Request, Shortcut, Terms
+from protocol.answers import FinishReason, Usage
+from protocol.parts import AnswerPart, Text, merged
+from protocol.requests import Generate
+
+_NOTHING: Final = Usage(0, 0)
 
 
-def submit_all(fleet: Fleet, compartment: Compartment, requests: Sequence[Request]) -> None:
-    """Raises: Refusal: one of them isn't taken, so none is."""
-    for index, each in enumerate(requests):
-        try:
-            fleet.submit(compartment, each)
-        except Refusal:
-            for taken in requests[:index]:
-                compartment.traffic.cancel(taken)
-            raise
+class Choice(Struct):
+    """One whole answer. Its parts are merged."""
+
+    parts: Sequence[AnswerPart]
+    finish_reason: FinishReason
+
+
+class Format(Protocol):
+    """How one API writes answers down."""
+
+    def opening(self, index: int) -> bytes:
+        """Events before the first piece of a choice."""
+
+    def piece(self, index: int, piece: Piece) -> bytes:
+        """The events of one piece of a choice."""
+
+    def closing(self, usage: Usage) -> bytes:
+        """Events after the last piece of all."""
+
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        """The body of answers that aren't streamed."""
+
+
+class Choices:
+    """The answers as far as they have come: those that are streamed are written down by `form` at
+    once, of others the parts are kept until `whole`.
+    """
+
+    def __init__(self, requests: Sequence[Request], form: Format, answers_each: int) -> None:
+        """So many of the requests have the same prompt."""
+        self.unopened = set(range(len(requests)))
+        self.unfinished = set(self.unopened)
+        self._requests = requests
+        self._form = form
+        self._answers_each = answers_each
+        self._parts: list[list[AnswerPart]] = [[] for _ in requests]
+        self._reasons: list[FinishReason] = ["stop" for _ in requests]
+
+    @property
+    def cut(self) -> bool:
+        """One of them was ended by its limit."""
+        return "length" in self._reasons
+
+    @property
+    def usage(self) -> Usage | None:
+        """What was computed so far, also for answers that end early; None: nothing was."""
+        spent = [each.spent for each in self._requests if each.spent is not None]
+        return usage_of(spent, self._answers_each) if spent else None
+
+    def keep(self, index: int, piece: Piece) -> None:
+        self._parts[index] += piece.parts
+        self._note_end(index, piece)
+
+    def write(self, index: int, piece: Piece) -> bytes:
+        """The events of a piece, behind those that open its choice."""
+        events = self._form.opening(index) if index in self.unopened else b""
+        self.unopened.discard(index)
+        self._note_end(index, piece)
+        return events + self._form.piece(index, piece)
+
+    def closing(self) -> bytes:
+        """The events behind those of all pieces."""
+        return self._form.closing(self.usage or _NOTHING)
+
+    def whole(self) -> bytes:
+        """The body, once all are at their end."""
+        choices = map(Choice, map(merged, self._parts), self._reasons)
+        return self._form.whole(list(choices), self.usage or _NOTHING)
+
+    def _note_end(self, index: int, piece: Piece) -> None:
+        if piece.finish_reason is not None:
+            self._reasons[index] = piece.finish_reason
+            self.unfinished.discard(index)
+
+
+def answers_to(generate: Generate, number: int, terms: Terms, now: float) -> list[Request]:
+    """Requests for so many answers to one prompt. Each has random numbers of its own; the first has
+    those that it would have alone.
+    """
+    requests = []
+    for index in range(number):
+        seed = (generate.sampling.seed + index) & (1 << 64) - 1
+        task = msgspec.structs.replace(
+            generate,
+            request_id=f"{generate.request_id}.{index}",
+            sampling=msgspec.structs.replace(generate.sampling, seed=seed),
+        )
+        requests.append(Request(task, terms, now, repeats_prompt=index > 0))
+    return requests
 
 
 async def pieces(

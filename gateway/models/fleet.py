@@ -31,6 +31,7 @@ from gateway.system.clock.waiting import until_set
 from gateway.system.events import EventLog
 from gateway.system.faults import Faults
 from gateway.system.loop_lag import LoopLag
+from gateway.system.refusal import Refusal
 from gateway.system.state.state_dir import StateDir
 from gateway.system.tasks import Tasks
 from gateway.system.wakefulness import Wakefulness
@@ -224,14 +225,20 @@ class Fleet:
         if self._handing_over or self.phase is Phase.LEAVING:
             raise refusals.being_replaced()
 
-    def submit(self, compartment: Compartment, request: Request) -> None:
-        """Take a request in.
+    def submit(self, compartment: Compartment, *requests: Request) -> None:
+        """Take requests in.
 
         Raises:
-            Refusal: the gateway is shutting down, or the model's queue is full.
+            Refusal: the gateway is shutting down, or the model's queue is full: none is taken.
         """
         self.check_serves()
-        compartment.submit(request)
+        for index, each in enumerate(requests):
+            try:
+                compartment.submit(each)
+            except Refusal:
+                for taken in requests[:index]:
+                    compartment.traffic.cancel(taken)
+                raise
 
     # From one gateway to the next
 

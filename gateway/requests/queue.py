@@ -151,7 +151,8 @@ class RequestQueue:
 
     def priority_of(self, request: Request) -> int:
         """Its own, or that of requests without one."""
-        return self.priority if request.priority is None else request.priority
+        own = request.terms.priority
+        return self.priority if own is None else own
 
     def restore(self, running: Iterable[Request], waiting: Iterable[Request]) -> None:
         """Take over what an earlier gateway had, however much that is."""

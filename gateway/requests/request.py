@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TypeAlias
 
 import msgspec
@@ -36,18 +36,30 @@ class Piece(Struct, frozen=True):
 Shortcut: TypeAlias = Callable[[Piece], bool]
 
 
+class Terms(Struct, frozen=True, kw_only=True):
+    """Who asks, and on which terms: the same for each answer that a client's request asks for.
+
+    `id` is the request's name for its client (empty: the message's own), `key` the name of the API
+    key that it came with. Without a `priority` the model's counts. `keep_alive_s` is how long the
+    model shall stay loaded afterwards. `params` are the client's names for fields of the message. A
+    `probe` asks whether the model works, and doesn't count as use.
+    """
+
+    deadline_s: float
+    id: str = ""
+    key: str | None = None
+    priority: int | None = None
+    keep_alive_s: float | None = None
+    params: dict[RequestField, str] = {}
+    probe: bool = False
+
+
 class RequestState(Struct, frozen=True, kw_only=True):
     """What another gateway goes on from. Times are the event loop's, which is the machine's."""
 
     task: Task
-    id: str
-    key: str | None
-    probe: bool
+    terms: Terms
     prompt_counts: bool
-    priority: int | None
-    keep_alive_s: float | None
-    params: dict[RequestField, str]
-    deadline_s: float
     arrived_at: float
     deadline_at: float
     started_at: float | None
@@ -73,40 +85,19 @@ class Request:
     """
 
     def __init__(
-        self,
-        task: Task,
-        now: float,
-        deadline_s: float,
-        *,
-        request_id: str | None = None,
-        key: str | None = None,
-        probe: bool = False,
-        repeats_prompt: bool = False,
-        priority: int | None = None,
-        keep_alive_s: float | None = None,
-        params: Mapping[RequestField, str] | None = None,
+        self, task: Task, terms: Terms, now: float, *, repeats_prompt: bool = False
     ) -> None:
-        """`request_id` is what others call it; workers know it by its message's, which no two have
-        in common. `key` is the name of the API key it came with. With `probe` it asks whether the
-        model works, not for its answer; with `repeats_prompt` it asks for one more answer to a
-        prompt, which counts once, with the first. Without a `priority` it has the model's.
-        `keep_alive_s` is how long the model shall stay loaded after it. `params` are the client's
-        names for fields of `task`.
+        """With `repeats_prompt` it asks for one more answer to a prompt, which counts once, with
+        the first answer.
         """
         self.task = task
-        self.id = request_id or task.request_id
-        self.key = key
-        self.probe = probe
-        self.prompt_counts = not (probe or repeats_prompt)
-        self.priority = priority
-        self.keep_alive_s = keep_alive_s
-        self.params = params or {}
+        self.terms = terms
+        self.prompt_counts = not (terms.probe or repeats_prompt)
         # What it didn't say of its sampling, once it was sent.
         self.sampling = SamplingDefaults()
-        self.deadline_s = deadline_s
         self.arrived_at = now
         self.timing = Timing(now)
-        self.deadline_at = now + deadline_s
+        self.deadline_at = now + terms.deadline_s
         self.progress = Progress(task)
         # What an `Embed` is answered with, whole once the request is over.
         self.vectors = Vectors(len(task.inputs) if isinstance(task, Embed) else 0)
@@ -130,18 +121,17 @@ class Request:
         self.answered_at: float | None = None
 
     @property
+    def id(self) -> str:
+        """What its client calls it. Workers know it by its message's id, which no other has."""
+        return self.terms.id or self.task.request_id
+
+    @property
     def state(self) -> RequestState:
         """Without what has arrived for its reader."""
         return RequestState(
             task=self.task,
-            id=self.id,
-            key=self.key,
-            probe=self.probe,
+            terms=self.terms,
             prompt_counts=self.prompt_counts,
-            priority=self.priority,
-            keep_alive_s=self.keep_alive_s,
-            params=dict(self.params),
-            deadline_s=self.deadline_s,
             arrived_at=self.arrived_at,
             deadline_at=self.deadline_at,
             started_at=self._started_at,
@@ -201,7 +191,7 @@ class Request:
         match failure.picture, self.task:
             case int() as number, Generate(prompt=ChatPrompt() as prompt):
                 return next((each.name for each in prompt.pictures[number : number + 1]), None)
-        return None if failure.field is None else self.params.get(failure.field)
+        return None if failure.field is None else self.terms.params.get(failure.field)
 
     def start(self, now: float) -> None:
         """It runs from now on: the deadline stands still."""

@@ -211,7 +211,7 @@ class Traffic:
                 raise ProtocolBreachError("it sent output before the prompt's tokens")
             if request.deliver(delta, now):
                 request.tell(now)
-            if delta.token_ids and not request.probe:
+            if delta.token_ids and not request.terms.probe:
                 if request.prompt_counts and request.timing.last_token_at is None:
                     self.meter.prompt_tokens += progress.prompt_tokens
                 self.meter.tokens(request.timing, len(delta.token_ids), now)
@@ -297,7 +297,7 @@ class Traffic:
             self._queue.run(request)
             now = self._loop.time()
             request.start(now)
-            if not request.probe:
+            if not request.terms.probe:
                 self.meter.sent(request.timing, now)
 
     def configure(self, bounds: Bounds) -> None:
@@ -392,7 +392,7 @@ class Traffic:
         return refusals.unable(self._model_id, wanted)
 
     def _too_late(self, request: Request) -> Refusal:
-        return refusals.too_late(self._model_id, request.deadline_s, self._host.describe())
+        return refusals.too_late(self._model_id, request.terms.deadline_s, self._host.describe())
 
     def _age_s(self, arrived_at: float | None) -> float | None:
         return None if arrived_at is None else max(0.0, self._loop.time() - arrived_at)
@@ -413,8 +413,8 @@ class Traffic:
         self._emit("park", request)
 
     def _note_use(self, request: Request) -> None:
-        if not request.probe:
-            self.use.note(request.keep_alive_s)
+        if not request.terms.probe:
+            self.use.note(request.terms.keep_alive_s)
 
     def _refuse(self, request: Request, refusal: Refusal) -> None:
         request.refuse(refusal)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -11,17 +10,16 @@ from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from gateway.http.answer import Format, server_sent_event
-from gateway.http.callers import seat_of
+from gateway.http.answer import server_sent_event
 from gateway.http.chat.writer import ChatFormat
 from gateway.http.errors import envelope
 from gateway.http.followed import Followed
-from gateway.http.kept import mailbox_of, name_of, not_found, owner_of, work_of
+from gateway.http.kept import accept, mailbox_of, name_of, new_entry, not_found, owner_of, work_of
+from gateway.http.model_call import ModelCall
 from gateway.http.openapi.operation import GENERATES, Described, Operation
 from gateway.http.queries import read_limit, reads_newest_first
-from gateway.http.sampling import deadline_s
 from gateway.mailbox.entry import Entry, Name, Outcome
-from gateway.models.fleet import Fleet
+from gateway.models.choices import Format
 from gateway.requests.request import Request
 from gateway.requests.share import share_of
 from gateway.system.refusal import Refusal
@@ -51,16 +49,19 @@ class PendingBody(Struct):
     choices: list[Any] = []
 
 
+def form_of(told: Form, first: Request) -> ChatFormat:
+    return ChatFormat(
+        told.model_id,
+        first,
+        include_usage=told.include_usage,
+        include_reasoning=told.include_reasoning,
+        created=told.created,
+    )
+
+
 class ChatFamily:
     def form(self, form: bytes, request: Request, first_number: int) -> Format:
-        told = msgspec.json.decode(form, type=Form)
-        return ChatFormat(
-            told.model_id,
-            request,
-            include_usage=told.include_usage,
-            include_reasoning=told.include_reasoning,
-            created=told.created,
-        )
+        return form_of(msgspec.json.decode(form, type=Form), request)
 
     def failure(self, body: bytes, refusal: Refusal) -> Outcome:
         return Outcome("failed", refusal.status, envelope(refusal, _PATH))
@@ -77,34 +78,19 @@ class ChatFamily:
 
 
 async def keep(
-    request: HttpRequest,
-    fleet: Fleet,
-    requests: Sequence[Request],
-    form: Form,
-    *,
-    stream: bool,
+    call: ModelCall, requests: Sequence[Request], form: Form, *, stream: bool
 ) -> Followed:
     """The answer, which is made and kept whether or not its client stays.
 
     Raises:
         Refusal: it can't be written down, or its id is taken.
     """
-    now = time.time()
-    entry = Entry(
-        owner=owner_of(request),
-        id=f"chatcmpl-{requests[0].id}",
-        api="chat",
-        model=form.model_id,
-        # It doesn't wait in the mailbox, but with everybody else.
-        status="in_progress",
-        attempts=1,
-        created_at=now,
-        deadline_at=now + deadline_s(request, fleet.settings.mailbox.deadline_s),
-    )
+    entry = new_entry(call, f"chatcmpl-{requests[0].id}", "chat")
+    # It doesn't wait in the mailbox, but with everybody else.
+    entry.status, entry.attempts = "in_progress", 1
     body = msgspec.json.encode(PendingBody(entry.id, form.created, form.model_id))
     work = work_of(requests, msgspec.json.encode(form))
-    share, seat = share_of(request.scope), seat_of(request)
-    job = await mailbox_of(request).accept(entry, work, b"", body, share, seat, streams=stream)
+    job = await accept(call, entry, work, body, streams=stream)
     return Followed(job, stream=stream, headers={"x-mailbox-id": entry.id})
 
 

@@ -12,10 +12,9 @@ from msgspec import Meta
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from gateway.http.answer import Answer
-from gateway.http.bodies import beside_the_loop, read_json
-from gateway.http.callers import caller_of
-from gateway.http.chat.kept import Form, keep
+from gateway.config.model import Model
+from gateway.http.bodies import read_json
+from gateway.http.chat.kept import Form, form_of, keep
 from gateway.http.chat.kept import routes as kept_routes
 from gateway.http.chat.messages import (
     MessageBody,
@@ -26,23 +25,13 @@ from gateway.http.chat.messages import (
 )
 from gateway.http.chat.template import TemplateBody, template_arguments, thinks
 from gateway.http.chat.tools import ToolBody, ToolChoiceBody, tools_of
-from gateway.http.chat.writer import ChatCompletion, ChatFormat, Chunk
+from gateway.http.chat.writer import ChatCompletion, Chunk
 from gateway.http.left_out import left_out_header
+from gateway.http.model_call import ModelCall, check_mailbox
 from gateway.http.openapi.operation import EVENT_STREAM, GENERATES, Described, Operation
-from gateway.http.pictures.reader import PictureReader, check_pictures
-from gateway.http.sampling import (
-    LARGEST_COUNT,
-    check_generation,
-    check_mailbox,
-    generate_message,
-    new_requests,
-)
+from gateway.http.sampling import LARGEST_COUNT, check_generation, generate_message
 from gateway.http.structure import constraint_of
 from gateway.http.supported import refusing
-from gateway.models.choices import submit_all
-from gateway.models.compartment import Compartment
-from gateway.models.fleet import Fleet
-from gateway.requests.share import share_of
 from gateway.system.refusal import Refusal
 from protocol.prompts import ChatPrompt
 from protocol.requests import Generate
@@ -61,53 +50,39 @@ class ChatBody(TemplateBody, kw_only=True):
     include_reasoning: bool | None = None
 
 
-async def create_chat_completion(request: HttpRequest) -> Response:
-    fleet: Fleet = request.app.state.fleet
-    body = await read_json(request, ChatBody)
+async def create_chat_completion(http_request: HttpRequest) -> Response:
+    body = await read_json(http_request, ChatBody)
     check_number(body.messages)
     check_generation(body, "chat")
-    compartment = fleet.roster.find(body.model, caller_of(request))
-    body_bytes: int = request.state.body_bytes
-    reader: PictureReader = request.app.state.pictures
-    looks = compartment.model.settings.pictures
-    find = functools.partial(picture_sources, body.messages, looks=looks)
-    sources = await beside_the_loop(body_bytes, find)
-    unseen = set() if looks else await beside_the_loop(body_bytes, left_out, body.messages)
-    check_pictures(sources, compartment.model)
-    share = share_of(request.scope)
-    pictures = await reader.read(sources, fleet.settings.gateway, share)
-    generate = await beside_the_loop(body_bytes, _generate, body, compartment, pictures)
-    requests = new_requests(request, fleet, body, [generate], "messages")
-    stream = bool(body.stream)
-    if check_mailbox(request):
-        kept = Form(
-            compartment.model.id,
-            int(time.time()),
-            body.include_usage,
-            body.include_reasoning is not False,
-        )
-        return await keep(request, fleet, requests, kept, stream=stream)
-    submit_all(fleet, compartment, requests)
-    form = ChatFormat(
-        compartment.model.id,
-        requests[0],
-        include_usage=body.include_usage,
-        include_reasoning=body.include_reasoning is not False,
+    call = ModelCall(http_request, body.model)
+    find = functools.partial(picture_sources, body.messages, looks=call.looks)
+    sources = await call.beside_the_loop(find)
+    unseen = set() if call.looks else await call.beside_the_loop(left_out, body.messages)
+    pictures = await call.read_pictures(sources)
+    generate = await call.beside_the_loop(_generate, body, call.model, pictures)
+    requests = call.requests(body, [generate], "messages")
+    told = Form(
+        call.model.id,
+        int(time.time()),
+        body.include_usage,
+        body.include_reasoning is not False,
     )
-    return Answer(
-        compartment,
+    stream = bool(body.stream)
+    if check_mailbox(http_request):
+        return await keep(call, requests, told, stream=stream)
+    return call.answer(
         requests,
-        form,
+        form_of(told, requests[0]),
         stream=stream,
         answers_each=len(requests),
         headers=left_out_header(unseen),
     )
 
 
-def _generate(body: ChatBody, compartment: Compartment, pictures: Sequence[bytes]) -> Generate:
-    arguments = template_arguments(body, compartment.model.settings.template_arguments)
-    looks = compartment.model.settings.pictures
-    prompt = ChatPrompt(chat_messages(body.messages, pictures, looks=looks), arguments)
+def _generate(body: ChatBody, model: Model, pictures: Sequence[bytes]) -> Generate:
+    arguments = template_arguments(body, model.settings.template_arguments)
+    messages = chat_messages(body.messages, pictures, looks=model.settings.pictures)
+    prompt = ChatPrompt(messages, arguments)
     alternatives = max(0, body.top_logprobs or 0)
     if alternatives and not body.logprobs:
         raise Refusal(

@@ -10,11 +10,11 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from gateway.http.answer import DONE, Choice, server_sent_event
+from gateway.http.answer import DONE, server_sent_event
 from gateway.http.logprobs import ChatLogprobs, chat_logprobs, tokens_of
 from gateway.http.text_event import TextEvent
 from gateway.http.usage import UsageBody
-from gateway.models.choices import only_text, system_fingerprint
+from gateway.models.choices import Choice, only_text, system_fingerprint
 from gateway.requests.request import Piece, Request
 from protocol.answers import FinishReason, Usage
 from protocol.parts import AnswerPart, Reasoning, Text, ToolCall

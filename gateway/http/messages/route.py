@@ -10,9 +10,8 @@ from msgspec import Meta, Raw, Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from gateway.http.answer import Answer
-from gateway.http.bodies import ABSENT, beside_the_loop, given, read_json
-from gateway.http.callers import caller_of
+from gateway.config.model import Model
+from gateway.http.bodies import ABSENT, given, read_json
 from gateway.http.count_format import CountFormat
 from gateway.http.framing import MESSAGE_EVENTS
 from gateway.http.left_out import left_out_header
@@ -32,20 +31,15 @@ from gateway.http.messages.tools import (
     foreign_types,
 )
 from gateway.http.messages.writer import Count, Message, MessageFormat
+from gateway.http.model_call import ModelCall
 from gateway.http.openapi.operation import EVENT_STREAM, GENERATES, Described, Operation
-from gateway.http.pictures.reader import PictureReader
 from gateway.http.sampling import (
     LARGEST_COUNT,
     GenerationBody,
     StopSequence,
     Tokens,
     generate_message,
-    new_requests,
 )
-from gateway.models.choices import submit_all
-from gateway.models.compartment import Compartment
-from gateway.models.fleet import Fleet
-from gateway.requests.share import share_of
 from protocol.prompts import ChatPrompt
 from protocol.requests import Constraint, Generate
 
@@ -89,8 +83,8 @@ class MessagesBody(CountBody, kw_only=True):
     top_k: Annotated[int, Meta(ge=0, le=LARGEST_COUNT)] | None = None
 
 
-async def create_message(request: HttpRequest) -> Response:
-    body = await read_json(request, MessagesBody)
+async def create_message(http_request: HttpRequest) -> Response:
+    body = await read_json(http_request, MessagesBody)
     generation = GenerationBody(
         model=body.model,
         max_tokens=body.max_tokens,
@@ -99,58 +93,52 @@ async def create_message(request: HttpRequest) -> Response:
         top_p=body.top_p,
         top_k=body.top_k,
     )
-    return await _answer(request, body, generation, stream=bool(body.stream))
+    call, generate, left_out = await _read(http_request, body, generation)
+    requests = call.requests(generation, [generate], "messages")
+    return call.answer(
+        requests,
+        MessageFormat(call.model.id, requests[0]),
+        stream=bool(body.stream),
+        framing=MESSAGE_EVENTS,
+        headers=left_out_header(left_out),
+    )
 
 
-async def count_tokens(request: HttpRequest) -> Response:
-    body = await read_json(request, CountBody)
-    return await _answer(request, body, GenerationBody(model=body.model), count=True)
+async def count_tokens(http_request: HttpRequest) -> Response:
+    body = await read_json(http_request, CountBody)
+    # Nothing is computed for an answer of no token.
+    generation = GenerationBody(model=body.model, max_tokens=0)
+    call, generate, left_out = await _read(http_request, body, generation)
+    requests = call.requests(generation, [generate], "messages")
+    form = CountFormat(lambda usage: msgspec.json.encode(Count(usage.prompt_tokens)))
+    return call.answer(requests, form, headers=left_out_header(left_out))
 
 
-async def _answer(
-    request: HttpRequest,
-    body: CountBody,
-    generation: GenerationBody,
-    *,
-    stream: bool = False,
-    count: bool = False,
-) -> Response:
-    fleet: Fleet = request.app.state.fleet
-    compartment = fleet.roster.find(body.model, caller_of(request))
+async def _read(
+    http_request: HttpRequest, body: CountBody, generation: GenerationBody
+) -> tuple[ModelCall, Generate, set[str]]:
+    """Whom the body asks, what it asks, and what is left out of that."""
+    call = ModelCall(http_request, body.model)
     check_number(body)
-    body_bytes: int = request.state.body_bytes
-    looks = compartment.model.settings.pictures
-    sources = await beside_the_loop(body_bytes, picture_sources, body) if looks else []
-    reader: PictureReader = request.app.state.pictures
-    share = share_of(request.scope)
-    pictures = await reader.read(sources, fleet.settings.gateway, share)
-    generate, left_out = await beside_the_loop(
-        body_bytes, _generate, body, generation, compartment, pictures, count
+    sources = await call.beside_the_loop(picture_sources, body) if call.looks else []
+    pictures = await call.read_pictures(sources)
+    generate, left_out = await call.beside_the_loop(
+        _generate, body, generation, call.model, pictures
     )
-    requests = new_requests(request, fleet, generation, [generate], "messages")
-    submit_all(fleet, compartment, requests)
-    form = CountFormat(Count) if count else MessageFormat(compartment.model.id, requests[0])
-    headers = left_out_header(left_out)
-    return Answer(
-        compartment, requests, form, stream=stream, framing=MESSAGE_EVENTS, headers=headers
-    )
+    return call, generate, left_out
 
 
 def _generate(
-    body: CountBody,
-    generation: GenerationBody,
-    compartment: Compartment,
-    pictures: Sequence[bytes],
-    count: bool,
+    body: CountBody, generation: GenerationBody, model: Model, pictures: Sequence[bytes]
 ) -> tuple[Generate, set[str]]:
     """And what is left out of it."""
-    looks = compartment.model.settings.pictures
+    looks = model.settings.pictures
     tools = body.tools or []
     left_out = foreign_types(tools) | unread(body, looks=looks)
     for name in ("mcp_servers", "container"):
         if given(raw := getattr(body, name)) and bytes(raw) != b"[]":
             left_out.add(name)
-    arguments: dict[str, Any] = dict(compartment.model.settings.template_arguments)
+    arguments: dict[str, Any] = dict(model.settings.template_arguments)
     if body.thinking is not None:
         arguments["enable_thinking"] = body.thinking.type != "disabled"
     if body.output_config is not None and body.output_config.effort is not None:
@@ -159,8 +147,7 @@ def _generate(
     messages = chat_messages(body, pictures, looks=looks, deferred=deferred(tools))
     prompt = ChatPrompt(messages, told)
     generate = msgspec.structs.replace(
-        # Nothing is computed for an answer of no token.
-        generate_message(generation, prompt, 0 if count else generation.limit),
+        generate_message(generation, prompt, generation.limit),
         parsed=True,
         tools=callable_tools(tools, body.tool_choice, references(body)),
         constraint=_constraint(body),

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from gateway.http.bodies import read_json
 from gateway.http.framing import LINES
-from gateway.http.ollama.names import find_model
+from gateway.http.ollama.names import call_of
 from gateway.http.openapi.operation import NAMES_MODEL, Described, Operation
 from gateway.system.refusal import Refusal
 
@@ -41,7 +41,7 @@ async def pull(request: Request) -> Response:
     """A model that is here needn't be downloaded; Codex asks for it all the same."""
     body = await read_json(request, PullBody)
     try:
-        find_model(request, body.model or body.name)
+        call_of(request, body.model or body.name)
     except Refusal:
         return await elsewhere(request)
     return Response(msgspec.json.encode(Pulled()) + b"\n", media_type=LINES.media_type.decode())

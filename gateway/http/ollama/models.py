@@ -16,7 +16,7 @@ from starlette.responses import Response
 from gateway.http.bodies import read_json
 from gateway.http.callers import caller_of
 from gateway.http.ollama.files import ModelFileReader, ModelFiles
-from gateway.http.ollama.names import find_model, tagged
+from gateway.http.ollama.names import call_of, tagged
 from gateway.http.openapi.operation import NAMES_MODEL, Described, Operation
 from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
@@ -117,7 +117,7 @@ async def running(request: Request) -> Response:
 
 async def show(request: Request) -> Response:
     body = await read_json(request, ShowBody)
-    compartment = find_model(request, body.model or body.name)
+    compartment = call_of(request, body.model or body.name).compartment
     files = await _files(request, compartment)
     return _json(
         Shown(

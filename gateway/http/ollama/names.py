@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from starlette.requests import Request
 
-from gateway.http.callers import caller_of
-from gateway.models.compartment import Compartment
-from gateway.models.fleet import Fleet
+from gateway.http.model_call import ModelCall
 from gateway.models.roster import LATEST
 from gateway.system.refusal import Refusal
 
 
-def find_model(request: Request, name: str | None) -> Compartment:
+def call_of(request: Request, name: str | None) -> ModelCall:
     """The model of an id or alias.
 
     Raises:
@@ -21,8 +19,7 @@ def find_model(request: Request, name: str | None) -> Compartment:
         raise Refusal(
             "invalid_request_error", "model is missing: name one of /api/tags.", param="model"
         )
-    fleet: Fleet = request.app.state.fleet
-    return fleet.roster.find(name, caller_of(request))
+    return ModelCall(request, name)
 
 
 def tagged(model_id: str) -> str:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from gateway.http.bodies import ABSENT, beside_the_loop, given, read_json
 from gateway.http.inputs import Input, parse_inputs
-from gateway.http.ollama.names import find_model
+from gateway.http.ollama.names import call_of
 from gateway.http.openapi.operation import GENERATES, Described, Operation
 from gateway.http.vectors import MOST_INPUTS, VectorAnswer, VectorBody, submit
 from gateway.requests.request import Request
@@ -72,7 +72,7 @@ async def embed(http_request: HttpRequest) -> Response:
     text = bytes(body.input).strip()
     if not given(body.input) or text == b'""' or text.translate(None, b" \t\r\n") == b"[]":
         # As Ollama answers it.
-        find_model(http_request, name)
+        call_of(http_request, name)
         return Response(
             msgspec.json.encode(EmbedAnswer(name, [], 0, 0, 0)), media_type="application/json"
         )
@@ -96,7 +96,7 @@ async def embed(http_request: HttpRequest) -> Response:
 async def embeddings(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, EmbeddingsBody)
     if not body.prompt:
-        find_model(http_request, body.model)
+        call_of(http_request, body.model)
         return Response(msgspec.json.encode(EmbeddingsAnswer([])), media_type="application/json")
 
     def written(request: Request, usage: Usage) -> Iterator[bytes]:
@@ -113,16 +113,16 @@ def _answer(
     truncate: int | None,
     dimensions: int | None = None,
 ) -> Response:
-    body.model = find_model(http_request, body.model).model.id
-    compartment, request = submit(
-        http_request,
+    call = call_of(http_request, body.model)
+    request = submit(
+        call,
         body,
         lambda request_id: Embed(
             request_id=request_id, inputs=tuple(inputs), truncate=truncate, dimensions=dimensions
         ),
         {"inputs": "input", "dimensions": "dimensions"},
     )
-    return VectorAnswer(compartment, request, lambda usage: written(request, usage))
+    return VectorAnswer(call, request, lambda usage: written(request, usage))
 
 
 def _numbers(vectors: Vectors, index: int) -> bytes:

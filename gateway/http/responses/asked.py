@@ -12,9 +12,9 @@ from starlette.requests import Request as HttpRequest
 
 from gateway.http.bodies import beside_the_loop
 from gateway.http.chat.template import template_arguments, thinks
-from gateway.http.kept import mailbox_of, owner_of
+from gateway.http.kept import mailbox_of
 from gateway.http.left_out import left_out_header
-from gateway.http.pictures.reader import PictureReader, check_pictures
+from gateway.http.model_call import ModelCall
 from gateway.http.responses import truncation
 from gateway.http.responses.bodies import ResponseBody, tools
 from gateway.http.responses.context import earlier_items, resolved
@@ -28,13 +28,11 @@ from gateway.http.responses.items import (
     picture_sources,
     without_superseded,
 )
-from gateway.http.responses.shape import hexadecimal
+from gateway.http.responses.shape import hexadecimal, new_id
 from gateway.http.responses.tools import Meaning, told
 from gateway.http.sampling import generate_message
 from gateway.http.structure import constraint_of
-from gateway.models.compartment import Compartment
-from gateway.models.fleet import Fleet
-from gateway.requests.share import share_of
+from gateway.http.supported import check_supported
 from protocol.prompts import ChatPrompt
 from protocol.requests import Generate
 
@@ -46,7 +44,9 @@ class Asked(Struct):
     the places of theirs.
     """
 
+    call: ModelCall
     body: ResponseBody
+    response_id: str
     items: list[ItemBody]
     names: list[str]
     pictures: dict[int, list[bytes]]
@@ -70,15 +70,21 @@ class Asked(Struct):
         }
 
 
-async def gather(
-    request: HttpRequest,
-    fleet: Fleet,
-    compartment: Compartment,
-    body: ResponseBody,
-    response_id: str,
-) -> Asked:
-    mailbox, owner = mailbox_of(request), owner_of(request)
-    share = share_of(request.scope)
+async def build(asked: Asked, cut: int = 0) -> Generate:
+    """What a worker is told of it, without the first items up to `cut`.
+
+    Raises:
+        Refusal: something in it can't be done.
+    """
+    return await beside_the_loop(asked.call.share.size_bytes, _generate, asked, cut)
+
+
+async def gather(http_request: HttpRequest, body: ResponseBody) -> Asked:
+    """Raises: Refusal: there is no such model or earlier response, or the items can't be read."""
+    check_supported(body, "responses")
+    call = ModelCall(http_request, body.model)
+    response_id = new_id()
+    mailbox, owner, share = mailbox_of(http_request), call.caller.owner, call.share
     before: list[ItemBody] = []
     if body.previous_response_id is not None:
         before = await earlier_items(mailbox, owner, body.previous_response_id, share)
@@ -90,34 +96,30 @@ async def gather(
     names = ["previous_response_id"] * len(before)
     names += [f"input[{index}]" for index in range(len(own))]
     items, names = without_superseded(items, names)
-    looks = compartment.model.settings.pictures
     sources = await beside_the_loop(
-        share.size_bytes, functools.partial(picture_sources, items, names, looks=looks)
+        share.size_bytes, functools.partial(picture_sources, items, names, looks=call.looks)
     )
-    if not sources:
-        unseen = set() if looks else await beside_the_loop(share.size_bytes, left_out, items)
-        return Asked(body, items, names, {}, left_out_header(unseen))
-    check_pictures([source for _, source in sources], compartment.model)
-    reader: PictureReader = request.app.state.pictures
-    read = await reader.read([source for _, source in sources], fleet.settings.gateway, share)
+    unseen: set[str] = set()
+    if not (sources or call.looks):
+        unseen = await beside_the_loop(share.size_bytes, left_out, items)
+    read = await call.read_pictures([source for _, source in sources])
     pictures: dict[int, list[bytes]] = {}
     for (place, _), picture in zip(sources, read, strict=True):
         pictures.setdefault(place, []).append(picture)
-    return Asked(body, items, names, pictures)
+    return Asked(call, body, response_id, items, names, pictures, left_out_header(unseen))
 
 
-def generate_of(asked: Asked, compartment: Compartment, cut: int) -> Generate:
-    """Without the first items up to `cut`."""
-    body = asked.body
+def _generate(asked: Asked, cut: int) -> Generate:
+    body, settings = asked.body, asked.call.model.settings
     generation = body.generation()
-    arguments = template_arguments(generation, compartment.model.settings.template_arguments)
+    arguments = template_arguments(generation, settings.template_arguments)
     places = truncation.kept(asked.items, cut)
     said = converse(
         body.instructions,
         [asked.items[each] for each in places],
         [asked.names[each] for each in places],
         [picture for each in places for picture in asked.pictures.get(each, ())],
-        looks=compartment.model.settings.pictures,
+        looks=settings.pictures,
     )
     callable_, constraint = tools(body, said), constraint_of(generation)
     limit = body.max_output_tokens

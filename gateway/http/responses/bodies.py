@@ -155,7 +155,7 @@ class ResponseBody(Struct, kw_only=True):
     def generation(self) -> TemplateBody:
         """The same in the words of chat."""
         same: dict[str, Any] = {name: getattr(self, name) for name in _EXTENSIONS}
-        return TemplateBody(
+        return _Generation(
             model=self.model,
             max_completion_tokens=self.max_output_tokens,
             response_format=_format(self.text),
@@ -163,6 +163,12 @@ class ResponseBody(Struct, kw_only=True):
             verbosity=None if self.text is None else self.text.verbosity,
             **same,
         )
+
+
+class _Generation(TemplateBody, kw_only=True):
+    @property
+    def constraint_param(self) -> str:
+        return "text.format"
 
 
 def check_body(body: ResponseBody) -> None:

@@ -10,22 +10,16 @@ from msgspec import Raw, Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from gateway.http.answer import Answer, Choice
 from gateway.http.bodies import beside_the_loop, read_json
-from gateway.http.callers import caller_of
 from gateway.http.openapi.operation import GENERATES, Described, Operation
-from gateway.http.responses.asked import gather, generate_of
+from gateway.http.responses.asked import build, gather
 from gateway.http.responses.bodies import ResponseBody
 from gateway.http.responses.echo import skeleton
 from gateway.http.responses.items import ItemBody, encode_items
-from gateway.http.responses.shape import UsageBody, new_id
+from gateway.http.responses.shape import UsageBody
 from gateway.http.responses.writer import Form, ResponseFormat
-from gateway.http.sampling import new_requests
-from gateway.http.supported import check_supported
-from gateway.models.choices import submit_all
-from gateway.models.fleet import Fleet
+from gateway.models.choices import Choice
 from gateway.requests.request import Request
-from gateway.requests.share import share_of
 from protocol.answers import Usage
 
 
@@ -39,24 +33,18 @@ class Compacted(Struct):
     object: Literal["response.compaction"] = "response.compaction"
 
 
-async def compact(request: HttpRequest) -> Response:
+async def compact(http_request: HttpRequest) -> Response:
     """Nothing is stored."""
-    fleet: Fleet = request.app.state.fleet
-    body = await read_json(request, ResponseBody)
-    check_supported(body, "responses")
-    compartment = fleet.roster.find(body.model, caller_of(request))
-    response_id = new_id()
-    asked = await gather(request, fleet, compartment, body, response_id)
+    body = await read_json(http_request, ResponseBody)
+    asked = await gather(http_request, body)
+    call = asked.call
     said = [each for each in asked.items if each.kind == "message" and each.role != "assistant"]
     asked.items.append(ItemBody(type="compaction_trigger"))
     asked.names.append("input")
-    size = share_of(request.scope).size_bytes
-    generate = await beside_the_loop(size, generate_of, asked, compartment, 0)
-    requests = new_requests(request, fleet, body.generation(), [generate], "input")
-    form = Form(skeleton(body, compartment.model.id, response_id), False, compacts=True)
-    left = await beside_the_loop(size, encode_items, said)
-    submit_all(fleet, compartment, requests)
-    return Answer(compartment, requests, _Format(form, requests[0], left), stream=False)
+    requests = call.requests(body.generation(), [await build(asked)], "input")
+    form = Form(skeleton(body, call.model.id, asked.response_id), False, compacts=True)
+    left = await beside_the_loop(call.share.size_bytes, encode_items, said)
+    return call.answer(requests, _Format(form, requests[0], left))
 
 
 class _Format(ResponseFormat):

@@ -9,19 +9,12 @@ from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from gateway.http.answer import Answer
-from gateway.http.bodies import beside_the_loop, read_json
-from gateway.http.callers import caller_of
+from gateway.http.bodies import read_json
 from gateway.http.count_format import CountFormat
 from gateway.http.openapi.operation import GENERATES, Described, Operation
-from gateway.http.responses.asked import gather, generate_of
+from gateway.http.responses.asked import build, gather
 from gateway.http.responses.bodies import ResponseBody
-from gateway.http.responses.shape import new_id
-from gateway.http.sampling import new_requests
-from gateway.http.supported import check_supported
-from gateway.models.choices import submit_all
-from gateway.models.fleet import Fleet
-from gateway.requests.share import share_of
+from gateway.http.responses.truncation import counting
 
 
 class InputTokens(Struct):
@@ -29,19 +22,12 @@ class InputTokens(Struct):
     object: Literal["response.input_tokens"] = "response.input_tokens"
 
 
-async def count(request: HttpRequest) -> Response:
-    fleet: Fleet = request.app.state.fleet
-    body = await read_json(request, ResponseBody)
-    check_supported(body, "responses")
-    compartment = fleet.roster.find(body.model, caller_of(request))
-    asked = await gather(request, fleet, compartment, body, new_id())
-    size = share_of(request.scope).size_bytes
-    generate = await beside_the_loop(size, generate_of, asked, compartment, 0)
-    # Nothing is computed for an answer of no token.
-    counting = msgspec.structs.replace(generate, max_tokens=0, constraint=None)
-    requests = new_requests(request, fleet, body.generation(), [counting], "input")
-    submit_all(fleet, compartment, requests)
-    return Answer(compartment, requests, CountFormat(InputTokens), stream=False)
+async def count(http_request: HttpRequest) -> Response:
+    body = await read_json(http_request, ResponseBody)
+    asked = await gather(http_request, body)
+    requests = asked.call.requests(body.generation(), [counting(await build(asked))], "input")
+    form = CountFormat(lambda usage: msgspec.json.encode(InputTokens(usage.prompt_tokens)))
+    return asked.call.answer(requests, form)
 
 
 _COUNT: Final = Operation(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from gateway.http.answer import DONE, Format
+from gateway.http.answer import DONE
 from gateway.http.responses.shape import ErrorBody, ResponseObject, decode
 from gateway.http.responses.writer import Form, ResponseFormat, lifecycle_event
 from gateway.mailbox.entry import Outcome, Status
+from gateway.models.choices import Format
 from gateway.requests.request import Request
 from gateway.system.refusal import Refusal
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -13,62 +14,39 @@ from starlette.responses import Response
 
 from gateway.http.answer import Answer
 from gateway.http.bodies import beside_the_loop, read_json
-from gateway.http.callers import caller_of, seat_of
 from gateway.http.followed import Followed
-from gateway.http.kept import mailbox_of, owner_of, work_of
+from gateway.http.kept import accept, mailbox_of, new_entry, work_of
+from gateway.http.model_call import ModelCall
 from gateway.http.openapi.operation import EVENT_STREAM, GENERATES, Described, Operation
 from gateway.http.responses import compact, count, stored, truncation
-from gateway.http.responses.asked import gather, generate_of
+from gateway.http.responses.asked import Asked, build, gather
 from gateway.http.responses.bodies import ResponseBody, check_body
 from gateway.http.responses.echo import skeleton
 from gateway.http.responses.items import encode_items
-from gateway.http.responses.shape import ResponseObject, new_id
+from gateway.http.responses.shape import ResponseObject
 from gateway.http.responses.writer import Form, ResponseFormat
-from gateway.http.sampling import deadline_s, new_requests
-from gateway.http.supported import check_supported
 from gateway.mailbox.entry import Entry, Outcome
 from gateway.mailbox.mailbox import Mailbox
 from gateway.mailbox.queue import LOWEST_PRIORITY
-from gateway.models.choices import submit_all
 from gateway.models.compartment import Compartment
-from gateway.models.fleet import Fleet
 from gateway.requests.request import Request
-from gateway.requests.share import share_of
 from gateway.system.refusal import Refusal
-from protocol.requests import Generate
 
 logger = logging.getLogger(__name__)
 
 
-async def create_response(request: HttpRequest) -> Response:
-    fleet: Fleet = request.app.state.fleet
-    body = await read_json(request, ResponseBody)
-    check_supported(body, "responses")
+async def create_response(http_request: HttpRequest) -> Response:
+    body = await read_json(http_request, ResponseBody)
     check_body(body)
-    compartment = fleet.roster.find(body.model, caller_of(request))
-    response_id = new_id()
-    asked = await gather(request, fleet, compartment, body, response_id)
-    size = share_of(request.scope).size_bytes
-
-    async def build(cut: int) -> Generate:
-        return await beside_the_loop(size, generate_of, asked, compartment, cut)
-
-    cut = 0
-    if body.truncation == "auto":
-        if body.background:
-            raise Refusal(
-                "invalid_request_error",
-                "truncation: auto can't be combined with background.",
-                param="truncation",
-            )
-        cuts = truncation.cuts(asked.items)
-        cut = await truncation.first_that_fits(request, fleet, compartment, build, cuts)
-    generate = await build(cut)
-    requests = new_requests(request, fleet, body.generation(), [generate], "input")
-    for each in requests:
-        each.params = {**each.params, "constraint": "text.format"}
+    asked = await gather(http_request, body)
+    call = asked.call
+    cut = await _cut(asked) if body.truncation == "auto" else 0
+    generation = body.generation()
+    if body.background and body.priority is None:
+        generation.priority = LOWEST_PRIORITY
+    requests = call.requests(generation, [await build(asked, cut)], "input")
     form = Form(
-        skeleton(body, compartment.model.id, response_id),
+        skeleton(body, call.model.id, asked.response_id),
         body.seals_reasoning,
         temperature=body.temperature,
         top_p=body.top_p,
@@ -77,22 +55,39 @@ async def create_response(request: HttpRequest) -> Response:
     )
     # What was dropped isn't there for the next one, which would have to drop it again.
     kept = [asked.items[each] for each in truncation.kept(asked.items, cut)]
+    size = call.share.size_bytes
     items = await beside_the_loop(size, encode_items, kept) if body.stored else b""
+    entry = new_entry(call, asked.response_id, "responses")
     if body.background:
-        return await _in_background(request, fleet, requests, form, items, body)
-    mailbox = mailbox_of(request)
+        return await _in_background(call, requests, form, entry, items, stream=bool(body.stream))
+    mailbox = mailbox_of(http_request)
     # What can't be stored is answered all the same.
     form.response.store = body.stored and mailbox.trouble is None
-    submit_all(fleet, compartment, requests)
+    call.fleet.submit(call.compartment, *requests)
     return _Answer(
-        compartment,
+        call.compartment,
         requests,
         ResponseFormat(form, requests[0]),
         mailbox,
-        _entry(request, form) if form.response.store else None,
+        entry if form.response.store else None,
         items,
         stream=bool(body.stream),
         headers=asked.headers,
+    )
+
+
+async def _cut(asked: Asked) -> int:
+    """How many of the first items go, so that the rest fits the model's context."""
+    if asked.body.background:
+        raise Refusal(
+            "invalid_request_error",
+            "truncation: auto can't be combined with background.",
+            param="truncation",
+        )
+    terms = asked.call.terms(asked.body.priority, None, {})
+    cuts = truncation.cuts(asked.items)
+    return await truncation.first_that_fits(
+        asked.call, terms, functools.partial(build, asked), cuts
     )
 
 
@@ -133,43 +128,24 @@ class _Answer(Answer):
 
 
 async def _in_background(
-    request: HttpRequest,
-    fleet: Fleet,
+    call: ModelCall,
     requests: Sequence[Request],
     form: Form,
+    entry: Entry,
     items: bytes,
-    body: ResponseBody,
+    *,
+    stream: bool,
 ) -> Response:
-    entry = _entry(request, form)
-    (first,) = requests
-    if body.priority is None and "x-priority" not in request.headers:
-        first.priority = LOWEST_PRIORITY
-    entry.priority = 0 if first.priority is None else first.priority
-    entry.background, entry.streams = True, bool(body.stream)
-    wait_s = deadline_s(request, fleet.settings.mailbox.deadline_s)
-    entry.deadline_at = entry.created_at + wait_s
+    entry.priority = requests[0].terms.priority or 0
+    entry.background, entry.streams = True, stream
     form.response.background, form.response.status = True, "queued"
     work = work_of(requests, form.encode(), cut_is_incomplete=True)
     queued = msgspec.json.encode(form.response)
-    share = share_of(request.scope)
-    mailbox = mailbox_of(request)
-    job = await mailbox.accept(entry, work, items, queued, share, seat_of(request))
-    if body.stream:
-        mailbox.open(job, queued)
+    job = await accept(call, entry, work, queued, items=items)
+    if stream:
+        mailbox_of(call.http).open(job, queued)
         return Followed(job, stream=True)
     return Response(queued, media_type="application/json")
-
-
-def _entry(request: HttpRequest, form: Form) -> Entry:
-    response = form.response
-    return Entry(
-        owner=owner_of(request),
-        id=response.id,
-        api="responses",
-        model=response.model,
-        status="queued",
-        created_at=time.time(),
-    )
 
 
 _CREATE: Final = Operation(

@@ -6,15 +6,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import msgspec
-from starlette.requests import Request as HttpRequest
 
 from gateway.http.connection.request_id import unique
-from gateway.http.record import record_of
+from gateway.http.model_call import ModelCall
 from gateway.http.responses.items import ItemBody
-from gateway.http.sampling import deadline_s
-from gateway.models.compartment import Compartment
-from gateway.models.fleet import Fleet
-from gateway.requests.request import Request
+from gateway.requests.request import Request, Terms
 from gateway.system.refusal import Refusal
 from protocol.requests import Generate
 
@@ -41,9 +37,8 @@ def kept(items: Sequence[ItemBody], cut: int) -> list[int]:
 
 
 async def first_that_fits(
-    http_request: HttpRequest,
-    fleet: Fleet,
-    compartment: Compartment,
+    call: ModelCall,
+    terms: Terms,
     build: Callable[[int], Awaitable[Generate]],
     choices: Sequence[int],
 ) -> int:
@@ -56,28 +51,22 @@ async def first_that_fits(
     low, high = 0, len(choices) - 1
     while low < high:
         middle = (low + high) // 2
-        if await _fits(http_request, fleet, compartment, await build(choices[middle])):
+        if await _fits(call, terms, await build(choices[middle])):
             high = middle
         else:
             low = middle + 1
     return choices[low]
 
 
-async def _fits(
-    http_request: HttpRequest, fleet: Fleet, compartment: Compartment, generate: Generate
-) -> bool:
-    record = record_of(http_request)
-    counting = msgspec.structs.replace(
-        generate, max_tokens=0, request_id=unique(record.id), constraint=None
-    )
-    request = Request(
-        counting,
-        fleet.now(),
-        deadline_s(http_request, fleet.settings.queue.deadline_s),
-        request_id=record.id,
-        key=record.key,
-    )
-    fleet.submit(compartment, request)
+def counting(generate: Generate) -> Generate:
+    """The same for its number of prompt tokens: nothing is computed for an answer of no token."""
+    return msgspec.structs.replace(generate, max_tokens=0, constraint=None)
+
+
+async def _fits(call: ModelCall, terms: Terms, generate: Generate) -> bool:
+    task = msgspec.structs.replace(counting(generate), request_id=unique(terms.id))
+    request = Request(task, terms, call.fleet.now())
+    call.fleet.submit(call.compartment, request)
     try:
         while not request.over:
             await request.take()
@@ -87,8 +76,8 @@ async def _fits(
         raise
     finally:
         if not request.over:
-            compartment.traffic.cancel(request)
-    worker = compartment.worker
+            call.compartment.traffic.cancel(request)
+    worker = call.compartment.worker
     if request.usage is None or worker is None or worker.context_tokens is None:
         return True
     context = worker.context_tokens

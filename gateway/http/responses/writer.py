@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import UNSET, Raw, Struct
 
-from gateway.http.answer import DONE, Choice
+from gateway.http.answer import DONE
 from gateway.http.logprobs import TokenLogprobBody, chat_logprobs, tokens_of
 from gateway.http.responses.items import sealed
 from gateway.http.responses.shape import (
@@ -35,6 +35,7 @@ from gateway.http.responses.shape import (
 from gateway.http.responses.tools import Kind, Meaning
 from gateway.http.responses.written_calls import WrittenInput, action_of, asked_for
 from gateway.mailbox.entry import Status
+from gateway.models.choices import Choice
 from gateway.requests.request import Piece, Request
 from gateway.system.refusal import Refusal
 from protocol.answers import FinishReason, Usage

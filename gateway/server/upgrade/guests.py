@@ -26,18 +26,7 @@ class Guest(Request):
     def __init__(
         self, number: int, model_id: str, state: RequestState, tell: Callable[[Told], None]
     ) -> None:
-        super().__init__(
-            state.task,
-            state.arrived_at,
-            state.deadline_s,
-            request_id=state.id,
-            key=state.key,
-            probe=state.probe,
-            repeats_prompt=not (state.prompt_counts or state.probe),
-            priority=state.priority,
-            keep_alive_s=state.keep_alive_s,
-            params=state.params,
-        )
+        super().__init__(state.task, state.terms, state.arrived_at)
         self.restore(state)
         self.number = number
         self.model_id = model_id

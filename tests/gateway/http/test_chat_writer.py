@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from gateway.http.answer import Choice
 from gateway.http.chat.writer import ChatFormat
-from gateway.requests.request import Piece, Request
+from gateway.models.choices import Choice
+from gateway.requests.request import Piece, Request, Terms
 from protocol.answers import FinishReason, Usage
 from protocol.parts import (
     Alternative,
@@ -40,7 +40,7 @@ LOGPROBS = Logprobs((TokenLogprob(b"\xc3", -0.5, (Alternative(b"a", -1.0),)),))
 
 def _format(*, include_reasoning: bool = True) -> ChatFormat:
     generate = Generate(request_id="r", prompt=TextPrompt("x"), sampling=Sampling(seed=1))
-    request = Request(generate, now=100.0, deadline_s=5.0)
+    request = Request(generate, Terms(deadline_s=5.0), now=100.0)
     request.progress.next_message("0123456789abcdef")
     return ChatFormat("m", request, include_usage=False, include_reasoning=include_reasoning)
 

@@ -12,12 +12,13 @@ from msgspec import Raw
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from gateway.http.answer import DONE, Choice
+from gateway.http.answer import DONE
 from gateway.http.responses.family import ResponseFamily
 from gateway.http.responses.shape import ResponseObject
 from gateway.http.responses.tools import Meaning
 from gateway.http.responses.writer import Form, ResponseFormat
-from gateway.requests.request import Piece, Request
+from gateway.models.choices import Choice
+from gateway.requests.request import Piece, Request, Terms
 from gateway.system.refusal import Refusal
 from protocol.answers import FinishReason, Usage
 from protocol.parts import (
@@ -84,7 +85,7 @@ def _form(*, seals: bool = False) -> Form:
 
 def _request() -> Request:
     generate = Generate(request_id="r", prompt=TextPrompt("x"), sampling=Sampling(seed=1))
-    request = Request(generate, now=100.0, deadline_s=5.0)
+    request = Request(generate, Terms(deadline_s=5.0), now=100.0)
     request.sampling = SamplingDefaults(temperature=0.7, top_p=0.8)
     return request
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from gateway.requests.progress import SUSPECT_TOKENS, ModelChangedError
 from gateway.requests.quarantine import Quarantine
 from gateway.requests.queue import QueueFullError, RequestQueue
-from gateway.requests.request import Request
+from gateway.requests.request import Request, Terms
 from protocol.prompts import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
 from protocol.requests import Generate, Sampling
 from protocol.tokens import pack, unpack
@@ -25,7 +25,7 @@ def _generate(name: str, seed: int = 1, text: str = "x") -> Generate:
 
 
 def _request(name: str, deadline_at: float = 1e9) -> Request:
-    return Request(_generate(name), 0.0, deadline_at)
+    return Request(_generate(name), Terms(deadline_s=deadline_at), 0.0)
 
 
 class _Life(RuleBasedStateMachine):
@@ -165,7 +165,7 @@ class TestProgress:
         generate = Generate(
             request_id="a", prompt=TokenPrompt(pack([1, 2])), sampling=Sampling(seed=1)
         )
-        request = Request(generate, 0.0, 1.0)
+        request = Request(generate, Terms(deadline_s=1.0), 0.0)
         assert request.progress.rendered
         request.progress.next_message("before")
         assert request.progress.next_message("after").prompt == generate.prompt
@@ -185,7 +185,7 @@ class TestPriority:
         assert queue.highest_priority is None
         requests = {}
         for name, priority in (("low", -1), ("plain", None), ("middle", 5), ("high", 20)):
-            request = Request(_generate(name), 0.0, 1e9, priority=priority)
+            request = Request(_generate(name), Terms(deadline_s=1e9, priority=priority), 0.0)
             requests[name] = request
             queue.add(request)
             if name == "plain":
@@ -267,7 +267,7 @@ def test_the_oldest_is_the_one_that_arrived_first_wherever_it_stands() -> None:
     queue = RequestQueue(DEPTH, 1, priority=0)
     assert (queue.oldest_waiting_at, queue.oldest_running_at) == (None, None)
     for name, arrived_at, priority in (("a", 3.0, 0), ("b", 1.0, 0), ("c", 2.0, 9)):
-        queue.add(Request(_generate(name), arrived_at, 1e9, priority=priority))
+        queue.add(Request(_generate(name), Terms(deadline_s=1e9, priority=priority), arrived_at))
     assert queue.oldest_waiting_at == 1.0
     first = queue.next()
     assert first is not None
@@ -371,6 +371,6 @@ def test_places_are_the_order_in_which_they_start() -> None:
 def test_the_oldest_that_runs_is_the_first_that_arrived() -> None:
     queue = RequestQueue(DEPTH, 2, priority=0)
     for name, arrived_at in (("a", 1.0), ("b", 2.0)):
-        queue.add(Request(_generate(name), arrived_at, 1e9))
+        queue.add(Request(_generate(name), Terms(deadline_s=1e9), arrived_at))
     _start(queue)
     assert queue.oldest_running_at == 1.0

@@ -10,7 +10,7 @@ import weakref
 import pytest
 
 from gateway.models.choices import pieces
-from gateway.requests.request import ClientGoneError, Piece, Request
+from gateway.requests.request import ClientGoneError, Piece, Request, Terms
 from gateway.system.refusal import Refusal
 from protocol.answers import Delta, Usage
 from protocol.parts import Text
@@ -22,7 +22,7 @@ USAGE = Usage(3, 4)
 
 def _request() -> Request:
     generate = Generate(request_id="r", prompt=TextPrompt("x"), sampling=Sampling(seed=1))
-    return Request(generate, now=100.0, deadline_s=5.0)
+    return Request(generate, Terms(deadline_s=5.0), now=100.0)
 
 
 def _arrive(request: Request, delta: Delta) -> None:

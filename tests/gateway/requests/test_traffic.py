@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gateway.requests.request import Request
+from gateway.requests.request import Request, Terms
 from gateway.requests.traffic import Bounds, Connection, ProtocolBreachError, Traffic
 from gateway.system.events import EventLog
 from gateway.system.refusal import Refusal
@@ -28,7 +28,7 @@ from protocol.tokens import pack
 
 def _request(request_id: str) -> Request:
     generate = Generate(request_id=request_id, prompt=TextPrompt("x"), sampling=Sampling(seed=1))
-    return Request(generate, now=100.0, deadline_s=5.0)
+    return Request(generate, Terms(deadline_s=5.0), now=100.0)
 
 
 class Waiting:
@@ -105,9 +105,12 @@ async def test_who_waits_for_memory_in_a_worker_has_a_deadline_too() -> None:
 async def test_a_prompt_with_several_answers_counts_once() -> None:
     traffic = Traffic("m", Bounds(2, 2, 0), Waiting(), EventLog())
     generate = Generate(request_id="a", prompt=TextPrompt("x"), sampling=Sampling(seed=1))
-    first = Request(generate, 100.0, 5.0)
+    first = Request(generate, Terms(deadline_s=5.0), 100.0)
     other = Request(
-        msgspec.structs.replace(generate, request_id="b"), 100.0, 5.0, repeats_prompt=True
+        msgspec.structs.replace(generate, request_id="b"),
+        Terms(deadline_s=5.0),
+        100.0,
+        repeats_prompt=True,
     )
     for each in (first, other):
         traffic.submit(each)
@@ -163,7 +166,7 @@ def _looking(sent: list[Message]) -> tuple[Traffic, Request]:
     pictures = tuple(Picture(b"%d" % at, at, f"picture {at}") for at in range(2))
     prompt = ChatPrompt((ChatMessage("user", "ab", pictures=pictures),))
     generate = Generate(request_id="r", prompt=prompt, sampling=Sampling(seed=1))
-    request = Request(generate, now=100.0, deadline_s=5.0, params={"prompt": "messages"})
+    request = Request(generate, Terms(deadline_s=5.0, params={"prompt": "messages"}), now=100.0)
     traffic.connect(Connection(sent.append, "print", 4096))
     traffic.submit(request)
     traffic.dispatch()

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from gateway.requests.request import Request
+from gateway.requests.request import Request, Terms
 from gateway.requests.traffic import Bounds, Connection, ProtocolBreachError, Traffic
 from gateway.system.events import EventLog
 from gateway.system.refusal import Refusal
@@ -35,12 +35,12 @@ class Loaded:
 
 def _embed(request_id: str = "r", query: str | None = None) -> Request:
     embed = Embed(request_id=request_id, inputs=INPUTS, query=query)
-    return Request(embed, now=100.0, deadline_s=5.0)
+    return Request(embed, Terms(deadline_s=5.0), now=100.0)
 
 
 def _text(request_id: str) -> Request:
     generate = Generate(request_id=request_id, prompt=TextPrompt("x"), sampling=Sampling(seed=1))
-    return Request(generate, now=100.0, deadline_s=5.0)
+    return Request(generate, Terms(deadline_s=5.0), now=100.0)
 
 
 def _traffic() -> Traffic:

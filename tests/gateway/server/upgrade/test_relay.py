@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.requests.request import Request, RequestState
+from gateway.requests.request import Request, RequestState, Terms
 from gateway.server.upgrade.guests import Guest
 from gateway.server.upgrade.messages import Cancelled, Delivered, Refused, Spent, Submitted, Told
 from gateway.server.upgrade.relay import Relay
@@ -25,7 +25,7 @@ _END = Usage(3, 4)
 
 def _request(name: str = "r", **fields: Any) -> Request:
     task = Generate(request_id=name, prompt=TextPrompt("Hello"), sampling=Sampling(seed=1))
-    return Request(task, asyncio.get_running_loop().time(), 60.0, **fields)
+    return Request(task, Terms(deadline_s=60.0, **fields), asyncio.get_running_loop().time())
 
 
 def _delta(number: int, *, last: bool = False) -> Delta:
@@ -141,13 +141,14 @@ async def test_the_end_of_the_successor_ends_all() -> None:
 
 async def test_what_a_request_is_known_by_goes_along() -> None:
     request = _request(
-        request_id="mine", key="k", probe=True, priority=3, keep_alive_s=5.0, params={"prompt": "p"}
+        id="mine", key="k", probe=True, priority=3, keep_alive_s=5.0, params={"prompt": "p"}
     )
     guest = Guest(1, "m", _over_the_wire(request.state), lambda _: None)
-    assert (guest.id, guest.key, guest.probe, guest.priority) == ("mine", "k", True, 3)
-    assert (guest.keep_alive_s, guest.params) == (5.0, {"prompt": "p"})
+    assert guest.terms == request.terms
+    assert guest.id == "mine"
     assert not guest.prompt_counts
-    assert _request(repeats_prompt=True).state.prompt_counts is False
+    again = Request(request.task, Terms(deadline_s=60.0), 0.0, repeats_prompt=True)
+    assert not Guest(2, "m", _over_the_wire(again.state), lambda _: None).prompt_counts
     assert guest.deadline_at == request.deadline_at
     assert guest.task == request.task
 
@@ -160,7 +161,7 @@ def _vector(number: int, *, last: bool = False) -> Embedded:
 
 async def test_vectors_before_and_after_are_all_of_them() -> None:
     task = Embed(request_id="v", inputs=(TextPrompt("a"), TextPrompt("b")))
-    request = Request(task, asyncio.get_running_loop().time(), 60.0)
+    request = Request(task, Terms(deadline_s=60.0), asyncio.get_running_loop().time())
     request.progress.next_message("f")
     request.deliver_vectors(_vector(1))
     relay = Relay()

@@ -1,0 +1,265 @@
+"""One HTTP request to a model, from its headers to the requests in the model's queue."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeVar, TypeVarTuple, Unpack
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+
+from gateway.config.model import Model
+from gateway.http.answer import Answer
+from gateway.http.bodies import beside_the_loop
+from gateway.http.callers import caller_of, take_places
+from gateway.http.connection.origins import from_page
+from gateway.http.connection.request_id import unique
+from gateway.http.framing import EVENTS, Framing
+from gateway.http.pictures.reader import PictureReader, check_pictures
+from gateway.http.pictures.source import Source
+from gateway.http.record import record_of
+from gateway.http.sampling import MOST_ANSWERS, MOST_PRIORITY, GenerationBody
+from gateway.models.choices import Format, answers_to
+from gateway.models.compartment import Compartment
+from gateway.models.fleet import Fleet
+from gateway.requests.keep_alive import parse_keep_alive
+from gateway.requests.request import Request, Terms
+from gateway.requests.share import share_of
+from gateway.system.refusal import Refusal
+from protocol.answers import RequestField
+from protocol.requests import Generate
+
+# What clients call as the worker does.
+_SAME_NAMES: Final[tuple[RequestField, ...]] = (
+    "tools",
+    "suffix",
+    "logit_bias",
+    "allowed_token_ids",
+    "stop_token_ids",
+    "bad_words",
+)
+
+T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
+
+
+class ModelCall:
+    """The model that a request names, and who asks: the only place where a route looks them up."""
+
+    def __init__(self, http: HttpRequest, model: str) -> None:
+        """`model` is an id or alias.
+
+        Raises:
+            Refusal: there is none, or none that the caller may know of.
+        """
+        self.http = http
+        self.fleet: Fleet = http.app.state.fleet
+        self.caller = caller_of(http)
+        self.compartment: Compartment = self.fleet.roster.find(model, self.caller)
+        self.share = share_of(http.scope)
+
+    @property
+    def model(self) -> Model:
+        return self.compartment.model
+
+    @property
+    def looks(self) -> bool:
+        """The model takes pictures."""
+        return self.model.settings.pictures
+
+    async def beside_the_loop(
+        self, function: Callable[[Unpack[Arguments]], T], *arguments: *Arguments
+    ) -> T:
+        """Call it, in a thread of its own if the body is large.
+
+        Raises:
+            Refusal: there is no thread for it, or too much before it.
+        """
+        body_bytes: int = self.http.state.body_bytes
+        return await beside_the_loop(body_bytes, function, *arguments)
+
+    async def read_pictures(self, sources: Sequence[Source]) -> list[bytes]:
+        """The files' bytes, in order.
+
+        Raises:
+            Refusal: the model takes none, or one of them can't be had.
+        """
+        check_pictures(sources, self.model)
+        reader: PictureReader = self.http.app.state.pictures
+        return await reader.read(sources, self.fleet.settings.gateway, self.share)
+
+    def terms(
+        self,
+        priority: int | None,
+        keep_alive: float | str | None,
+        params: dict[RequestField, str],
+    ) -> Terms:
+        """What the headers say, or else the body's own `priority` and `keep_alive`, as far as the
+        caller may have them. `params` are the client's names for fields of the message.
+
+        Raises:
+            Refusal: a header, or keep_alive, can't be read.
+        """
+        record = record_of(self.http)
+        record.model = self.model.id
+        return Terms(
+            id=record.id,
+            key=record.key,
+            deadline_s=deadline_s(self.http, self.fleet.settings.queue.deadline_s),
+            priority=self._priority(priority),
+            keep_alive_s=self.caller.keep_alive_of(
+                keep_alive_s(keep_alive), self.model.settings.ttl_s
+            ),
+            params=params,
+        )
+
+    def requests(
+        self, body: GenerationBody, generates: Sequence[Generate], prompt_param: str
+    ) -> list[Request]:
+        """`body.answers` for each of these messages, one after the other; none is in the queue
+        yet. What the client calls the prompt is `prompt_param`.
+
+        Raises:
+            Refusal: a header, or keep_alive, can't be read, or it is too much at once, for anybody
+                or for the caller's key.
+        """
+        check_mailbox(self.http)
+        if len(generates) * body.answers > MOST_ANSWERS:
+            raise Refusal(
+                "invalid_request_error",
+                f"It asks for {len(generates) * body.answers:,} answers, of {MOST_ANSWERS} at "
+                "most: send several requests.",
+                param=body.answers_param if body.answers > 1 else prompt_param,
+            )
+        shared = self.fleet.settings.prompt_cache.shared
+        salt = self.caller.cache_salt(body.cache_salt or "", shared=shared)
+        # The prompt is sent for each of its answers.
+        self.share.take(self.share.size_bytes * (body.answers - 1))
+        terms = self.terms(body.priority, body.keep_alive, _params(body, prompt_param))
+        requests: list[Request] = []
+        for each in generates:
+            generate = msgspec.structs.replace(each, request_id=unique(terms.id), cache_salt=salt)
+            requests += answers_to(generate, body.answers, terms, self.fleet.now())
+        self.count(requests)
+        return requests
+
+    def count(self, requests: Sequence[Request]) -> None:
+        """Count them against the limits of the caller's key, and have the log tell their times.
+
+        Raises:
+            Refusal: they are too many at once for the key.
+        """
+        record_of(self.http).timings = [each.timing for each in requests]
+        take_places(self.http, requests)
+
+    def answer(
+        self,
+        requests: Sequence[Request],
+        form: Format,
+        *,
+        stream: bool = False,
+        answers_each: int = 1,
+        framing: Framing = EVENTS,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """What comes of the requests, which are put into the model's queue for it.
+
+        Raises:
+            Refusal: the queue is full.
+        """
+        self.fleet.submit(self.compartment, *requests)
+        return Answer(
+            self.compartment,
+            requests,
+            form,
+            stream=stream,
+            answers_each=answers_each,
+            framing=framing,
+            headers=headers,
+        )
+
+    def _priority(self, own: int | None) -> int | None:
+        """X-Priority, or that of the body; None is the model's own. Raises: Refusal."""
+        text = self.http.headers.get("x-priority")
+        wanted = own if text is None else _read_priority(text)
+        priority = self.caller.priority_of(wanted, self.model.settings.priority)
+        if priority is not None and from_page(self.http.headers):
+            # A page may wait longer than others, but not push itself before them.
+            return min(priority, self.model.settings.priority)
+        return priority
+
+
+def _params(body: GenerationBody, prompt_param: str) -> dict[RequestField, str]:
+    """What the client calls the fields of `Generate`."""
+    names: dict[RequestField, str] = {each: each for each in _SAME_NAMES}
+    names |= {"prompt": prompt_param, "prompt_logprobs": "echo"}
+    names["template_arguments"] = "chat_template_kwargs"
+    return names | {"constraint": body.constraint_param}
+
+
+def _read_priority(text: str) -> int:
+    if re.fullmatch(r"[+-]?[0-9]{1,4}", text) is None or abs(int(text)) > MOST_PRIORITY:
+        raise Refusal(
+            "invalid_request_error",
+            f"X-Priority is {text[:40]!r}: send a whole number from -{MOST_PRIORITY} to "
+            f"{MOST_PRIORITY}.",
+            param="X-Priority",
+        )
+    return int(text)
+
+
+def keep_alive_s(value: float | str | None) -> float | None:
+    """Seconds, if that was given.
+
+    Raises:
+        Refusal: it can't be read.
+    """
+    if value is None:
+        return None
+    try:
+        return parse_keep_alive(value)
+    except ValueError as error:
+        raise Refusal("invalid_request_error", f"{error}.", param="keep_alive") from error
+
+
+def check_mailbox(request: HttpRequest) -> bool:
+    """Whether the answer is to be kept for a client that leaves.
+
+    Raises:
+        Refusal: the header says something else, or this path keeps no answers.
+    """
+    text = request.headers.get("x-mailbox")
+    if text is None:
+        return False
+    if text.strip().lower() != "keep":
+        reason = f"{text[:40]!r} is not known: send keep, or leave it out"
+    elif request.url.path == "/v1/responses":
+        reason = "responses are kept with background: true"
+    elif request.url.path != "/v1/chat/completions":
+        reason = "only answers of /v1/chat/completions can be kept"
+    else:
+        return True
+    raise Refusal("invalid_request_error", f"X-Mailbox: {reason}.", param="X-Mailbox")
+
+
+def deadline_s(request: HttpRequest, default_s: float) -> float:
+    """X-Deadline-S, or the configured deadline.
+
+    Raises:
+        Refusal: the header isn't a positive number.
+    """
+    text = request.headers.get("x-deadline-s")
+    if text is None:
+        return default_s
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < float("inf"):
+        raise Refusal(
+            "invalid_request_error",
+            f"X-Deadline-S is {text!r}: send a positive number of seconds.",
+            param="X-Deadline-S",
+        )
+    return seconds
