@@ -11,9 +11,16 @@ from gateway.cli.bodies import OutlookReading, PullReading
 from gateway.cli.failure import CommandError
 from gateway.config.read import read_settings
 from gateway.config.settings import ConfigError, Flags, ModelSettings
-from gateway.library.hub.fit import Outlook, outlook
-from gateway.library.hub.messages import Failed, Finished, Order, Planned, Progressed, Said
-from gateway.library.hub.process import Deaths, PullProcess
+from gateway.library.outlook import Outlook, outlook
+from gateway.library.pull_messages import (
+    Planned,
+    Progressed,
+    PullFailed,
+    PullFinished,
+    PullOrder,
+    Said,
+)
+from gateway.library.pull_process import Deaths, PullProcess
 from gateway.memory.budget import budget_bytes
 from gateway.memory.estimate.beside import possible_beside
 from gateway.memory.estimate.learned import Learned
@@ -59,7 +66,7 @@ class PullHere:
 
     def _start(self, *, goes_on: bool = False) -> None:
         hub = self._settings.hub
-        order = Order(self._model, hub.endpoint, hub.at, goes_on=goes_on)
+        order = PullOrder(self._model, hub.endpoint, hub.at, goes_on=goes_on)
         try:
             self._process = PullProcess(order, self._said.put, self._said.put)
         except OSError as error:
@@ -82,9 +89,9 @@ class PullHere:
                     seconds_left=said.seconds_left,
                     reason=said.trouble,
                 )
-            case Failed():
+            case PullFailed():
                 return self._over(reading, "failed", reason=said.message, code=said.code)
-            case Finished():
+            case PullFinished():
                 return self._over(reading, "done", repository=said.repository)
 
     def _planned(self, reading: PullReading, plan: Planned) -> PullReading:

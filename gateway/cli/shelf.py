@@ -13,10 +13,18 @@ from gateway.cli.failure import CommandError, NobodyListensError, NoSuchModelErr
 from gateway.cli.options import names_gateway
 from gateway.config.read import read_configuration
 from gateway.config.settings import ConfigError, Flags
-from gateway.library.catalogue import Entry, catalogue, look_up, objection, unknown, with_configured
+from gateway.library.catalogue import (
+    ModelOnDisk,
+    Used,
+    catalogue,
+    look_up,
+    objection,
+    put_aside,
+    remove,
+    unknown,
+    with_configured,
+)
 from gateway.library.finder import Finder
-from gateway.library.last_used import Used
-from gateway.library.removal import put_aside, remove
 from gateway.system.state.state_dir import StateDir, default_state_dir, lock_holder
 from gateway.system.state.state_file import read_state
 
@@ -77,7 +85,7 @@ class _Here:
         found = with_configured(finder.find(settings), self._configuration)
         self.all = catalogue(found, self._configuration, {}, used.at)
 
-    def find(self, name: str) -> Entry:
+    def find(self, name: str) -> ModelOnDisk:
         if (entry := look_up(self.all, name)) is None:
             raise NoSuchModelError(unknown(self.all, name))
         return entry
@@ -94,7 +102,7 @@ class _Here:
             raise CommandError(f"{entry.source} can't be removed: {error}") from error
         return RemovedReading(entry.source, entry.size_bytes)
 
-    def _removable(self, name: str) -> Entry:
+    def _removable(self, name: str) -> ModelOnDisk:
         entry = self.find(name)
         if (pid := lock_holder(self._state_dir.path)) is not None:
             raise CommandError(

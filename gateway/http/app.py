@@ -40,9 +40,8 @@ from gateway.http.responses import route as responses
 from gateway.http.route_paths import RoutePaths
 from gateway.http.spans import Spans
 from gateway.http.visitors import Visitors
-from gateway.library.hub.pulls import Pulls
-from gateway.library.last_used import LastUsed
-from gateway.library.library import Library
+from gateway.library.library import LastUsed, Library
+from gateway.library.pulls import Pulls
 from gateway.mailbox.mailbox import Mailbox
 from gateway.models.fleet import Fleet
 from gateway.models.reload import Reloader

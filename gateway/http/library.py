@@ -10,13 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.http.openapi.operation import NAMES_MODEL, Described, Operation
-from gateway.library.catalogue import Entry
+from gateway.library.catalogue import ModelOnDisk
 from gateway.library.library import Library
 from gateway.system.refusal import Refusal
 
 
 class EntryList(Struct):
-    models: list[Entry]
+    models: list[ModelOnDisk]
 
 
 class Removed(Struct):
@@ -66,7 +66,9 @@ def _json(body: Struct) -> Response:
 
 
 _LIST: Final = Operation(summary="The models on the disks", tag="operation", answer=EntryList)
-_SHOW: Final = Operation(summary="One of them", tag="operation", answer=Entry, refusals=NAMES_MODEL)
+_SHOW: Final = Operation(
+    summary="One of them", tag="operation", answer=ModelOnDisk, refusals=NAMES_MODEL
+)
 _REMOVE: Final = Operation(
     summary="Remove a model's files", tag="operation", answer=Removed, refusals=NAMES_MODEL
 )

@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 
 from gateway.http.bodies import read_json
 from gateway.http.openapi.operation import EVENT_STREAM, Described, Operation, Query
-from gateway.library.hub.pulls import Pull, Pulls, PullStatus
+from gateway.library.pulls import Pull, Pulls, PullStatus
 from gateway.models.fleet import Fleet
 
 _COMMENT_S: Final = 10.0

@@ -1,1 +1,1 @@
-"""The models that lie on this machine's disks: found, described, offered, removed."""
+"""The models on the disks, and pulls, which get more of them from the Hugging Face hub."""

@@ -1,20 +1,25 @@
-"""What is on the disks, and what is known of it: who serves it, who needs it, when it was used."""
+"""The models on the disks: who serves each, who needs it, when it was used, and its removal."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from msgspec import Struct
 
 from gateway.config.models import DEMO_FOLDER, find_folder
 from gateway.config.read import Configuration
 from gateway.library.description import describe
-from gateway.library.search import Found, sizes
+from gateway.library.finder import FoundModel, sizes
 from gateway.system.nearest import nearest_model, suggestion
 
 
-class Entry(Struct, frozen=True, kw_only=True):
+class ModelOnDisk(Struct, frozen=True, kw_only=True):
     """A model on a disk; null is not known. `source` is a repository of the Hugging Face cache or a
     folder, `ids` what it is served under, and `problem` why it isn't, or can't be loaded.
     `size_bytes` would be free without it, `part_bytes` of them are of a pull that has not ended.
@@ -42,7 +47,7 @@ class Entry(Struct, frozen=True, kw_only=True):
         return self.ids[0] if self.ids else self.source
 
 
-class Holder(Struct, frozen=True):
+class ServedModel(Struct, frozen=True):
     """A model of the gateway's, whether it has a process, and why it could not be served last."""
 
     state: str
@@ -50,7 +55,13 @@ class Holder(Struct, frozen=True):
     failure: str | None = None
 
 
-def with_configured(found: list[Found], configuration: Configuration) -> list[Found]:
+class Used(Struct, frozen=True):
+    """When models were used last: Unix times in seconds, by their sources."""
+
+    at: dict[str, float]
+
+
+def with_configured(found: list[FoundModel], configuration: Configuration) -> list[FoundModel]:
     """And those that only tables name; blocks."""
     known = {each.source for each in found}
     more = []
@@ -62,16 +73,16 @@ def with_configured(found: list[Found], configuration: Configuration) -> list[Fo
             folder = find_folder(located.path)
         except OSError:
             continue
-        more.append(Found(located.path, str(folder), *sizes(folder), describe(folder)))
+        more.append(FoundModel(located.path, str(folder), *sizes(folder), describe(folder)))
     return [*found, *more]
 
 
 def catalogue(
-    found: list[Found],
+    found: list[FoundModel],
     configuration: Configuration,
-    holders: Mapping[str, Holder],
+    holders: Mapping[str, ServedModel],
     last_used_at: Mapping[str, float],
-) -> list[Entry]:
+) -> list[ModelOnDisk]:
     """By name. `holders` are by ids, `last_used_at` by sources."""
     entries = []
     for each in found:
@@ -79,7 +90,7 @@ def catalogue(
         holder = holders.get(ids[0]) if ids else None
         described = each.description
         entries.append(
-            Entry(
+            ModelOnDisk(
                 source=each.source,
                 ids=ids,
                 path=each.path,
@@ -99,7 +110,7 @@ def catalogue(
     return sorted(entries, key=lambda each: (each.name.lower(), each.source))
 
 
-def look_up(entries: list[Entry], name: str) -> Entry | None:
+def look_up(entries: list[ModelOnDisk], name: str) -> ModelOnDisk | None:
     """By id, repository or folder, or the last part of one that only one has."""
     for each in entries:
         if name in each.ids or name in (each.source, each.path):
@@ -108,7 +119,7 @@ def look_up(entries: list[Entry], name: str) -> Entry | None:
     return alike[0] if len(alike) == 1 else None
 
 
-def unknown(entries: list[Entry], name: str) -> str:
+def unknown(entries: list[ModelOnDisk], name: str) -> str:
     """What is told whoever asks for a name that none has."""
     names = [each.name for each in entries]
     known = ", ".join(names) or "none"
@@ -117,7 +128,10 @@ def unknown(entries: list[Entry], name: str) -> str:
 
 
 def objection(
-    entry: Entry, configuration: Configuration, holders: Mapping[str, Holder], pulled: str | None
+    entry: ModelOnDisk,
+    configuration: Configuration,
+    holders: Mapping[str, ServedModel],
+    pulled: str | None,
 ) -> str | None:
     """Why it can't be removed, in a sentence; None: it can. `pulled` is the pull that is at it."""
     if entry.source == str(DEMO_FOLDER):
@@ -143,5 +157,49 @@ def objection(
     return None
 
 
-def _uses(used: str | None, entry: Entry) -> bool:
+def _uses(used: str | None, entry: ModelOnDisk) -> bool:
     return used is not None and Path(used).is_relative_to(entry.path)
+
+
+_ASIDE: Final = ".removing--"
+
+
+def put_aside(entry: ModelOnDisk) -> Path:
+    """Give the folder another name, by which nobody looks for models: what is left of the removal
+    takes time. Blocks.
+
+    Raises:
+        ValueError: there is more in it than a model; with a sentence.
+        OSError: it can't be renamed.
+    """
+    folder = Path(entry.path)
+    if folder.is_symlink() and os.path.exists(folder):  # noqa: PTH110 - this one never raises.
+        raise ValueError(f"{folder} is a link to a folder elsewhere: remove that, or the link.")
+    for parent, _, names in os.walk(folder):
+        if Path(parent) != folder and "config.json" in names and entry.source.startswith("/"):
+            raise ValueError(f"{folder} has another model in it, {parent}: remove it by hand.")
+    # Its own name may be as long as names can be.
+    aside = folder.with_name(_ASIDE + hashlib.sha256(os.fsencode(folder.name)).hexdigest()[:16])
+    # What was killed before it had ended.
+    _delete(aside)
+    folder.rename(aside)
+    return aside
+
+
+def remove(aside: Path, entry: ModelOnDisk) -> None:
+    """Blocks for as long as the disk takes. Raises OSError."""
+    _delete(aside)
+    if not entry.source.startswith("/"):
+        # huggingface_hub's locks of its files.
+        locks = aside.parent / ".locks" / Path(entry.path).name
+        shutil.rmtree(locks, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            locks.parent.rmdir()
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        # Anything may be in the place of a folder.
+        path.unlink(missing_ok=True)

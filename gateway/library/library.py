@@ -1,27 +1,94 @@
-"""The models on the disks, as the gateway knows them."""
+"""The gateway's library: the models on the disks, and when they were used last."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, TypeVar
+import functools
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final, TypeAlias, TypeVar
 
 from gateway.library.catalogue import (
-    Entry,
-    Holder,
+    ModelOnDisk,
+    ServedModel,
+    Used,
     catalogue,
     look_up,
     objection,
+    put_aside,
+    remove,
     unknown,
     with_configured,
 )
 from gateway.library.finder import Finder
-from gateway.library.hub.pulls import Pulls
-from gateway.library.last_used import LastUsed
-from gateway.library.removal import put_aside, remove
+from gateway.library.pulls import Pulls
+from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
 from gateway.models.reload import Reloader
 from gateway.system.lane import Lane
 from gateway.system.refusal import Refusal
+from gateway.system.state.state_file import read_state, write_state
+from gateway.system.tasks import Tasks
+
+logger = logging.getLogger(__name__)
+
+# Those that there are by then.
+Everyone: TypeAlias = Callable[[], Iterable[Compartment]]
+
+_EVERY_S: Final = 30.0
+_DISK_S: Final = 5.0
+
+
+class LastUsed:
+    """Noted now and then, and at the end."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.at: dict[str, float] = {}
+        self._written: dict[str, float] = {}
+        self._lane = Lane("last used")
+        self._tasks = Tasks("last used")
+
+    def start(self, everyone: Everyone) -> None:
+        self._tasks.start(self._begin(everyone), "read")
+
+    def note(self, everyone: Everyone) -> None:
+        for each in everyone():
+            used_at = each.traffic.use.last_at
+            if used_at is not None and used_at > self.at.get(each.model.source, 0.0):
+                self.at[each.model.source] = used_at
+
+    async def close(self, everyone: Everyone) -> None:
+        await self._tasks.cancel_all()
+        await self._write(everyone)
+
+    async def _begin(self, everyone: Everyone) -> None:
+        try:
+            found = await self._lane.run(
+                functools.partial(read_state, self._path, Used), _DISK_S, str(self._path)
+            )
+        except OSError as error:
+            logger.warning("It isn't known when models were used before: %s", error)
+            found = None
+        if found is not None:
+            self.at = {**found.at, **self.at}
+            self._written = dict(found.at)
+        self._tasks.keep(functools.partial(self._write, everyone), "write", _EVERY_S)
+
+    async def _write(self, everyone: Everyone) -> None:
+        self.note(everyone)
+        if self.at == self._written:
+            return
+        present = dict(self.at)
+        try:
+            await self._lane.run(
+                functools.partial(write_state, self._path, Used(present)), _DISK_S, str(self._path)
+            )
+        except OSError as error:
+            logger.warning("When models were used is not written down: %s", error)
+        else:
+            self._written = present
+
 
 T = TypeVar("T")
 
@@ -44,7 +111,7 @@ class Library:
         self._looks = Lane("library")
         self._removals = Lane("removals")
 
-    async def entries(self) -> list[Entry]:
+    async def entries(self) -> list[ModelOnDisk]:
         """Raises: Refusal, if the disks don't answer."""
         configuration = self._reloader.present
         found = await self._beside(
@@ -55,14 +122,14 @@ class Library:
         self._last_used.note(lambda: self._fleet.roster.everyone)
         return catalogue(found, configuration, self._holders(), self._last_used.at)
 
-    async def find(self, name: str) -> Entry:
+    async def find(self, name: str) -> ModelOnDisk:
         """Raises: Refusal."""
         entries = await self.entries()
         if (entry := look_up(entries, name)) is None:
             raise Refusal("model_not_found", unknown(entries, name))
         return entry
 
-    async def check_removable(self, entry: Entry) -> None:
+    async def check_removable(self, entry: ModelOnDisk) -> None:
         """Raises: Refusal."""
         pulled = next(
             (
@@ -76,7 +143,7 @@ class Library:
         if reason is not None:
             raise Refusal("invalid_request_error", reason)
 
-    async def remove(self, entry: Entry) -> None:
+    async def remove(self, entry: ModelOnDisk) -> None:
         """Raises: Refusal."""
         await self.check_removable(entry)
         aside = await self._beside(self._removals, lambda: put_aside(entry), _LOOK_S)
@@ -86,9 +153,11 @@ class Library:
             "removed", None, source=entry.source, reclaimed_bytes=entry.size_bytes
         )
 
-    def _holders(self) -> dict[str, Holder]:
+    def _holders(self) -> dict[str, ServedModel]:
         return {
-            each.model.id: Holder(str(each.state), each.worker is not None, each.condition.trouble)
+            each.model.id: ServedModel(
+                str(each.state), each.worker is not None, each.condition.trouble
+            )
             for each in self._fleet.roster.configured.values()
         }
 

@@ -31,10 +31,8 @@ from gateway.http.connection.handshake import Handshake
 from gateway.http.responses.family import ResponseFamily
 from gateway.http.spans import spans
 from gateway.library.finder import Finder
-from gateway.library.hub.fit import outlook_beside
-from gateway.library.hub.pulls import Pulls
-from gateway.library.last_used import LastUsed
-from gateway.library.library import Library
+from gateway.library.library import LastUsed, Library
+from gateway.library.pulls import Pulls
 from gateway.mailbox.entry import Api
 from gateway.mailbox.family import Family
 from gateway.mailbox.mailbox import Mailbox
@@ -120,13 +118,7 @@ def run(
             1 if takeover is None else takeover.estate.incarnation,
         )
         reloader = Reloader(read, configuration, fleet, notifier, certificates, finder.with_found)
-        pulls = Pulls(
-            lambda: fleet.settings.hub,
-            state_dir.pulls_path,
-            fleet.events,
-            functools.partial(outlook_beside, fleet),
-            functools.partial(_offer, reloader),
-        )
+        pulls = Pulls(fleet, reloader, state_dir.pulls_path)
         last_used = LastUsed(state_dir.used_path)
         library = Library(finder, fleet, reloader, pulls, last_used)
         families: dict[Api, Family] = {"chat": ChatFamily(), "responses": ResponseFamily()}
@@ -157,15 +149,6 @@ def run(
     state_dir.release()
     if keeper is not None:
         keeper.end(0)
-    return None
-
-
-async def _offer(reloader: Reloader, repository: str) -> str | None:
-    """The id by which a model that was pulled can be used."""
-    await reloader.rediscover()
-    for model_id, located in reloader.present.located.items():
-        if located.path == repository:
-            return model_id
     return None
 
 

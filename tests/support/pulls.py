@@ -14,18 +14,18 @@ from typing import Any, Self
 
 import msgspec
 
-from gateway.library.hub.messages import (
+from gateway.library.pull_messages import (
     GO,
-    Failed,
-    Finished,
-    Order,
     Planned,
     Progressed,
     PullError,
+    PullFailed,
+    PullFinished,
+    PullOrder,
     Said,
     decode_said,
 )
-from gateway.library.puller.pull import Pull
+from gateway.library.puller import Download
 from tests.support.hub import Chaos, Hub, digest
 
 NAME = "org/model"
@@ -104,14 +104,14 @@ class Puller:
             if isinstance(said, Progressed) and said.done_bytes >= done_bytes:
                 return
 
-    def end(self) -> Finished | Failed:
+    def end(self) -> PullFinished | PullFailed:
         """Agrees to what it plans, and waits for its last word."""
         while said := self.next():
             if isinstance(said, Planned):
                 self.agree()
         last = self.said[-1]
-        assert isinstance(last, Finished | Failed), self.said
-        assert self.popen.wait() == isinstance(last, Failed)
+        assert isinstance(last, PullFinished | PullFailed), self.said
+        assert self.popen.wait() == isinstance(last, PullFailed)
         return last
 
     def __enter__(self) -> Self:
@@ -134,35 +134,35 @@ class Here:
     ) -> None:
         """`planned` is called when there is a plan, which is agreed to then."""
         self.said: list[Said] = []
-        self._pull = Pull(_order(order), cache, self.said.append, planned)
+        self._pull = Download(_order(order), cache, self.said.append, planned)
 
-    def run(self) -> Finished | Failed:
+    def run(self) -> PullFinished | PullFailed:
         try:
             return self._pull.run()
         except PullError as error:
-            return Failed(error.code, error.message)
+            return PullFailed(error.code, error.message)
 
     @property
     def plan(self) -> Planned:
         return next(each for each in self.said if isinstance(each, Planned))
 
 
-def pull(cache: Path, **order: Any) -> Finished | Failed:
+def pull(cache: Path, **order: Any) -> PullFinished | PullFailed:
     """One from beginning to end."""
     return Here(cache, **order).run()
 
 
 def pull_by_process(
     cache: Path, environment: dict[str, str] | None = None, **order: Any
-) -> Finished | Failed:
+) -> PullFinished | PullFailed:
     """The same in a process with variables of its own."""
     with Puller(cache, environment, **order) as puller:
         return puller.end()
 
 
-def _order(fields: dict[str, Any]) -> Order:
+def _order(fields: dict[str, Any]) -> PullOrder:
     # The hub is near.
-    return Order(**{"model": NAME, "pause_s": 0.01, "stall_s": 0.5, **fields})
+    return PullOrder(**{"model": NAME, "pause_s": 0.01, "stall_s": 0.5, **fields})
 
 
 def left(cache: Path) -> list[str]:
@@ -199,5 +199,5 @@ def survive(cache: Path, kills: int, faults: int, seed: int, shard_bytes: int) -
                 time.sleep(draw.random() * 0.1)
                 puller.popen.kill()
         hub.rate = None
-        assert isinstance(pull(cache, endpoint=hub.url), Finished)
+        assert isinstance(pull(cache, endpoint=hub.url), PullFinished)
     check_whole(cache, files)

@@ -18,11 +18,17 @@ from gateway.config.settings import (
     ModelSettings,
     Settings,
 )
-from gateway.library.catalogue import Holder, catalogue, look_up, objection, with_configured
+from gateway.library.catalogue import (
+    ServedModel,
+    catalogue,
+    look_up,
+    objection,
+    put_aside,
+    remove,
+    with_configured,
+)
 from gateway.library.description import describe
-from gateway.library.finder import Finder
-from gateway.library.removal import put_aside, remove
-from gateway.library.search import search
+from gateway.library.finder import Finder, search
 
 
 def demo(folder: Path, **config: Any) -> Path:
@@ -173,7 +179,7 @@ def test_what_may_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     present = finder.with_found(configuration(("huggingface",), models=models))
     draft = next((cache / "models--org--draft" / "snapshots").iterdir())
     present.located["n"] = Located("org/named", draft_model=str(draft))
-    holders = {"loaded": Holder("ready", True), "free": Holder("unloaded", False)}
+    holders = {"loaded": ServedModel("ready", True), "free": ServedModel("unloaded", False)}
     found = with_configured(finder.find(present.settings), present)
     entries = catalogue(found, present, holders, {"org/free": 7.0})
 

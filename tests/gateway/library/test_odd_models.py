@@ -12,11 +12,9 @@ import pytest
 
 from gateway.config.ranks import _check_heads
 from gateway.http.ollama.files import _read
-from gateway.library.catalogue import catalogue, look_up, with_configured
+from gateway.library.catalogue import catalogue, look_up, put_aside, remove, with_configured
 from gateway.library.description import Description, describe
-from gateway.library.finder import Finder
-from gateway.library.removal import put_aside, remove
-from gateway.library.search import search
+from gateway.library.finder import Finder, search
 from gateway.memory.estimate.estimate import estimate
 from gateway.memory.estimate.weights import EstimateError
 from gateway.system.memory.back_end import BackEnd

@@ -1,4 +1,7 @@
-"""The Hugging Face hub, or a mirror that speaks as it does."""
+"""The Hugging Face hub, or a mirror that speaks as it does.
+
+Only the process of a pull imports this module: huggingface_hub is imported nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import Any, Final, Never, TypeVar
 
 import httpx
@@ -15,9 +19,8 @@ from huggingface_hub import constants, get_token, hf_hub_url
 from huggingface_hub.utils import build_hf_headers
 from msgspec import Struct
 
-from gateway.library.hub.messages import PullError
-from gateway.library.hub.reference import COMMUNITY, Reference
-from gateway.library.puller.source import (
+from gateway.library.pull_messages import COMMUNITY, PullError, Reference
+from gateway.library.sources import (
     DIGEST,
     Body,
     ChangedError,
@@ -63,6 +66,16 @@ class _Named(Struct):
 
 
 T = TypeVar("T")
+
+
+def is_offline() -> bool:
+    """Whether HF_HUB_OFFLINE is set."""
+    return constants.is_offline_mode()  # type: ignore[no-any-return]
+
+
+def hub_cache() -> Path:
+    """The folder that all tools of the hub share."""
+    return Path(constants.HF_HUB_CACHE)
 
 
 class Hub:

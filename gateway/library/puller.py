@@ -1,4 +1,6 @@
-"""A whole pull: what is to be had, whether it fits on the disk, and then file by file."""
+"""The program that pulls one model: takes an order from its input, says on its output what becomes
+of it, and ends with either.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +8,34 @@ import json
 import os
 import queue
 import shutil
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.library.hub.messages import Finished, Order, Planned, Progressed, PullError, Said
-from gateway.library.hub.reference import Reference, parse_reference
-from gateway.library.puller.cache import CachedRepository
-from gateway.library.puller.fetch import Fetch, explained
-from gateway.library.puller.hub import Hub
-from gateway.library.puller.patience import Pace, Patience
-from gateway.library.puller.shelf import Shelf
-from gateway.library.puller.source import (
+import msgspec
+
+from gateway.library.fetch import CachedRepository, FileFetch, Pace, Patience, explained
+from gateway.library.hub import Hub, hub_cache, is_offline
+from gateway.library.pull_messages import (
+    Planned,
+    Progressed,
+    PullError,
+    PullFailed,
+    PullFinished,
+    PullOrder,
+    Reference,
+    Said,
+    parse_reference,
+)
+from gateway.library.sources import (
     ChangedError,
     Listing,
     MissingError,
+    ModelFolder,
     RemoteFile,
     TroubleError,
     UnreachableError,
@@ -32,6 +45,8 @@ from gateway.library.puller.source import (
 from gateway.system.inquiries import Inquiries
 from gateway.system.sizes import format_size
 
+# Requests to the gateway go first.
+_NICE: Final = 5
 # More than one, since a CDN bounds each connection; few, since a disk is one.
 _AT_ONCE: Final = 4
 _LARGEST_CONFIG_BYTES: Final = 10 << 20
@@ -46,15 +61,17 @@ _ELSEWHERE: Final = (
 )
 
 
-class Pull:
-    """Everything here blocks; to end it, end the process."""
+class Download:
+    """One model: its plan, which must be agreed to, and then its files. Everything here blocks; to
+    end it, end the process.
+    """
 
     def __init__(
         self,
-        order: Order,
+        order: PullOrder,
         cache: Path,
         say: Callable[[Said], None],
-        agreed: Callable[[], None],
+        agreed: Callable[[], object],
     ) -> None:
         """`agreed` returns once the plan is agreed to."""
         self._order = order
@@ -63,13 +80,13 @@ class Pull:
         self._agreed = agreed
         # An earlier pull's hub had answered, and a folder's files are read as long as they are.
         self._answered = order.goes_on or order.folder is not None
-        self._source: Hub | Shelf = (
+        self._source: Hub | ModelFolder = (
             Hub(order.endpoint, order.stall_s)
             if order.folder is None
-            else Shelf(Path(order.folder))
+            else ModelFolder(Path(order.folder))
         )
 
-    def run(self) -> Finished:
+    def run(self) -> PullFinished:
         """Raises: PullError."""
         try:
             reference = parse_reference(self._order.model)
@@ -87,7 +104,7 @@ class Pull:
             raise explained(error, self._cache) from error
         finally:
             repository.release()
-        return Finished(listing.repository, listing.commit, str(folder))
+        return PullFinished(listing.repository, listing.commit, str(folder))
 
     def _fetch_newest(self, listing: Listing, repository: CachedRepository) -> Listing:
         """The listing whose files are there in the end."""
@@ -203,7 +220,7 @@ class Pull:
         files = sorted(_once(listing), key=lambda each: -each.size_bytes)
         missing = [each for each in files if not repository.has(listing, each)]
         fetches = [
-            Fetch(
+            FileFetch(
                 self._source,
                 listing,
                 each,
@@ -215,7 +232,7 @@ class Pull:
         ]
         total_bytes = sum(each.size_bytes for each in files)
         present_bytes = total_bytes - sum(each.size_bytes for each in missing)
-        waiting: queue.SimpleQueue[Fetch] = queue.SimpleQueue()
+        waiting: queue.SimpleQueue[FileFetch] = queue.SimpleQueue()
         for fetch in fetches:
             waiting.put(fetch)
         outcomes: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
@@ -267,3 +284,41 @@ def _free_bytes(folder: Path) -> int:
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return shutil.disk_usage(os.fspath(folder)).free
+
+
+def main() -> int:
+    # A Ctrl-C is meant for the gateway or the command that has asked for the pull.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(_NICE)
+    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=PullOrder)
+    agreed = threading.Event()
+    threading.Thread(target=_watch_input, args=(agreed,), name="input", daemon=True).start()
+    try:
+        if order.folder is None and is_offline():
+            raise PullError(
+                "offline", "HF_HUB_OFFLINE is set: unset it, or name a folder with hub.folder."
+            )
+        _say(Download(order, hub_cache(), _say, agreed.wait).run())
+    except PullError as error:
+        _say(PullFailed(error.code, error.message))
+        return 1
+    return 0
+
+
+def _watch_input(agreed: threading.Event) -> None:
+    """Each line agrees to the plan; the end of the input ends this process, whatever it does."""
+    while sys.stdin.buffer.readline():
+        agreed.set()
+    os._exit(1)
+
+
+def _say(said: Said) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(said) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    status = main()
+    # Threads that still read would be waited for.
+    sys.stdout.flush()
+    os._exit(status)

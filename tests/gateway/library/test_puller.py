@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.library.hub.messages import Failed, Finished, Planned, Progressed
+from gateway.library.pull_messages import Planned, Progressed, PullFailed, PullFinished
 from tests.support.gateway import eventually, gone
 from tests.support.hub import Answer, Hub, digest
 from tests.support.pulls import (
@@ -41,7 +41,7 @@ def test_the_files_that_are_needed_land_in_the_cache(hub: Hub, tmp_path: Path) -
     assert (plan.missing_bytes, plan.element_bytes) == (TOTAL, 2)
     assert plan.weight_bytes == sum(len(FILES[each]) for each in FILES if "model-" in each)
     assert plan.config["num_hidden_layers"] == 2
-    assert isinstance(done, Finished)
+    assert isinstance(done, PullFinished)
     assert done.folder == str(tmp_path / FOLDER / "snapshots" / done.commit)
     check_whole(tmp_path)
 
@@ -51,7 +51,7 @@ def test_huggingface_hub_itself_finds_them(
 ) -> None:
     from huggingface_hub import scan_cache_dir, snapshot_download
 
-    assert isinstance(pull(tmp_path, endpoint=hub.url), Finished)
+    assert isinstance(pull(tmp_path, endpoint=hub.url), PullFinished)
     (found,) = scan_cache_dir(tmp_path).repos
     assert (found.repo_id, found.size_on_disk) == (NAME, TOTAL)
     at = snapshot_download(NAME, cache_dir=tmp_path, local_files_only=True)
@@ -59,10 +59,10 @@ def test_huggingface_hub_itself_finds_them(
 
 
 def test_what_is_there_is_not_read_again(hub: Hub, tmp_path: Path) -> None:
-    assert isinstance(pull(tmp_path, endpoint=hub.url), Finished)
+    assert isinstance(pull(tmp_path, endpoint=hub.url), PullFinished)
     hub.ranges.clear()
     again = Here(tmp_path, endpoint=hub.url)
-    assert isinstance(again.run(), Finished)
+    assert isinstance(again.run(), PullFinished)
     assert again.plan.missing_bytes == 0
     # The configuration is looked at for the plan.
     assert hub.ranges == [f"bytes=0-{len(CONFIG) - 1}"]
@@ -71,11 +71,11 @@ def test_what_is_there_is_not_read_again(hub: Hub, tmp_path: Path) -> None:
 def test_a_new_revision_reads_what_changed_and_then_is_the_one_that_is_found(
     hub: Hub, tmp_path: Path
 ) -> None:
-    assert isinstance(pull(tmp_path, endpoint=hub.url), Finished)
+    assert isinstance(pull(tmp_path, endpoint=hub.url), PullFinished)
     change = {"chat_template.jinja": b"{{ other }}"}
     hub.repositories[NAME].push(change)
     again = Here(tmp_path, endpoint=hub.url)
-    assert isinstance(again.run(), Finished)
+    assert isinstance(again.run(), PullFinished)
     assert again.plan.missing_bytes == len(b"{{ other }}")
     check_whole(tmp_path, FILES | change)
 
@@ -95,7 +95,7 @@ def test_a_killed_one_goes_on_where_it_was(hub: Hub, tmp_path: Path) -> None:
     hub.rate = None
     hub.ranges.clear()
     again = Here(tmp_path, endpoint=hub.url)
-    assert isinstance(again.run(), Finished)
+    assert isinstance(again.run(), PullFinished)
     assert again.plan.missing_bytes == TOTAL - had
     assert any(not each.startswith("bytes=0-") for each in hub.ranges if each)
     check_whole(tmp_path)
@@ -123,7 +123,7 @@ def test_kills_resets_and_stalls(tmp_path: Path) -> None:
 def test_two_faults_of_a_kind(hub: Hub, tmp_path: Path, answer: Answer) -> None:
     answers = [answer, answer]
     hub.plan = lambda name: answers.pop() if answers and "00001-of" in name else Answer()
-    assert isinstance(pull(tmp_path, endpoint=hub.url), Finished)
+    assert isinstance(pull(tmp_path, endpoint=hub.url), PullFinished)
     assert not answers
     check_whole(tmp_path)
 
@@ -131,7 +131,7 @@ def test_two_faults_of_a_kind(hub: Hub, tmp_path: Path, answer: Answer) -> None:
 def test_the_hub_that_is_busy_is_asked_again(hub: Hub, tmp_path: Path) -> None:
     hub.api_answers = [Answer(status=503), Answer(status=429, headers={"retry-after": "0"})]
     patient = Here(tmp_path, endpoint=hub.url)
-    assert isinstance(patient.run(), Finished)
+    assert isinstance(patient.run(), PullFinished)
     troubles = [each.trouble for each in patient.said if isinstance(each, Progressed)]
     assert any(each is not None and "too often" in each for each in troubles)
 
@@ -140,7 +140,7 @@ def test_a_byte_that_was_wrong_once(hub: Hub, tmp_path: Path) -> None:
     name = "model-00001-of-00003.safetensors"
     answers = [Answer(body=bytes(len(FILES[name])))]
     hub.plan = lambda each: answers.pop() if answers and each == name else Answer()
-    assert isinstance(pull(tmp_path, endpoint=hub.url), Finished)
+    assert isinstance(pull(tmp_path, endpoint=hub.url), PullFinished)
     check_whole(tmp_path)
 
 
@@ -149,7 +149,7 @@ def test_bytes_that_stay_wrong_are_never_offered(hub: Hub, tmp_path: Path) -> No
     body = bytes(len(FILES[name]))
     hub.plan = lambda each: Answer(body=body) if each == name else Answer()
     failed = pull(tmp_path, endpoint=hub.url)
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, PullFailed)
     assert (failed.code, name in failed.message) == ("wrong_bytes", True)
     assert not (tmp_path / FOLDER / "refs" / "main").exists()
     assert digest(name, FILES[name]) not in {each.name for each in tmp_path.rglob("*")}
@@ -161,7 +161,7 @@ def test_a_spoiled_part_is_found_out(hub: Hub, tmp_path: Path) -> None:
     part = tmp_path / FOLDER / "blobs" / f"{digest(name, FILES[name])}.incomplete"
     part.parent.mkdir(parents=True)
     part.write_bytes(bytes(300_000))
-    assert isinstance(pull(tmp_path, endpoint=hub.url), Finished)
+    assert isinstance(pull(tmp_path, endpoint=hub.url), PullFinished)
     check_whole(tmp_path)
 
 
@@ -169,7 +169,7 @@ def test_a_repository_that_is_pushed_to_meanwhile(hub: Hub, tmp_path: Path) -> N
     """One revision or the other, never some of each."""
     changed = {"model-00002-of-00003.safetensors": random.Random(9).randbytes(500_000)}
     surprised = Here(tmp_path, lambda: hub.repositories[NAME].push(changed), endpoint=hub.url)
-    assert isinstance(surprised.run(), Finished)
+    assert isinstance(surprised.run(), PullFinished)
     check_whole(tmp_path, FILES | changed)
 
 
@@ -185,7 +185,7 @@ def test_a_repository_that_is_pushed_to_meanwhile(hub: Hub, tmp_path: Path) -> N
 def test_what_can_not_be_had(hub: Hub, tmp_path: Path, model: str, code: str, said: str) -> None:
     with Hub({"org/gguf": {"config.json": CONFIG, "a.gguf": b"GGUF"}, NAME: FILES}) as other:
         failed = pull(tmp_path, endpoint=other.url, model=model)
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, PullFailed)
     assert (failed.code, said in failed.message) == (code, True), failed
     assert left(tmp_path) == []
 
@@ -194,10 +194,10 @@ def test_a_quantization_is_a_repository_with_its_name(tmp_path: Path) -> None:
     names = ("mlx-community/m-4bit", "mlx-community/m-8bit")
     with Hub(dict.fromkeys(names, FILES)) as hub:
         asked = Here(tmp_path, endpoint=hub.url, model="org/m:4bit")
-        assert isinstance(asked.run(), Finished)
+        assert isinstance(asked.run(), PullFinished)
         assert asked.plan.repository == names[0]
         failed = pull(tmp_path, endpoint=hub.url, model="org/m:3bit")
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, PullFailed)
     assert all(each in failed.message for each in names)
 
 
@@ -207,22 +207,22 @@ def test_a_gated_one_says_how_to_get_in_and_the_token_stays_with_the_hub(
     hub.token = "hf_secret"
     home = {"HF_HOME": str(tmp_path / "home")}
     failed = pull_by_process(tmp_path / "cache", {**home, "HF_TOKEN": "hf_wrong"}, endpoint=hub.url)
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, PullFailed)
     assert (failed.code, "accept its terms" in failed.message) == ("not_allowed", True)
     assert "hf_wrong" not in failed.message
     done = pull_by_process(tmp_path / "cache", {**home, "HF_TOKEN": hub.token}, endpoint=hub.url)
-    assert isinstance(done, Finished)
+    assert isinstance(done, PullFinished)
     assert f"Bearer {hub.token}" in hub.tokens["hub"]
     assert hub.tokens["cdn"] == {None}
 
 
 def test_the_endpoint_of_the_environment(hub: Hub, tmp_path: Path) -> None:
-    assert isinstance(pull_by_process(tmp_path, {"HF_ENDPOINT": hub.url}), Finished)
+    assert isinstance(pull_by_process(tmp_path, {"HF_ENDPOINT": hub.url}), PullFinished)
 
 
 def test_nobody_answers(tmp_path: Path) -> None:
     failed = pull(tmp_path, endpoint="http://127.0.0.1:9", answer_s=0.05)
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, PullFailed)
     assert (failed.code, "127.0.0.1:9" in failed.message) == ("unreachable", True)
     assert "HF_ENDPOINT" in failed.message
     assert "hub.folder" in failed.message
@@ -232,21 +232,21 @@ def test_a_hub_that_is_silent_from_the_beginning_is_not_waited_for(tmp_path: Pat
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         failed = pull(tmp_path, endpoint=endpoint, answer_s=0.2, stall_s=300.0)
-        assert isinstance(failed, Failed)
+        assert isinstance(failed, PullFailed)
         assert (failed.code, "did not answer" in failed.message) == ("unreachable", True)
 
 
 def test_an_earlier_pull_goes_on_waiting_for_the_hub(tmp_path: Path) -> None:
     order = {"answer_s": 0.05, "patience_s": 3.0, "pause_s": 0.5, "goes_on": True}
     with Puller(tmp_path, endpoint="http://127.0.0.1:9", **order) as puller:
-        assert isinstance(puller.end(), Failed)
+        assert isinstance(puller.end(), PullFailed)
         assert len(puller.said) > 2
 
 
 def test_a_full_disk_is_said_before_it_begins(hub: Hub, tmp_path: Path) -> None:
     hub.claimed["model-00001-of-00003.safetensors"] = 1 << 60
     failed = pull(tmp_path, endpoint=hub.url)
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, PullFailed)
     assert (failed.code, "are free" in failed.message) == ("disk_full", True)
     assert left(tmp_path) == []
     assert not any("/resolve/" in each for each in hub.asked)
@@ -255,7 +255,7 @@ def test_a_full_disk_is_said_before_it_begins(hub: Hub, tmp_path: Path) -> None:
 def test_names_that_lead_elsewhere(tmp_path: Path) -> None:
     with Hub({NAME: {**FILES, "a/../../../../evil.json": b"{}"}}) as hub:
         failed = pull(tmp_path / "cache", endpoint=hub.url)
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, PullFailed)
     assert (failed.code, "no safe name" in failed.message) == ("broken", True)
     assert left(tmp_path) == []
 
@@ -267,7 +267,7 @@ def test_one_at_a_time(hub: Hub, tmp_path: Path) -> None:
         first.agree()
         first.until(1)
         second = pull(tmp_path, endpoint=hub.url)
-    assert isinstance(second, Failed)
+    assert isinstance(second, PullFailed)
     assert second.code == "busy"
 
 
@@ -291,34 +291,34 @@ def test_ctrl_c_is_for_its_owner(hub: Hub, tmp_path: Path) -> None:
         assert isinstance(puller.plan(), Planned)
         puller.popen.send_signal(signal.SIGINT)
         puller.agree()
-        assert isinstance(puller.end(), Finished)
+        assert isinstance(puller.end(), PullFinished)
 
 
 @pytest.mark.parametrize("layout", ["plain", "cache"])
 def test_a_folder_instead_of_the_hub(hub: Hub, tmp_path: Path, layout: str) -> None:
     shelf = tmp_path / "shelf"
     if layout == "cache":
-        assert isinstance(pull(shelf, endpoint=hub.url), Finished)
+        assert isinstance(pull(shelf, endpoint=hub.url), PullFinished)
     else:
         for name, content in FILES.items():
             (shelf / NAME / name).parent.mkdir(parents=True, exist_ok=True)
             (shelf / NAME / name).write_bytes(content)
     offline = {"HF_HUB_OFFLINE": "1"}
     cache = tmp_path / "cache"
-    assert isinstance(pull_by_process(cache, offline, folder=str(shelf)), Finished)
+    assert isinstance(pull_by_process(cache, offline, folder=str(shelf)), PullFinished)
     check_whole(cache)
     missing = pull(cache, folder=str(shelf), model="org/other")
-    assert isinstance(missing, Failed)
+    assert isinstance(missing, PullFailed)
     assert (missing.code, str(shelf) in missing.message) == ("not_found", True)
     near = pull(cache, folder=str(shelf), model=f"{NAME}z")
-    assert isinstance(near, Failed)
+    assert isinstance(near, PullFailed)
     assert near.message.endswith(f" There are: {NAME}.")
     lost = pull(cache, folder=str(tmp_path / "unmounted"))
-    assert isinstance(lost, Failed)
+    assert isinstance(lost, PullFailed)
     assert lost.code == "offline"
 
 
 def test_offline_by_the_environment(tmp_path: Path) -> None:
     failed = pull_by_process(tmp_path, {"HF_HUB_OFFLINE": "1"})
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, PullFailed)
     assert (failed.code, "HF_HUB_OFFLINE" in failed.message) == ("offline", True)

@@ -7,19 +7,28 @@ import functools
 import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
 
-from gateway.config.settings import HubSettings
-from gateway.library.hub.fit import Outlook
-from gateway.library.hub.messages import Code, Failed, Finished, Order, Planned, Progressed, Said
-from gateway.library.hub.process import Deaths, PullProcess
-from gateway.library.hub.reference import Reference, parse_reference
-from gateway.system.events import EventLog
+from gateway.library.outlook import Outlook, outlook_beside
+from gateway.library.pull_messages import (
+    Code,
+    Planned,
+    Progressed,
+    PullFailed,
+    PullFinished,
+    PullOrder,
+    Reference,
+    Said,
+    parse_reference,
+)
+from gateway.library.pull_process import Deaths, PullProcess
+from gateway.models.fleet import Fleet
+from gateway.models.reload import Reloader
 from gateway.system.lane import Lane
 from gateway.system.refusal import Refusal
 from gateway.system.state.state_file import read_state, write_state
@@ -100,20 +109,11 @@ class Pull:
 class Pulls:
     """Everything runs on the event loop, but for the reading of what processes say."""
 
-    def __init__(
-        self,
-        settings: Callable[[], HubSettings],
-        state_path: Path,
-        events: EventLog,
-        outlook: Callable[[Planned], Outlook | None],
-        offered: Callable[[str], Awaitable[str | None]],
-    ) -> None:
-        """`offered` has a repository that came be found, and says by which id."""
-        self._settings = settings
+    def __init__(self, fleet: Fleet, reloader: Reloader, state_path: Path) -> None:
+        self._fleet = fleet
+        self._reloader = reloader
         self._state_path = state_path
-        self._events = events
-        self._outlook = outlook
-        self._offered = offered
+        self._events = fleet.events
         self._ids = itertools.count(1)
         # Ids of an earlier gateway's pulls mean others.
         self._prefix = f"{int(time.time()):x}"
@@ -206,9 +206,9 @@ class Pulls:
 
     def _start(self, pull: Pull) -> None:
         """Raises: Refusal."""
-        settings = self._settings()
+        settings = self._fleet.settings.hub
         known = pull.status.repository
-        order = Order(
+        order = PullOrder(
             known or str(pull.reference),
             settings.endpoint,
             settings.at,
@@ -249,14 +249,14 @@ class Pulls:
                     seconds_left=said.seconds_left,
                     reason=said.trouble,
                 )
-            case Failed():
+            case PullFailed():
                 self._end(pull, "failed", said.message, said.code)
-            case Finished():
+            case PullFinished():
                 pull.finished = True
                 self._tasks.start(self._offer(pull, said.repository), f"offer {said.repository}")
 
     def _judge(self, pull: Pull, plan: Planned) -> None:
-        found = self._outlook(plan)
+        found = outlook_beside(self._fleet, plan)
         pull.update(
             repository=plan.repository,
             outlook=found,
@@ -280,12 +280,20 @@ class Pulls:
 
     async def _offer(self, pull: Pull, repository: str) -> None:
         try:
-            offered_as = await self._offered(repository)
+            await self._reloader.rediscover()
+            offered_as = self._id_of(repository)
         except (Refusal, OSError) as error:
             logger.warning("%s is there, and not offered: %s", repository, error)
             offered_as = None
         if not pull.status.over:
             self._end(pull, "done", offered_as=offered_as)
+
+    def _id_of(self, repository: str) -> str | None:
+        """The id by which requests can use a model that was pulled."""
+        for model_id, located in self._reloader.present.located.items():
+            if located.path == repository:
+                return model_id
+        return None
 
     def _died(self, pull: Pull, how: str) -> None:
         if pull.status.over or self._closing or pull.finished:

@@ -9,11 +9,11 @@ from typing import get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.library.hub.messages import Code
-from gateway.library.hub.process import Deaths
-from gateway.library.puller.patience import Pace, Patience
+from gateway.library.fetch import Pace, Patience
+from gateway.library.pull_messages import Code
+from gateway.library.pull_process import Deaths
 
-PAGE = Path(__file__).parents[4] / "docs" / "models.md"
+PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 
 
 def test_pauses_double_up_to_a_minute_and_bytes_begin_anew() -> None:

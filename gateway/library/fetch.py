@@ -1,0 +1,315 @@
+"""Files of a repository: fetched until all of them are there and right, then put into the cache."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import time
+from collections import deque
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from gateway.library.pull_messages import PullError, PullOrder
+from gateway.library.sources import (
+    DIGEST,
+    ChangedError,
+    Digest,
+    FileSource,
+    Listing,
+    MismatchError,
+    RemoteFile,
+    TroubleError,
+    new_digest,
+)
+
+_LONGEST_PAUSE_S: Final = 60.0
+_LONGEST_ASKED_S: Final = 600.0
+
+
+class Patience:
+    """Pauses that double, until there are bytes again or it has lasted too long."""
+
+    def __init__(self, first_s: float, patience_s: float, now: float) -> None:
+        self._first_s = first_s
+        self._patience_s = patience_s
+        self._failures = 0
+        self._since = now
+
+    def progressed(self, now: float) -> None:
+        self._failures = 0
+        self._since = now
+
+    def failed(self, now: float, asked_s: float | None = None) -> float | None:
+        """Seconds until the next attempt, `asked_s` at least; None: there is none."""
+        pause_s: float = min(self._first_s * 2**self._failures, _LONGEST_PAUSE_S)
+        self._failures = min(self._failures + 1, 30)
+        pause_s = max(pause_s, min(asked_s or 0.0, _LONGEST_ASKED_S))
+        return None if now + pause_s - self._since > self._patience_s else pause_s
+
+
+class Pace:
+    """Bytes per second over the last seconds."""
+
+    _WINDOW_S: Final = 15.0
+    _LEAST_S: Final = 1.0
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def note(self, now: float, done_bytes: int) -> None:
+        """A file that was begun anew takes bytes back: what was seen before says nothing then."""
+        if self._seen and done_bytes < self._seen[-1][1]:
+            self._seen.clear()
+        self._seen.append((now, done_bytes))
+        while len(self._seen) > 2 and now - self._seen[1][0] >= self._WINDOW_S:
+            self._seen.popleft()
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """None: it can't be told yet."""
+        if not self._seen:
+            return None
+        (began, first), (ended, last) = self._seen[0], self._seen[-1]
+        if ended - began < self._LEAST_S:
+            return None
+        return (last - first) / (ended - began)
+
+    def seconds_left(self, remaining_bytes: int) -> float | None:
+        rate = self.bytes_per_s
+        return remaining_bytes / rate if rate else None
+
+
+_CHUNK_BYTES: Final = 1 << 20
+# A whole file with a wrong sum is read once more: memory and disks err, too. Not for ever.
+_WRONG_BEFORE: Final = 2
+_MISMATCHES: Final = 8
+
+
+class FileFetch:
+    """`have_bytes` of the file are there, and `trouble` is why no more come at present. Once it is
+    `over` it ends with the next bytes.
+    """
+
+    def __init__(
+        self,
+        source: FileSource,
+        listing: Listing,
+        file: RemoteFile,
+        part: Path,
+        blob: Path,
+        order: PullOrder,
+    ) -> None:
+        self.have_bytes = 0
+        self.trouble: str | None = None
+        self.over = False
+        self._source = source
+        self._listing = listing
+        self._file = file
+        self._part = part
+        self._blob = blob
+        self._patience = Patience(order.pause_s, order.patience_s, time.monotonic())
+        self._mismatches = 0
+        self._digest: Digest = new_digest(file.digest, file.size_bytes)
+
+    def run(self) -> None:
+        """Blocks until the blob is there.
+
+        Raises:
+            PullError: it can't be had.
+            ChangedError: it is another file by now.
+            OSError: it can't be written.
+        """
+        wrong = 0
+        if self.over:
+            raise ChangedError("it is not wanted any more")
+        with self._opened() as part:
+            self._read_back(part)
+            while not self._is_right(part):
+                if self.have_bytes == self._file.size_bytes:
+                    wrong += 1
+                    self._begin_anew(part)
+                    if wrong >= _WRONG_BEFORE:
+                        raise ChangedError(f"{self._file.name} has a wrong checksum")
+                self._attempt(part)
+            # A blob with a name is trusted by everybody, also after a power failure.
+            part.flush()
+            os.fsync(part.fileno())
+        self._part.replace(self._blob)
+
+    def _opened(self) -> BinaryIO:
+        # Not for appending: what comes may replace what is there.
+        return os.fdopen(os.open(self._part, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+
+    def _read_back(self, part: BinaryIO) -> None:
+        """What an earlier process has written counts in the checksum, too."""
+        if os.fstat(part.fileno()).st_size > self._file.size_bytes:
+            part.truncate(0)
+        while chunk := part.read(_CHUNK_BYTES):
+            self._digest.update(chunk)
+            self.have_bytes += len(chunk)
+
+    def _is_right(self, part: BinaryIO) -> bool:
+        if self.have_bytes != self._file.size_bytes:
+            return False
+        return self._digest.hexdigest() == self._file.digest
+
+    def _begin_anew(self, part: BinaryIO) -> None:
+        part.seek(0)
+        part.truncate()
+        self._digest = new_digest(self._file.digest, self._file.size_bytes)
+        self.have_bytes = 0
+
+    def _attempt(self, part: BinaryIO) -> None:
+        """Read on; returns when a piece is over, or after a pause."""
+        retry_after_s = None
+        before = self.have_bytes
+        try:
+            with self._source.read(self._listing, self._file, self.have_bytes) as body:
+                if body.begin == 0 and self.have_bytes:
+                    self._begin_anew(part)
+                for chunk in body.chunks:
+                    self._write(part, chunk)
+            if self.have_bytes > before or self.have_bytes == self._file.size_bytes:
+                return
+            trouble = "nothing came"
+        except TroubleError as error:
+            trouble, retry_after_s = str(error), error.retry_after_s
+            self._mismatches += isinstance(error, MismatchError)
+            if self._mismatches > _MISMATCHES:
+                raise ChangedError(trouble) from error
+        pause_s = self._patience.failed(time.monotonic(), retry_after_s)
+        if pause_s is None:
+            raise PullError(
+                "unreachable",
+                f"{self._file.name} of {self._listing.repository} does not come: {trouble}. What "
+                "is there is kept: pull again to go on.",
+            )
+        self.trouble = trouble
+        time.sleep(pause_s)
+
+    def _write(self, part: BinaryIO, chunk: bytes) -> None:
+        if self.over:
+            raise ChangedError("it is not wanted any more")
+        if self.have_bytes + len(chunk) > self._file.size_bytes:
+            raise MismatchError(f"{self._file.name} has more than {self._file.size_bytes} bytes")
+        part.write(chunk)
+        self._digest.update(chunk)
+        self.have_bytes += len(chunk)
+        self.trouble = None
+        self._patience.progressed(time.monotonic())
+
+
+def explained(error: OSError, folder: Path) -> PullError:
+    """What a failed write means."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return PullError(
+            "disk_full",
+            f"The disk of {folder} is full. What is there is kept: free some, then pull again.",
+        )
+    return PullError("broken", f"{error.filename or folder} can't be written: {error.strerror}.")
+
+
+# As huggingface_hub named parts when it still resumed them.
+PART: Final = ".incomplete"
+_UNSUPPORTED: Final = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM, errno.ENOSYS)
+
+
+class CachedRepository:
+    """`blobs/DIGEST` has the files, `snapshots/COMMIT/NAME` links to them, and `refs/main` names
+    the commit. That comes last, so that what is half there is never found.
+    """
+
+    def __init__(self, cache: Path, repository: str) -> None:
+        self.folder = cache / f"models--{repository.replace('/', '--')}"
+        self._repository = repository
+        self._lock: int | None = None
+
+    def acquire(self) -> None:
+        """Make the folders, and keep others from pulling the same.
+
+        The lock is on the folder itself, so no file of it stays; it goes with the process.
+
+        Raises:
+            PullError: somebody else pulls it.
+            OSError: it can't be written.
+        """
+        for each in ("blobs", "snapshots", "refs"):
+            (self.folder / each).mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(self.folder, os.O_RDONLY)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise PullError("busy", f"Another process pulls {self._repository} already.") from None
+        except OSError:
+            # Some shares know no locks; then two pulls would at worst spoil each other's part,
+            # which the checksum finds.
+            return
+
+    def release(self) -> None:
+        """Let others pull it."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def has(self, listing: Listing, file: RemoteFile) -> bool:
+        """Whether the file is there already; where links can't be made it is in the snapshot."""
+        for path in (self.blob(file), self.snapshot(listing) / file.name):
+            with contextlib.suppress(OSError):
+                if path.stat().st_size == file.size_bytes:
+                    return True
+        return False
+
+    def blob(self, file: RemoteFile) -> Path:
+        return self.folder / "blobs" / file.digest
+
+    def part(self, file: RemoteFile) -> Path:
+        return self.folder / "blobs" / f"{file.digest}{PART}"
+
+    def part_bytes(self, file: RemoteFile) -> int:
+        """Of a file, what was pulled before."""
+        with contextlib.suppress(OSError):
+            return min(self.part(file).stat().st_size, file.size_bytes)
+        return 0
+
+    def snapshot(self, listing: Listing) -> Path:
+        return self.folder / "snapshots" / listing.commit
+
+    def publish(self, listing: Listing) -> Path:
+        """Have the product and every other tool find the files, all of which are there.
+
+        Raises OSError.
+        """
+        snapshot = self.snapshot(listing)
+        for file in listing.files:
+            _link(self.blob(file), snapshot / file.name)
+        ref = self.folder / "refs" / "main"
+        unfinished = ref.with_name(f".main.{os.getpid()}")
+        unfinished.write_text(listing.commit, "ascii")
+        unfinished.replace(ref)
+        for each in (self.folder / "blobs").glob(f"*{PART}"):
+            # Of an earlier revision. Parts of other tools have longer names.
+            if DIGEST.fullmatch(each.name.removesuffix(PART)):
+                each.unlink(missing_ok=True)
+        return snapshot
+
+
+def _link(blob: Path, pointer: Path) -> None:
+    """Where links can't be made, as on exFAT, the file itself goes there: huggingface_hub does the
+    same.
+    """
+    if not blob.exists() and pointer.is_file():
+        return
+    pointer.parent.mkdir(parents=True, exist_ok=True)
+    target = os.path.relpath(blob, pointer.parent)
+    unfinished = pointer.with_name(f".{pointer.name}.{os.getpid()}")
+    unfinished.unlink(missing_ok=True)
+    try:
+        unfinished.symlink_to(target)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+        blob.replace(pointer)
+        return
+    unfinished.replace(pointer)

@@ -1,1 +1,0 @@
-"""Getting models from the Hugging Face hub, by a process of its own for each."""
