@@ -1,4 +1,4 @@
-"""One batch of sequences that decode together: mlx-lm's BatchGenerator, and what it was given."""
+"""One batch of sequences that decode together, in a generator of mlx-lm's."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Final, NamedTuple
 
-from mlx_lm.generate import StopSequences
-
-from worker.engines.lending import LendingGenerator, RowCaches
-from worker.engines.order import RowOrder
 from worker.engines.pace import PrefillPace
 from worker.engines.prompt_scores import score_prompt, scored_chunk
 from worker.engines.room import Batch
-from worker.engines.sequence import Broken, OtherRanks, Sequence, Token
-from worker.engines.tap import LogitsTap
+from worker.engines.sequence import Broken, Sequence, Token
+from worker.mlx_lm.generator import Generator, MakeGenerator, RowCaches, Stepped, Tap
 from worker.prompt_cache.cache import Taken
 from worker.prompt_cache.keys import BLOCK_TOKENS
 from worker.sampling.scores import Score
@@ -75,27 +71,17 @@ class RowBatch:
         pace: PrefillPace,
         on_prefill: Callable[[int, float], None],
         working_bytes: int = 0,
-        lead: OtherRanks | None = None,
+        make_generator: MakeGenerator = Generator,
     ) -> None:
         """`on_prefill` is told how many tokens a chunk had and how many seconds it took. A step may
-        take `working_bytes`, if that is known. With a `lead` other ranks do the same.
+        take `working_bytes`, if that is known.
         """
-        self._tap = LogitsTap(model)
+        self._tap = Tap(model)
         self._working_bytes = working_bytes
         prompts = min(PREFILL_ROWS, max_rows)
-        self._generator = (
-            lead.generator(self._tap, max_rows, prompts)
-            if lead is not None
-            else LendingGenerator(
-                self._tap, completion_batch_size=max_rows, prefill_batch_size=prompts
-            )
-        )
-        self._order = RowOrder(self._generator)
-        self._sampler = ConstrainedSampler(self._order, self._tap.take)
-        self._sample = self._sampler if lead is None else lead.sampler(self._sampler)
+        self._sampler = ConstrainedSampler(self._tap.rows, self._tap.take)
+        self._generator = make_generator(self._tap, self._sampler, max_rows, prompts)
         self._eos_token_ids = eos_token_ids
-        self._until_eos = until(eos_token_ids)
-        self._until_length = until(())
         self._pace = pace
         self._on_prefill = on_prefill
         # What the last step spent on prompts.
@@ -155,16 +141,15 @@ class RowBatch:
     def insert(self, sequence: Sequence, number: int, taken: Taken | None = None) -> None:
         """`taken` is what the prompt cache has of it."""
         done = 0 if taken is None else taken.tokens
-        (uid,) = self._generator.insert_segments(
-            [_segments(sequence, done)],
-            max_tokens=[sequence.max_tokens],
-            caches=[None if taken is None else taken.caches],
-            all_tokens=[sequence.token_ids[:done]],
-            samplers=[self._sample],
-            logits_processors=[[] if sequence.budget is None else [sequence.budget]],
-            stop_sequences=[self._stops(sequence)],
+        ends = self._eos_token_ids if sequence.ends_at_eos else ()
+        uid = self._generator.insert(
+            _segments(sequence, done),
+            sequence.max_tokens,
+            (*ends, *sequence.stop_token_ids),
+            None if taken is None else taken.caches,
+            sequence.token_ids[:done],
+            [] if sequence.budget is None else [sequence.budget],
         )
-        self._order.insert(uid)
         self._sampler.add(
             uid,
             sequence.sampling,
@@ -205,12 +190,11 @@ class RowBatch:
         """
         self.prefill_s = 0.0
         if not self._prefilling:
-            prompt_responses, responses = self._generator.next()
+            responses = self._generator.step().tokens
         else:
-            prompt_responses, responses = self._step_with_prefill(
+            responses = self._step_with_prefill(
                 decoding=self.decodes or beside_decoding, share_s=share_s
-            )
-        self._order.observe(prompt_responses, responses)
+            ).tokens
         # Whatever may fail comes before a row counts a token as its own.
         scores = [self._sampler.take_score(each.uid) for each in responses]
         tokens = []
@@ -232,9 +216,7 @@ class RowBatch:
             )
             row.prompt_scores = None
             if response.finish_reason is not None:
-                caches = response.prompt_cache
-                lent = caches if isinstance(caches, RowCaches) else RowCaches(caches, 0)
-                self._ended.append((row, lent))
+                self._ended.append((row, response.prompt_cache))
                 self._forget(response.uid)
         return tokens
 
@@ -249,27 +231,24 @@ class RowBatch:
         self._generator.close()
         del self._generator
 
-    def _step_with_prefill(self, *, decoding: bool, share_s: float) -> Any:
+    def _step_with_prefill(self, *, decoding: bool, share_s: float) -> Stepped:
         rows = len(self._prefilling)
         context = max(each.seen_tokens for each in self.prefilling)
         chunk = self._pace.chunk(rows, decoding, context, share_s)
         watched = any(self._rows[uid].prompt_scores is not None for uid in self._prefilling)
         if watched:
             chunk = min(chunk, scored_chunk(rows, self._tap.vocabulary, self._working_bytes))
-        self._generator.prefill_step_size = chunk
-        self._tap.watches_prompts = watched
-        with self._generator.stats() as stats:
-            prompt_responses, responses = self._generator.next()
-        self._on_prefill(stats.prompt_tokens, stats.prompt_time)
+        stepped = self._generator.step(chunk, watched=watched)
+        self._on_prefill(stepped.prompt_tokens, stepped.prompt_s)
         scored_s = 0.0
         if watched:
             began_s = perf_counter()
-            self._score_prompts([each for each in prompt_responses if not each.end_of_prompt])
+            self._score_prompts([each for each in stepped.prompts if not each.end_of_prompt])
             scored_s = perf_counter() - began_s
-        self.prefill_s = stats.prompt_time + scored_s
-        self._pace.observe(stats.prompt_tokens, self.prefill_s, context)
+        self.prefill_s = stepped.prompt_s + scored_s
+        self._pace.observe(stepped.prompt_tokens, self.prefill_s, context)
         self._at_boundary = []
-        for response in prompt_responses:
+        for response in stepped.prompts:
             row = self._rows[response.uid]
             row.seen_tokens = row.cached_tokens + response.progress[0]
             if response.end_of_prompt:
@@ -280,7 +259,7 @@ class RowBatch:
                 self._at_boundary.append(row)
             if row.seen_tokens >= row.tokens - 1:
                 self._at_end.add(response.uid)
-        return prompt_responses, responses
+        return stepped
 
     def _score_prompts(self, responses: list[Any]) -> None:
         """`responses` are of the rows of the chunk that was just computed, in their order."""
@@ -302,21 +281,16 @@ class RowBatch:
 
     def cached_rows(self) -> list[CachedRow]:
         """The rows that the prompt cache may have something of, as they are between steps."""
-        # Private, as mlx-lm only gives out whole copies of a row's caches.
-        places = self._generator._find_uids(self._rows)
-        batches = (None, self._generator._prompt_batch, self._generator._generation_batch)
+        places = self._generator.places()
         return [
             CachedRow(
                 row,
-                batch.prompt_cache,
-                index,
+                *places[uid],
                 prefilling=uid in self._prefilling,
                 at_boundary=row in self._at_boundary,
             )
             for uid, row in self._rows.items()
-            if row.kept is not None
-            for stage, index in [places[uid]]
-            if (batch := batches[stage]) is not None
+            if row.kept is not None and uid in places
         ]
 
     def ended_rows(self) -> list[CachedRow]:
@@ -328,16 +302,9 @@ class RowBatch:
             if row.kept is not None
         ]
 
-    def _stops(self, sequence: Sequence) -> StopSequences:
-        ends = self._eos_token_ids if sequence.ends_at_eos else ()
-        if sequence.stop_token_ids:
-            return until((*ends, *sequence.stop_token_ids))
-        return self._until_eos if ends else self._until_length
-
     def _take_out(self, uids: list[int]) -> None:
         if uids:
             self._generator.remove(uids)
-        self._order.remove(uids)
         for uid in uids:
             self._forget(uid)
 
@@ -346,18 +313,6 @@ class RowBatch:
         del self._rows[uid]
         self._prefilling.discard(uid)
         self._at_end.discard(uid)
-
-
-class _Until(StopSequences):  # type: ignore[misc]  # mlx-lm is untyped
-    """Which says of itself what it stops at."""
-
-    def __init__(self, token_ids: Iterable[int]) -> None:
-        self.token_ids = tuple(token_ids)
-        super().__init__([(each,) for each in self.token_ids])
-
-
-def until(token_ids: Iterable[int]) -> StopSequences:
-    return _Until(token_ids)
 
 
 def _segments(sequence: Sequence, done: int) -> list[list[int]]:

@@ -11,7 +11,8 @@ from worker.engines.keeper import Keeper
 from worker.engines.need import Need
 from worker.engines.pace import PrefillPace
 from worker.engines.room import Batch, Room, largest_chunk, step_bytes
-from worker.engines.sequence import Broken, OtherRanks, Sequence, Token
+from worker.engines.sequence import Broken, Sequence, Token
+from worker.mlx_lm.generator import Generator, MakeGenerator
 from worker.prompt_cache.cache import PromptCache
 
 # Batches that take turns: each turn reads the weights once.
@@ -52,12 +53,12 @@ class BatchedEngine:
         weight_bytes: int = 0,
         prompt_cache: PromptCache | None = None,
         stall_s: float = 0.1,
-        lead: OtherRanks | None = None,
+        make_generator: MakeGenerator = Generator,
     ) -> None:
-        """A chunk of prefill holds up rows that decode for about `stall_s`. With a `lead` other
-        ranks do the same.
+        """A chunk of prefill holds up rows that decode for about `stall_s`. Another generator than
+        mlx-lm's own computes its batches in other processes, too.
         """
-        self._lead = lead
+        self._make_generator = make_generator
         self._model = model
         self._eos_token_ids = tuple(eos_token_ids)
         self._max_concurrency = max_concurrency
@@ -201,7 +202,7 @@ class BatchedEngine:
         return [broken for each in self._batches for broken in each.take_broken()]
 
     def begin_anew(self) -> bool:
-        if self._lead is not None:
+        if self._make_generator is not Generator:
             # Other ranks have computed what this one hasn't.
             return False
         self._stepped = None
@@ -352,7 +353,7 @@ class BatchedEngine:
             self._pace,
             self._on_prefill,
             self._room.working_bytes,
-            self._lead,
+            self._make_generator,
         )
         self._batches.append(batch)
         return batch

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import (
-    ArraysCache,
-    CacheList,
-    ChunkedKVCache,
-    KVCache,
-    QuantizedKVCache,
-    RotatingKVCache,
-    make_prompt_cache,
-)
 
-from worker.prompt_cache.blocks import GROWING, leaves_of
+from worker.mlx_lm.caches import (
+    can_be_merged,
+    can_be_quantized,
+    grows,
+    in_words,
+    leaves_of,
+    make_caches,
+    quantized,
+)
 from worker.system.errors import ModelError, one_sentence
-
-# As mlx-lm's own default: one scale and one bias for so many numbers.
-_GROUP_SIZE: Final = 64
-_KINDS: Final = (
-    (RotatingKVCache, "a sliding window"),
-    (ArraysCache, "a recurrent state"),
-    (ChunkedKVCache, "chunked attention"),
-)
 
 
 class Caches:
@@ -43,25 +33,25 @@ class Caches:
         self._model = model
         self._draft = draft
         self._kv_bits = kv_bits
-        own = make_prompt_cache(model)
+        own = make_caches(model)
         self._own = len(own)
         if kv_bits is not None:
             _check_quantizable(own)
             self._try()
         if draft is not None:
             _check_rewindable("the model", own)
-            _check_rewindable("the draft model", make_prompt_cache(draft))
+            _check_rewindable("the draft model", make_caches(draft))
 
     @property
     def can_be_merged(self) -> bool:
         """Into those of a batch."""
-        return self._draft is None and all(hasattr(each, "merge") for each in self.make())
+        return self._draft is None and can_be_merged(self.make())
 
     def make(self) -> list[Any]:
-        caches: list[Any] = make_prompt_cache(self._model)
+        caches: list[Any] = make_caches(self._model)
         if self._kv_bits is not None:
-            caches = [_quantized(each, self._kv_bits) for each in caches]
-        return caches if self._draft is None else caches + make_prompt_cache(self._draft)
+            caches = [quantized(each, self._kv_bits) for each in caches]
+        return caches if self._draft is None else caches + make_caches(self._draft)
 
     def model_part(self, caches: list[Any]) -> list[Any]:
         return caches[: self._own]
@@ -90,37 +80,18 @@ class Caches:
             ) from error
 
 
-def _quantized(cache: Any, bits: int) -> Any:
-    if isinstance(cache, CacheList):
-        return CacheList(*(_quantized(each, bits) for each in cache.caches))
-    return cache.to_quantized(group_size=_GROUP_SIZE, bits=bits)
-
-
 def _check_quantizable(caches: list[Any]) -> None:
-    # Subclasses may keep more than keys and values.
-    other = [each for each in leaves_of(caches) if type(each) not in (KVCache, QuantizedKVCache)]
+    other = [each for each in leaves_of(caches) if not can_be_quantized(each)]
     if other:
         raise ModelError(
-            f"kv_bits: mlx-lm can't quantize all caches of this model: it has {_kinds(other)}."
+            f"kv_bits: mlx-lm can't quantize all caches of this model: it has {in_words(other)}."
         )
 
 
 def _check_rewindable(whose: str, caches: list[Any]) -> None:
-    # By their types: a rotating cache says that it can be trimmed until its window is full.
-    other = [each for each in leaves_of(caches) if not isinstance(each, GROWING)]
+    other = [each for each in leaves_of(caches) if not grows(each)]
     if other:
         raise ModelError(
             f"draft_model: what a draft model got wrong has to be taken back from the caches, and "
-            f"{whose} has {_kinds(other)}, which can't forget single tokens."
+            f"{whose} has {in_words(other)}, which can't forget single tokens."
         )
-
-
-def _kinds(caches: Iterable[Any]) -> str:
-    names = {
-        next(
-            (f"{words} ({kind.__name__})" for kind, words in _KINDS if isinstance(each, kind)),
-            type(each).__name__,
-        )
-        for each in caches
-    }
-    return " and ".join(sorted(names))

@@ -10,7 +10,7 @@ from mlx_lm.generate import generate_step, speculative_generate_step
 
 from worker.engines.caches import Caches
 from worker.engines.sequence import Sequence
-from worker.engines.tap import LogitsTap
+from worker.mlx_lm.generator import Tap
 from worker.sampling.adjuster import Adjuster
 from worker.sampling.batch import BatchSampler
 from worker.sampling.scores import Score, Scores
@@ -36,7 +36,7 @@ class RowSampler:
     """Samples the only row that there is, and knows what the model gave for it."""
 
     def __init__(self, sequence: Sequence, model: Any) -> None:
-        self.tap = LogitsTap(model)
+        self.tap = Tap(model)
         self._sampler = ConstrainedSampler[int](lambda: (0,), self.tap.take)
         self._sampler.add(
             0,

@@ -12,7 +12,7 @@ from typing import Final
 
 from worker.engines.gpu_failure import passing_kind
 from worker.engines.sequence import Engine
-from worker.wiring import synchronize
+from worker.mlx_lm.wiring import synchronize
 
 logger = logging.getLogger("worker")
 

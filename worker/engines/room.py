@@ -8,17 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import mlx.core as mx
-from mlx_lm.models.cache import (
-    CacheList,
-    ChunkedKVCache,
-    KVCache,
-    QuantizedKVCache,
-    RotatingKVCache,
-    make_prompt_cache,
-)
 
 from protocol.caches import STEP_TOKENS, peak_share
 from protocol.chunks import LARGEST_TOKENS, LARGEST_TOKENS_ON_CPU
+from worker.mlx_lm.caches import bytes_of, make_caches
 
 _STEP_BYTES: Final = 64_000_000
 # Its attention reads 1 to 3 GB a second: 9 rows as long as one of 16,000 tokens took 60 ms a step,
@@ -135,33 +128,8 @@ def step_bytes() -> int:
     return _STEP_BYTES_ON_CPU if mx.default_device() == mx.cpu else _STEP_BYTES
 
 
-def measure(model: Any, make_caches: Callable[[], list[Any]] | None = None) -> CacheShape:
-    """Run two tokens through a model and look at its caches, mlx-lm's own if no others are made.
-
-    Which of them grow is known by their types alone: those with a bound, or with a state, take no
-    more than they do for one step of tokens, or than their bound.
-    """
-    caches = make_prompt_cache(model) if make_caches is None else make_caches()
+def measure(model: Any, make: Callable[[], list[Any]] | None = None) -> CacheShape:
+    """Run two tokens through a model and look at its caches, mlx-lm's own if no others are made."""
+    caches = make_caches(model) if make is None else make()
     mx.eval(model(mx.array([[0, 0]]), cache=caches))
-    token_bytes = row_bytes = 0
-    unseen = list(caches)
-    while unseen:
-        cache = unseen.pop()
-        if isinstance(cache, CacheList):
-            unseen += cache.caches
-        elif isinstance(cache, RotatingKVCache):
-            row_bytes += cache.nbytes * cache.max_size // _tokens(cache)
-        elif isinstance(cache, ChunkedKVCache):
-            row_bytes += cache.nbytes * (cache.chunk_size + STEP_TOKENS) // _tokens(cache)
-        elif isinstance(cache, KVCache):
-            token_bytes += cache.nbytes // _tokens(cache)
-        elif isinstance(cache, QuantizedKVCache):
-            token_bytes += cache.nbytes // cache.keys[0].shape[2]
-        else:
-            row_bytes += cache.nbytes
-    return CacheShape(token_bytes, row_bytes, peak_share(len(caches)))
-
-
-def _tokens(cache: Any) -> int:
-    """How many tokens a cache has room for at present."""
-    return int(cache.keys.shape[2])
+    return CacheShape(*bytes_of(caches), peak_share(len(caches)))

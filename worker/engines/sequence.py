@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol
 
 import mlx.core as mx
 
@@ -16,9 +16,6 @@ from worker.sampling.scores import Score
 from worker.sampling.settings import RowSampling
 from worker.structure.matching import Constrained
 from worker.vision.inputs import PictureInputs
-
-# Log probabilities (rows, vocabulary) to token ids (rows,).
-Sampler: TypeAlias = Callable[[mx.array], mx.array]
 
 
 @dataclass(frozen=True)
@@ -95,16 +92,6 @@ class Broken:
     request_id: str
     reason: str
     pictures: bool = False
-
-
-class OtherRanks(Protocol):
-    """Other processes that compute the same model. Each batch that is made here is made there too,
-    and tokens that are chosen here are chosen there.
-    """
-
-    def generator(self, tap: Any, rows: int, prompts: int) -> Any: ...
-
-    def sampler(self, sampler: Sampler) -> Sampler: ...
 
 
 class Engine(Protocol):

@@ -25,7 +25,7 @@ from worker.engines.pace import PrefillPace
 from worker.engines.prompt_scores import score_prompt, scored_chunk
 from worker.engines.room import Batch, Room, largest_chunk
 from worker.engines.sequence import Broken, Sequence, Token
-from worker.engines.tap import LARGE_VOCABULARY
+from worker.mlx_lm.generator import LARGE_VOCABULARY
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.keys import BLOCK_TOKENS
 from worker.system.errors import one_sentence

@@ -23,8 +23,8 @@ from worker.errands.attention import measure_attention
 from worker.errands.back_end import back_end
 from worker.errands.errand import Errand
 from worker.errands.steps import time_steps
+from worker.mlx_lm.wiring import wiring
 from worker.system.memory import read_device, read_memory, released_memory, trim
-from worker.wiring import wiring
 
 
 def run(errand: Errand) -> None:

@@ -11,23 +11,20 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import mlx.core as mx
-from mlx_lm.models.cache import (
-    ArraysCache,
-    BatchKVCache,
-    CacheList,
-    ChunkedKVCache,
-    ConcatenateKVCache,
-    KVCache,
-    QuantizedKVCache,
-    RotatingKVCache,
-)
 
+from worker.mlx_lm.caches import (
+    fill,
+    gather,
+    grows,
+    has_known_state,
+    is_batch,
+    leaves_of,
+    set_state,
+    state_of,
+    tokens_of,
+)
 from worker.prompt_cache.keys import BLOCK_TOKENS
 
-# All arrays of these have the tokens on the last axis but one, from the beginning on.
-GROWING: Final = (KVCache, ConcatenateKVCache, QuantizedKVCache, BatchKVCache)
-# Their states can be taken out and put back.
-_FIXED: Final = (RotatingKVCache, ArraysCache, ChunkedKVCache)
 # From so many blocks on it costs less to cut them together: twice an operation for each array.
 _TOGETHER: Final = 3
 # What they are copied through, and more than once.
@@ -65,26 +62,23 @@ class Cutter:
         self._make_caches = make_caches
         caches = make_caches()
         mx.eval(model(mx.array([[0, 0]]), cache=caches))
-        used = [(at, leaf) for at, leaf in enumerate(leaves_of(caches)) if not leaf.empty()]
-        self._growing = [at for at, leaf in used if isinstance(leaf, GROWING)]
-        self._fixed = [at for at, leaf in used if not isinstance(leaf, GROWING)]
-        self._unknown = [leaf for _, leaf in used if not isinstance(leaf, GROWING + _FIXED)]
+        leaves = leaves_of(caches)
+        used = [(at, leaf) for at, leaf in enumerate(leaves) if not leaf.empty()]
+        self._growing = [at for at, leaf in used if grows(leaf)]
+        self._fixed = [at for at, leaf in used if not grows(leaf)]
+        # Some architectures have caches of their own, whose states can't be set.
+        self.can_restore = all(has_known_state(leaves[at]) for at in self._fixed)
         # Arrays of one shape are kept as one: a fraction of the work of keeping each layer's.
         groups: dict[Any, list[tuple[int, int]]] = {}
         token_bytes = 0
         for at, leaf in used:
             if at in self._growing:
-                for part, array in enumerate(_parts(leaf, 0, 0, 2)):
+                for part, array in enumerate(tokens_of(leaf, 0, 0, 2)):
                     shape = (array.shape[1], array.shape[3], array.dtype)
                     groups.setdefault(shape, []).append((at, part))
                     token_bytes += array.nbytes // 2
         self._groups = list(groups.values())
         self.block_bytes = token_bytes * BLOCK_TOKENS
-
-    @property
-    def can_restore(self) -> bool:
-        """Some architectures have caches of their own, whose states can't be set."""
-        return not self._unknown
 
     @property
     def needs_snapshots(self) -> bool:
@@ -108,7 +102,7 @@ class Cutter:
 
     def _cut_group(self, spans: Sequence[Span]) -> list[list[Block]]:
         leaves = leaves_of(spans[0].caches)
-        batched = all(isinstance(leaves[at], BatchKVCache) for at in self._growing)
+        batched = all(is_batch(leaves[at]) for at in self._growing)
         if batched and len(spans) > 1 and _blocks_in(spans) >= _TOGETHER:
             return self._cut_together(leaves, spans)
         return [self.cut(*each) if each.first < each.last else [] for each in spans]
@@ -121,7 +115,7 @@ class Cutter:
         """
         begin, end = first * BLOCK_TOKENS, last * BLOCK_TOKENS
         leaves = leaves_of(caches)
-        parts = {at: _parts(leaves[at], row, begin, end) for at in self._growing}
+        parts = {at: tokens_of(leaves[at], row, begin, end) for at in self._growing}
         joined = [
             mx.concatenate([parts[at][part] for at, part in group], axis=0)
             for group in self._groups
@@ -138,12 +132,7 @@ class Cutter:
         rows = mx.array([[row] for row, _ in places])
         begins = mx.array([[at * BLOCK_TOKENS] for _, at in places])
         in_rows = begins + mx.arange(BLOCK_TOKENS)
-        gathered: dict[int, tuple[mx.array, ...]] = {}
-        for at in self._growing:
-            leaf = leaves[at]
-            tokens = in_rows + leaf.left_padding[rows]
-            # Each of shape (blocks, tokens, heads, width).
-            gathered[at] = (leaf.keys[rows, :, tokens], leaf.values[rows, :, tokens])
+        gathered = {at: gather(leaves[at], rows, in_rows) for at in self._growing}
         joined = [mx.stack([gathered[at][part] for at, part in group]) for group in self._groups]
         cut = [
             Block(tuple(mx.contiguous(each[:, at].swapaxes(1, 2)) for each in joined))
@@ -157,11 +146,7 @@ class Cutter:
         """What can't be cut of a row's caches, as it is now; it is being computed, too."""
         leaves = leaves_of(caches)
         arrays: list[mx.array] = []
-        structure = []
-        for at in self._fixed:
-            leaf = leaves[at]
-            single = leaf.extract(row) if hasattr(leaf, "extract") else leaf
-            structure.append(_take_apart(single.state, arrays))
+        structure = [_take_apart(state_of(leaves[at], row), arrays) for at in self._fixed]
         # A rotating cache has its keys as the model transposed them, and a copy would be so too.
         copies = tuple(mx.array(mx.contiguous(each)) for each in arrays)
         mx.async_eval(copies)  # type: ignore[no-untyped-call]
@@ -177,43 +162,15 @@ class Cutter:
             for place, (at, part) in enumerate(group):
                 parts[at][part] = joined[place : place + 1]
         for at, arrays in parts.items():
-            _fill(leaves[at], [arrays[part] for part in sorted(arrays)])
+            fill(leaves[at], [arrays[part] for part in sorted(arrays)])
         if snapshot is not None:
             for at, state in zip(self._fixed, snapshot.structure, strict=True):
-                leaves[at].state = _put_together(state, snapshot.arrays)
+                set_state(leaves[at], _put_together(state, snapshot.arrays))
         return caches
 
 
 def _blocks_in(spans: Iterable[Span]) -> int:
     return sum(each.last - each.first for each in spans)
-
-
-def leaves_of(caches: Sequence[Any]) -> list[Any]:
-    found = []
-    for cache in caches:
-        found += leaves_of(cache.caches) if isinstance(cache, CacheList) else [cache]
-    return found
-
-
-def _parts(leaf: Any, row: int, begin: int, end: int) -> list[mx.array]:
-    """Arrays of shape (1, heads, tokens, width)."""
-    if isinstance(leaf, BatchKVCache):
-        padding = leaf.left_padding.tolist()[row]
-        begin, end = begin + padding, end + padding
-        return [each[row : row + 1, :, begin:end] for each in (leaf.keys, leaf.values)]
-    arrays = (leaf.keys, leaf.values)
-    if isinstance(leaf, QuantizedKVCache):
-        arrays = (*leaf.keys, *leaf.values)
-    return [each[:, :, begin:end] for each in arrays]
-
-
-def _fill(leaf: Any, parts: list[mx.array]) -> None:
-    if isinstance(leaf, QuantizedKVCache):
-        half = len(parts) // 2
-        leaf.keys, leaf.values = tuple(parts[:half]), tuple(parts[half:])
-    else:
-        leaf.keys, leaf.values = parts
-    leaf.offset = parts[0].shape[2]
 
 
 def _take_apart(value: Any, arrays: list[mx.array]) -> Any:

@@ -10,6 +10,7 @@ from worker.engines.caches import Caches
 from worker.engines.limits import Limits
 from worker.engines.room import Room, measure
 from worker.load.loading import LoadedModel, load
+from worker.mlx_lm.wiring import wiring
 from worker.prompt_cache.blocks import Cutter
 from worker.ranks.group import join, versions
 from worker.ranks.links import FollowerLink
@@ -20,7 +21,6 @@ from worker.ranks.tokens import following
 from worker.system.collection import leave_imports_alone
 from worker.system.errors import LoadAbandonedError, ModelError
 from worker.system.memory import read_device, released_memory
-from worker.wiring import wiring
 
 
 def follow(link: FollowerLink, rank: int, should_stop: Callable[[], bool]) -> None:

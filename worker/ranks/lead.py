@@ -8,8 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from worker.engines.tap import LogitsTap
-from worker.engines.unscored import UnscoredGenerator
+from worker.mlx_lm.generator import Generator, LogitsProcessor, RowCaches, Sampler, Stepped, Tap
 from worker.prompt_cache.blocks import Block, Cutter
 from worker.ranks.links import LeaderLink
 from worker.ranks.orders import (
@@ -27,7 +26,7 @@ from worker.ranks.orders import (
     Take,
     Trim,
 )
-from worker.ranks.tokens import Sampler, leading
+from worker.ranks.tokens import leading
 
 
 class Lead:
@@ -59,13 +58,12 @@ class Lead:
     def take(self, limit_bytes: int, beside_bytes: int) -> None:
         self.tell(Take(limit_bytes, beside_bytes))
 
-    def sampler(self, sampler: Sampler) -> Sampler:
-        return leading(sampler, self._group)
-
-    def generator(self, tap: LogitsTap, rows: int, prompts: int) -> LeadingGenerator:
+    def generator(self, tap: Tap, sampler: Sampler, rows: int, prompts: int) -> LeadingGenerator:
         number = self.next_numbers(1)
         self.tell(Open(number, rows, prompts))
-        self._generators[number] = made = LeadingGenerator(self, number, tap, rows, prompts)
+        sampler = leading(sampler, self._group)
+        made = LeadingGenerator(self, number, tap, sampler, rows, prompts)
+        self._generators[number] = made
         return made
 
     def closed(self, number: int) -> None:
@@ -111,65 +109,56 @@ class Lead:
         self._forgotten.append(self._kept.pop(identity))
 
 
-class LeadingGenerator(UnscoredGenerator):
+class LeadingGenerator(Generator):
     """A batch in all ranks."""
 
-    def __init__(self, lead: Lead, number: int, tap: LogitsTap, rows: int, prompts: int) -> None:
-        super().__init__(tap, completion_batch_size=rows, prefill_batch_size=prompts)
+    def __init__(
+        self, lead: Lead, number: int, tap: Tap, sampler: Sampler, rows: int, prompts: int
+    ) -> None:
+        super().__init__(tap, sampler, rows, prompts, lends=False)
         self._lead = lead
         self._number = number
-        self._tap = tap
         # Of rows that ended with the last step.
-        self._ended: dict[int, list[Any]] = {}
+        self._ended: dict[int, RowCaches] = {}
 
-    def insert_segments(
+    def insert(
         self,
-        segments: list[list[list[int]]],
-        max_tokens: Any = None,
-        caches: Any = None,
-        all_tokens: Any = None,
-        samplers: Any = None,
-        logits_processors: Any = None,
-        stop_sequences: Any = None,
-    ) -> list[int]:
-        """One row."""
-        (each,), (most,), (stops,) = segments, max_tokens, stop_sequences
-        joined = self._lead.joined(caches[0])
-        self._lead.tell(Insert(self._number, each, most, list(stops.token_ids), joined))
-        uids: list[int] = super().insert_segments(
-            segments, max_tokens, caches, all_tokens, samplers, logits_processors, stop_sequences
-        )
-        return uids
+        segments: list[list[int]],
+        max_tokens: int,
+        stop_token_ids: Sequence[int],
+        caches: list[Any] | None = None,
+        seen: list[int] | None = None,
+        processors: Sequence[LogitsProcessor] = (),
+    ) -> int:
+        joined = self._lead.joined(caches)
+        self._lead.tell(Insert(self._number, segments, max_tokens, list(stop_token_ids), joined))
+        return super().insert(segments, max_tokens, stop_token_ids, caches, seen, processors)
 
-    def remove(self, uids: list[int], return_prompt_caches: bool = False) -> Any:
-        self._lead.tell(Remove(self._number, list(uids)))
-        return super().remove(uids, return_prompt_caches)
+    def remove(self, rows: list[int]) -> None:
+        self._lead.tell(Remove(self._number, rows))
+        super().remove(rows)
 
-    def next(self) -> Any:
-        watched = self._tap.watches_prompts
-        self._lead.tell(Step(self._number, self.prefill_step_size, watched))
-        prompt_responses, responses = super().next()
-        finish_step(self._tap, watched=watched)
-        self._ended = {
-            each.uid: each.prompt_cache for each in responses if each.finish_reason is not None
-        }
-        return prompt_responses, responses
+    def step(self, chunk: int = 0, *, watched: bool = False) -> Stepped:
+        self._lead.tell(Step(self._number, chunk, watched))
+        stepped = super().step(chunk, watched=watched)
+        finish_step(self.tap, watched=watched)
+        self._ended = stepped.ended
+        return stepped
 
     def close(self) -> None:
         super().close()
-        # It may not have come so far.
-        if (lead := getattr(self, "_lead", None)) is not None:
-            lead.closed(self._number)
+        self._lead.closed(self._number)
 
     def place(self, caches: list[Any], row: int) -> Any:
-        if caches is self._generation_batch.prompt_cache:
+        if caches is self.answer_caches:
             return "answer", row
-        if caches is self._prompt_batch.prompt_cache:
+        if caches is self.prompt_caches:
             return "prompt", row
-        return next((("ended", uid) for uid, own in self._ended.items() if own is caches), None)
+        own = (("ended", uid) for uid, each in self._ended.items() if each.caches is caches)
+        return next(own, None)
 
 
-def finish_step(tap: LogitsTap, *, watched: bool) -> None:
+def finish_step(tap: Tap, *, watched: bool) -> None:
     """Whoever looks at a prompt's logits has the last layer's collective operations done, which
     nobody needs otherwise: then all ranks have to.
     """

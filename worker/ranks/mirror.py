@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from worker.engines.batch import until
 from worker.engines.limits import Limits
-from worker.engines.tap import LogitsTap
-from worker.engines.unscored import UnscoredGenerator
+from worker.mlx_lm.generator import Generator, RowCaches, Sampler, Tap
 from worker.prompt_cache.blocks import Block, Cutter
 from worker.ranks.lead import finish_step
 from worker.ranks.orders import (
@@ -27,18 +25,14 @@ from worker.ranks.orders import (
     Take,
     Trim,
 )
-from worker.ranks.tokens import Sampler
 from worker.system.memory import trim
 
 
 class _Batch:
-    def __init__(self, model: Any, order: Open) -> None:
-        self.tap = LogitsTap(model)
-        self.generator = UnscoredGenerator(
-            self.tap, completion_batch_size=order.rows, prefill_batch_size=order.prompts
-        )
+    def __init__(self, model: Any, sampler: Sampler, order: Open) -> None:
+        self.generator = Generator(Tap(model), sampler, order.rows, order.prompts, lends=False)
         # Of rows that ended with the last step.
-        self.ended: dict[int, list[Any]] = {}
+        self.ended: dict[int, RowCaches] = {}
 
 
 class Mirror:
@@ -67,7 +61,7 @@ class Mirror:
             case Remove(batch, rows):
                 self._batches[batch].generator.remove(rows)
             case Open(batch):
-                self._batches[batch] = _Batch(self._model, order)
+                self._batches[batch] = _Batch(self._model, self._sampler, order)
             case Close(batch):
                 self._batches.pop(batch).generator.close()
             case Cut(place, first, last, number):
@@ -102,31 +96,23 @@ class Mirror:
 
     def _insert(self, order: Insert) -> None:
         caches = None if order.joined is None else self._joined.pop(order.joined)
-        self._batches[order.batch].generator.insert_segments(
-            [order.segments],
-            max_tokens=[order.max_tokens],
-            caches=[caches],
-            samplers=[self._sampler],
-            stop_sequences=[until(order.stop_token_ids)],
+        self._batches[order.batch].generator.insert(
+            order.segments, order.max_tokens, order.stop_token_ids, caches
         )
 
     def _step(self, order: Step) -> None:
         batch = self._batches[order.batch]
-        batch.generator.prefill_step_size = order.chunk
-        batch.tap.watches_prompts = order.watched
-        _, responses = batch.generator.next()
-        finish_step(batch.tap, watched=order.watched)
-        batch.ended = {
-            each.uid: each.prompt_cache for each in responses if each.finish_reason is not None
-        }
+        stepped = batch.generator.step(order.chunk, watched=order.watched)
+        finish_step(batch.generator.tap, watched=order.watched)
+        batch.ended = stepped.ended
 
-    def _at(self, place: Place) -> tuple[list[Any], int]:
+    def _at(self, place: Place) -> RowCaches:
         """A row's caches, and its place among those of a batch."""
         batch = self._batches[place.batch]
         match place.stage:
             case "ended":
-                return batch.ended[place.row], 0
+                return batch.ended[place.row]
             case "answer":
-                return batch.generator._generation_batch.prompt_cache, place.row
+                return RowCaches(batch.generator.answer_caches, place.row)
             case "prompt":
-                return batch.generator._prompt_batch.prompt_cache, place.row
+                return RowCaches(batch.generator.prompt_caches, place.row)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 
-Sampler = Callable[[mx.array], mx.array]
+from worker.mlx_lm.generator import Sampler
 
 
 def leading(sampler: Sampler, group: Any) -> Sampler:

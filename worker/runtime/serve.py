@@ -20,6 +20,7 @@ from worker.engines.limits import Limits
 from worker.engines.room import NO_CACHES, Room, measure
 from worker.engines.sequence import Engine
 from worker.load.loading import LoadedModel, load
+from worker.mlx_lm.wiring import wiring
 from worker.runtime.engine_thread import EngineThread, Loaded
 from worker.runtime.prompts import Prepared, prepare
 from worker.runtime.rehearsal import rehearse
@@ -32,7 +33,6 @@ from worker.system.memory import give_back_buffers, read_device, read_memory, re
 from worker.vectors.beside import NoText, WithVectors
 from worker.vectors.job import Job
 from worker.vectors.making import Making, make_vectors
-from worker.wiring import wiring
 
 if TYPE_CHECKING:
     from worker.ranks.leader import Leader

@@ -14,6 +14,7 @@ from worker.engines.room import Room
 from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel
+from worker.mlx_lm.generator import Generator
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.disk import Disk
@@ -110,7 +111,7 @@ def _build_engine(
             loaded.weight_bytes,
             prompt_cache,
             command.stall_s,
-            lead,
+            Generator if lead is None else lead.generator,
         )
     return SequentialEngine(
         loaded.model,

@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from protocol.life import Device
 from protocol.memory import MlxMemory
-from worker.wiring import synchronize, wiring
+from worker.mlx_lm.wiring import synchronize, wiring
 
 logger = logging.getLogger("worker")
 

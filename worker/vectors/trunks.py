@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 import mlx.core as mx
-from mlx_lm.models.cache import make_prompt_cache
+
+from worker.mlx_lm.caches import make_caches
 
 # What mlx-lm's architectures call the model without its head.
 _NAMES: Final = ("model", "backbone", "transformer")
@@ -50,7 +51,7 @@ class Decoder:
         return None
 
     def begin(self) -> Any:
-        return make_prompt_cache(self._model)
+        return make_caches(self._model)
 
     def states(
         self,
@@ -67,7 +68,7 @@ class Decoder:
 def _gives_states(model: Any, trunk: Any) -> bool:
     try:
         # Nothing is computed as long as nobody asks for it: the shape is known all the same.
-        states = trunk(mx.array([[0, 0]]), cache=make_prompt_cache(model))
+        states = trunk(mx.array([[0, 0]]), cache=make_caches(model))
     except Exception:
         # Architectures are called in ways of their own.
         return False

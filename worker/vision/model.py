@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models.cache import KVCache, RotatingKVCache
 from mlx_vlm.generate.common import _chunked_prefill_enabled
 from mlx_vlm.models.cache import make_prompt_cache
 
+from worker.mlx_lm.caches import as_mlx_lms
 from worker.vision.inputs import PictureInputs
 
 _PIXELS: Final = "pixel_values"
@@ -43,7 +43,7 @@ class VisionModel:
         """Of mlx-lm's kinds where these are the same: their sizes are known, and they can be cut
         into blocks.
         """
-        return [_as_mlx_lm(each) for each in make_prompt_cache(self._language)]
+        return [as_mlx_lms(each) for each in make_prompt_cache(self._language)]
 
     def __call__(self, tokens: mx.array, cache: list[Any] | None = None) -> mx.array:
         """Token ids (1, tokens) of a text to logits (1, tokens, vocabulary)."""
@@ -153,14 +153,3 @@ def _arrays(pictures: PictureInputs) -> dict[str, Any]:
 
 def _is_aligned(array: Any, length: int) -> bool:
     return getattr(array, "shape", None) == (1, length)
-
-
-def _as_mlx_lm(cache: Any) -> Any:
-    # By name, as subclasses may keep more.
-    match type(cache).__name__:
-        case "KVCache":
-            return KVCache()
-        case "RotatingKVCache":
-            return RotatingKVCache(cache.max_size, cache.keep)
-        case _:
-            return cache

@@ -23,6 +23,7 @@ from worker.engines.room import Room, measure
 from worker.engines.sequence import Engine, Sequence
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel, load
+from worker.mlx_lm.generator import Generator
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import Paths
@@ -199,7 +200,7 @@ def test_many_failures_do_not_pass(model: LoadedModel) -> None:
 def test_ranks_end_together(model: LoadedModel) -> None:
     """The others have computed what this one hasn't."""
     engine, _ = _engine("batched", model)
-    engine._lead = object()  # type: ignore[attr-defined]
+    engine._make_generator = lambda *of: Generator(*of)  # type: ignore[attr-defined]
     with pytest.raises(RuntimeError, match="Timeout"):
         Healing(engine).heal(failure(TIMEOUT))
 

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import mlx.core as mx
 import pytest
+from mlx_lm.models.cache import (
+    CacheList,
+    ChunkedKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+)
 
 from protocol.chunks import LARGEST_TOKENS, LARGEST_TOKENS_ON_CPU
 from worker.engines import room as rooms
@@ -103,9 +110,7 @@ class TestMeasure:
     """Whether caches grow is known by their types; sizes are those that one step leaves."""
 
     @staticmethod
-    def measured(monkeypatch: pytest.MonkeyPatch, *caches: object) -> CacheShape:
-        monkeypatch.setattr(rooms, "make_prompt_cache", lambda _model: list(caches))
-
+    def measured(*caches: object) -> CacheShape:
         def model(tokens: mx.array, cache: list[object]) -> mx.array:
             entries = mx.zeros((1, 2, tokens.shape[1], 8), mx.float32)
             for each in cache:
@@ -113,59 +118,57 @@ class TestMeasure:
                     one.update_and_fetch(entries, entries)
             return tokens
 
-        return rooms.measure(model)
+        return rooms.measure(model, lambda: list(caches))
 
-    def test_those_that_grow(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_those_that_grow(self) -> None:
         # Keys and values of 2 heads of 8 floats.
-        assert self.measured(monkeypatch, rooms.KVCache(), rooms.KVCache())[:2] == (256, 0)
-        nested = rooms.CacheList(rooms.KVCache(), rooms.KVCache())
-        assert self.measured(monkeypatch, nested, rooms.KVCache())[:2] == (384, 0)
+        assert self.measured(KVCache(), KVCache())[:2] == (256, 0)
+        nested = CacheList(KVCache(), KVCache())
+        assert self.measured(nested, KVCache())[:2] == (384, 0)
 
     def test_those_that_are_quantized(self) -> None:
-        def model(_tokens: mx.array, cache: list[rooms.QuantizedKVCache]) -> mx.array:
+        def model(_tokens: mx.array, cache: list[QuantizedKVCache]) -> mx.array:
             entries = mx.zeros((1, 2, 2, 64), mx.float32)
             for each in cache:
                 each.update_and_fetch(entries, entries)
             return entries
 
-        def make_caches() -> list[rooms.QuantizedKVCache]:
-            return [rooms.QuantizedKVCache(group_size=64, bits=4) for _ in range(2)]
+        def make_caches() -> list[QuantizedKVCache]:
+            return [QuantizedKVCache(group_size=64, bits=4) for _ in range(2)]
 
         # Keys and values of 2 heads: 64 times 4 bits, and a scale and a bias, which are floats.
         assert rooms.measure(model, make_caches)[:2] == (2 * 2 * 2 * (32 + 4 + 4), 0)
 
-    def test_it_runs_two_tokens(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_it_runs_two_tokens(self) -> None:
         seen: list[list[list[int]]] = []
-        monkeypatch.setattr(rooms, "make_prompt_cache", lambda _model: [])
 
         def model(tokens: mx.array, cache: list[object]) -> mx.array:
             assert cache == []
             seen.append(tokens.tolist())
             return tokens
 
-        assert rooms.measure(model)[:2] == (0, 0)
+        assert rooms.measure(model, list)[:2] == (0, 0)
         assert seen == [[[0, 0]]], "which every vocabulary has"
 
-    def test_those_with_a_bound(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        window = rooms.RotatingKVCache(max_size=100)
-        assert self.measured(monkeypatch, window)[:2] == (0, 12_800)
-        chunked = rooms.ChunkedKVCache(chunk_size=100)
-        assert self.measured(monkeypatch, chunked)[:2] == (0, 128 * 356)
+    def test_those_with_a_bound(self) -> None:
+        window = RotatingKVCache(max_size=100)
+        assert self.measured(window)[:2] == (0, 12_800)
+        chunked = ChunkedKVCache(chunk_size=100)
+        assert self.measured(chunked)[:2] == (0, 128 * 356)
         both = self.measured(
-            monkeypatch,
-            rooms.RotatingKVCache(max_size=100),
-            rooms.ChunkedKVCache(chunk_size=100),
-            rooms.RotatingKVCache(max_size=50),
-            rooms.KVCache(),
+            RotatingKVCache(max_size=100),
+            ChunkedKVCache(chunk_size=100),
+            RotatingKVCache(max_size=50),
+            KVCache(),
         )
         assert both[:2] == (128, 12_800 + 128 * 356 + 6_400)
         assert both.peak == 3.0
 
-    def test_those_with_a_state(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_those_with_a_state(self) -> None:
         class State:
             nbytes = 40
 
             def update_and_fetch(self, _keys: mx.array, _values: mx.array) -> None:
                 pass
 
-        assert self.measured(monkeypatch, State(), State(), rooms.KVCache())[:2] == (128, 80)
+        assert self.measured(State(), State(), KVCache())[:2] == (128, 80)

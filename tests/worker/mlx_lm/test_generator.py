@@ -1,0 +1,177 @@
+"""Which rows mlx-lm samples, in which order, and what it leaves out: it promises none of this."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.generate import BatchGenerator, GenerationBatch, PromptProcessingBatch
+
+from tests.support import shapes
+from worker.load.loading import load
+from worker.mlx_lm.generator import Generator, Tap
+
+FIRST = 10
+PROMPTS = [[20, 21, 22], list(range(30, 70)), [80]]
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return load(str(shapes.DEMO), lambda _done, _total: None, lambda: False).model
+
+
+def _numbered(model: Any, rows: int = 8, prompts: int = 3) -> tuple[Generator, list[int]]:
+    """A row's token is its own number; and how many rows each call of the sampler had."""
+    tap = Tap(model)
+    calls: list[int] = []
+
+    def sampler(logprobs: mx.array) -> mx.array:
+        calls.append(len(tap.rows()))
+        return mx.array([FIRST + each for each in tap.rows()], dtype=mx.uint32)
+
+    return Generator(tap, sampler, rows, prompts), calls
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_row_gets_what_was_sampled_for_it(seed: int, model: Any) -> None:
+    """Whoever comes and leaves meanwhile."""
+    chance = random.Random(seed)
+    generator, calls = _numbered(model)
+    rows: set[int] = set()
+    finished = removed = 0
+    for step in range(60):
+        for _ in range(chance.choice((0, 0, 1, 2, 5)) if step < 40 else 0):
+            prompt = [1] * chance.choice((1, 1, 2, 6, 7, 8, 9, 15, 40))
+            rows.add(generator.insert([prompt], chance.choice((1, 2, 9, 20)), ()))
+        if rows and chance.random() < 0.3:
+            gone = chance.sample(sorted(rows), min(len(rows), chance.randrange(1, 3)))
+            generator.remove(gone)
+            rows -= set(gone)
+            removed += len(gone)
+        for response in generator.step(7).tokens:
+            assert response.token == FIRST + response.uid
+            if response.finish_reason is not None:
+                rows.remove(response.uid)
+                finished += 1
+        assert set(generator.places()) <= rows
+    assert finished > 5
+    assert removed > 3
+    assert max(calls) >= 6
+    generator.close()
+
+
+def _last_first(batches: Callable[..., Any]) -> Callable[..., Any]:
+    """mlx-lm as it might be: of prompts that wait the last one begins first."""
+
+    def make(self: BatchGenerator, n: int) -> Any:
+        waiting = [self._unprocessed_sequences.popleft() for _ in range(n)]
+        self._unprocessed_sequences.extendleft(waiting)
+        return batches(self, n)
+
+    return make
+
+
+def _all_in_one(find: Callable[..., Any]) -> Callable[..., Any]:
+    """mlx-lm as it might be: rows are in one of its lists while they are sampled, too."""
+
+    def find_all(self: BatchGenerator, uids: Any) -> Any:
+        return dict.fromkeys(uids, (1, 0)) | find(self, uids)
+
+    return find_all
+
+
+@pytest.mark.parametrize(
+    ("name", "other"), [("_make_batch", _last_first), ("_find_uids", _all_in_one)]
+)
+def test_rows_are_those_of_the_batch_whatever_mlx_lm_does_with_its_lists(
+    name: str, other: Any, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were once told from the lists that they are not in, and from the order of inserts: each
+    of these changes gave rows the tokens of others, and nothing said so.
+    """
+    monkeypatch.setattr(BatchGenerator, name, other(getattr(BatchGenerator, name)))
+    generator, calls = _numbered(model)
+    for length in (1, 9, 1, 9, 2, 1):
+        generator.insert([[1] * length], 3, ())
+    made = [each for _ in range(12) for each in generator.step(4).tokens]
+    assert [each.token for each in made] == [FIRST + each.uid for each in made]
+    assert len(made) == 3 * 6
+    assert max(calls) > 1
+    generator.close()
+
+
+def _swapped(step: Callable[..., Any]) -> Callable[..., Any]:
+    """mlx-lm as it must not be: tokens come out in another order than their rows."""
+
+    def swapped(self: GenerationBatch) -> Any:
+        tokens, logprobs = step(self)
+        return tokens[::-1], logprobs
+
+    return swapped
+
+
+def test_a_token_that_was_chosen_for_another_row_is_never_given_out(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator, _ = _numbered(model)
+    for _ in range(2):
+        generator.insert([[1]], 9, ())
+    generator.step(1)
+    generator.step()
+    monkeypatch.setattr(GenerationBatch, "_step", _swapped(GenerationBatch._step))
+    with pytest.raises(RuntimeError, match="chosen for another"):
+        generator.step()
+    generator.close()
+
+
+@pytest.mark.parametrize("batch", [PromptProcessingBatch, GenerationBatch])
+def test_rows_that_no_batch_has_told_are_not_sampled(
+    batch: type, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if mlx-lm made another batch, or called another method, than those that tell them."""
+    plain = batch.empty(model, lambda logprobs: mx.argmax(logprobs, axis=-1))  # type: ignore[attr-defined]
+    generator, _ = _numbered(model)
+    name = "_prompt_batch" if batch is PromptProcessingBatch else "_generation_batch"
+    setattr(generator._generator, name, plain)
+    generator.insert([[1]], 9, ())
+    with pytest.raises(RuntimeError, match="none of its batches has told which"):
+        _ = [generator.step(1) for _ in range(2)]
+    generator.close()
+
+
+def _greedy(logprobs: mx.array) -> mx.array:
+    return mx.argmax(logprobs, axis=-1)
+
+
+def test_rows_have_mlx_lms_tokens_and_no_log_probabilities_once_they_are_in_the_batch(
+    model: Any,
+) -> None:
+    theirs = BatchGenerator(model)
+    theirs.insert(PROMPTS, max_tokens=[12, 5, 9])
+    own = _until_all_ended(lambda: theirs.next()[1])
+    generator = Generator(Tap(model), _greedy, rows=8, prompts=8)
+    for prompt, most in zip(PROMPTS, (12, 5, 9), strict=True):
+        generator.insert([prompt], most, ())
+    unscored = _until_all_ended(lambda: generator.step(100).tokens)
+    assert [(each.uid, each.token) for each in unscored] == [(each.uid, each.token) for each in own]
+    assert all(isinstance(each.logprobs, mx.array) for each in own)
+    # The first token is one of a batch that mlx-lm makes of a prompt.
+    later = [each for index, each in enumerate(unscored) if each.uid in _uids(unscored[:index])]
+    assert len(later) == len(unscored) - len(PROMPTS)
+    assert all(each.logprobs is None for each in later)
+    theirs.close()
+    generator.close()
+
+
+def _until_all_ended(step: Callable[[], list[Any]]) -> list[Any]:
+    made: list[Any] = []
+    while sum(each.finish_reason is not None for each in made) < len(PROMPTS):
+        made += step()
+    return made
+
+
+def _uids(responses: list[Any]) -> set[int]:
+    return {each.uid for each in responses}

@@ -1,0 +1,171 @@
+"""mlx-lm's caches: of which kinds they are, where their arrays have the tokens, what they take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import mlx.core as mx
+from mlx_lm.models.cache import (
+    ArraysCache,
+    BatchKVCache,
+    CacheList,
+    ChunkedKVCache,
+    ConcatenateKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
+
+from protocol.caches import STEP_TOKENS
+
+# All arrays of these have the tokens on the last axis but one, from the beginning on.
+_GROWING: Final = (KVCache, ConcatenateKVCache, QuantizedKVCache, BatchKVCache)
+# Their states can be taken out and put back.
+_FIXED: Final = (RotatingKVCache, ArraysCache, ChunkedKVCache)
+# One scale and one bias for so many numbers, as is mlx-lm's own default.
+_GROUP_SIZE: Final = 64
+_WORDS: Final = (
+    (RotatingKVCache, "a sliding window"),
+    (ArraysCache, "a recurrent state"),
+    (ChunkedKVCache, "chunked attention"),
+)
+
+
+def make_caches(model: Any) -> list[Any]:
+    """New ones of a model, in the order of its layers."""
+    caches: list[Any] = make_prompt_cache(model)
+    return caches
+
+
+def leaves_of(caches: Sequence[Any]) -> list[Any]:
+    """The single caches of those that are made of others."""
+    found = []
+    for cache in caches:
+        found += leaves_of(cache.caches) if isinstance(cache, CacheList) else [cache]
+    return found
+
+
+def grows(leaf: Any) -> bool:
+    """Whether a cache takes more with each token, and can be cut at any; by its type, since a
+    rotating cache says that it can be trimmed until its window is full.
+    """
+    return isinstance(leaf, _GROWING)
+
+
+def has_known_state(leaf: Any) -> bool:
+    """Whether the state of a cache that doesn't grow can be taken out and put back."""
+    return isinstance(leaf, _FIXED)
+
+
+def can_be_merged(caches: Iterable[Any]) -> bool:
+    """Into those of a batch."""
+    return all(hasattr(each, "merge") for each in caches)
+
+
+def can_be_quantized(leaf: Any) -> bool:
+    # Subclasses may keep more than keys and values.
+    return type(leaf) in (KVCache, QuantizedKVCache)
+
+
+def quantized(cache: Any, bits: int) -> Any:
+    """A new cache, in numbers of so many bits."""
+    if isinstance(cache, CacheList):
+        return CacheList(*(quantized(each, bits) for each in cache.caches))
+    return cache.to_quantized(group_size=_GROUP_SIZE, bits=bits)
+
+
+def as_mlx_lms(cache: Any) -> Any:
+    """A new cache of mlx-lm's, where another library's of that name is the same."""
+    # By name, as subclasses may keep more.
+    match type(cache).__name__:
+        case "KVCache":
+            return KVCache()
+        case "RotatingKVCache":
+            return RotatingKVCache(cache.max_size, cache.keep)
+        case _:
+            return cache
+
+
+def in_words(leaves: Iterable[Any]) -> str:
+    """The kinds of caches, for an error."""
+    names = {
+        next(
+            (f"{words} ({kind.__name__})" for kind, words in _WORDS if isinstance(each, kind)),
+            type(each).__name__,
+        )
+        for each in leaves
+    }
+    return " and ".join(sorted(names))
+
+
+def bytes_of(caches: Sequence[Any]) -> tuple[int, int]:
+    """What the caches of a sequence, which have seen some tokens, take for each token, and at once.
+
+    Which of them grow is known by their types alone: those with a bound, or with a state, take no
+    more than they do for one step of tokens, or than their bound.
+    """
+    token_bytes = row_bytes = 0
+    for leaf in leaves_of(caches):
+        if isinstance(leaf, RotatingKVCache):
+            row_bytes += leaf.nbytes * leaf.max_size // leaf.keys.shape[2]
+        elif isinstance(leaf, ChunkedKVCache):
+            row_bytes += leaf.nbytes * (leaf.chunk_size + STEP_TOKENS) // leaf.keys.shape[2]
+        elif isinstance(leaf, KVCache):
+            token_bytes += leaf.nbytes // leaf.keys.shape[2]
+        elif isinstance(leaf, QuantizedKVCache):
+            token_bytes += leaf.nbytes // leaf.keys[0].shape[2]
+        else:
+            row_bytes += leaf.nbytes
+    return token_bytes, row_bytes
+
+
+# Of caches that grow
+
+
+def is_batch(leaf: Any) -> bool:
+    """Whether its rows can be cut together, by `gather`."""
+    return isinstance(leaf, BatchKVCache)
+
+
+def tokens_of(leaf: Any, row: int, begin: int, end: int) -> list[mx.array]:
+    """A row's tokens `begin` up to `end`: arrays of shape (1, heads, tokens, width)."""
+    if isinstance(leaf, BatchKVCache):
+        padding = leaf.left_padding.tolist()[row]
+        begin, end = begin + padding, end + padding
+        return [each[row : row + 1, :, begin:end] for each in (leaf.keys, leaf.values)]
+    arrays = (leaf.keys, leaf.values)
+    if isinstance(leaf, QuantizedKVCache):
+        arrays = (*leaf.keys, *leaf.values)
+    return [each[:, :, begin:end] for each in arrays]
+
+
+def gather(leaf: Any, rows: mx.array, tokens: mx.array) -> tuple[mx.array, ...]:
+    """Pieces of rows of a batch: `rows` (pieces, 1), and which `tokens` of each (pieces, length).
+    As many arrays as `tokens_of` gives, of shape (pieces, length, heads, width).
+    """
+    places = tokens + leaf.left_padding[rows]
+    return leaf.keys[rows, :, places], leaf.values[rows, :, places]
+
+
+def fill(leaf: Any, arrays: Sequence[mx.array]) -> None:
+    """Give a new cache tokens that `tokens_of` took out of another."""
+    if isinstance(leaf, QuantizedKVCache):
+        half = len(arrays) // 2
+        leaf.keys, leaf.values = tuple(arrays[:half]), tuple(arrays[half:])
+    else:
+        leaf.keys, leaf.values = arrays
+    leaf.offset = arrays[0].shape[2]
+
+
+# Of the others
+
+
+def state_of(leaf: Any, row: int) -> Any:
+    """A row's state: arrays, numbers, and lists of these."""
+    return (leaf.extract(row) if hasattr(leaf, "extract") else leaf).state
+
+
+def set_state(leaf: Any, state: Any) -> None:
+    leaf.state = state
