@@ -88,7 +88,7 @@ async def health(request: HttpRequest) -> Response:
             ModelHealth(
                 each.model.id,
                 each.state,
-                None if each.worker is None else each.worker.last_step_age_s,
+                None if each.worker is None else each.worker.report.last_step_age_s,
             )
             for each in compartments
         ],

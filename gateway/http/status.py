@@ -227,7 +227,11 @@ def _incomplete(group: Group, loaded: tuple[str, ...], fleet: Fleet) -> str | No
     if not loaded or not missing:
         return None
     compartments = fleet.roster.configured
-    found = (f"{each} {compartments[each].describe()}" for each in missing if each in compartments)
+    found = (
+        f"{each} {compartments[each].condition.describe()}"
+        for each in missing
+        if each in compartments
+    )
     return "; ".join(found) or None
 
 
@@ -250,7 +254,7 @@ def model_status(compartment: Compartment, fleet: Fleet) -> ModelStatus:
         lent_bytes=None if holder is None else holder.lent_bytes,
         returning_bytes=None if holder is None else holder.returning_bytes,
         wanted_bytes=None if holder is None else holder.need.wanted_bytes,
-        context_tokens=None if worker is None else worker.context_tokens,
+        context_tokens=None if worker is None else worker.report.context_tokens,
         last_used_at=compartment.traffic.use.last_at,
         prompt_cache=_prompt_cache_status(compartment, fleet),
         worker=None if worker is None else _worker_status(worker),
@@ -264,7 +268,7 @@ def _remark(compartment: Compartment, fleet: Fleet) -> str | None:
     worker, disk = compartment.worker, fleet.disks.remark(compartment)
     if disk is not None or worker is None or compartment.state is not State.READY:
         return disk
-    requests = worker.short_of_memory
+    requests = worker.report.short_of_memory
     elsewhere = None if worker.followers is None else worker.followers.promise.remark(requests)
     return elsewhere or fleet.steward.remark(compartment.model.id, requests)
 
@@ -281,8 +285,8 @@ def _worker_status(worker: Worker) -> WorkerStatus:
         weight_bytes=worker.memory.weight_bytes,
         cache_bytes=worker.memory.cache_bytes,
         buffer_bytes=worker.memory.buffer_bytes,
-        last_step_age_s=worker.last_step_age_s,
-        tokens_per_s=worker.tokens_per_s,
+        last_step_age_s=worker.report.last_step_age_s,
+        tokens_per_s=worker.report.tokens_per_s,
         prompt_cache_bytes=worker.memory.prompt_cache_bytes,
         ranks=list(_ranks(worker)),
     )

@@ -1,47 +1,31 @@
-"""One model's compartment: what is asked of the model, and what its life cycle decides on.
+"""One model's compartment: what is asked of the model, by requests, operators, the configuration,
+time, and the next gateway.
 
-Events come from here, from the worker (`gateway.models.supervisor`, and for its end
-`gateway.models.recovery`), from the memory (`gateway.models.tenancy`) and from time
-(`gateway.models.deadlines`); all of them go to `gateway.models.condition`, and their effects
-come back to `perform`.
+Each of these becomes an event of `gateway.models.condition`, beside those from the worker
+(`gateway.models.supervisor`, and for its end `gateway.models.recovery`), from the memory
+(`gateway.models.tenancy`) and from time (`gateway.models.deadlines`). `gateway.models.performer`
+does what the life cycle decides on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final
 
 from msgspec import Struct
 
-from gateway.config.in_force import InForce
 from gateway.config.model import Model
-from gateway.memory.steward import HeldState, Steward
+from gateway.memory.steward import HeldState
 from gateway.models import refusals
-from gateway.models.condition import Condition
-from gateway.models.deadlines import Deadlines
-from gateway.models.lifecycle import Circumstances, Effect, Event, State
-from gateway.models.recovery import Recovery
-from gateway.models.supervisor import WorkerSupervisor
-from gateway.models.tenancy import Tenancy
+from gateway.models.lifecycle import Event, State
+from gateway.models.parts import GatewayParts
+from gateway.models.performer import Performer
 from gateway.requests.request import Request, RequestState
-from gateway.requests.traffic import Bounds, Traffic
 from gateway.requests.use import UseState
 from gateway.system.clock.waiting import until_set
-from gateway.system.events import EventLog
 from gateway.system.refusal import Refusal, RefusalState
-from gateway.system.tasks import Tasks
-from gateway.workers import ladder
-from gateway.workers.process import ExitStatus
-from gateway.workers.restarts import Verdict
-from gateway.workers.starter import Channel, Starter
-from gateway.workers.worker import Listener, Worker, WorkerState
+from gateway.workers.starter import Channel
+from gateway.workers.worker import Worker, WorkerState
 from gateway.workers.worker_log import WorkerLog
-from protocol.life import PromptCacheDisk
-
-# mlx-vlm's models take one sequence after the other: one runs, and the next is decoded meanwhile.
-_BESIDE_PICTURES: Final = 2
-# Deaths by these are the worker's own; orders and shutdowns are not.
-_BLAMED: Final = (Event.MISBEHAVED, Event.HUNG, Event.EXIT)
 
 
 class ModelState(Struct, frozen=True, kw_only=True):
@@ -69,53 +53,20 @@ class Compartment:
     and its effects are one step.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        in_force: InForce,
-        steward: Steward,
-        starter: Starter,
-        log: WorkerLog,
-        events: EventLog,
-        prompt_cache: PromptCacheDisk | None,
-    ) -> None:
-        self.model = model
-        self.log = log
-        self.condition = Condition(model.id, events, self)
-        self.traffic = Traffic(model.id, _bounds(model, in_force), self, events)
-        self.tenancy = Tenancy(model, self.condition, self.traffic, steward, lambda: self._kept)
-        self.recovery = Recovery(
-            model.id, in_force, self.condition, self.traffic, self.tenancy, log, events
-        )
-        self._deadlines = Deadlines(model.id, in_force, self.condition)
-        self._supervisor: WorkerSupervisor | None = None
-        self._in_force = in_force
-        self._starter = starter
-        self._events = events
-        self._prompt_cache = prompt_cache
-        self._tasks = Tasks(model.id)
-        self._load_ordered = False
+    def __init__(self, model: Model, log: WorkerLog, gateway: GatewayParts) -> None:
+        self._performer = Performer(model, log, gateway)
+        self.condition, self.traffic, self.tenancy, self.log, self._tasks = self._performer.parts
+        self.recovery = self._performer.recovery
+        self._deadlines = self._performer.deadlines
+        self._starter = gateway.starter
         self._removed = False
 
     # What others ask
 
     @property
-    def load_s(self) -> int:
-        """How long a load takes, for those who are to come again after it."""
-        return self.tenancy.load_s
-
-    @property
-    def short_of_memory(self) -> bool:
-        """Requests wait in its worker, for memory."""
-        return self.worker is not None and self.worker.short_of_memory > 0
-
-    def notify(self) -> None:
-        """The numbers of requests have changed."""
-        self.condition.notify()
-
-    def describe(self) -> str:
-        """What the model is, for a sentence about it."""
-        return self.condition.describe()
+    def model(self) -> Model:
+        """With the settings in force."""
+        return self._performer.model
 
     @property
     def state(self) -> State:
@@ -123,7 +74,8 @@ class Compartment:
 
     @property
     def worker(self) -> Worker | None:
-        return None if self._supervisor is None else self._supervisor.worker
+        supervisor = self._performer.supervisor
+        return None if supervisor is None else supervisor.worker
 
     @property
     def removed(self) -> bool:
@@ -138,7 +90,7 @@ class Compartment:
     @property
     def _coming(self) -> bool:
         """It is loaded, or will be without a request's asking for it."""
-        return self._load_ordered or self._loaded or self.state is State.WAITING
+        return self._performer.load_ordered or self.condition.on_its_way
 
     @property
     def _loaded(self) -> bool:
@@ -156,7 +108,10 @@ class Compartment:
 
     async def until_ended(self) -> None:
         """Wait until no process is left, or the ladder has given up on one."""
-        await self.condition.until(lambda: self._supervisor is None or self._supervisor.given_up)
+        performer = self._performer
+        await self.condition.until(
+            lambda: performer.supervisor is None or performer.supervisor.given_up
+        )
 
     async def clear_prompts(self, deadline_s: float) -> int | None:
         """Have its worker let go of the prompts in memory: the bytes that are free; None if that
@@ -165,7 +120,7 @@ class Compartment:
         match self.worker:
             case Worker() as worker if self.state is State.STOPPING:
                 return 0 if await until_set(worker.ended, deadline_s) else None
-            case Worker() as worker if worker.fingerprint is not None:
+            case Worker() as worker if worker.report.fingerprint is not None:
                 return await worker.clear_prompts(deadline_s)
             case _:
                 return 0
@@ -187,7 +142,7 @@ class Compartment:
             id=self.model.id,
             told=self.model.told,
             held=None if hold is None else hold.state,
-            wanted=self.state is State.WAITING and self._kept,
+            wanted=self.state is State.WAITING and self._performer.kept,
             use=self.traffic.use.state,
             memory=self.tenancy.state,
             running=tuple((numbers(each), each.state) for each in running),
@@ -213,7 +168,7 @@ class Compartment:
         worker, channel = state.worker, state.channel
         if worker is not None and channel is not None and output is not None:
             self.condition.restore(State.READY, None)
-            self._supervise(
+            self._performer.supervise(
                 lambda supervisor: self._starter.adopt(
                     worker, channel, output, self.log, supervisor
                 )
@@ -224,9 +179,9 @@ class Compartment:
 
     def settle(self, *, wanted: bool) -> None:
         """From now on it is this gateway's."""
-        if self._supervisor is not None:
-            self.tenancy.keeps_to_limits(self._supervisor.worker)
-            self._supervisor.settle()
+        if (supervisor := self._performer.supervisor) is not None:
+            self.tenancy.keeps_to_limits(supervisor.worker)
+            supervisor.settle()
         elif wanted:
             self.preload()
         elif self.traffic.busy:
@@ -240,7 +195,7 @@ class Compartment:
         self._deadlines.disarm()
         self.recovery.disarm()
         self.condition.leave(refusals.being_replaced())
-        supervisor, self._supervisor = self._supervisor, None
+        supervisor, self._performer.supervisor = self._performer.supervisor, None
         if supervisor is None:
             return None
         return supervisor.worker.incarnation, supervisor.worker.leave()
@@ -259,37 +214,39 @@ class Compartment:
         self.traffic.submit(request)
         if self.traffic.handed_over:
             return
-        self.condition.handle(Event.DEMAND)
+        self.traffic.dispatch()
+        if not self.condition.on_its_way:
+            self.condition.handle(Event.DEMAND)
 
     def tick(self, now: float, remind_after_s: float) -> None:
         """To be called a few times a second."""
         self.traffic.tick(now, remind_after_s)
-        unwanted = not (self.traffic.busy or self._kept or self.tenancy.wanted_along)
+        unwanted = not (self.traffic.busy or self._performer.kept or self.tenancy.wanted_along)
         if self.state is State.WAITING and unwanted:
             self.condition.handle(Event.UNWANTED)
         if self.state is State.DRAINING and self.traffic.running == 0:
             # From here on the worker has nothing to do but to release its memory.
             self.condition.handle(Event.DRAINED)
-        if self.state is State.UNLOADED and self._kept and self.tenancy.to_read_again:
+        if self.state is State.UNLOADED and self._performer.kept and self.tenancy.to_read_again:
             self.preload()
         self.tenancy.tick()
-        if self._supervisor is not None:
-            self._supervisor.tick(now)
+        if (supervisor := self._performer.supervisor) is not None:
+            supervisor.tick(now)
 
     # The operator
 
     def load(self) -> None:
         self._forget_deaths()
-        self._load_ordered = self.state is not State.READY
+        self._performer.load_ordered = self.state is not State.READY
         self.condition.handle(Event.LOAD)
 
     def preload(self) -> None:
         """For the gateway's start."""
-        self._load_ordered = self.state is not State.READY
+        self._performer.load_ordered = self.state is not State.READY
         self.condition.handle(Event.PRELOAD)
 
     def unload(self, *, hold: bool, force: bool) -> None:
-        self._load_ordered = False
+        self._performer.load_ordered = False
         self.tenancy.dont_read_again()
         # Requests that it leaves behind would load it again, which only an operator may.
         hold = hold or not self.model.settings.on_request
@@ -301,13 +258,13 @@ class Compartment:
 
     def restart(self, *, force: bool) -> None:
         self._forget_deaths()
-        self._load_ordered = True
+        self._performer.load_ordered = True
         self.condition.handle(Event.RESTART)
         if force:
             self._deadlines.cut_drain()
 
     def kill(self, *, force: bool) -> None:
-        self._load_ordered = False
+        self._performer.load_ordered = False
         self.condition.handle(Event.DESTROY if force else Event.KILL)
 
     def _forget_deaths(self) -> None:
@@ -323,22 +280,18 @@ class Compartment:
         loads takes another worker: the present one is drained as for a restart.
         """
         same = self.model.same_for_workers(model)
-        self.model = model
-        self.traffic.configure(_bounds(model, self._in_force))
-        if self._supervisor is not None:
-            self._supervisor.configure()
-        self.tenancy.configure(model)
+        self._performer.configure(model)
         if self._removed:
             # It was on its way out, and is wanted again.
             self._removed = False
             self._forget_deaths()
-            self._load_ordered = True
+            self._performer.load_ordered = True
             self.condition.handle(Event.RETURNED)
         elif not same:
             self._forget_deaths()
             if self._loaded:
                 # It is to be so again, although nobody may wait for it.
-                self._load_ordered = True
+                self._performer.load_ordered = True
             self.condition.handle(Event.CHANGED, "its settings changed")
         elif self.state is State.UNLOADED:
             self.condition.handle(Event.CHANGED)
@@ -352,7 +305,7 @@ class Compartment:
     def remove(self) -> None:
         """It isn't configured any more: nothing new, what runs may finish within the drain time."""
         self._removed = True
-        self._load_ordered = False
+        self._performer.load_ordered = False
         self.condition.handle(
             Event.REMOVED,
             "it was taken out of the configuration",
@@ -361,7 +314,7 @@ class Compartment:
 
     def end(self) -> None:
         """For the gateway's own end: no drain, the polite ladder, and no start after it."""
-        self._load_ordered = False
+        self._performer.load_ordered = False
         self.condition.handle(Event.SHUTDOWN, "the gateway ends", refusal=refusals.shutting_down())
 
     async def close(self) -> None:
@@ -369,110 +322,3 @@ class Compartment:
         self.recovery.disarm()
         await self._tasks.cancel_all()
         self.log.close()
-
-    # The life cycle
-
-    def circumstances(self, event: Event, verdict: Verdict) -> Circumstances:
-        guilty = self.traffic.guilty if event in _BLAMED and self.condition.judged else 0
-        return Circumstances(
-            requests_wait=self.traffic.waiting + self.traffic.running > guilty,
-            kept=self._kept or self.tenancy.wanted_along,
-            verdict=verdict,
-        )
-
-    @property
-    def _kept(self) -> bool:
-        settings = self.model.settings
-        return self._load_ordered or settings.pinned or settings.preload
-
-    def unavailable(self) -> Refusal:
-        retry_after_s = self.recovery.retry_after_s
-        if retry_after_s is None and self.state is not State.FAILED:
-            retry_after_s = self.tenancy.load_s
-        return refusals.unavailable(
-            self.model.id, self.state, self.condition.reason, retry_after_s=retry_after_s
-        )
-
-    def entered(self, before: State) -> None:
-        self._deadlines.entered()
-        self.recovery.entered()
-        self.tenancy.entered()
-        if self._supervisor is not None:
-            self._supervisor.entered()
-        match self.state:
-            case State.READY | State.BACKOFF | State.FAILED | State.HELD:
-                self._load_ordered = False
-            case State.UNLOADED if before is State.WAITING:
-                self._load_ordered = False
-            case _:
-                pass
-
-    def perform(self, effect: Effect, event: Event, refusal: Refusal) -> None:
-        supervisor = self._supervisor
-        match effect:
-            case Effect.ASK:
-                self.tenancy.ask()
-            case Effect.WITHDRAW:
-                self.tenancy.withdraw()
-            case Effect.SPAWN:
-                self._spawn()
-            case Effect.PARK_RUNNING:
-                if self.traffic.park(blame=event in _BLAMED):
-                    self.recovery.excuse()
-            case Effect.REFUSE_WAITING:
-                self.traffic.refuse_waiting(refusal)
-            case _ if supervisor is None:
-                raise AssertionError(f"{effect} without a worker")
-            case Effect.SEND_LOAD:
-                supervisor.load()
-            case Effect.DISPATCH:
-                supervisor.connect()
-            case Effect.DRAIN:
-                supervisor.drain()
-            case Effect.STOP:
-                supervisor.end(ladder.polite(supervisor.worker.memory.held_bytes))
-            case Effect.KILL:
-                supervisor.end(ladder.shortened(supervisor.worker.memory.held_bytes))
-            case Effect.DESTROY:
-                supervisor.end(ladder.immediate())
-            case Effect.DUMP_AND_DESTROY:
-                supervisor.end(ladder.hung(supervisor.worker.memory.held_bytes))
-
-    def _spawn(self) -> None:
-        self.recovery.starting()
-        try:
-            self._supervise(
-                lambda supervisor: self._starter.start(
-                    self.model, self.log, supervisor, self.tenancy.estimate
-                )
-            )
-        except Exception as error:
-            # Whatever it is: without a worker nothing else would end this state.
-            self.recovery.not_started(error)
-
-    def _supervise(self, start: Callable[[Listener], Worker]) -> WorkerSupervisor:
-        self._supervisor = WorkerSupervisor(
-            self.model,
-            start,
-            self._worker_ended,
-            self.condition,
-            self.traffic,
-            self.tenancy,
-            self._in_force,
-            self._events,
-            self._tasks,
-            self._prompt_cache,
-        )
-        return self._supervisor
-
-    def _worker_ended(self, worker: Worker, status: ExitStatus) -> None:
-        self._supervisor = None
-        self.recovery.ended(worker, status)
-
-
-def _bounds(model: Model, in_force: InForce) -> Bounds:
-    own = model.settings
-    concurrency = own.max_concurrency
-    if own.pictures:
-        concurrency = min(concurrency, _BESIDE_PICTURES)
-    return Bounds(in_force.settings.queue.depth, concurrency, own.priority)

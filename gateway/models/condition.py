@@ -6,14 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from gateway.models.lifecycle import (
-    HOLDING,
-    Circumstances,
-    Effect,
-    Event,
-    Lifecycle,
-    State,
-)
+from gateway.models.lifecycle import HOLDING, Circumstances, Effect, Event, Lifecycle, State
 from gateway.system.events import EventLog
 from gateway.system.refusal import Refusal
 from gateway.workers.restarts import Verdict
@@ -27,7 +20,7 @@ _LEAVING: Final = (State.DRAINING, State.STOPPING)
 _AT_REST: Final = (State.UNLOADED, State.HELD)
 
 
-class Performer(Protocol):
+class Effector(Protocol):
     """Does what the life cycle decides on, and knows what its decisions depend on."""
 
     def circumstances(self, event: Event, verdict: Verdict) -> Circumstances: ...
@@ -46,7 +39,7 @@ class Condition:
     is decided here alone.
     """
 
-    def __init__(self, model_id: str, events: EventLog, performer: Performer) -> None:
+    def __init__(self, model_id: str, events: EventLog, effector: Effector) -> None:
         self._reason: str | None = None
         self._failure: Refusal | None = None
         self._end_reason: str | None = None
@@ -56,7 +49,7 @@ class Condition:
         self._left: Refusal | None = None
         self._model_id = model_id
         self._events = events
-        self._performer = performer
+        self._effector = effector
         self._lifecycle = Lifecycle()
         self._changed = asyncio.Event()
 
@@ -92,6 +85,13 @@ class Condition:
         if self._failure is None or self.state is State.HELD:
             return None
         return self._failure.message
+
+    @property
+    def on_its_way(self) -> bool:
+        """It is loaded, or will be without another request's asking for it: a request that arrives
+        now is no event.
+        """
+        return self._lifecycle.on_its_way
 
     @property
     def alive(self) -> bool:
@@ -143,7 +143,7 @@ class Condition:
 
     def progress(self, text: str) -> None:
         """How far it is on its way up, or what it waits for there."""
-        if self.state in (State.WAITING, State.STARTING, State.LOADING):
+        if self.on_its_way and self.state is not State.READY:
             self._reason = text
 
     def handle(
@@ -164,8 +164,8 @@ class Condition:
             ImpossibleTransitionError: this can't happen in this state.
         """
         before = self.state
-        refusal = refusal or self._standing_refusal or self._performer.unavailable()
-        effects = self._lifecycle.handle(event, self._performer.circumstances(event, verdict))
+        refusal = refusal or self._standing_refusal or self._effector.unavailable()
+        effects = self._lifecycle.handle(event, self._effector.circumstances(event, verdict))
         if event in HOLDING:
             self._hold = refusal
         if self.state is not before or (self.state in _AT_REST and event is not Event.DEMAND):
@@ -175,7 +175,7 @@ class Condition:
                 self._end_cause = None
             elif self.state in _LEAVING and before not in _LEAVING:
                 self._end_cause = event
-            self._performer.entered(before)
+            self._effector.entered(before)
             self._events.emit(
                 "state",
                 self._model_id,
@@ -187,7 +187,7 @@ class Condition:
         if Effect.REFUSE_WAITING in effects:
             self._failure = self._failure or refusal
         for effect in effects:
-            self._performer.perform(effect, event, refusal)
+            self._effector.perform(effect, event, refusal)
         self.notify()
 
     @property

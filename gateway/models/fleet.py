@@ -22,6 +22,7 @@ from gateway.models import refusals
 from gateway.models.compartment import Compartment
 from gateway.models.disks import Disks
 from gateway.models.lifecycle import State
+from gateway.models.parts import GatewayParts
 from gateway.models.prompts import Prompts
 from gateway.models.readings import Readings
 from gateway.models.roster import Roster
@@ -187,15 +188,10 @@ class Fleet:
         self.steward.arrange(groups_of(settings))
 
     def _new_compartment(self, model: Model) -> Compartment:
-        return Compartment(
-            model,
-            self._in_force,
-            self.steward,
-            self._starter,
-            WorkerLog(self._state_dir.log_path(model.id)),
-            self.events,
-            self.prompts.for_workers,
+        gateway = GatewayParts(
+            self._in_force, self.events, self.steward, self._starter, self.prompts.for_workers
         )
+        return Compartment(model, WorkerLog(self._state_dir.log_path(model.id)), gateway)
 
     @property
     def process_bytes(self) -> int:

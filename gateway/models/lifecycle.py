@@ -159,7 +159,6 @@ TABLE: Final[dict[State, dict[Event, Rule]]] = {
         Event.DESTROY: Rule(_H),
     },
     State.WAITING: {
-        Event.DEMAND: Rule(_W),
         Event.LOAD: Rule(_W),
         Event.RESTART: Rule(_W),
         Event.UNLOAD: Rule(_W, aim=Aim.REST),
@@ -193,7 +192,6 @@ TABLE: Final[dict[State, dict[Event, Rule]]] = {
     },
     State.STARTING: {
         **_COMING_UP,
-        Event.DEMAND: Rule(_STARTING),
         Event.LOAD: Rule(_STARTING),
         Event.HELLO: Rule(_LOADING, (Effect.SEND_LOAD,)),
         Event.FOREIGN: Rule(_STOPPING, (Effect.REFUSE_WAITING, Effect.STOP), Aim.FAIL),
@@ -202,7 +200,6 @@ TABLE: Final[dict[State, dict[Event, Rule]]] = {
     },
     State.LOADING: {
         **_COMING_UP,
-        Event.DEMAND: Rule(_LOADING),
         Event.LOAD: Rule(_LOADING),
         Event.LOADED: Rule(_READY, (Effect.DISPATCH,)),
         Event.HUNG: Rule(_STOPPING, (Effect.DUMP_AND_DESTROY,), Aim.JUDGE),
@@ -210,7 +207,6 @@ TABLE: Final[dict[State, dict[Event, Rule]]] = {
         Event.LOAD_IMPOSSIBLE: Rule(_STOPPING, (Effect.REFUSE_WAITING, Effect.STOP), Aim.FAIL),
     },
     State.READY: {
-        Event.DEMAND: Rule(_READY, (Effect.DISPATCH,)),
         Event.LOAD: Rule(_READY),
         Event.UNLOAD: Rule(_DRAINING, (Effect.DRAIN,), Aim.REST),
         Event.HOLD: Rule(_DRAINING, (Effect.REFUSE_WAITING, Effect.DRAIN), Aim.HOLD),
@@ -297,6 +293,13 @@ class Lifecycle:
     def __init__(self) -> None:
         self.state = State.UNLOADED
         self._aim: Aim | None = None
+
+    @property
+    def on_its_way(self) -> bool:
+        """It is loaded, or will be without another request's asking for it: a request that arrives
+        now is no event.
+        """
+        return self.state in (_W, _STARTING, _LOADING, _READY)
 
     @property
     def alive(self) -> bool:

@@ -104,7 +104,7 @@ class Readings:
         self._steward.check_leaks(self.host.wired_bytes, workers)
 
     async def _read_footprint(self, worker: Worker) -> None:
-        worker.count_tokens()
+        worker.report.count_tokens()
         try:
             await worker.measure()
         except (FootprintError, OSError) as error:

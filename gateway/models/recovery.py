@@ -14,14 +14,10 @@ import logging
 from collections import Counter
 from typing import Final, NamedTuple
 
-from gateway.config.in_force import InForce
 from gateway.models import refusals
-from gateway.models.condition import Condition
 from gateway.models.lifecycle import Event, State
-from gateway.models.tenancy import Tenancy
-from gateway.requests.traffic import Traffic
+from gateway.models.parts import GatewayParts, ModelParts
 from gateway.system.clock.waiting import Timer
-from gateway.system.events import EventLog
 from gateway.system.logs.line import about
 from gateway.system.refusal import Refusal
 from gateway.system.sizes import format_size
@@ -30,7 +26,6 @@ from gateway.workers.last_exit import LastExit, last_exit
 from gateway.workers.process import ExitStatus
 from gateway.workers.restarts import RestartPolicy, Verdict, limits
 from gateway.workers.worker import Worker
-from gateway.workers.worker_log import WorkerLog
 
 logger = logging.getLogger(__name__)
 
@@ -61,28 +56,16 @@ class Recovery:
     that had a new worker for their aim, each by its cause.
     """
 
-    def __init__(
-        self,
-        model_id: str,
-        in_force: InForce,
-        condition: Condition,
-        traffic: Traffic,
-        tenancy: Tenancy,
-        log: WorkerLog,
-        events: EventLog,
-    ) -> None:
+    def __init__(self, model_id: str, parts: ModelParts, gateway: GatewayParts) -> None:
         self.last_exit: LastExit | None = None
         self.restarts = 0
         self.restarts_by = Counter(dict.fromkeys(_CAUSES.values(), 0))
         self._end: Event | None = None
         self._model_id = model_id
-        self._in_force = in_force
-        self._condition = condition
-        self._traffic = traffic
-        self._tenancy = tenancy
-        self._log = log
-        self._events = events
-        self._policy = RestartPolicy(limits(in_force.settings.workers))
+        self._condition, self._traffic, self._tenancy, self._log, _ = parts
+        self._in_force = gateway.in_force
+        self._events = gateway.events
+        self._policy = RestartPolicy(limits(gateway.in_force.settings.workers))
         self._died = False
         self._excused = False
         self._loop = asyncio.get_running_loop()

@@ -7,18 +7,14 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 
-from gateway.config.in_force import InForce
 from gateway.config.model import Model
 from gateway.models import refusals
-from gateway.models.condition import Condition
 from gateway.models.lifecycle import Event, ImpossibleTransitionError, State
-from gateway.models.tenancy import Tenancy
-from gateway.requests.traffic import Connection, ProtocolBreachError, Traffic
-from gateway.system.events import EventLog
+from gateway.models.parts import GatewayParts, ModelParts
+from gateway.requests.traffic import Connection, ProtocolBreachError
 from gateway.system.logs.line import about
 from gateway.system.memory.footprint import FootprintError
 from gateway.system.sizes import format_size
-from gateway.system.tasks import Tasks
 from gateway.workers.hang import HangDetector
 from gateway.workers.hosts.host import THIS_MACHINE
 from gateway.workers.ladder import Rung, Step
@@ -33,7 +29,6 @@ from protocol.life import (
     LoadFailed,
     LoadProgress,
     PromptCacheCleared,
-    PromptCacheDisk,
     Ready,
 )
 from protocol.memory import Need
@@ -50,38 +45,29 @@ class WorkerSupervisor:
     def __init__(
         self,
         model: Model,
+        parts: ModelParts,
+        gateway: GatewayParts,
         start: Callable[[Listener], Worker],
         ended: Callable[[Worker, ExitStatus], None],
-        condition: Condition,
-        traffic: Traffic,
-        tenancy: Tenancy,
-        in_force: InForce,
-        events: EventLog,
-        tasks: Tasks,
-        prompt_cache: PromptCacheDisk | None,
     ) -> None:
-        """Start the worker; `ended` is told its end. Without a `prompt_cache` it keeps prompts in
-        memory alone.
+        """Start the worker; `ended` is told its end.
 
         Raises:
             OSError: it can't be started.
         """
         self._model = model
+        self._condition, self._traffic, self._tenancy, _, self._tasks = parts
+        self._in_force = gateway.in_force
+        self._events = gateway.events
+        self._prompt_cache = gateway.prompt_cache
         self._ended = ended
-        self._condition = condition
-        self._traffic = traffic
-        self._tenancy = tenancy
-        self._in_force = in_force
-        self._events = events
-        self._tasks = tasks
-        self._prompt_cache = prompt_cache
         self._loop = asyncio.get_running_loop()
         self._began_at = self._loop.time()
         self._hang: HangDetector | None = None
         self._ladder: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
         self.worker = start(self)
-        self.worker.memory.granted_bytes = tenancy.granted_bytes
+        self.worker.memory.granted_bytes = self._tenancy.granted_bytes
 
     @property
     def given_up(self) -> bool:
@@ -117,7 +103,7 @@ class WorkerSupervisor:
         if self._hang is None:
             return
         # Who waits for memory makes no steps.
-        has_work = self._traffic.running > self.worker.short_of_memory
+        has_work = self._traffic.running > self.worker.report.short_of_memory
         reason = self._hang.judge(now, has_work=has_work)
         if reason is not None:
             if self.worker.followers is not None:
@@ -135,22 +121,27 @@ class WorkerSupervisor:
 
     def connect(self) -> None:
         """Let it have the requests that wait."""
-        if self.worker.fingerprint is not None:
-            self._traffic.connect(self._connection(self.worker.fingerprint))
+        if (connection := self._connection) is not None:
+            self._traffic.connect(connection)
 
-    def _connection(self, fingerprint: str) -> Connection:
+    @property
+    def _connection(self) -> Connection | None:
+        """None: its model isn't loaded."""
+        said = self.worker.report
+        if said.fingerprint is None:
+            return None
         return Connection(
             self.worker.send,
-            fingerprint,
+            said.fingerprint,
             self._model.settings.context_tokens,
-            self.worker.abilities,
-            self.worker.sampling,
+            said.abilities,
+            said.sampling,
         )
 
     def settle(self) -> None:
         """An earlier gateway had it: from now on it is this one's, with the requests that run."""
-        if self.worker.fingerprint is not None:
-            self._traffic.reconnect(self._connection(self.worker.fingerprint))
+        if (connection := self._connection) is not None:
+            self._traffic.reconnect(connection)
 
     def drain(self) -> None:
         self._traffic.drain()
@@ -303,9 +294,6 @@ class WorkerSupervisor:
             case Hello():
                 self._condition.handle(Event.HELLO)
             case Ready() as ready:
-                worker.fingerprint = ready.fingerprint
-                worker.abilities = ready.abilities
-                worker.sampling = ready.sampling
                 self._tenancy.reload_s = self._loop.time() - self._began_at
                 self._traffic.meter.load_s.observe(self._tenancy.reload_s)
                 self._tasks.start(self._measure(), "first reading")

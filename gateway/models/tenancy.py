@@ -181,7 +181,6 @@ class Tenancy:
     def needs(self, worker: Worker, need: WorkersNeed) -> None:
         """What the worker says that it could use, and that it keeps to."""
         self._worker = worker
-        worker.short_of_memory = need.held
         self._steward.note_need(
             self.model.id,
             Need(

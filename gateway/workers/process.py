@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 
 from msgspec import Struct
@@ -37,6 +37,23 @@ class ExitStatus(Struct, frozen=True):
         return "an unknown status" if self.code is None else f"exit code {self.code}"
 
 
+class ProcessOrder(Struct, frozen=True, kw_only=True):
+    """A worker's process that is to be started: the worker's program with these arguments.
+
+    Whoever starts it adds what only that machine can know: the interpreter unless `python` names
+    one there, `--parent` with its own pid, and the environment that every worker has, in which
+    `environment` comes last. `secret` is what the process reads on standard input: other processes
+    can read environments and arguments. `name` says to people what it is for.
+    """
+
+    name: str
+    incarnation: int
+    arguments: tuple[str, ...]
+    secret: bytes
+    environment: dict[str, str] = {}
+    python: str | None = None
+
+
 class WorkerProcess:
     """A running worker. A thread waits for its end, so there is always somebody who reaps it.
 
@@ -46,21 +63,12 @@ class WorkerProcess:
 
     def __init__(
         self,
-        python: str | None,
-        arguments: Sequence[str],
-        secret: bytes,
-        incarnation: int,
+        order: ProcessOrder,
         log: ProcessLog,
         records: WorkerRecords,
         on_exit: Callable[[ExitStatus], None],
-        *,
-        name: str,
-        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start the worker's program with these arguments, and `--parent`; `on_exit` is called from
-        a thread. `log` may be replaced later. The process reads `secret` on its standard input,
-        since other processes can read arguments and environments. `environment` is set beside what
-        every worker has.
+        """Start it; `on_exit` is called from a thread. `log` may be replaced later.
 
         Raises:
             OSError: the interpreter, or a thread for it, can't be started. Then there is neither a
@@ -74,16 +82,16 @@ class WorkerProcess:
         # is none.
         begun: Future[subprocess.Popen[bytes] | None] = Future()
         try:
-            self._log_thread = start_thread(lambda: self._read(begun), f"log-{incarnation}")
-            start_thread(lambda: self._reap(begun), f"reap-{incarnation}")
-            self._popen = _start(python, arguments, secret, environment or {})
+            self._log_thread = start_thread(lambda: self._read(begun), f"log-{order.incarnation}")
+            start_thread(lambda: self._reap(begun), f"reap-{order.incarnation}")
+            self._popen = _start(order)
         except BaseException:
             begun.set_result(None)
             raise
         # A record that can't be made is missed only if the gateway is killed.
         with contextlib.suppress(ProcessGoneError, OSError):
-            records.add(WorkerRecord(identify(self.pid), name))
-        log.begin(self.pid, incarnation)
+            records.add(WorkerRecord(identify(self.pid), order.name))
+        log.begin(self.pid, order.incarnation)
         begun.set_result(self._popen)
 
     @property
@@ -156,33 +164,28 @@ def _nobody_asks(_: ExitStatus) -> None:
     return
 
 
-def _start(
-    python: str | None,
-    arguments: Sequence[str],
-    secret: bytes,
-    environment: Mapping[str, str],
-) -> subprocess.Popen[bytes]:
+def _start(order: ProcessOrder) -> subprocess.Popen[bytes]:
     # Absolute path, no cwd, close_fds off: CPython then uses posix_spawn on macOS, where a
     # forked child of a process with threads may deadlock. Python's descriptors aren't
     # inheritable anyway (PEP 446). The process group stays ours: launchd kills what is left
     # of it when the gateway is gone.
     popen = subprocess.Popen(
         [
-            python or sys.executable,
+            order.python or sys.executable,
             *("-P", "-u", str(WORKER)),
             *("--parent", str(os.getpid())),
-            *arguments,
+            *order.arguments,
         ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env={**worker_environment(), **environment},
+        env={**worker_environment(), **order.environment},
         close_fds=False,
     )
     if popen.stdin is not None:
         # It may have ended already; an empty pipe takes a secret without waiting.
         with contextlib.suppress(BrokenPipeError), popen.stdin as stdin:
-            stdin.write(secret)
+            stdin.write(order.secret)
     return popen
 
 

@@ -25,7 +25,7 @@ from gateway.workers.hosts.hosts import Hosts
 from gateway.workers.hosts.local import LocalHost
 from gateway.workers.hosts.remote import RemoteHost
 from gateway.workers.link import Link
-from gateway.workers.process import ExitStatus, WorkerProcess
+from gateway.workers.process import ExitStatus, ProcessOrder, WorkerProcess
 from gateway.workers.records import WorkerRecords
 from gateway.workers.spares import Spares
 from gateway.workers.worker import Listener, Worker, WorkerState
@@ -174,9 +174,7 @@ class Starter:
             Followers(
                 plan,
                 self._state_dir.rank_socket_path(worker.incarnation),
-                worker.follower_ended,
-                worker.followers_started,
-                worker.promise_moved,
+                worker,
             )
         )
 
@@ -207,20 +205,18 @@ class Starter:
         incarnation = next(self._incarnations)
 
         def start(link: Link, on_exit: Callable[[ExitStatus], None]) -> WorkerProcess:
-            return WorkerProcess(
-                python,
-                (
+            order = ProcessOrder(
+                name=name,
+                incarnation=incarnation,
+                arguments=(
                     *("--endpoint", link.address),
                     *("--incarnation", str(incarnation)),
                     *(("--spare",) if spare else ()),
                 ),
-                link.key,
-                incarnation,
-                log,
-                self._records,
-                on_exit,
-                name=name,
+                secret=link.key,
+                python=python,
             )
+            return WorkerProcess(order, log, self._records, on_exit)
 
         path = self._state_dir.socket_path(incarnation)
         return Worker(self._context, path, supervisor, start, incarnation=incarnation)

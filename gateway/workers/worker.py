@@ -6,7 +6,6 @@ import asyncio
 import logging
 import signal
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, Protocol
@@ -14,7 +13,6 @@ from typing import Final, Protocol
 import zmq
 from msgspec import Struct
 
-from gateway.memory.cards import sharing
 from gateway.system.clock.waiting import until_set
 from gateway.system.descendants import Descendants
 from gateway.system.lane import Lane
@@ -26,27 +24,23 @@ from gateway.system.tasks import Tasks
 from gateway.workers.adopted import AdoptedProcess
 from gateway.workers.hosts.bereavement import Loss
 from gateway.workers.hosts.followers import Followers
-from gateway.workers.hosts.host import RankEnd
-from gateway.workers.hosts.scale import of_all, of_each, within
 from gateway.workers.ladder import Rung, Step, bereaved
 from gateway.workers.link import Link
 from gateway.workers.process import ExitStatus, WorkerProcess
+from gateway.workers.report import PromptClears, WorkerReport
 from gateway.workers.worker_log import WorkerLog
 from gateway.workers.worker_memory import MemoryState, WorkerMemory
-from protocol.answers import Embedded, Output
 from protocol.channel import Keys
 from protocol.codec import ProtocolError, VersionError
 from protocol.life import (
     Ability,
     ClearPromptCache,
-    Heartbeat,
     Load,
     PromptCacheCleared,
     RankLost,
-    Ready,
     Stop,
 )
-from protocol.memory import Limit, Need
+from protocol.memory import Limit
 from protocol.message import Message
 from protocol.messages import WorkerMessage
 from protocol.moves import Move, Moved, Settle, Stay
@@ -61,8 +55,6 @@ _EXIT_FOLLOWS_S: Final = 2.0
 _READING_S: Final = 5.0
 # The other way round, for one that was killed: ZeroMQ's thread may still read its last frames.
 _LAST_FRAMES_S: Final = 0.5
-# Orders to let go of prompts that a worker hasn't answered yet.
-_MOST_CLEARS: Final = 16
 
 
 class WorkerState(Struct, frozen=True, kw_only=True):
@@ -129,16 +121,8 @@ class Worker:
         self.memory = WorkerMemory()
         # Without its followers'.
         self.own_footprint_bytes: int | None = None
-        # In force, once it is loaded.
-        self.context_tokens: int | None = None
-        # What waits in it for memory alone, by its last word.
-        self.short_of_memory = 0
-        self.fingerprint: str | None = None
-        self.abilities: tuple[Ability, ...] = ("text",)
-        self.sampling = SamplingDefaults()
-        # Who waits for its word that they are gone, in the order of asking.
-        self._clears: deque[asyncio.Future[int]] = deque()
-        self.tokens_per_s: float | None = None
+        self.report = WorkerReport(self.memory)
+        self._clears = PromptClears()
         self.ended = asyncio.Event()
         self.given_up = False
         # It has said its last word here, and speaks to another gateway from now on.
@@ -154,9 +138,6 @@ class Worker:
         self._lane = Lane(f"worker-{incarnation}")
         self._loop = asyncio.get_running_loop()
         self._supervisor = supervisor
-        self._last_step_at: float | None = None
-        self._tokens = 0
-        self._tokens_counted_at = self._loop.time()
         self._exit_status: ExitStatus | None = None
         self._disconnected = False
         self._link = Link(
@@ -187,14 +168,6 @@ class Worker:
         here = (each.process for each in others if each.is_here)
         return [self.pid, *(each.pid for each in here if each is not None)]
 
-    @property
-    def _ranks(self) -> int:
-        return 1 if self.followers is None else sharing(self.followers.size_here)
-
-    @property
-    def last_step_age_s(self) -> float | None:
-        return None if self._last_step_at is None else self._loop.time() - self._last_step_at
-
     def adopt(self, supervisor: Listener, log: WorkerLog) -> None:
         """Give it to another supervisor."""
         self._supervisor = supervisor
@@ -209,11 +182,11 @@ class Worker:
             incarnation=self.incarnation,
             started_at=self.started_at,
             memory=self.memory.state,
-            context_tokens=self.context_tokens,
-            short_of_memory=self.short_of_memory,
-            fingerprint=self.fingerprint,
-            abilities=self.abilities,
-            sampling=self.sampling,
+            context_tokens=self.report.context_tokens,
+            short_of_memory=self.report.short_of_memory,
+            fingerprint=self.report.fingerprint,
+            abilities=self.report.abilities,
+            sampling=self.report.sampling,
             clears=len(self._clears),
         )
 
@@ -226,12 +199,12 @@ class Worker:
         """Go on from what an earlier gateway knew."""
         self.started_at = state.started_at
         self.memory.restore(state.memory)
-        self.context_tokens = state.context_tokens
-        self.short_of_memory = state.short_of_memory
-        self.fingerprint = state.fingerprint
-        self.abilities = state.abilities
-        self.sampling = state.sampling
-        self._clears.extend(self._loop.create_future() for _ in range(state.clears))
+        self.report.context_tokens = state.context_tokens
+        self.report.short_of_memory = state.short_of_memory
+        self.report.fingerprint = state.fingerprint
+        self.report.abilities = state.abilities
+        self.report.sampling = state.sampling
+        self._clears = PromptClears(state.clears)
 
     def read_output(self, begun: bytes) -> None:
         """Nobody else reads what it prints any more; so much of a line was read already."""
@@ -262,28 +235,19 @@ class Worker:
             self._misbehaved(failure)
 
     def promise_moved(self, failure: str | None) -> None:
-        """Hosts of its ranks keep more for them, or can't; `failure`: they can't go on so."""
         if failure is not None:
             self._supervisor.worker_outgrew(self, failure)
         elif self._limit is not None and not self.ended.is_set():
             self.send(self._limit)
 
-    def follower_ended(self, within_s: float | None) -> None:
-        """One of them; all others are to be ended after so many seconds."""
-        self._end_ranks(within_s)
+    def follower_ended(self) -> None:
         if self._exit_status is not None:
             self._finish()
 
-    def _end_ranks(self, within_s: float | None) -> None:
-        if within_s is not None:
-            self._loop.call_later(within_s, self._bereave)
-
-    def _bereave(self) -> None:
-        if self.followers is None or not self.followers.fate.must_end():
-            return
+    def end_ranks(self) -> None:
+        """One of its ranks was lost."""
         if self.loss is not None:
             logger.error("Worker %d: %s", self.pid, self.loss.reason, extra=about(pid=self.pid))
-        self.followers.fate.end()
         self._tasks.start(self.climb(bereaved(self.memory.held_bytes)), "end ranks")
 
     def send(self, message: Message) -> None:
@@ -303,10 +267,8 @@ class Worker:
                 )
             case _:
                 pass
-        message = of_each(message, self._ranks)
         if self.followers is not None:
-            promise = self.followers.promise
-            message = within(message, promise.most_bytes, promise.bound_bytes)
+            message = self.followers.to_rank_0(message)
         if not self._link.send(message):
             # Either it doesn't read, or it is gone and the news of that are on their way.
             self._loop.call_later(_LAST_FRAMES_S, self._check_reads)
@@ -343,20 +305,12 @@ class Worker:
             # It has settled with one that is gone, and ends for that.
             self._on_disconnect()
 
-    def count_tokens(self) -> None:
-        """Close one window of the tokens-per-second figure."""
-        now = self._loop.time()
-        self.tokens_per_s = self._tokens / max(now - self._tokens_counted_at, 1e-3)
-        self._tokens, self._tokens_counted_at = 0, now
-
     async def clear_prompts(self, deadline_s: float) -> int | None:
         """Have it let go of the prompts in its memory: the bytes that are free, 0 if it has ended
         meanwhile; None if it doesn't answer in time.
         """
-        if len(self._clears) >= _MOST_CLEARS:
+        if (answer := self._clears.order()) is None:
             return None
-        answer: asyncio.Future[int] = self._loop.create_future()
-        self._clears.append(answer)
         self.send(ClearPromptCache())
         await asyncio.wait({answer}, timeout=deadline_s)
         return answer.result() if answer.done() else None
@@ -420,39 +374,20 @@ class Worker:
                 self._process.send_signal(signal.SIGKILL)
 
     def _on_message(self, message: WorkerMessage) -> None:
-        if isinstance(message, Need) and self.followers is not None:
-            self.followers.need(message)
-        message = of_all(message, self._ranks)
+        if self.followers is not None:
+            message = self.followers.from_rank_0(message)
         match message:
-            case Output(deltas=deltas):
-                self._last_step_at = self._loop.time()
-                self._tokens += sum(len(delta.token_ids) for delta in deltas)
-            case Embedded(tokens=tokens):
-                self._last_step_at = self._loop.time()
-                self._tokens += tokens
             case PromptCacheCleared(reclaimed_bytes=reclaimed_bytes):
-                if not self._clears:
+                if not self._clears.answered(reclaimed_bytes):
                     self._misbehaved("it broke the protocol: it cleared prompts unasked")
                     return
-                self._clears.popleft().set_result(max(0, reclaimed_bytes))
             case Moved():
                 self.moved.set()
                 return
-            case RankLost(rank=rank):
-                if self.followers is not None:
-                    self.followers.missed(rank)
+            case RankLost():
                 return
-            case Heartbeat(step_age_s=age_s, memory=memory, prompt_cache_bytes=prompt_bytes):
-                self.memory.heard(memory, prompt_bytes)
-                if age_s is not None:
-                    self._last_step_at = self._loop.time() - age_s
-            case Ready(weight_bytes=weight_bytes, context_tokens=context_tokens, memory=memory):
-                self.memory.loaded(weight_bytes, memory)
-                self.context_tokens = context_tokens
-            case Need(context_tokens=context_tokens):
-                self.context_tokens = context_tokens
             case _:
-                pass
+                self.report.note(message)
         self._supervisor.worker_said(self, message)
 
     def _on_garbage(self, error: ProtocolError) -> None:
@@ -498,8 +433,7 @@ class Worker:
             return
         self._exit_status = status
         if self.followers is not None:
-            end = RankEnd(status, str(status))
-            self._end_ranks(self.followers.fate.leader_ended(end))
+            self.followers.leader_ended(status)
         if self._link.connected:
             self._loop.call_later(_LAST_FRAMES_S, self._finish)
         else:
@@ -516,8 +450,7 @@ class Worker:
         self.moved.set()
         self.settled.set()
         self._link.close()
-        while self._clears:
-            self._clears.popleft().set_result(0)
+        self._clears.close()
         self.descendants.end()
         status = self._exit_status if self.loss is None else self.loss.status
         self._supervisor.worker_ended(self, status)

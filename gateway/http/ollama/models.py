@@ -176,8 +176,8 @@ def _running(compartment: Compartment, files: ModelFiles) -> RunningModel:
 
 def _context_tokens(compartment: Compartment, files: ModelFiles) -> int:
     """That in force; before the model is loaded the one that it will have if memory allows."""
-    if compartment.worker is not None and compartment.worker.context_tokens is not None:
-        return compartment.worker.context_tokens
+    if compartment.worker is not None and compartment.worker.report.context_tokens is not None:
+        return compartment.worker.report.context_tokens
     configured = compartment.model.settings.context_tokens
     return min(configured, files.context_tokens or configured)
 

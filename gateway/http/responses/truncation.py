@@ -78,8 +78,8 @@ async def _fits(call: ModelCall, terms: Terms, generate: Generate) -> bool:
         if not request.over:
             call.compartment.traffic.cancel(request)
     worker = call.compartment.worker
-    if request.usage is None or worker is None or worker.context_tokens is None:
+    if request.usage is None or worker is None or worker.report.context_tokens is None:
         return True
-    context = worker.context_tokens
+    context = worker.report.context_tokens
     room = min(generate.max_tokens or _ROOM_TOKENS, context // _SMALL)
     return request.usage.prompt_tokens + room <= context

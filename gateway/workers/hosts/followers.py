@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 from msgspec import Struct
 
+from gateway.memory.cards import sharing
 from gateway.system.logs.line import about
 from gateway.system.memory.reading import Footprint
 from gateway.system.tasks import Tasks
@@ -17,11 +18,18 @@ from gateway.workers.hosts.fate import Fate
 from gateway.workers.hosts.host import Host, RankEnd, RankOrder, RankProcess
 from gateway.workers.hosts.local import LocalHost, own_address
 from gateway.workers.hosts.promise import Promise
+from gateway.workers.hosts.scale import of_all, of_each, within
 from gateway.workers.ladder import Step
+from gateway.workers.process import ExitStatus
 from protocol.channel import new_keys
 from protocol.endpoint import endpoint
+from protocol.life import RankLost
 from protocol.memory import Need
+from protocol.message import Message
+from protocol.messages import WorkerMessage
 from protocol.ranks import RankBackend, Ranks, RankSplit
+
+M = TypeVar("M", bound=Message)
 
 logger = logging.getLogger(__name__)
 
@@ -95,28 +103,31 @@ class Follower:
                 await self.running.kill()
 
 
+class Leader(Protocol):
+    """Rank 0, which is told what becomes of the others."""
+
+    def followers_started(self, failure: str | None) -> None:
+        """No other one is started any more; `failure` kept one from being started."""
+
+    def promise_moved(self, failure: str | None) -> None:
+        """Other hosts keep more for their ranks, or can't; `failure`: they can't go on so."""
+
+    def follower_ended(self) -> None: ...
+
+    def end_ranks(self) -> None:
+        """One of them was lost: all others, rank 0 among them, are to be ended."""
+
+
 class Followers:
     """Starts them at once, beside rank 0, whose `fate` is theirs. Every call comes on the event
     loop.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        path: Path,
-        on_end: Callable[[float | None], None],
-        on_started: Callable[[str | None], None],
-        on_promise: Callable[[str | None], None],
-    ) -> None:
-        """Rank 0 will listen at `path`. `on_end` is told each end, and when all others are to be
-        ended for it; `on_started` that none comes any more, and what kept one from being started;
-        `on_promise` that other hosts keep more for them or can't, and why these can't go on so.
-        """
+    def __init__(self, plan: Plan, path: Path, leader: Leader) -> None:
+        """Rank 0 is the `leader`, and will listen at `path`."""
         self._plan = plan
         self._path = path
-        self._on_end = on_end
-        self._on_started = on_started
-        self._on_promise = on_promise
+        self._leader = leader
         self._keys = new_keys()
         self._tasks = Tasks(f"ranks of {plan.model_id}")
         self._told: asyncio.Future[Ranks | None] = asyncio.get_running_loop().create_future()
@@ -161,14 +172,30 @@ class Followers:
         self.fate.take(step)
         await asyncio.gather(*(self._take(each, step) for each in self.each))
 
-    def missed(self, rank: int) -> None:
-        """Rank 0 has lost this one."""
-        for each in self.each:
-            if each.rank == rank:
-                self.fate.missed(rank, each.host.name)
+    def leader_ended(self, status: ExitStatus) -> None:
+        self._end_after(self.fate.leader_ended(RankEnd(status, str(status))))
 
-    def need(self, need: Need) -> None:
-        """What rank 0 says of itself."""
+    def to_rank_0(self, message: M) -> M:
+        """What all ranks are to be told, as rank 0 is told: bytes are those of one rank, and no
+        more than other hosts keep for one.
+        """
+        each = of_each(message, sharing(self.size_here))
+        return within(each, self.promise.most_bytes, self.promise.bound_bytes)
+
+    def from_rank_0(self, message: WorkerMessage) -> WorkerMessage:
+        """What rank 0 says, taken in: bytes are those of all ranks on this machine."""
+        match message:
+            case Need():
+                self._need(message)
+            case RankLost(rank=rank):
+                lost = (each for each in self.each if each.rank == rank)
+                for each in lost:
+                    self.fate.missed(rank, each.host.name)
+            case _:
+                pass
+        return of_all(message, sharing(self.size_here))
+
+    def _need(self, need: Need) -> None:
         now = asyncio.get_running_loop().time()
         self.promise.need(need.least_bytes, now, waits=need.held > 0 and not need.used_bytes)
         if self.promise.wish_bytes is not None and not self._asking:
@@ -197,7 +224,7 @@ class Followers:
         finally:
             self.fate.none_more()
             self._told.set_result(ranks)
-        self._on_started(failure)
+        self._leader.followers_started(failure)
 
     async def _ranks(self) -> Ranks:
         """Ports are chosen that nobody has now; if one is taken meanwhile, the load fails, and the
@@ -271,7 +298,7 @@ class Followers:
                 if all(await asyncio.gather(*(self._ask_host(e, wish_bytes) for e in there))):
                     self.promise.asked(wish_bytes)
                 failure = self.promise.given_up(loop.time())
-                self._on_promise(failure)
+                self._leader.promise_moved(failure)
                 if failure is not None:
                     return
                 if self.promise.wish_bytes is not None:
@@ -280,7 +307,7 @@ class Followers:
             self._asking = False
             self.promise.forget()
         if self.fate.may_start:
-            self._on_promise(None)
+            self._leader.promise_moved(None)
 
     async def _ask_host(self, follower: Follower, wish_bytes: int) -> bool:
         """Whether it has answered."""
@@ -324,7 +351,17 @@ class Followers:
             follower.end.reason,
             extra=about(model=self._plan.model_id, pid=process.pid),
         )
-        self._on_end(self.fate.follower_ended(follower.rank, follower.host.name, follower.end))
+        self._end_after(self.fate.follower_ended(follower.rank, follower.host.name, follower.end))
+        self._leader.follower_ended()
+
+    def _end_after(self, seconds: float | None) -> None:
+        if seconds is not None:
+            asyncio.get_running_loop().call_later(seconds, self._end_all)
+
+    def _end_all(self) -> None:
+        if self.fate.must_end():
+            self.fate.end()
+            self._leader.end_ranks()
 
     async def _take(self, follower: Follower, step: Step) -> None:
         try:

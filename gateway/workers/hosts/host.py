@@ -11,29 +11,18 @@ from typing import Final, Protocol
 from msgspec import Struct
 
 from gateway.system.memory.reading import Footprint
-from gateway.workers.process import ExitStatus
+from gateway.workers.process import ExitStatus, ProcessOrder
 
 # The name of the gateway's own.
 THIS_MACHINE: Final = "this machine"
 
 
-class RankOrder(Struct, frozen=True):
-    """What a host is to start: the worker's program with these arguments.
-
-    The host adds what only it can know: the interpreter unless `python` names one there, `--parent`
-    with the pid of whoever starts it, and the environment that every worker has, in which
-    `environment` comes last. `secret` is what the process reads on standard input: other processes
-    can read environments and arguments. `name` says to people what it is for. `needed_bytes` is
-    what the host keeps for it, by the estimate of what this rank takes there.
+class RankOrder(ProcessOrder, frozen=True, kw_only=True):
+    """What a host is to start. `needed_bytes` is what the host keeps for it, by the estimate of
+    what this rank takes there.
     """
 
-    name: str
-    incarnation: int
     rank: int
-    arguments: tuple[str, ...]
-    environment: dict[str, str]
-    secret: bytes
-    python: str | None = None
     needed_bytes: int = 0
 
 

@@ -35,17 +35,7 @@ class LocalRank:
         self._loop = asyncio.get_running_loop()
         self._lane = Lane(f"rank-{order.incarnation}-{order.rank}")
         self._end: asyncio.Future[RankEnd] = self._loop.create_future()
-        self._process = WorkerProcess(
-            order.python,
-            order.arguments,
-            order.secret,
-            order.incarnation,
-            log,
-            records,
-            self._on_exit_in_thread,
-            name=order.name,
-            environment=order.environment,
-        )
+        self._process = WorkerProcess(order, log, records, self._on_exit_in_thread)
 
     @property
     def pid(self) -> int:

@@ -7,7 +7,7 @@ what it says is multiplied, and what it is told divided.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -16,8 +16,19 @@ from protocol.life import Heartbeat, Load, LoadProgress, PromptCacheCleared, Rea
 from protocol.memory import Bound, Limit, MlxMemory, Need
 from protocol.message import Message
 
-_SUFFIX: Final = "_bytes"
-_SCALED: Final = (Heartbeat, Limit, Load, LoadProgress, Need, PromptCacheCleared, Ready)
+# The fields that are of one rank in what rank 0 says and is told, and of all of them elsewhere.
+SCALED: Final[dict[type[Message], tuple[str, ...]]] = {
+    Heartbeat: ("memory", "prompt_cache_bytes"),
+    Limit: ("limit_bytes", "beside_bytes", "bound"),
+    Load: ("limit_bytes", "beside_bytes", "working_bytes", "working_token_bytes", "bound"),
+    LoadProgress: ("loaded_bytes", "total_bytes"),
+    Need: (
+        *("limit_bytes", "used_bytes", "wanted_bytes", "least_bytes"),
+        *("cache_bytes", "cache_wanted_bytes"),
+    ),
+    PromptCacheCleared: ("reclaimed_bytes",),
+    Ready: ("weight_bytes", "memory"),
+}
 
 _M = TypeVar("_M", bound=Message)
 
@@ -48,19 +59,25 @@ def within(message: _M, most_bytes: int | None, bound_bytes: int | None) -> _M:
 
 
 def _scaled(message: _M, scale: Callable[[int], int]) -> _M:
-    if not isinstance(message, _SCALED):
+    if not (names := SCALED.get(type(message), ())):
         return message
-    changes: dict[str, Any] = {}
-    for name in message.__struct_fields__:
-        value = getattr(message, name)
-        if isinstance(value, int) and name.endswith(_SUFFIX):
-            changes[name] = scale(value)
-        elif isinstance(value, MlxMemory):
-            changes[name] = MlxMemory(
+    changes = {name: _scaled_value(getattr(message, name), scale) for name in names}
+    return msgspec.structs.replace(message, **changes)
+
+
+def _scaled_value(
+    value: int | Bound | MlxMemory | None, scale: Callable[[int], int]
+) -> int | Bound | MlxMemory | None:
+    match value:
+        case None:
+            return None
+        case Bound(bytes=bytes_):
+            return msgspec.structs.replace(value, bytes=scale(bytes_))
+        case MlxMemory():
+            return MlxMemory(
                 active_bytes=scale(value.active_bytes),
                 cache_bytes=scale(value.cache_bytes),
                 peak_bytes=scale(value.peak_bytes),
             )
-        elif isinstance(value, Bound):
-            changes[name] = msgspec.structs.replace(value, bytes=scale(value.bytes))
-    return msgspec.structs.replace(message, **changes)
+        case int():
+            return scale(value)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from gateway.models import refusals
 from gateway.models.condition import Condition
-from gateway.models.lifecycle import Circumstances, Effect, Event, State, Verdict
+from gateway.models.lifecycle import Circumstances, Effect, Event, State
 from gateway.system.events import EventLog
 from gateway.system.refusal import Refusal
+from gateway.workers.restarts import Verdict
 
 HELD = refusals.held("m")
 LOADED = (Event.LOAD, Event.ADMITTED, Event.HELLO, Event.LOADED)

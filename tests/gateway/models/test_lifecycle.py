@@ -16,9 +16,9 @@ from gateway.models.lifecycle import (
     ImpossibleTransitionError,
     Lifecycle,
     State,
-    Verdict,
     printed,
 )
+from gateway.workers.restarts import Verdict
 
 _SETTLED = {State.UNLOADED, State.HELD, State.FAILED, State.READY}
 _WITHOUT_PROCESS = {State.UNLOADED, State.HELD, State.WAITING, State.FAILED, State.BACKOFF}
@@ -60,6 +60,10 @@ class _World:
     def possible(self) -> list[Event]:
         """What can happen: the table's events, less those that contradict the process's absence."""
         events = list(TABLE[self.lifecycle.state])
+        if self.lifecycle.on_its_way:
+            # A request may arrive, and is no event.
+            assert Event.DEMAND not in events
+            events.append(Event.DEMAND)
         if Event.NOT_STARTED in events and self.lifecycle.state is not State.STARTING:
             events.remove(Event.NOT_STARTED)
         if Event.DRAINED in events and self.running:
@@ -71,6 +75,10 @@ class _World:
     def happen(self, event: Event, verdict: Verdict = Verdict.RESTART) -> tuple[Effect, ...]:
         if event is Event.DEMAND:
             self.waiting += 1
+            if self.lifecycle.on_its_way:
+                if self.lifecycle.state is State.READY:
+                    self._perform(Effect.DISPATCH)
+                return ()
         if event in (Event.ADMITTED, Event.NO_ROOM, Event.UNREADABLE):
             assert self.asks
             self.asks = False

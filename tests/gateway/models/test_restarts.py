@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.models.lifecycle import Verdict
-from gateway.workers.restarts import Limits, RestartPolicy
+from gateway.workers.restarts import Limits, RestartPolicy, Verdict
 
 LIMITS = Limits(restarts=2, window_s=60.0, backoffs=3, first_s=1.0, longest_s=3.0, retry_s=300.0)
 

@@ -19,7 +19,7 @@ import zmq
 from gateway.system.state.state_dir import StateDir
 from gateway.workers import ladder
 from gateway.workers.link import Link
-from gateway.workers.process import ExitStatus, WorkerProcess
+from gateway.workers.process import ExitStatus, ProcessOrder, WorkerProcess
 from gateway.workers.records import WorkerRecords
 from gateway.workers.worker import Worker
 from gateway.workers.worker_log import WorkerLog
@@ -71,10 +71,14 @@ class Bench:
     def start(self, python: str | None = None) -> Worker:
         def process(link: Link, on_exit: Callable[[ExitStatus], None]) -> WorkerProcess:
             log = WorkerLog(self.state_dir.log_path("m"))
-            arguments = ("--endpoint", link.address, "--incarnation", "1")
-            return WorkerProcess(
-                python, arguments, link.key, 1, log, self.records, on_exit, name="m"
+            order = ProcessOrder(
+                name="m",
+                incarnation=1,
+                arguments=("--endpoint", link.address, "--incarnation", "1"),
+                secret=link.key,
+                python=python,
             )
+            return WorkerProcess(order, log, self.records, on_exit)
 
         path = self.state_dir.socket_path(1)
         return Worker(self.context, path, self.witness, process, incarnation=1)

@@ -6,10 +6,11 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.workers.hosts.scale import of_all, of_each
+from gateway.workers.hosts.scale import SCALED, of_all, of_each
 from protocol.answers import Output
 from protocol.life import Heartbeat
 from protocol.memory import Bound, Limit, MlxMemory, Need
+from protocol.message import Message
 
 SIZES = st.integers(0, 1 << 40)
 
@@ -49,3 +50,19 @@ def test_what_rank_0_says_is_of_all() -> None:
 def test_what_has_no_bytes_stays_as_it_is() -> None:
     output = Output(step=1, deltas=())
     assert of_all(output, 4) is output
+
+
+def _messages(kind: type[Message]) -> list[type[Message]]:
+    return [each for sub in kind.__subclasses__() for each in (sub, *_messages(sub))]
+
+
+def test_every_field_with_bytes_is_scaled() -> None:
+    found = {
+        (kind, field.name)
+        for kind in _messages(Message)
+        if kind.__module__.startswith("protocol.")
+        for field in msgspec.structs.fields(kind)
+        if field.name.endswith("_bytes") or field.type in (MlxMemory, Bound, Bound | None)
+    }
+    scaled = {(kind, name) for kind, names in SCALED.items() for name in names}
+    assert found == scaled

@@ -1,0 +1,177 @@
+"""What a model's life cycle decides on is done here: memory is asked for, a worker is started and
+ended, requests are sent, parked or refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from gateway.config.model import Model
+from gateway.models import refusals
+from gateway.models.condition import Condition
+from gateway.models.deadlines import Deadlines
+from gateway.models.lifecycle import Circumstances, Effect, Event, State
+from gateway.models.parts import GatewayParts, ModelParts
+from gateway.models.recovery import Recovery
+from gateway.models.supervisor import WorkerSupervisor
+from gateway.models.tenancy import Tenancy
+from gateway.requests.traffic import Bounds, Traffic
+from gateway.system.refusal import Refusal
+from gateway.system.tasks import Tasks
+from gateway.workers import ladder
+from gateway.workers.process import ExitStatus
+from gateway.workers.restarts import Verdict
+from gateway.workers.worker import Listener, Worker
+from gateway.workers.worker_log import WorkerLog
+
+# mlx-vlm's models take one sequence after the other: one runs, and the next is decoded meanwhile.
+_BESIDE_PICTURES: Final = 2
+# Deaths by these are the worker's own; orders and shutdowns are not.
+_BLAMED: Final = (Event.MISBEHAVED, Event.HUNG, Event.EXIT)
+
+
+class Performer:
+    """Performs the effects of one model's life cycle, and knows what its decisions depend on.
+
+    `load_ordered`: an operator, or the configuration, wants the model loaded, and it isn't yet.
+    """
+
+    def __init__(self, model: Model, log: WorkerLog, gateway: GatewayParts) -> None:
+        self.model = model
+        self.load_ordered = False
+        self.supervisor: WorkerSupervisor | None = None
+        condition = Condition(model.id, gateway.events, self)
+        traffic = Traffic(model.id, self._bounds(gateway), self, gateway.events)
+        tenancy = Tenancy(model, condition, traffic, gateway.steward, lambda: self.kept)
+        self.parts = ModelParts(condition, traffic, tenancy, log, Tasks(model.id))
+        self.recovery = Recovery(model.id, self.parts, gateway)
+        self.deadlines = Deadlines(model.id, gateway.in_force, condition)
+        self._gateway = gateway
+
+    @property
+    def kept(self) -> bool:
+        """The model is to be loaded, whether requests want it or not."""
+        settings = self.model.settings
+        return self.load_ordered or settings.pinned or settings.preload
+
+    def configure(self, model: Model) -> None:
+        """Take the settings in force, and these of the model."""
+        self.model = model
+        self.parts.traffic.configure(self._bounds(self._gateway))
+        if self.supervisor is not None:
+            self.supervisor.configure()
+        self.parts.tenancy.configure(model)
+
+    def supervise(self, start: Callable[[Listener], Worker]) -> WorkerSupervisor:
+        """Start, or adopt, a worker. Raises: whatever `start` does."""
+        self.supervisor = WorkerSupervisor(
+            self.model, self.parts, self._gateway, start, self._worker_ended
+        )
+        return self.supervisor
+
+    # What the traffic asks
+
+    @property
+    def load_s(self) -> int:
+        return self.parts.tenancy.load_s
+
+    @property
+    def short_of_memory(self) -> bool:
+        return self.supervisor is not None and self.supervisor.worker.report.short_of_memory > 0
+
+    def notify(self) -> None:
+        self.parts.condition.notify()
+
+    def describe(self) -> str:
+        return self.parts.condition.describe()
+
+    # What the life cycle asks
+
+    def circumstances(self, event: Event, verdict: Verdict) -> Circumstances:
+        traffic = self.parts.traffic
+        guilty = traffic.guilty if event in _BLAMED and self.parts.condition.judged else 0
+        return Circumstances(
+            requests_wait=traffic.waiting + traffic.running > guilty,
+            kept=self.kept or self.parts.tenancy.wanted_along,
+            verdict=verdict,
+        )
+
+    def unavailable(self) -> Refusal:
+        condition = self.parts.condition
+        retry_after_s = self.recovery.retry_after_s
+        if retry_after_s is None and condition.state is not State.FAILED:
+            retry_after_s = self.load_s
+        return refusals.unavailable(
+            self.model.id, condition.state, condition.reason, retry_after_s=retry_after_s
+        )
+
+    def entered(self, before: State) -> None:
+        self.deadlines.entered()
+        self.recovery.entered()
+        self.parts.tenancy.entered()
+        if self.supervisor is not None:
+            self.supervisor.entered()
+        match self.parts.condition.state:
+            case State.READY | State.BACKOFF | State.FAILED | State.HELD:
+                self.load_ordered = False
+            case State.UNLOADED if before is State.WAITING:
+                self.load_ordered = False
+            case _:
+                pass
+
+    def perform(self, effect: Effect, event: Event, refusal: Refusal) -> None:
+        supervisor = self.supervisor
+        match effect:
+            case Effect.ASK:
+                self.parts.tenancy.ask()
+            case Effect.WITHDRAW:
+                self.parts.tenancy.withdraw()
+            case Effect.SPAWN:
+                self._spawn()
+            case Effect.PARK_RUNNING:
+                if self.parts.traffic.park(blame=event in _BLAMED):
+                    self.recovery.excuse()
+            case Effect.REFUSE_WAITING:
+                self.parts.traffic.refuse_waiting(refusal)
+            case _ if supervisor is None:
+                raise AssertionError(f"{effect} without a worker")
+            case Effect.SEND_LOAD:
+                supervisor.load()
+            case Effect.DISPATCH:
+                supervisor.connect()
+            case Effect.DRAIN:
+                supervisor.drain()
+            case Effect.STOP:
+                supervisor.end(ladder.polite(supervisor.worker.memory.held_bytes))
+            case Effect.KILL:
+                supervisor.end(ladder.shortened(supervisor.worker.memory.held_bytes))
+            case Effect.DESTROY:
+                supervisor.end(ladder.immediate())
+            case Effect.DUMP_AND_DESTROY:
+                supervisor.end(ladder.hung(supervisor.worker.memory.held_bytes))
+
+    # Inside
+
+    def _spawn(self) -> None:
+        self.recovery.starting()
+        try:
+            self.supervise(
+                lambda supervisor: self._gateway.starter.start(
+                    self.model, self.parts.log, supervisor, self.parts.tenancy.estimate
+                )
+            )
+        except Exception as error:
+            # Whatever it is: without a worker nothing else would end this state.
+            self.recovery.not_started(error)
+
+    def _worker_ended(self, worker: Worker, status: ExitStatus) -> None:
+        self.supervisor = None
+        self.recovery.ended(worker, status)
+
+    def _bounds(self, gateway: GatewayParts) -> Bounds:
+        own = self.model.settings
+        concurrency = own.max_concurrency
+        if own.pictures:
+            concurrency = min(concurrency, _BESIDE_PICTURES)
+        return Bounds(gateway.in_force.settings.queue.depth, concurrency, own.priority)

@@ -1,0 +1,223 @@
+"""A compartment whose worker and memory are the test's: it says when what happens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+from typing import cast
+
+from gateway.config.in_force import InForce
+from gateway.config.model import Model
+from gateway.config.settings import ModelSettings, Settings
+from gateway.memory.estimate.estimate import Estimate
+from gateway.memory.steward import Steward
+from gateway.models.compartment import Compartment
+from gateway.models.lifecycle import Event, State
+from gateway.models.parts import GatewayParts
+from gateway.models.tenancy import Tenancy
+from gateway.requests.request import Request, Terms
+from gateway.system.events import EventLog
+from gateway.workers.ladder import Rung, Step
+from gateway.workers.process import ExitStatus
+from gateway.workers.report import WorkerReport
+from gateway.workers.starter import Starter
+from gateway.workers.worker import Listener, Worker
+from gateway.workers.worker_log import WorkerLog
+from gateway.workers.worker_memory import WorkerMemory
+from protocol.life import Device, Hello, Ready
+from protocol.memory import Bound, MlxMemory
+from protocol.message import Message
+from protocol.messages import WorkerMessage
+from protocol.prompts import TextPrompt
+from protocol.requests import Generate, Sampling
+
+CRASHED = ExitStatus(code=1, signal=None)
+STOPPED = ExitStatus(code=0, signal=None)
+
+
+class _Descendants:
+    async def look(self) -> None: ...
+
+
+class ScriptedWorker:
+    """Keeps what it is told, and says what the test has it say."""
+
+    def __init__(self, supervisor: Listener, incarnation: int) -> None:
+        self.incarnation = incarnation
+        self.pid = 1000 + incarnation
+        self.memory = WorkerMemory()
+        self.ended = asyncio.Event()
+        self.followers = None
+        self.loss = None
+        self.report = WorkerReport(self.memory)
+        self.descendants = _Descendants()
+        self.told: list[Message] = []
+        self.heard = asyncio.Event()
+        self.climbed: list[Step] = []
+        self._supervisor = supervisor
+
+    def send(self, message: Message) -> None:
+        self.told.append(message)
+        self.heard.set()
+
+    async def measure(self) -> None: ...
+
+    async def climb(self, rungs: Iterable[Rung]) -> None:
+        self.climbed += [each.step for each in rungs]
+
+    def says(self, message: WorkerMessage) -> None:
+        self.report.note(message)
+        self._supervisor.worker_said(cast(Worker, self), message)
+
+    def ends(self, status: ExitStatus) -> None:
+        self.ended.set()
+        self._supervisor.worker_ended(cast(Worker, self), status)
+
+
+class _Memory:
+    """Has room for everybody, as soon as the test says so."""
+
+    def __init__(self) -> None:
+        self.asked: Tenancy | None = None
+        self.gone_pids: list[tuple[int | None, bool]] = []
+
+    def ask(self, tenancy: Tenancy) -> None:
+        self.asked = tenancy
+
+    def withdraw(self, model_id: str) -> None:
+        self.asked = None
+
+    def gone(self, model_id: str, pid: int | None, *, clean: bool) -> None:
+        self.gone_pids.append((pid, clean))
+
+    def ready(self, tenancy: Tenancy) -> None: ...
+
+    def ending(self, model_id: str) -> None: ...
+
+    def wanted_along(self, model_id: str) -> bool:
+        return False
+
+    def estimate_of(self, model_id: str) -> Estimate | None:
+        return None
+
+    def bound(self, model_id: str) -> Bound | None:
+        return None
+
+
+class _Workers:
+    def __init__(self) -> None:
+        self.started: list[ScriptedWorker] = []
+        # The next starts fail so.
+        self.failure: Exception | None = None
+
+    def start(
+        self, model: Model, log: WorkerLog, supervisor: Listener, estimated: Estimate | None
+    ) -> Worker:
+        if self.failure is not None:
+            raise self.failure
+        worker = ScriptedWorker(supervisor, len(self.started) + 1)
+        self.started.append(worker)
+        log.begin(worker.pid, worker.incarnation)
+        return cast(Worker, worker)
+
+
+class ModelWorld:
+    """`entries` are the events that the condition was told, each with the states before and after;
+    `nested` counts those that came while another one was dealt with.
+    """
+
+    def __init__(self, folder: Path, settings: Settings | None = None, *, preload: bool) -> None:
+        self.settings = settings or Settings()
+        self.memory = _Memory()
+        self.workers = _Workers()
+        self.events = EventLog()
+        gateway = GatewayParts(
+            InForce(self.settings),
+            self.events,
+            cast(Steward, self.memory),
+            cast(Starter, self.workers),
+            None,
+        )
+        model = Model("m", "/m", ModelSettings(path="/m", preload=preload))
+        self.compartment = Compartment(model, WorkerLog(folder / "m.log"), gateway)
+        self.entries: list[tuple[Event, State, State]] = []
+        self.nested = 0
+        self._record()
+
+    @property
+    def state(self) -> State:
+        return self.compartment.state
+
+    @property
+    def worker(self) -> ScriptedWorker:
+        """The last one."""
+        return self.workers.started[-1]
+
+    def request(self, name: str) -> Request:
+        """One that was taken in."""
+        generate = Generate(request_id=name, prompt=TextPrompt(name), sampling=Sampling(seed=1))
+        now = asyncio.get_running_loop().time()
+        request = Request(generate, Terms(deadline_s=1e9), now)
+        self.compartment.submit(request)
+        return request
+
+    def admit(self) -> None:
+        assert self.memory.asked is not None
+        asked, self.memory.asked = self.memory.asked, None
+        asked.admitted(1_000_000)
+
+    def come_up(self) -> None:
+        """From its wait for memory until it is loaded."""
+        self.admit()
+        self.say_hello()
+        self.say_ready()
+        assert self.state is State.READY
+
+    def say_hello(self) -> None:
+        self.worker.says(
+            Hello(
+                protocol_version="1",
+                pid=self.worker.pid,
+                incarnation=self.worker.incarnation,
+                python_version="3",
+                mlx_version="0",
+                mlx_lm_version="0",
+                device=Device(name="a", architecture="b"),
+            )
+        )
+
+    def say_ready(self) -> None:
+        self.worker.says(
+            Ready(
+                load_s=1.0,
+                weight_bytes=1,
+                context_tokens=10,
+                batching=True,
+                fingerprint="f",
+                memory=MlxMemory(),
+            )
+        )
+
+    def crash(self) -> None:
+        self.worker.ends(CRASHED)
+
+    def told(self, kind: str) -> list[dict[str, object]]:
+        return [each.fields for each in self.events.recent(100) if each.kind == kind]
+
+    def _record(self) -> None:
+        handle = self.compartment.condition.handle
+        depth = 0
+
+        def recorded(event: Event, *arguments: object, **options: object) -> None:
+            nonlocal depth
+            self.nested += depth > 0
+            depth += 1
+            before = self.state
+            try:
+                handle(event, *arguments, **options)
+            finally:
+                depth -= 1
+                self.entries.append((event, before, self.state))
+
+        self.compartment.condition.handle = recorded
