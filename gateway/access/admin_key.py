@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 from gateway.access.api_key import new_secret
-from gateway.system.state.secret_file import read_secret, write_secret
+from gateway.system.state_file import read_secret, write_secret
 
 logger = logging.getLogger(__name__)
 

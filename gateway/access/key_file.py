@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.access.api_key import ApiKey, Terms, digest_of, name_complaint, new_id, new_secret
-from gateway.system.state.secret_file import read_file, write_secret
+from gateway.system.state_file import read_file, write_secret
 
 _LOCK_S: Final = 5.0
 _LOCK_EVERY_S: Final = 0.02

@@ -19,9 +19,8 @@ from gateway.access.key_file import KeyFile, KeyFileError, Signature
 from gateway.access.ring import Held, KeyRing
 from gateway.access.seat import Seat
 from gateway.system.lane import Lane
-from gateway.system.state.secret_file import write_secret
-from gateway.system.state.state_dir import StateDir
-from gateway.system.state.state_file import read_state
+from gateway.system.state_dir import StateDir
+from gateway.system.state_file import read_state, write_secret
 from gateway.system.tasks import Tasks
 from protocol.answers import Usage
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import click
 
+from gateway import VERSION
 from gateway.cli.uncut import UncutGroup
-from gateway.system.version import VERSION
 
 VERBS: Final = (
     "serve",

@@ -24,15 +24,16 @@ from gateway.memory.budget import budget_bytes
 from gateway.server.agent import server
 from gateway.server.agent.server import Terms
 from gateway.server.listen import PortTakenError, bind
-from gateway.system.file_limit import raise_file_limit
-from gateway.system.logs.setup import gateway_logs
-from gateway.system.loopback import is_loopback
-from gateway.system.sizes import format_size
-from gateway.system.state.state_dir import StateDir, StateDirError, default_state_dir
-from gateway.system.tls.certificate import CertificateError
-from gateway.system.tls.certificates import Certificates
-from gateway.system.tls.self_signed import ensured_certificate, fingerprint_of_file
-from gateway.system.url import url
+from gateway.system.logs import gateway_logs
+from gateway.system.machine import raise_file_limit
+from gateway.system.notation import format_size, is_loopback, url
+from gateway.system.state_dir import StateDir, StateDirError, default_state_dir
+from gateway.system.tls import (
+    CertificateError,
+    Certificates,
+    ensured_certificate,
+    fingerprint_of_file,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from typing import Final
 
 import gateway
 from gateway.cli.failure import CommandError
-from gateway.system.logs.line import readable
-from gateway.system.state.state_dir import StateDir
+from gateway.system.log_lines import readable
+from gateway.system.state_dir import StateDir
 from protocol.endpoint import EndpointError, endpoint
 
 _START_S: Final = 60.0

@@ -33,7 +33,7 @@ from gateway.cli.failure import (
 )
 from gateway.cli.server_sent_events import ServerSentEvent, server_sent_events
 from gateway.cli.trust import trusting_system
-from gateway.system.tls.certificate import distrust
+from gateway.system.tls import distrust
 
 _ANSWER_S: Final = 10.0
 _CONNECT_S: Final = 5.0

@@ -29,7 +29,7 @@ from gateway.config.settings import ConfigError, Flags
 from gateway.memory.budget import budget_bytes
 from gateway.memory.estimate.beside import misfits
 from gateway.memory.estimate.learned import Learned
-from gateway.system.state.state_dir import StateDir, default_state_dir
+from gateway.system.state_dir import StateDir, default_state_dir
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 

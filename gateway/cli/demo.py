@@ -23,8 +23,9 @@ from gateway.cli.failure import CommandError, interruptible
 from gateway.cli.paragraph import Paragraph
 from gateway.cli.parameters import Parameters
 from gateway.cli.pulse import Pulse
-from gateway.system.memory.footprint import FootprintError, footprint
-from gateway.system.sizes import format_size
+from gateway.system.memory import footprint
+from gateway.system.memory_reading import FootprintError
+from gateway.system.notation import format_size
 
 _MODEL: Final = "demo"
 _SHORT_QUESTION: Final = "What is Bulkhead?"

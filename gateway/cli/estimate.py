@@ -29,10 +29,8 @@ from gateway.memory.estimate.options import options_in
 from gateway.memory.estimate.outline import Outline, Verdict, outline_of
 from gateway.memory.estimate.weights import EstimateError
 from gateway.memory.leak_check import read_stranded
-from gateway.system.nearest import nearest_model, suggestion
-from gateway.system.sizes import format_size
-from gateway.system.state.address import running_address
-from gateway.system.state.state_dir import StateDir, default_state_dir
+from gateway.system.notation import format_size, nearest_model, suggestion
+from gateway.system.state_dir import StateDir, default_state_dir, running_address
 
 _WIDTH: Final = 14
 

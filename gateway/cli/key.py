@@ -24,8 +24,7 @@ from gateway.cli.narrow import print_table
 from gateway.cli.options import json_option, names_gateway, reaches_gateway
 from gateway.cli.own_gateway import own_gateway, state_dir_option
 from gateway.cli.uncut import UncutGroup
-from gateway.system.nearest import nearest_model, suggestion
-from gateway.system.times import parse_time
+from gateway.system.notation import nearest_model, parse_time, suggestion
 
 
 @click.group("key", cls=UncutGroup)

@@ -16,7 +16,7 @@ from gateway.cli.narrow import print_table
 from gateway.cli.options import json_option, reaches_gateway
 from gateway.cli.printable import printable
 from gateway.cli.shelf import Shelf
-from gateway.system.sizes import format_size
+from gateway.system.notation import format_size
 
 
 @click.command("list")

@@ -13,9 +13,8 @@ from msgspec import Struct
 from gateway.access.admin_key import admin_key
 from gateway.config.read import read_settings
 from gateway.config.settings import ConfigError, Flags, Settings
-from gateway.system.state.address import near_url, running_address
-from gateway.system.state.state_dir import StateDir, default_state_dir
-from gateway.system.tls.certificate import trusting
+from gateway.system.state_dir import StateDir, default_state_dir, near_url, running_address
+from gateway.system.tls import trusting
 
 # Of one address. At others of loopback somebody else may listen.
 _ITSELF: Final = frozenset({"localhost", "127.0.0.1", "::1"})

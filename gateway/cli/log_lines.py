@@ -9,8 +9,8 @@ import click
 from rich.text import Text
 
 from gateway.cli.console import stdout_console
-from gateway.system.logs.line import as_json as json_line
-from gateway.system.logs.line import escaped, human, local_time, parsed, stamp_of
+from gateway.system.log_lines import as_json as json_line
+from gateway.system.log_lines import escaped, human, local_time, parsed, stamp_of
 
 _TAB: Final = 8
 _STYLES: Final = {"warning": "yellow", "error": "red", "critical": "bold red"}

@@ -16,9 +16,9 @@ from gateway.cli.log_lines import LogPrinter
 from gateway.cli.model_names import complete_model
 from gateway.cli.options import names_gateway, reaches_gateway
 from gateway.config.settings import Settings
-from gateway.system.logs.reader import LogReader
-from gateway.system.logs.since import since_stamp
-from gateway.system.nearest import nearest_model, suggestion
+from gateway.system.log_files import LogReader
+from gateway.system.log_lines import since_stamp
+from gateway.system.notation import nearest_model, suggestion
 
 _DEFAULT_LINES: Final = 200
 _ALL_LINES: Final = 999_999_999

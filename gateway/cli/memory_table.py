@@ -8,7 +8,7 @@ from rich.table import Table
 
 from gateway.cli.bodies import GatewayReading, MemoryReading, ModelReading, WorkerReading
 from gateway.cli.printable import printable
-from gateway.system.sizes import format_size
+from gateway.system.notation import format_size
 
 UNKNOWN: Final = "-"
 

@@ -15,7 +15,7 @@ from gateway.cli.client import GatewayClient
 from gateway.cli.failure import interruptible
 from gateway.cli.local import access, local_settings
 from gateway.cli.model_names import complete_model
-from gateway.system.state.secret_file import read_secret
+from gateway.system.state_file import read_secret
 
 Arguments = ParamSpec("Arguments")
 

@@ -11,7 +11,7 @@ from gateway.cli.client import GatewayClient
 from gateway.cli.failure import CommandError
 from gateway.cli.printable import printable
 from gateway.cli.progress import Progress
-from gateway.system.sizes import format_size
+from gateway.system.notation import format_size
 
 _LOADS: Final = ("load", "restart")
 

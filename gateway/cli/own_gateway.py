@@ -10,7 +10,7 @@ import click
 
 from gateway.cli.client import GatewayClient
 from gateway.cli.local import access, local_settings
-from gateway.system.state.address import running_address
+from gateway.system.state_dir import running_address
 
 state_dir_option = click.option(
     "--state-dir",

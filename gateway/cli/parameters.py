@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from gateway.system.nearest import nearest, suggestion
+from gateway.system.notation import nearest, suggestion
 
 
 class Parameters(Struct, frozen=True, omit_defaults=True):

@@ -16,7 +16,7 @@ from gateway.cli.options import names_gateway, reaches_gateway
 from gateway.cli.printable import printable
 from gateway.cli.pull_here import PullHere
 from gateway.cli.pull_view import PullView
-from gateway.system.sizes import format_size
+from gateway.system.notation import format_size
 
 
 @click.command("pull")

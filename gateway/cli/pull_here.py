@@ -25,7 +25,7 @@ from gateway.memory.budget import budget_bytes
 from gateway.memory.estimate.beside import possible_beside
 from gateway.memory.estimate.learned import Learned
 from gateway.memory.leak_check import read_stranded
-from gateway.system.state.state_dir import StateDir, default_state_dir
+from gateway.system.state_dir import StateDir, default_state_dir
 
 
 class PullHere:

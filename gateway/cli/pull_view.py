@@ -10,7 +10,7 @@ from rich.text import Text
 from gateway.cli.bodies import PullReading
 from gateway.cli.console import stderr_console
 from gateway.cli.printable import printable
-from gateway.system.sizes import format_size
+from gateway.system.notation import format_size
 
 _SAID_EVERY_S: Final = 10.0
 _BAR_CELLS: Final = 24

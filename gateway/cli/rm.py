@@ -9,7 +9,7 @@ from gateway.cli.client import GatewayClient
 from gateway.cli.options import json_option, model_argument, reaches_gateway
 from gateway.cli.printable import printable
 from gateway.cli.shelf import Shelf
-from gateway.system.sizes import format_size
+from gateway.system.notation import format_size
 
 
 @click.command("rm")

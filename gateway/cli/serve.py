@@ -26,13 +26,10 @@ from gateway.server.listen import PortTakenError, bind
 from gateway.server.upgrade.inheritance import Inheritance
 from gateway.service.mark import LABEL, MARK, MISTAKE_STATUS, service_pid
 from gateway.service.port import ask_health_of
-from gateway.system.file_limit import raise_file_limit
-from gateway.system.logs.setup import gateway_logs
-from gateway.system.malloc import give_large_buffers_back
-from gateway.system.state.address import near_url
-from gateway.system.state.state_dir import StateDir, StateDirError, default_state_dir
-from gateway.system.tls.certificate import CertificateError
-from gateway.system.tls.certificates import Certificates
+from gateway.system.logs import gateway_logs
+from gateway.system.machine import give_large_buffers_back, raise_file_limit
+from gateway.system.state_dir import StateDir, StateDirError, default_state_dir, near_url
+from gateway.system.tls import CertificateError, Certificates
 
 logger = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ from gateway.library.catalogue import (
     with_configured,
 )
 from gateway.library.finder import Finder
-from gateway.system.state.state_dir import StateDir, default_state_dir, lock_holder
-from gateway.system.state.state_file import read_state
+from gateway.system.state_dir import StateDir, default_state_dir, lock_holder
+from gateway.system.state_file import read_state
 
 
 class Shelf:

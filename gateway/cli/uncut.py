@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from gateway.system.nearest import nearest, suggestion
+from gateway.system.notation import nearest, suggestion
 
 _NO_LIMIT: Final = 1000
 

@@ -14,7 +14,7 @@ from gateway.cli.local import local_settings
 from gateway.cli.options import json_option, reaches_gateway
 from gateway.cli.printable import printable
 from gateway.server.upgrade.wish import Wish
-from gateway.system.state.state_file import write_state
+from gateway.system.state_file import write_state
 
 
 class Upgraded(Struct, frozen=True):

@@ -12,7 +12,7 @@ from gateway.config.kinds import toml_text
 from gateway.config.locations import Place
 from gateway.config.rules import Complaint
 from gateway.config.settings import GroupSettings, Settings
-from gateway.system.nearest import nearest
+from gateway.system.notation import nearest
 
 _KINDS = ("together", "swap", "reserve")
 

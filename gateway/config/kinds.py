@@ -15,8 +15,14 @@ from typing import Annotated, Any, Final, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from gateway.system.sizes import LARGEST_BYTES, PERCENT_PATTERN, SIZE_PATTERN, parse_size
-from gateway.system.times import format_time, parse_time
+from gateway.system.notation import (
+    LARGEST_BYTES,
+    PERCENT_PATTERN,
+    SIZE_PATTERN,
+    format_time,
+    parse_size,
+    parse_time,
+)
 
 # Ten years: beyond that dates can't be told any more.
 _LONGEST_S: Final = 315_360_000.0

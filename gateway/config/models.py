@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import gateway
-from gateway.system.denied import denied, is_denied
-from gateway.system.volume import away
+from gateway.system.machine import away, denied, is_denied
 from protocol.model_files import read_file
 
 DEMO_ID: Final = "demo"

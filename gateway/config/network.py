@@ -14,9 +14,9 @@ from gateway.config.locations import Place
 from gateway.config.models import expand_home
 from gateway.config.places import Places, Sought
 from gateway.config.settings import GatewaySettings, Settings
-from gateway.system.loopback import is_loopback
-from gateway.system.state.state_dir import StateDir, default_state_dir
-from gateway.system.tls.certificate import check, ends_soon
+from gateway.system.notation import is_loopback
+from gateway.system.state_dir import StateDir, default_state_dir
+from gateway.system.tls import check, ends_soon
 
 TLS_PLACES: Final[tuple[Place, Place]] = (("gateway", "tls_certificate"), ("gateway", "tls_key"))
 

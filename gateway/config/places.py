@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from gateway.config.models import NotThereError, expand_home
-from gateway.system.inquiries import Inquiries
+from gateway.system.lane import Inquiries
 
 # For all places together: they are asked side by side. A disk that sleeps takes seconds.
 _ANSWER_S: Final = 10.0

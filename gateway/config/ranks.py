@@ -12,7 +12,7 @@ from gateway.config.locations import Place
 from gateway.config.models import expand_home, find_folder
 from gateway.config.places import Places, Sought
 from gateway.config.settings import Settings
-from gateway.system.state.secret_file import read_secret
+from gateway.system.state_file import read_secret
 from protocol.model_files import read_config
 from protocol.ranks import undivided
 

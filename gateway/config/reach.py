@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gateway.config.models import find_folder, hugging_face_cache
-from gateway.system.denied import DeniedError, denied
-from gateway.system.volume import away
+from gateway.system.machine import DeniedError, away, denied
 
 
 def check_reach(located: str) -> None:

@@ -17,7 +17,7 @@ from gateway.config.locations import Place
 from gateway.config.models import expand_home
 from gateway.config.rank_places import LOCAL
 from gateway.config.settings import HUGGING_FACE, Settings
-from gateway.system.tls.self_signed import parse_fingerprint
+from gateway.system.tls import parse_fingerprint
 
 Complaint: TypeAlias = tuple[Place, str]
 

@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.config.keys import MODELS
 from gateway.config.settings import ModelSettings, Settings
-from gateway.system.times import TIME_PATTERN
+from gateway.system.notation import TIME_PATTERN
 
 
 def schema() -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Final
 from gateway.config.keys import HEADINGS, keys_of, label
 from gateway.config.kinds import Key, toml_text
 from gateway.config.locations import Place
-from gateway.system.nearest import nearest
+from gateway.system.notation import nearest
 
 _SHOWN_CHARACTERS: Final = 40
 # The table of each key.

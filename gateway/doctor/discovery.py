@@ -10,8 +10,7 @@ from gateway.config.models import expand_home
 from gateway.config.settings import HUGGING_FACE
 from gateway.doctor.finding import Finding, ok, warning
 from gateway.doctor.installation import Installation
-from gateway.system.denied import denied
-from gateway.system.volume import away
+from gateway.system.machine import away, denied
 
 _CHECK: Final = "discovery"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from gateway import VERSION
 from gateway.doctor.finding import Finding, error, ok, warning
 from gateway.doctor.installation import Installation
 from gateway.doctor.running import InForce, Running
-from gateway.system.version import VERSION
 
 
 def look_at_gateway(installation: Installation) -> Iterator[Finding]:

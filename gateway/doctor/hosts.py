@@ -9,7 +9,7 @@ from typing import Final
 from gateway.config.settings import HostSettings
 from gateway.doctor.finding import Finding, Severity, error, ok
 from gateway.doctor.installation import Installation
-from gateway.system.sizes import format_size
+from gateway.system.notation import format_size
 from gateway.workers.hosts.agent_bodies import HostBody
 from gateway.workers.hosts.agent_link import AgentLink
 

@@ -10,8 +10,8 @@ from gateway.config.mistakes import Mistake
 from gateway.config.read import read_draft
 from gateway.config.settings import Flags, Settings
 from gateway.doctor.running import Running, look_for_gateway
-from gateway.system.memory.device import device_info
-from gateway.system.state.state_dir import StateDir, default_state_dir
+from gateway.system.memory import device_info
+from gateway.system.state_dir import StateDir, default_state_dir
 
 
 class Installation:

@@ -11,10 +11,11 @@ from msgspec import Struct
 from gateway.doctor.finding import Finding, ok, warning
 from gateway.doctor.installation import Installation
 from gateway.doctor.running import is_stopped
-from gateway.system.memory.footprint import FootprintError, footprint
-from gateway.system.process_identity import alive
-from gateway.system.sizes import format_size
-from gateway.system.state.state_dir import StateDir
+from gateway.system.memory import footprint
+from gateway.system.memory_reading import FootprintError
+from gateway.system.notation import format_size
+from gateway.system.processes import alive
+from gateway.system.state_dir import StateDir
 from gateway.workers.records import WorkerRecords
 
 

@@ -14,11 +14,16 @@ from gateway.doctor.finding import Finding, error, ok, warning
 from gateway.doctor.installation import Installation
 from gateway.memory.budget import budget_of, unknown_device
 from gateway.memory.leak_check import read_stranded
-from gateway.system.file_limit import LEAST_FILES, attainable_files
-from gateway.system.memory.device import DeviceMemory, device_memory
-from gateway.system.memory.host import HostMemory, host_memory, wired_limit_mb
-from gateway.system.memory.reading import HostError
-from gateway.system.sizes import format_size
+from gateway.system.machine import LEAST_FILES, attainable_files
+from gateway.system.memory import (
+    DeviceMemory,
+    HostMemory,
+    device_memory,
+    host_memory,
+    wired_limit_mb,
+)
+from gateway.system.memory_reading import HostError
+from gateway.system.notation import format_size
 
 _MIB: Final = 1 << 20
 # What macOS and everything else need to go on; with less, machines have panicked (mlx#3186).

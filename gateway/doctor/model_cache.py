@@ -11,7 +11,7 @@ from typing import Final
 from gateway.config.models import hugging_face_cache
 from gateway.doctor.finding import Finding, ok, warning
 from gateway.doctor.installation import Installation
-from gateway.system.volume import away
+from gateway.system.machine import away
 
 _CHECK: Final = "model cache"
 

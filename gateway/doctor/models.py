@@ -20,9 +20,8 @@ from gateway.memory.estimate.learned import Learned
 from gateway.memory.estimate.options import options_in
 from gateway.memory.estimate.weights import EstimateError
 from gateway.memory.leak_check import read_stranded
-from gateway.system.denied import DeniedError
-from gateway.system.sizes import format_size
-from gateway.system.volume import AwayError, away
+from gateway.system.machine import AwayError, DeniedError, away
+from gateway.system.notation import format_size
 from protocol.errands import Environment, Examine, Examined
 
 _CHECK: Final = "model"

@@ -9,7 +9,7 @@ from gateway.config.network import first_key, has_keys, network_cautions, networ
 from gateway.config.places import Places
 from gateway.doctor.finding import Finding, error, ok, warning
 from gateway.doctor.installation import Installation
-from gateway.system.loopback import is_loopback
+from gateway.system.notation import is_loopback
 
 _CHECK = "network"
 

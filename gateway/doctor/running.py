@@ -16,9 +16,8 @@ from gateway.access.admin_key import admin_key
 from gateway.config.settings import GatewaySettings
 from gateway.service.mark import service_pid
 from gateway.service.port import Health, ask_health, port_is_free
-from gateway.system.state.address import near_url, running_address
-from gateway.system.state.state_dir import StateDir, lock_holder
-from gateway.system.tls.certificate import trusting_anybody
+from gateway.system.state_dir import StateDir, lock_holder, near_url, running_address
+from gateway.system.tls import trusting_anybody
 
 
 class Process(Struct, frozen=True):

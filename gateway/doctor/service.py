@@ -18,7 +18,7 @@ from gateway.service.manager import Manager, manager
 from gateway.service.mark import service_pid
 from gateway.service.owner import owner
 from gateway.service.twin import jobs, known, twice
-from gateway.system.state.state_dir import StateDir
+from gateway.system.state_dir import StateDir
 
 _CHECK = "service"
 

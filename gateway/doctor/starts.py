@@ -9,7 +9,7 @@ from typing import Final
 from gateway.doctor.finding import Finding, ok, warning
 from gateway.doctor.installation import Installation
 from gateway.server.starts import UncleanStarts
-from gateway.system.state.state_file import read_state
+from gateway.system.state_file import read_state
 
 _CHECK: Final = "starts"
 

@@ -12,8 +12,8 @@ from typing import Final
 
 from gateway.doctor.finding import Finding, error, ok, warning
 from gateway.doctor.installation import Installation
-from gateway.system.sizes import format_size
-from gateway.system.state.state_dir import StateDir
+from gateway.system.notation import format_size
+from gateway.system.state_dir import StateDir
 from protocol.endpoint import MAX_SOCKET_PATH_BYTES, EndpointError, endpoint
 
 # A model's log has 30 MB at most, and a gateway has several.

@@ -21,7 +21,7 @@ from gateway.doctor.errands import run_errand
 from gateway.doctor.finding import Finding, ok, warning
 from gateway.doctor.installation import Installation
 from gateway.doctor.running import Running
-from gateway.system.memory.host import host_memory
+from gateway.system.memory import host_memory
 from protocol.errands import Measure, Measured
 
 _CHECK: Final = "throughput"

@@ -11,7 +11,7 @@ from msgspec import Struct
 from gateway.doctor.finding import Finding, ok, warning
 from gateway.doctor.installation import Installation
 from gateway.doctor.running import is_stopped
-from gateway.system.process_identity import alive
+from gateway.system.processes import alive
 from gateway.workers.records import WorkerRecords
 
 

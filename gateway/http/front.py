@@ -8,8 +8,8 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
+from gateway import VERSION
 from gateway.http.openapi.operation import Described, Operation
-from gateway.system.version import VERSION
 
 _WHAT: Final = f"Bulkhead {VERSION}, a server of models on this machine."
 _PLACES: Final = (

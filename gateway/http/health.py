@@ -12,6 +12,7 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
 
+from gateway import VERSION
 from gateway.http.callers import caller_of
 from gateway.http.model_call import deadline_s
 from gateway.http.openapi.operation import NAMES_MODEL, Described, Operation, Query
@@ -19,9 +20,8 @@ from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet, Phase
 from gateway.models.lifecycle import State
 from gateway.requests.request import Request, Terms
-from gateway.system.faults import Fault
 from gateway.system.refusal import Refusal
-from gateway.system.version import VERSION
+from gateway.system.tasks import Fault
 from protocol.prompts import TextPrompt
 from protocol.requests import Embed, Generate, Sampling, Task
 

@@ -18,8 +18,8 @@ from gateway.http.callers import caller_of
 from gateway.http.openapi.operation import EVENT_STREAM, NAMES_MODEL, Described, Operation, Query
 from gateway.models.fleet import Fleet, Phase
 from gateway.system.lane import Lane
-from gateway.system.logs.reader import LogReader
-from gateway.system.logs.since import since_stamp
+from gateway.system.log_files import LogReader
+from gateway.system.log_lines import since_stamp
 from gateway.system.refusal import Refusal
 
 _DEFAULT_LINES: Final = 200

@@ -16,9 +16,9 @@ from gateway.http.metrics.http_meter import Ended, HttpMeter
 from gateway.http.record import CLIENT_LEFT, Record, begin_record
 from gateway.http.route_paths import RoutePaths
 from gateway.http.spans import Life, Spans
-from gateway.system.faults import Faults
-from gateway.system.logs.line import about
+from gateway.system.log_lines import about
 from gateway.system.refusal import Refusal
+from gateway.system.tasks import Faults
 
 logger = logging.getLogger(__name__)
 

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
+from gateway import VERSION
 from gateway.config.groups import Group
 from gateway.config.read import Configuration
 from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
 from gateway.models.lifecycle import State
-from gateway.system.memory.reading import Footprint
-from gateway.system.version import VERSION
+from gateway.system.memory_reading import Footprint
 from gateway.workers.hosts.host import THIS_MACHINE
 from gateway.workers.hosts.hosts import RemoteReading
 from gateway.workers.last_exit import LastExit

@@ -16,7 +16,7 @@ from gateway.config.models import DEMO_FOLDER, find_folder
 from gateway.config.read import Configuration
 from gateway.library.description import describe
 from gateway.library.finder import FoundModel, sizes
-from gateway.system.nearest import nearest_model, suggestion
+from gateway.system.notation import nearest_model, suggestion
 
 
 class ModelOnDisk(Struct, frozen=True, kw_only=True):

@@ -17,8 +17,8 @@ from gateway.config.models import check_allowed, expand_home, find_folder, huggi
 from gateway.config.read import Configuration, Located
 from gateway.config.settings import HUGGING_FACE, ModelSettings, Settings
 from gateway.library.description import NOTHING, Description, describe
-from gateway.system.denied import denied
-from gateway.system.inquiries import Inquiries
+from gateway.system.lane import Inquiries
+from gateway.system.machine import denied
 
 _DEEPEST: Final = 3
 _MOST_FOLDERS: Final = 20_000

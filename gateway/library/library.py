@@ -27,7 +27,7 @@ from gateway.models.fleet import Fleet
 from gateway.models.reload import Reloader
 from gateway.system.lane import Lane
 from gateway.system.refusal import Refusal
-from gateway.system.state.state_file import read_state, write_state
+from gateway.system.state_file import read_state, write_state
 from gateway.system.tasks import Tasks
 
 logger = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from gateway.memory.estimate.estimate import estimated
 from gateway.memory.estimate.fitting import Fit, fit
 from gateway.memory.estimate.weights import EstimateError, Weights
 from gateway.models.fleet import Fleet
-from gateway.system.memory.back_end import back_end
-from gateway.system.sizes import format_size
+from gateway.system.memory import back_end
+from gateway.system.notation import format_size
 
 _TOKENS: Final = 8_000
 _DEFAULTS: Final = ModelSettings(path="")

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from gateway.library.pull_messages import GO, PullOrder, Said, decode_said
-from gateway.system.threads import start_thread
+from gateway.system.lane import start_thread
 
 _LAST_LINES: Final = 5
 # After so many deaths without a byte between them another one is not tried.

@@ -42,8 +42,8 @@ from gateway.library.sources import (
     checked,
     element_bytes,
 )
-from gateway.system.inquiries import Inquiries
-from gateway.system.sizes import format_size
+from gateway.system.lane import Inquiries
+from gateway.system.notation import format_size
 
 # Requests to the gateway go first.
 _NICE: Final = 5

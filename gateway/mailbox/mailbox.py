@@ -26,7 +26,7 @@ from gateway.models.fleet import Fleet
 from gateway.requests.byte_budget import ByteBudget
 from gateway.requests.request import ClientGoneError
 from gateway.requests.share import Share
-from gateway.system.logs.line import about
+from gateway.system.log_lines import about
 from gateway.system.refusal import Refusal
 from gateway.system.tasks import Tasks
 from protocol.answers import Usage

@@ -16,9 +16,8 @@ from gateway.memory.estimate.estimate import Estimate
 from gateway.memory.estimate.fitting import guess, whole
 from gateway.memory.estimate.learned import Learned
 from gateway.memory.estimate.options import options_of
-from gateway.system.denied import denied
 from gateway.system.lane import HangsError, Lane
-from gateway.system.volume import away
+from gateway.system.machine import away, denied
 
 # A disk that sleeps takes seconds to wake up.
 _ANSWER_S: Final = 10.0

@@ -9,8 +9,8 @@ from typing import Final
 import psutil
 
 from gateway.config.settings import MemorySettings
-from gateway.system.memory.device import DeviceMemory, device_info, device_memory
-from gateway.system.sizes import is_share, parse_size
+from gateway.system.memory import DeviceMemory, device_info, device_memory
+from gateway.system.notation import is_share, parse_size
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from gateway.system.memory.back_end import BackEnd, back_end
+from gateway.system.memory import BackEnd, back_end
 from protocol.ranks import RankBackend
 
 

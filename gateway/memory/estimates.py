@@ -14,7 +14,7 @@ from gateway.memory.estimate.estimate import Estimate
 from gateway.memory.estimate.fitting import shortened
 from gateway.memory.estimate.outline import Outline, outline_of
 from gateway.system.events import EventLog
-from gateway.system.logs.line import about
+from gateway.system.log_lines import about
 
 logger = logging.getLogger(__name__)
 

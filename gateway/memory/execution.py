@@ -18,9 +18,9 @@ from gateway.memory.decisions import (
 )
 from gateway.memory.ledger import Ledger
 from gateway.memory.tenant import Tenant
-from gateway.system.clock.present import present_clock
+from gateway.system.clock import present_clock
 from gateway.system.events import EventLog
-from gateway.system.sizes import format_size
+from gateway.system.notation import format_size
 
 # A limit that moves by less than both is no event.
 _NEWS_BYTES: Final = 64_000_000

@@ -9,8 +9,8 @@ from gateway.memory.claim import Claim
 from gateway.memory.decisions import Refuse
 from gateway.memory.holder import Holder
 from gateway.memory.ledger import Ledger
+from gateway.system.notation import format_size
 from gateway.system.refusal import Refusal
-from gateway.system.sizes import format_size
 
 
 def waiting(ledger: Ledger, claim: Claim) -> str:

@@ -10,7 +10,7 @@ from msgspec import Struct
 from gateway.memory.admission import Admission
 from gateway.memory.decisions import Admit, Decision, Evict, Refuse
 from gateway.memory.estimate.outline import Outline
-from gateway.system.sizes import format_size
+from gateway.system.notation import format_size
 
 
 class Forecast(Struct, frozen=True):

@@ -25,9 +25,9 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from gateway.system.boot import present_boot
-from gateway.system.memory.host import host_memory
-from gateway.system.state.state_file import read_state, write_state
+from gateway.system.machine import present_boot
+from gateway.system.memory import host_memory
+from gateway.system.state_file import read_state, write_state
 
 _RETURNS_S: Final = 60.0
 # The end of a process may be known only after its pages have come back.

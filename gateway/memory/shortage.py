@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.system.memory.reading import Pressure
+from gateway.system.memory_reading import Pressure
 
 _LASTS_S: Final = 5.0
 _LEVELS: Final[tuple[Pressure, ...]] = ("warn", "critical")

@@ -26,12 +26,12 @@ from gateway.memory.holder import Holder, Need
 from gateway.memory.leak_check import LeakCheck, Loaded, Reading, StrandedRecord
 from gateway.memory.shortage import Shortage
 from gateway.memory.tenant import NoRoomError, OtherHosts, Tenant
-from gateway.system.clock.present import present_clock
+from gateway.system.clock import present_clock
 from gateway.system.events import EventLog
 from gateway.system.lane import Lane
-from gateway.system.memory.reading import Pressure
+from gateway.system.memory_reading import Pressure
+from gateway.system.notation import format_size
 from gateway.system.refusal import Refusal
-from gateway.system.sizes import format_size
 from gateway.system.tasks import Tasks
 from protocol.memory import Bound
 

@@ -42,7 +42,7 @@ class Tenant(Protocol):
 
     @property
     def last_used(self) -> float:
-        """On the clock of `gateway.system.clock.present`."""
+        """On the clock of `gateway.system.clock`."""
 
     @property
     def reload_s(self) -> float:

@@ -21,7 +21,7 @@ from gateway.models.parts import GatewayParts
 from gateway.models.performer import Performer
 from gateway.requests.request import Request, RequestState
 from gateway.requests.use import UseState
-from gateway.system.clock.waiting import until_set
+from gateway.system.clock import until_set
 from gateway.system.refusal import Refusal, RefusalState
 from gateway.workers.starter import Channel
 from gateway.workers.worker import Worker, WorkerState

@@ -9,7 +9,7 @@ from gateway.config.in_force import InForce
 from gateway.models import refusals
 from gateway.models.condition import Condition
 from gateway.models.lifecycle import Event, State
-from gateway.system.clock.waiting import Timer
+from gateway.system.clock import Timer
 
 _LOAD_TIMEOUTS: Final = 2
 

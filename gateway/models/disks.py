@@ -16,8 +16,8 @@ from gateway.models.lifecycle import State
 from gateway.models.roster import Roster
 from gateway.system.events import EventLog
 from gateway.system.lane import HangsError, Lane
+from gateway.system.machine import AwayError, is_mounted, volume_of
 from gateway.system.tasks import Tasks
-from gateway.system.volume import AwayError, is_mounted, volume_of
 
 logger = logging.getLogger(__name__)
 

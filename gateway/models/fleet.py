@@ -28,14 +28,12 @@ from gateway.models.readings import Readings
 from gateway.models.roster import Roster
 from gateway.requests.request import Request
 from gateway.requests.traffic import Successor
-from gateway.system.clock.waiting import until_set
+from gateway.system.clock import until_set
 from gateway.system.events import EventLog
-from gateway.system.faults import Faults
-from gateway.system.loop_lag import LoopLag
+from gateway.system.machine import Wakefulness
 from gateway.system.refusal import Refusal
-from gateway.system.state.state_dir import StateDir
-from gateway.system.tasks import Tasks
-from gateway.system.wakefulness import Wakefulness
+from gateway.system.state_dir import StateDir
+from gateway.system.tasks import Faults, LoopLag, Tasks
 from gateway.workers.hosts.hosts import Hosts
 from gateway.workers.records import WorkerRecords
 from gateway.workers.starter import Channel, Starter

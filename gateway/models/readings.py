@@ -13,11 +13,9 @@ from gateway.memory.leak_check import Loaded
 from gateway.memory.steward import Steward
 from gateway.models.roster import Roster
 from gateway.system.lane import Lane
-from gateway.system.memory.card import card_memory
-from gateway.system.memory.footprint import FootprintError, FootprintGauge
-from gateway.system.memory.host import host_memory
-from gateway.system.memory.reading import CardMemory, Footprint
-from gateway.system.process_identity import descendants
+from gateway.system.memory import FootprintGauge, card_memory, host_memory
+from gateway.system.memory_reading import CardMemory, Footprint, FootprintError
+from gateway.system.processes import descendants
 from gateway.system.tasks import Tasks
 from gateway.workers.worker import Worker
 

@@ -17,10 +17,10 @@ from typing import Final, NamedTuple
 from gateway.models import refusals
 from gateway.models.lifecycle import Event, State
 from gateway.models.parts import GatewayParts, ModelParts
-from gateway.system.clock.waiting import Timer
-from gateway.system.logs.line import about
+from gateway.system.clock import Timer
+from gateway.system.log_lines import about
+from gateway.system.notation import format_size
 from gateway.system.refusal import Refusal
-from gateway.system.sizes import format_size
 from gateway.workers.hosts.host import THIS_MACHINE
 from gateway.workers.last_exit import LastExit, last_exit
 from gateway.workers.process import ExitStatus

@@ -20,12 +20,11 @@ from gateway.config.settings import ConfigError, Settings
 from gateway.memory.budget import budget_bytes
 from gateway.models.fleet import Fleet
 from gateway.system.lane import Lane
+from gateway.system.notation import format_size
 from gateway.system.notify import Notifier
 from gateway.system.refusal import Refusal
-from gateway.system.sizes import format_size
 from gateway.system.tasks import Tasks
-from gateway.system.tls.certificate import CertificateError
-from gateway.system.tls.certificates import Certificates
+from gateway.system.tls import CertificateError, Certificates
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from gateway.access.caller import Caller
 from gateway.config.model import Model
 from gateway.memory.steward import Steward
 from gateway.models.compartment import Compartment
-from gateway.system.nearest import nearest_model, suggestion
+from gateway.system.notation import nearest_model, suggestion
 from gateway.system.refusal import Refusal
 from gateway.system.tasks import Tasks
 

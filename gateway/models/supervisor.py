@@ -12,9 +12,9 @@ from gateway.models import refusals
 from gateway.models.lifecycle import Event, ImpossibleTransitionError, State
 from gateway.models.parts import GatewayParts, ModelParts
 from gateway.requests.traffic import Connection, ProtocolBreachError
-from gateway.system.logs.line import about
-from gateway.system.memory.footprint import FootprintError
-from gateway.system.sizes import format_size
+from gateway.system.log_lines import about
+from gateway.system.memory_reading import FootprintError
+from gateway.system.notation import format_size
 from gateway.workers.hang import HangDetector
 from gateway.workers.hosts.host import THIS_MACHINE
 from gateway.workers.ladder import Rung, Step

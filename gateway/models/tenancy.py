@@ -15,8 +15,8 @@ from gateway.models import refusals
 from gateway.models.condition import Condition
 from gateway.models.lifecycle import Event, State
 from gateway.requests.traffic import Traffic
-from gateway.system.clock.present import present_clock
-from gateway.system.logs.line import about
+from gateway.system.clock import present_clock
+from gateway.system.log_lines import about
 from gateway.system.refusal import Refusal
 from gateway.workers.worker import Worker
 from protocol.memory import Bound, Limit
@@ -33,7 +33,7 @@ _WATCHED_S: Final = 600
 
 
 class Tenancy:
-    """The model as the steward knows it. Times are those of `gateway.system.clock.present`, in
+    """The model as the steward knows it. Times are those of `gateway.system.clock`, in
     seconds: a sleep of the machine is no idleness.
 
     `lost_bytes` is what an earlier worker held and didn't come back. `reload_s` is how long it took

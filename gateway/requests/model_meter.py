@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.requests.timing import Timing
-from gateway.system.histogram import Histogram
+from gateway.system.tasks import Histogram
 
 # In seconds, as all of these. A prompt that is found again takes milliseconds, a long one minutes.
 FIRST_TOKEN_S: Final = (

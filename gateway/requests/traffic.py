@@ -16,7 +16,7 @@ from gateway.requests.queue import QueueFullError, RequestQueue
 from gateway.requests.request import Request
 from gateway.requests.use import Use
 from gateway.requests.vectors import ImplausibleError
-from gateway.system.clock.countdown import Presence
+from gateway.system.clock import Presence
 from gateway.system.events import EventLog, Kind
 from gateway.system.refusal import Refusal
 from protocol.answers import Embedded, Output, Rendered, RequestFailed

@@ -6,7 +6,7 @@ import time
 
 from msgspec import Struct
 
-from gateway.system.clock.present import present_clock
+from gateway.system.clock import present_clock
 
 
 class UseState(Struct, frozen=True):

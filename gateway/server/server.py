@@ -47,13 +47,12 @@ from gateway.server.upgrade.keeper import Keeper
 from gateway.server.upgrade.takeover import CannotTakeOverError, Takeover
 from gateway.server.upgrade.upgrader import Upgrader
 from gateway.server.uvicorn_server import Server
+from gateway.system.notation import url
 from gateway.system.notify import Notifier
-from gateway.system.process_identity import ProcessGoneError
-from gateway.system.state.address import Address, near_url, write_address
-from gateway.system.state.state_dir import StateDir
+from gateway.system.processes import ProcessGoneError
+from gateway.system.state_dir import Address, StateDir, near_url, write_address
 from gateway.system.tasks import Tasks
-from gateway.system.tls.certificates import Certificates
-from gateway.system.url import url
+from gateway.system.tls import Certificates
 from gateway.workers.records import WorkerRecords
 from gateway.workers.sweep import sweep
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from gateway.system.state.state_file import read_state, write_state
+from gateway.system.state_file import read_state, write_state
 
 # A load of hundreds of gigabytes takes minutes, so a loop may be that slow.
 WINDOW_S: Final = 1800.0

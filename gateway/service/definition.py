@@ -16,7 +16,7 @@ from gateway.service.failure import ServiceError
 from gateway.service.interpreter import lasting
 from gateway.service.mark import LABEL, MARK
 from gateway.service.owner import Owner
-from gateway.system.state.state_dir import StateDir, default_state_dir
+from gateway.system.state_dir import StateDir, default_state_dir
 from gateway.workers import ladder
 
 # Beyond drain and ladder: closing connections, writing records, a busy machine.

@@ -9,7 +9,7 @@ from typing import Final
 
 from gateway.config.models import expand_home, hugging_face_cache
 from gateway.config.settings import HUGGING_FACE, Settings
-from gateway.system.volume import volume_of
+from gateway.system.machine import volume_of
 
 _OF_THE_HOME: Final = ("Desktop", "Documents", "Downloads")
 

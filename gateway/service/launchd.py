@@ -21,8 +21,8 @@ from gateway.service.failure import ServiceError
 from gateway.service.files import make_private_file, make_private_folder, template
 from gateway.service.mark import LABEL, MISTAKE_STATUS, service_pid
 from gateway.service.owner import Owner
-from gateway.system.process_identity import ProcessGoneError, ProcessIdentity, alive, identify
-from gateway.system.state.state_dir import StateDir
+from gateway.system.processes import ProcessGoneError, ProcessIdentity, alive, identify
+from gateway.system.state_dir import StateDir
 
 _NO_DOMAIN: Final = 125
 # bootstrap's answers while an earlier job of the label is there, or still going away.

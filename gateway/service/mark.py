@@ -9,7 +9,7 @@ from typing import Final
 
 import psutil
 
-from gateway.system.state.state_dir import lock_holder
+from gateway.system.state_dir import lock_holder
 
 LABEL: Final = "io.bulkhead.gateway"
 MARK: Final = "BULKHEAD_SERVICE"

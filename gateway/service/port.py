@@ -11,8 +11,8 @@ import psutil
 from msgspec import Struct
 
 from gateway.config.settings import GatewaySettings
-from gateway.system.state.address import near_url
-from gateway.system.tls.certificate import trusting_anybody
+from gateway.system.state_dir import near_url
+from gateway.system.tls import trusting_anybody
 
 _ANSWER_S: Final = 3.0
 

@@ -9,7 +9,7 @@ from gateway.service.failure import ServiceError
 from gateway.service.manager import Manager
 from gateway.service.port import ask_health_of, listens, port_is_free
 from gateway.service.twin import known, removal
-from gateway.system.state.state_dir import lock_holder
+from gateway.system.state_dir import lock_holder
 
 
 def check_free(state_dir: Path, settings: Settings, pid: int | None) -> None:

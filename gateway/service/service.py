@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from gateway import VERSION
 from gateway.config.settings import Settings
 from gateway.service.command import run
 from gateway.service.definition import Definition, Installed, assumed, settings_of
@@ -22,9 +23,8 @@ from gateway.service.room import check_alone, check_free
 from gateway.service.status import ServiceStatus, look
 from gateway.service.twin import known, removal
 from gateway.service.words import Words
-from gateway.system.state.state_dir import StateDir
-from gateway.system.url import url
-from gateway.system.version import VERSION
+from gateway.system.notation import url
+from gateway.system.state_dir import StateDir
 
 # launchd tries again after ThrottleInterval, so a second attempt is waited for.
 _SERVES_S: Final = 200.0

@@ -6,6 +6,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from gateway import VERSION
 from gateway.config.settings import Settings
 from gateway.service.command import run
 from gateway.service.definition import Installed, settings_of, stop_s
@@ -15,8 +16,7 @@ from gateway.service.manager import Manager
 from gateway.service.mark import service_pid
 from gateway.service.port import ask_health_of
 from gateway.service.twin import Job, jobs, twice
-from gateway.system.url import url
-from gateway.system.version import VERSION
+from gateway.system.notation import url
 
 # An interpreter that starts says its version in a fraction of a second.
 _VERSION_S: Final = 20.0

@@ -1,1 +1,1 @@
-"""What the operating system and the event loop give: threads, tasks, limits, boots."""
+"""What every room needs: clocks, threads, tasks, logs, the state folder, TLS, memory readings."""

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from gateway.system.logs.line import about
+from gateway.system.log_lines import about
 
 logger = logging.getLogger(__name__)
 

@@ -1,22 +1,40 @@
 """Blocking calls beside the event loop: each owner has a lane, and a call that hangs stays in it.
 
 Not asyncio's default executor: its few threads are everybody's, so that some files on a dead mount
-would hold up whoever needs one, and the end of the process waits for all of them.
+would hold up whoever needs one, and the end of the process waits for all of them. `Inquiries` are
+for callers without an event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from typing import Generic, TypeVar
 
-from gateway.system.clock.countdown import Countdown
-from gateway.system.threads import start_thread
+from gateway.system.clock import Countdown
+
+
+def start_thread(work: Callable[[], object], name: str) -> threading.Thread:
+    """A daemon thread.
+
+    Raises:
+        OSError: the system gives no other one, for want of memory or by a limit of processes.
+            `threading` says so by a RuntimeError, and nobody who waits for an errno would hear it.
+    """
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    try:
+        thread.start()
+    except (RuntimeError, MemoryError) as error:
+        raise BlockingIOError(errno.EAGAIN, f"no thread can be started: {error}") from error
+    return thread
+
 
 logger = logging.getLogger(__name__)
 
@@ -139,3 +157,49 @@ def _answer(
     # The loop may be closed by now, and nobody waits.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(settle)
+
+
+K = TypeVar("K", bound=Hashable)
+
+
+class Inquiries(Generic[K, T]):
+    """Each is made on a thread of its own, and one that hangs only once."""
+
+    def __init__(self) -> None:
+        # With the time when it was asked.
+        self._asked: dict[K, tuple[float, Future[T]]] = {}
+
+    def ask(self, what: K, call: Callable[[], T], name: str) -> None:
+        """Unless an earlier answer is still to come. `name` is the thread's."""
+        if what not in self._asked or self._asked[what][1].done():
+            self._asked[what] = (time.monotonic(), _ask(call, name))
+
+    def answer(self, what: K, within_s: float) -> T:
+        """What the call returns, or raises. The time counts from the asking; blocks.
+
+        Raises:
+            TimeoutError: there is no answer yet.
+            OSError: no thread can be started.
+        """
+        began, answer = self._asked[what]
+        return answer.result(max(0.0, began + within_s - time.monotonic()))
+
+    def age_s(self, what: K) -> float:
+        """How long ago it was asked."""
+        return time.monotonic() - self._asked[what][0]
+
+
+def _ask(call: Callable[[], T], name: str) -> Future[T]:
+    answer: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(call())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    try:
+        start_thread(work, name)
+    except OSError as error:
+        answer.set_exception(error)
+    return answer

@@ -1,12 +1,17 @@
-"""Tasks with an owner: they end with it, and their exceptions are seen by whoever watches the loop
-(`gateway.system.faults`).
-"""
+"""The event loop's work: tasks that end with their owner, noted failures, and the loop's lag."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
+import time
+from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from itertools import accumulate
+from typing import Any, Final
+
+from msgspec import Struct
 
 
 class Tasks:
@@ -55,3 +60,123 @@ class Tasks:
         asyncio.get_running_loop().call_exception_handler(
             {"message": f"{what} failed", "exception": error}
         )
+
+
+class Histogram:
+    """For one thread. prometheus_client's own takes a lock and walks its buckets one by one for
+    each value: ten times as long, which is too much for every token.
+    """
+
+    __slots__ = ("_bounds", "_counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        """`bounds` ascend; each belongs to the bucket below it. Beyond the last there is one more.
+
+        `sum` is that of all values.
+        """
+        self.sum = 0.0
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self.sum += value * times
+
+    @property
+    def count(self) -> int:
+        """How many values there were."""
+        return sum(self._counts)
+
+    def buckets(self) -> list[tuple[float, int]]:
+        """Each bound, infinity the last, with how many values were at most that."""
+        return list(zip((*self._bounds, math.inf), accumulate(self._counts), strict=True))
+
+
+_EVERY_S: Final = 0.25
+LAG_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
+class LoopLag:
+    """`late_s` has one value for each quarter of a second."""
+
+    def __init__(self) -> None:
+        self.late_s = Histogram(LAG_S)
+
+    def watch(self, tasks: Tasks) -> None:
+        """From now on."""
+        tasks.keep(self._look, "lag of the event loop", 0.0)
+
+    async def _look(self) -> None:
+        # The loop's own clock stands still while it is busy, and goes on while the machine sleeps.
+        due = time.monotonic() + _EVERY_S
+        await asyncio.sleep(_EVERY_S)
+        self.late_s.observe(max(0.0, time.monotonic() - due))
+
+
+logger = logging.getLogger(__name__)
+
+# A fault that comes back is told again after so long; one that doesn't is forgotten.
+_SAID_AGAIN_S: Final = 60.0
+_REMEMBERED_S: Final = 600.0
+_KINDS: Final = 50
+_LONGEST_REASON: Final = 500
+
+
+class Fault(Struct, frozen=True):
+    """`at` is when it came last, a Unix time in seconds; `times` how often since it was not
+    remembered.
+    """
+
+    what: str
+    reason: str
+    at: float
+    times: int
+
+
+class Faults:
+    """Faults by their kind: what failed, by which exception."""
+
+    def __init__(self) -> None:
+        self._faults: dict[tuple[str, str], Fault] = {}
+        self._said_at: dict[tuple[str, str], float] = {}
+
+    def note(self, what: str, error: BaseException, now: float) -> bool:
+        """Whether it is to be said. `now` is a Unix time."""
+        kind = (what, type(error).__name__)
+        reason = f"{type(error).__name__}: {error}"[:_LONGEST_REASON]
+        # The newest goes to the end.
+        before = self._faults.pop(kind, None)
+        times = before.times if before is not None and _is_recent(before.at, now) else 0
+        self._faults[kind] = Fault(what, reason, now, times + 1)
+        while len(self._faults) > _KINDS:
+            oldest = next(iter(self._faults))
+            del self._faults[oldest]
+            self._said_at.pop(oldest, None)
+        if times and now - self._said_at.get(kind, 0.0) < _SAID_AGAIN_S:
+            return False
+        self._said_at[kind] = now
+        return True
+
+    def recent(self, now: float) -> list[Fault]:
+        """Those of the last ten minutes, the newest last."""
+        return [each for each in self._faults.values() if _is_recent(each.at, now)]
+
+    def watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Take note of everything that fails on the loop and has nobody else who would."""
+        loop.set_exception_handler(self._failed)
+
+    def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if error is None or "transport" in context:
+            # Of a client's connection, or no failure.
+            loop.default_exception_handler(context)
+            return
+        # The loop's own sentences have addresses in them.
+        what = "a callback of the event loop" if "handle" in context else context["message"]
+        if self.note(what, error, time.time()):
+            logger.error("%s", context["message"], exc_info=error)
+
+
+def _is_recent(at: float, now: float) -> bool:
+    """What comes later than now was noted by a clock that was set back since."""
+    return 0.0 <= now - at < _REMEMBERED_S

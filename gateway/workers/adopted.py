@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from gateway.system.process_identity import ProcessGoneError, ProcessIdentity, alive, send
-from gateway.system.threads import start_thread
+from gateway.system.lane import start_thread
+from gateway.system.processes import ProcessGoneError, ProcessIdentity, alive, send
 from gateway.workers.output import Output
 from gateway.workers.process import ExitStatus, copy_lines
 from gateway.workers.records import WorkerRecords

@@ -13,8 +13,8 @@ from concurrent.futures import Future
 
 from msgspec import Struct
 
-from gateway.system.process_identity import ProcessGoneError, ProcessIdentity, identify
-from gateway.system.threads import start_thread
+from gateway.system.lane import start_thread
+from gateway.system.processes import ProcessGoneError, ProcessIdentity, identify
 from gateway.workers.output import Output
 from gateway.workers.program import WORKER, worker_environment
 from gateway.workers.records import WorkerRecord, WorkerRecords

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import gateway
-from gateway.system.memory.back_end import BackEnd, back_end
+from gateway.system.memory import BackEnd, back_end
 
 WORKER: Final = Path(gateway.__file__).resolve().parent.parent / "worker" / "__main__.py"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gateway.system.process_identity import ProcessIdentity
-from gateway.system.state.state_file import read_state, write_state
+from gateway.system.processes import ProcessIdentity
+from gateway.system.state_file import read_state, write_state
 
 
 class WorkerRecord(Struct, frozen=True):

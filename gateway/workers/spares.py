@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.config.in_force import InForce
-from gateway.system.clock.countdown import Presence
+from gateway.system.clock import Presence
 from gateway.system.events import EventLog
-from gateway.system.logs.line import about
+from gateway.system.log_lines import about
 from gateway.system.tasks import Tasks
 from gateway.workers import ladder
 from gateway.workers.hang import HangDetector

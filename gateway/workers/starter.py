@@ -17,7 +17,7 @@ from gateway.config.rank_places import LOCAL
 from gateway.memory.cards import cards, default_backend, sharing
 from gateway.memory.estimate.estimate import Estimate
 from gateway.system.events import EventLog, Kind
-from gateway.system.state.state_dir import StateDir
+from gateway.system.state_dir import StateDir
 from gateway.workers.adopted import AdoptedProcess
 from gateway.workers.hosts.followers import Followers, Plan
 from gateway.workers.hosts.host import Host

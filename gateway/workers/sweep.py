@@ -11,8 +11,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from gateway.system.memory.footprint import FootprintError, footprint
-from gateway.system.process_identity import ProcessIdentity, alive, descendants, send
+from gateway.system.memory import footprint
+from gateway.system.memory_reading import FootprintError
+from gateway.system.processes import ProcessIdentity, alive, descendants, send
 from gateway.workers import ladder
 from gateway.workers.records import WorkerRecord, WorkerRecords
 

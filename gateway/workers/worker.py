@@ -13,13 +13,12 @@ from typing import Final, Protocol
 import zmq
 from msgspec import Struct
 
-from gateway.system.clock.waiting import until_set
-from gateway.system.descendants import Descendants
+from gateway.system.clock import until_set
 from gateway.system.lane import Lane
-from gateway.system.logs.line import about
-from gateway.system.memory.footprint import FootprintGauge
-from gateway.system.memory.reading import Footprint, together
-from gateway.system.process_identity import ProcessIdentity
+from gateway.system.log_lines import about
+from gateway.system.memory import FootprintGauge
+from gateway.system.memory_reading import Footprint, together
+from gateway.system.processes import Descendants, ProcessIdentity
 from gateway.system.tasks import Tasks
 from gateway.workers.adopted import AdoptedProcess
 from gateway.workers.hosts.bereavement import Loss

@@ -10,9 +10,9 @@ from collections import deque
 from pathlib import Path
 from typing import Final, Protocol
 
-from gateway.system.logs.line import stamp
-from gateway.system.logs.rotated import RotatedFile
-from gateway.system.threads import start_thread
+from gateway.system.lane import start_thread
+from gateway.system.log_files import RotatedFile
+from gateway.system.log_lines import stamp
 
 logger = logging.getLogger(__name__)
 

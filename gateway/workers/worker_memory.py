@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from gateway.system.memory.reading import Footprint
+from gateway.system.memory_reading import Footprint
 from protocol.memory import MlxMemory
 
 _READINGS: Final = 5

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import psutil
 import pytest
 
-from gateway.system.memory.footprint import footprint
+from gateway.system.memory import footprint
 from tests.support.gateway import START_S, Gateway, chat_body, eventually
 from tests.support.openapi_fuzz import ASKED, ORDERED, ask_at_random, but
 from tests.support.raw_fuzz import send_at_random

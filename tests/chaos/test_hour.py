@@ -16,7 +16,8 @@ import httpx
 import psutil
 import pytest
 
-from gateway.system.memory.footprint import FootprintError, footprint
+from gateway.system.memory import footprint
+from gateway.system.memory_reading import FootprintError
 from tests.support import shapes
 from tests.support.faults import EAGER_SPARES, sitecustomize
 from tests.support.gateway import START_S, Gateway, eventually

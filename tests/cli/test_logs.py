@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from gateway.cli import main
-from gateway.system.logs.rotated import RotatedFile
+from gateway.system.log_files import RotatedFile
 from tests.cli.conftest import SPACED_ID
 from tests.cli.terminal import bulkhead, started, terminal
 from tests.support.faults import wrapped_python

@@ -31,8 +31,7 @@ from gateway.doctor.state_folder import judge_disk
 from gateway.doctor.throughput import Speeds, judge_throughput
 from gateway.memory.budget import budget_of
 from gateway.service.definition import Installed
-from gateway.system.memory.device import DeviceMemory
-from gateway.system.memory.host import HostMemory
+from gateway.system.memory import DeviceMemory, HostMemory
 from protocol.errands import Environment, Examine, Examined
 
 GB = 10**9

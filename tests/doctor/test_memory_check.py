@@ -18,7 +18,7 @@ from gateway.doctor.memory_check.check import MemoryCheck, Part, looked_at
 from gateway.doctor.memory_check.line import Line
 from gateway.doctor.memory_check.process import Probe, ProbeError
 from gateway.doctor.memory_check.report import BEGIN, END
-from gateway.system.memory.footprint import footprint
+from gateway.system.memory import footprint
 from protocol.memory import MlxMemory
 from protocol.probe import (
     AttentionPeak,

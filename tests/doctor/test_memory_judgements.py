@@ -30,7 +30,7 @@ from gateway.doctor.memory_check.judgement import (
 )
 from gateway.doctor.memory_check.line import Line, Verdict
 from gateway.doctor.memory_check.report import BEGIN, END, anonymous, report
-from gateway.system.memory.back_end import BackEnd
+from gateway.system.memory import BackEnd
 from protocol.errands import Environment
 from protocol.memory import MlxMemory
 from protocol.probe import AttentionPeak, StepTimes

@@ -8,8 +8,7 @@ from gateway.access.key_file import KeyFile
 from gateway.config.settings import Flags
 from gateway.doctor.installation import Installation
 from gateway.doctor.network import look_at_network
-from gateway.system.state.address import Address, write_address
-from gateway.system.state.state_dir import StateDir
+from gateway.system.state_dir import Address, StateDir, write_address
 from tests.support.certificates import write_certificate
 
 

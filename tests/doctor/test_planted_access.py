@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from gateway import VERSION
 from gateway.access.api_key import Terms
 from gateway.access.key_file import KeyFile
 from gateway.config.models import DEMO_FOLDER
 from gateway.server.starts import StartRecord
-from gateway.system.state.state_dir import StateDir
-from gateway.system.version import VERSION
+from gateway.system.state_dir import StateDir
 from tests.cli.canned import CannedGateway
 from tests.doctor.machine import Machine
 from tests.support.certificates import write_certificate

@@ -20,14 +20,14 @@ from typing import Any
 
 import pytest
 
+from gateway import VERSION
 from gateway.config.models import DEMO_FOLDER
 from gateway.config.settings import GatewaySettings, Settings
 from gateway.service.definition import define
 from gateway.service.owner import Owner
 from gateway.service.systemd import Systemd
-from gateway.system.process_identity import identify
-from gateway.system.state.state_dir import StateDir
-from gateway.system.version import VERSION
+from gateway.system.processes import identify
+from gateway.system.state_dir import StateDir
 from gateway.workers.records import WorkerRecord, WorkerRecords
 from tests.cli.canned import CannedGateway
 from tests.doctor.machine import Machine

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from gateway.memory.tenant import NoRoomError
-from gateway.system.tls.self_signed import fingerprint_of_file
+from gateway.system.tls import fingerprint_of_file
 from gateway.workers.hosts.agent_bodies import API, Opening
 from gateway.workers.hosts.agent_link import AgentLink
 from gateway.workers.hosts.host import RankEnd

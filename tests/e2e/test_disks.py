@@ -37,8 +37,8 @@ class Disk:
 CODE = """
 if not in_worker():
     import builtins, errno, os, pathlib, io
-    import gateway.system.volume, gateway.models.disks
-    gateway.system.volume._PARENTS = ((pathlib.Path({parent!r}), 1),)
+    import gateway.system.machine, gateway.models.disks
+    gateway.system.machine._PARENTS = ((pathlib.Path({parent!r}), 1),)
     gateway.models.disks._LOOK_S = 0.2
     opens = io.open
     def guarded(file, *arguments, **options):

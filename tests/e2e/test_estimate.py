@@ -12,7 +12,8 @@ from gateway.memory.estimate.estimate import model_key
 from gateway.memory.estimate.fitting import whole
 from gateway.memory.estimate.learned import Learned
 from gateway.memory.estimate.options import Options
-from gateway.system.memory.footprint import Footprint, footprint
+from gateway.system.memory import footprint
+from gateway.system.memory_reading import Footprint
 from tests.support import shapes
 from tests.support.gateway import START_S, Gateway, eventually
 

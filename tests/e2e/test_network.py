@@ -22,7 +22,7 @@ from gateway.config.settings import Flags
 from gateway.doctor.gateway import look_at_gateway
 from gateway.doctor.installation import Installation
 from gateway.doctor.network import look_at_network
-from gateway.system.tls.certificate import trusting
+from gateway.system.tls import trusting
 from tests.support.certificates import write_certificate
 from tests.support.edge import shortened
 from tests.support.gateway import Gateway, chat_body, eventually

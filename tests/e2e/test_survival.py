@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from gateway.system.state.state_dir import lock_holder
+from gateway.system.state_dir import lock_holder
 from tests.cli.terminal import bulkhead
 from tests.support.faults import (
     EAGER_SPARES,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.system.version import VERSION
+from gateway import VERSION
 from tests.support.folders import short_folder
 
 ROOT = Path(__file__).parents[2]

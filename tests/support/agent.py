@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from gateway.system.tls.self_signed import fingerprint_of_file
+from gateway.system.tls import fingerprint_of_file
 from gateway.workers.hosts.agent_link import AgentLink
 from gateway.workers.hosts.host import RankOrder
 from gateway.workers.worker_log import WorkerLog

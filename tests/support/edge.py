@@ -21,14 +21,14 @@ def shortened(
         import contextlib, sys
         def limit_files(most):
             import resource
-            from gateway.system import file_limit
-            file_limit.MOST_FILES = most
+            from gateway.system import machine
+            machine.MOST_FILES = most
             hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         if not in_worker() and {{"serve", "agent"}} & set(sys.orig_argv):
             {limit}
             with contextlib.suppress(ImportError):
-                from gateway.edge import door, reception
+                from gateway.http.connection import door, reception
                 for doing in reception.Doing:
                     if doing is not reception.Doing.SERVED:
                         reception._ALLOWED_S[doing] = {seconds}

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import psutil
 
-from gateway.system.logs.line import readable
+from gateway.system.log_lines import readable
 from tests.support.folders import short_folder
 
 # Deadlines on a machine that does much else. Only a defect waits for their end.

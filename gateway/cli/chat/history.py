@@ -10,7 +10,7 @@ from typing import Final
 
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
-from gateway.system.state.state_file import make_folder
+from gateway.system.state_file import make_folder
 
 # It is read whole when a chat begins.
 _MOST_BYTES: Final = 1 << 20

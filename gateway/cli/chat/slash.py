@@ -15,7 +15,7 @@ from gateway.cli.client import GatewayClient
 from gateway.cli.failure import CommandError
 from gateway.cli.parameters import ParameterError, Parameters, shown, with_parameter
 from gateway.cli.printable import printable
-from gateway.system.nearest import nearest
+from gateway.system.notation import nearest
 
 # A path such as /usr/bin begins a message.
 _TYPED: Final = re.compile(r"/(\?|[A-Za-z]+)(?:\s+(.*))?", re.DOTALL)

@@ -8,7 +8,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from gateway.system.logs.line import escaped
+from gateway.system.log_lines import escaped
 
 # Wrapping asks it for defaults alone; nothing is printed on it.
 _CONSOLE: Final = Console(quiet=True)

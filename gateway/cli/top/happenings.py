@@ -10,7 +10,7 @@ from rich.text import Text
 
 from gateway.cli.bodies import EventReading
 from gateway.cli.top.fitting import one_line, tail_of
-from gateway.system.sizes import format_size
+from gateway.system.notation import format_size
 
 # A model's id has a quarter of the line.
 _NAME_SHARE: Final = 4

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from gateway.config.kinds import Size, byte_size, switch, time, whole
 from gateway.config.settings.section import Section
-from gateway.system.sizes import parse_size
+from gateway.system.notation import parse_size
 
 
 class QueueSettings(Section, frozen=True):

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from gateway.system.memory.back_end import BackEnd
+from gateway.system.memory import BackEnd
 from protocol.errands import Environment
 from protocol.memory import MlxMemory
 from protocol.probe import AttentionPeak, StepTimes

@@ -15,8 +15,8 @@ from gateway.doctor.memory_check.figures import (
 )
 from gateway.doctor.memory_check.line import Line, line
 from gateway.memory.estimate.learned import PROCESS_BYTES
-from gateway.system.memory.back_end import BackEnd
-from gateway.system.sizes import format_size
+from gateway.system.memory import BackEnd
+from gateway.system.notation import format_size
 
 _MIB: Final = 1 << 20
 # What readings of one process move by, as for workers (gateway.workers.worker).

@@ -28,10 +28,8 @@ from gateway.doctor.memory_check.figures import (
 )
 from gateway.doctor.memory_check.judgement import is_back
 from gateway.doctor.memory_check.process import Probe, ProbeError
-from gateway.system.memory.back_end import BackEnd, back_end
-from gateway.system.memory.footprint import FootprintError, footprint
-from gateway.system.memory.host import host_memory, wired_limit_mb
-from gateway.system.memory.reading import HostError
+from gateway.system.memory import BackEnd, back_end, footprint, host_memory, wired_limit_mb
+from gateway.system.memory_reading import FootprintError, HostError
 from protocol.errands import Environment
 from protocol.memory import MlxMemory
 from protocol.probe import (

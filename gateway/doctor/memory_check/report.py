@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from gateway import VERSION
 from gateway.doctor.memory_check.figures import Machine
 from gateway.doctor.memory_check.line import Line
-from gateway.system.sizes import format_size
-from gateway.system.version import VERSION
+from gateway.system.notation import format_size
 
 BEGIN: Final = "----- bulkhead memory report -----"
 END: Final = "----- end of the report -----"

@@ -21,7 +21,7 @@ from gateway.http.connection.peer import Peer
 from gateway.http.connection.plain_response import plain_response
 from gateway.http.connection.reception import BODY_BYTES_PER_S, BODY_S, HEAD_S, Doing, Reception
 from gateway.http.connection.request_id import new_request_id, request_id
-from gateway.system.logs.line import about
+from gateway.system.log_lines import about
 from gateway.system.refusal import Refusal
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ipaddress import IPv6Address, IPv6Network, ip_address
 from typing import Final
 
-from gateway.system.loopback import is_loopback_address
+from gateway.system.notation import is_loopback_address
 
 # What one household or one machine gets of IPv6: all its addresses are as easily had as one.
 _OWN_BITS: Final = 64

@@ -14,7 +14,7 @@ from typing import Final
 
 from starlette.datastructures import Headers
 
-from gateway.system.loopback import is_loopback
+from gateway.system.notation import is_loopback
 
 _HOST: Final = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
 # Ports tell origins apart and sites not, so any other server of this machine is of the same site.

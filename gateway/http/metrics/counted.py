@@ -17,8 +17,8 @@ from gateway.http.metrics.gauges import MODEL
 from gateway.http.metrics.http_meter import HttpMeter
 from gateway.requests.model_meter import ModelMeter
 from gateway.system.events import Kind
-from gateway.system.histogram import Histogram
 from gateway.system.refusal import Code
+from gateway.system.tasks import Histogram
 
 
 class Counted(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import Final, NamedTuple
 
-from gateway.system.histogram import Histogram
+from gateway.system.tasks import Histogram
 
 WHOLE_S: Final = (
     *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),

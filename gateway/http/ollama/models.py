@@ -13,6 +13,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway import VERSION
 from gateway.http.bodies import read_json
 from gateway.http.callers import caller_of
 from gateway.http.ollama.files import ModelFileReader, ModelFiles
@@ -21,7 +22,6 @@ from gateway.http.openapi.operation import NAMES_MODEL, Described, Operation
 from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
 from gateway.models.lifecycle import State
-from gateway.system.version import VERSION
 
 # The first with everything that is done here, which Codex asks for: it has `/v1/responses`.
 _SPOKEN: Final = "0.13.4"

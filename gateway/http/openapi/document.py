@@ -9,11 +9,11 @@ from typing import Any, Final
 import msgspec
 from starlette.routing import BaseRoute, Mount
 
+from gateway import VERSION
 from gateway.http.bodies import MAX_BODY_BYTES, MOST_DIGITS
 from gateway.http.errors import envelope_type
 from gateway.http.openapi.operation import ALWAYS, EVENT_STREAM, Described, Operation
 from gateway.system.refusal import Code, status_of
-from gateway.system.version import VERSION
 
 _REFERENCE: Final = "#/components/schemas/{name}"
 _PARAMETER: Final = re.compile(r"\{(?P<name>\w+)(?::\w+)?\}")

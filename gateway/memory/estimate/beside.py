@@ -15,7 +15,7 @@ from gateway.memory.estimate.learned import Learned
 from gateway.memory.estimate.options import options_in
 from gateway.memory.estimate.weights import EstimateError
 from gateway.memory.ledger import Ledger
-from gateway.system.sizes import format_size
+from gateway.system.notation import format_size
 
 
 class Possible(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gateway.memory.estimate.cache import CacheShape, first
-from gateway.system.memory.back_end import BackEnd
+from gateway.system.memory import BackEnd
 from protocol.chunks import LARGEST_TOKENS, LARGEST_TOKENS_ON_CPU
 
 NO_CACHES: Final = CacheShape(

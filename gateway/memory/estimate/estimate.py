@@ -19,7 +19,7 @@ from gateway.memory.estimate.pictures import picture_bytes
 from gateway.memory.estimate.ranks import part_of
 from gateway.memory.estimate.weights import EstimateError, Weights, adapter_bytes, read_weights
 from gateway.memory.estimate.working import working_bytes
-from gateway.system.memory.back_end import BackEnd
+from gateway.system.memory import BackEnd
 from protocol.caches import STEP_TOKENS
 from protocol.encoders import encoder_of
 from protocol.model_files import read_config

@@ -12,7 +12,7 @@ from gateway.memory.estimate.estimate import Estimate, estimate, model_key
 from gateway.memory.estimate.learned import Learned
 from gateway.memory.estimate.options import Options
 from gateway.memory.estimate.weights import adapter_bytes, read_weights
-from gateway.system.memory.back_end import back_end
+from gateway.system.memory import back_end
 
 # Weights and what comes beside them, where the rest can't be estimated.
 _GUESS: Final = 1.3

@@ -7,8 +7,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from gateway.system.memory.back_end import BackEnd, back_end
-from gateway.system.state.state_file import read_state, write_state
+from gateway.system.memory import BackEnd, back_end
+from gateway.system.state_file import read_state, write_state
 
 # A worker with its imports done and no model, until one was measured. On the CPU and with CUDA (its
 # context and libraries) it was, elsewhere; on Metal it is a guess on the safe side.

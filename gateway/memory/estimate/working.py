@@ -20,7 +20,7 @@ from gateway.memory.estimate.cache import (
     token_bytes_of,
     window_of,
 )
-from gateway.system.memory.back_end import BackEnd
+from gateway.system.memory import BackEnd
 from protocol.chunks import LARGEST_TOKENS, LARGEST_TOKENS_ON_CPU
 
 # What MLX and the allocator keep of what was freed, whatever the model.

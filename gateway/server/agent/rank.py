@@ -6,8 +6,8 @@ import asyncio
 import logging
 
 from gateway.server.agent.news import NewsDesk
-from gateway.system.clock.waiting import until_set
-from gateway.system.memory.reading import Footprint
+from gateway.system.clock import until_set
+from gateway.system.memory_reading import Footprint
 from gateway.workers import ladder
 from gateway.workers.hosts.agent_bodies import OrderBody
 from gateway.workers.hosts.host import RankEnd, RankOrder

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.system.sizes import format_size
+from gateway.system.notation import format_size
 
 
 class Room:

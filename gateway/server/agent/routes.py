@@ -14,14 +14,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gateway import VERSION
 from gateway.http.bodies import read_json
 from gateway.server.agent.sessions import Sessions
 from gateway.system.lane import Lane
-from gateway.system.memory.back_end import back_end
-from gateway.system.memory.footprint import FootprintError
-from gateway.system.memory.host import host_memory
+from gateway.system.memory import back_end, host_memory
+from gateway.system.memory_reading import FootprintError
 from gateway.system.refusal import Refusal
-from gateway.system.version import VERSION
 from gateway.workers.hosts.agent_bodies import (
     API,
     FootprintBody,

@@ -25,12 +25,10 @@ from gateway.server.agent.doorkeeper import Doorkeeper
 from gateway.server.agent.routes import ROUTES
 from gateway.server.agent.sessions import MOST_RANKS, Sessions
 from gateway.server.uvicorn_server import Server
-from gateway.system.faults import Faults
 from gateway.system.refusal import Refusal
-from gateway.system.state.address import near_url
-from gateway.system.state.state_dir import StateDir
-from gateway.system.tasks import Tasks
-from gateway.system.tls.certificates import Certificates
+from gateway.system.state_dir import StateDir, near_url
+from gateway.system.tasks import Faults, Tasks
+from gateway.system.tls import Certificates
 from gateway.workers.records import WorkerRecords
 from gateway.workers.sweep import sweep
 from gateway.workers.worker_log import WorkerLog

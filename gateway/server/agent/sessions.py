@@ -12,9 +12,9 @@ from gateway.server.agent.orders import complaint
 from gateway.server.agent.rank import HostedRank
 from gateway.server.agent.room import Room
 from gateway.server.agent.session import Session
-from gateway.system.memory.footprint import FootprintError
+from gateway.system.memory_reading import FootprintError
+from gateway.system.notation import format_size
 from gateway.system.refusal import Refusal
-from gateway.system.sizes import format_size
 from gateway.system.tasks import Tasks
 from gateway.workers import ladder
 from gateway.workers.hosts.agent_bodies import API, LEASE_OVER, Opening, OrderBody

@@ -15,7 +15,7 @@ from gateway.requests.request import Request
 from gateway.server.upgrade.messages import Cancelled, Estate, Failure, Serving, Spent, Submitted
 from gateway.server.upgrade.relay import Relay
 from gateway.server.upgrade.successor import SuccessorProcess, UnfitError
-from gateway.system.clock.present import present_clock
+from gateway.system.clock import present_clock
 from gateway.system.refusal import Refusal
 from protocol.moves import Move
 

@@ -15,7 +15,7 @@ import msgspec
 
 from gateway.server.upgrade.messages import HANDOVER_VERSION, Failure, FromSuccessor, Introduction
 from gateway.server.upgrade.wire import Frames, Passage
-from gateway.system.threads import start_thread
+from gateway.system.lane import start_thread
 from protocol.messages import PROTOCOL_VERSION
 
 # Has the descriptor of its socket: only a gateway that is replaced sets it.

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from gateway import VERSION
 from gateway.access.keys import Keys
 from gateway.mailbox.mailbox import Mailbox
 from gateway.models.fleet import Fleet
@@ -29,10 +30,8 @@ from gateway.server.upgrade.messages import (
 )
 from gateway.server.upgrade.wire import Frames, Passage
 from gateway.server.uvicorn_server import Server
-from gateway.system.clock.present import present_clock
-from gateway.system.clock.waiting import until_set
+from gateway.system.clock import present_clock, until_set
 from gateway.system.tasks import Tasks
-from gateway.system.version import VERSION
 from protocol.messages import PROTOCOL_VERSION
 
 _TIDY_S: Final = 1.0

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final
 
+from gateway import VERSION
 from gateway.http.admin import Upgraded
 from gateway.http.app import Parts
 from gateway.models import refusals
@@ -28,12 +29,11 @@ from gateway.server.upgrade.wish import Wish
 from gateway.server.uvicorn_server import Server
 from gateway.system.lane import Lane
 from gateway.system.notify import Notifier
-from gateway.system.process_identity import ProcessGoneError
+from gateway.system.processes import ProcessGoneError
 from gateway.system.refusal import Refusal
-from gateway.system.state.state_dir import StateDir
-from gateway.system.state.state_file import read_state
+from gateway.system.state_dir import StateDir
+from gateway.system.state_file import read_state
 from gateway.system.tasks import Tasks
-from gateway.system.version import VERSION
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from gateway.system.memory.reading import Footprint, Pressure
+from gateway.system.memory_reading import Footprint, Pressure
 from gateway.workers.process import ExitStatus
 
 # Of these messages. Who speaks another one is told so, and starts nothing.

@@ -6,8 +6,8 @@ import asyncio
 from typing import Final
 
 from gateway.memory.tenant import NoRoomError
-from gateway.system.clock.waiting import until_set
-from gateway.system.memory.reading import Footprint, FootprintError
+from gateway.system.clock import until_set
+from gateway.system.memory_reading import Footprint, FootprintError
 from gateway.workers.hosts.agent_bodies import (
     API,
     FootprintBody,

@@ -11,8 +11,8 @@ from typing import Final, Protocol, TypeVar
 from msgspec import Struct
 
 from gateway.memory.cards import sharing
-from gateway.system.logs.line import about
-from gateway.system.memory.reading import Footprint
+from gateway.system.log_lines import about
+from gateway.system.memory_reading import Footprint
 from gateway.system.tasks import Tasks
 from gateway.workers.hosts.fate import Fate
 from gateway.workers.hosts.host import Host, RankEnd, RankOrder, RankProcess

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
-from gateway.system.memory.reading import Footprint
+from gateway.system.memory_reading import Footprint
 from gateway.workers.process import ExitStatus, ProcessOrder
 
 # The name of the gateway's own.

@@ -12,7 +12,7 @@ from typing import Final
 from gateway.config.rank_places import LOCAL, RankPlace
 from gateway.config.settings import HostSettings
 from gateway.memory.tenant import NoRoomError
-from gateway.system.sizes import format_size
+from gateway.system.notation import format_size
 from gateway.system.tasks import Tasks
 from gateway.workers.hosts.agent_bodies import HostBody
 from gateway.workers.hosts.agent_link import AgentLink

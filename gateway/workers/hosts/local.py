@@ -12,8 +12,8 @@ from importlib.metadata import version
 from typing import Final
 
 from gateway.system.lane import Lane
-from gateway.system.memory.footprint import footprint
-from gateway.system.memory.reading import Footprint
+from gateway.system.memory import footprint
+from gateway.system.memory_reading import Footprint
 from gateway.workers.hosts.host import THIS_MACHINE, HostFigures, RankEnd, RankOrder
 from gateway.workers.hosts.rank_log import RankLog
 from gateway.workers.process import ExitStatus, WorkerProcess

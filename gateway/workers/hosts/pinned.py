@@ -13,10 +13,9 @@ from msgspec import Struct
 
 from gateway.config.models import expand_home
 from gateway.system.lane import Lane
-from gateway.system.state.secret_file import read_secret
+from gateway.system.state_file import read_secret
 from gateway.system.tasks import Tasks
-from gateway.system.tls.certificate import trusting_anybody, trusting_this
-from gateway.system.tls.self_signed import fingerprint, parse_fingerprint
+from gateway.system.tls import fingerprint, parse_fingerprint, trusting_anybody, trusting_this
 from gateway.workers.hosts.local_network import advice
 
 Body = TypeVar("Body", bound=Struct)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.system.sizes import format_size
+from gateway.system.notation import format_size
 
 # More is asked for before it is missing: a sequence that has no room begins anew.
 _MARGIN_BYTES: Final = 64_000_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.system.memory.reading import Footprint
+from gateway.system.memory_reading import Footprint
 from gateway.workers.hosts.agent_link import AgentLink
 from gateway.workers.hosts.host import HostFigures, RankEnd, RankOrder
 from gateway.workers.hosts.leased import LeasedRank

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from gateway.system.sizes import format_size
+from gateway.system.notation import format_size
 from protocol.life import Heartbeat, Load, LoadProgress, PromptCacheCleared, Ready
 from protocol.memory import Bound, Limit, MlxMemory, Need
 from protocol.message import Message

@@ -10,7 +10,7 @@ import pytest
 from gateway.access.admin_key import admin_key, ensured_admin_key
 from gateway.access.api_key import Terms, digest_of, name_of_owner
 from gateway.access.key_file import KeyFile, KeyFileError, NoSuchKeyError
-from gateway.system.state.secret_file import write_secret
+from gateway.system.state_file import write_secret
 
 
 @pytest.fixture

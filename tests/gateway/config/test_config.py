@@ -10,7 +10,7 @@ import pytest
 from gateway.config.models import DEMO_FOLDER, locate, model_from_flag
 from gateway.config.read import read_configuration, read_settings
 from gateway.config.settings import ConfigError, Flags, ModelSettings, Settings
-from gateway.system.sizes import format_size, parse_size
+from gateway.system.notation import format_size, parse_size
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ from gateway.http.metrics.http_meter import Ended, HttpMeter
 from gateway.http.record import note_usage, record_of
 from gateway.http.recorded import Recorded
 from gateway.http.route_paths import RoutePaths
-from gateway.system.faults import Faults
-from gateway.system.state.state_dir import StateDir
+from gateway.system.state_dir import StateDir
+from gateway.system.tasks import Faults
 from protocol.answers import Usage
 
 WORK = "/v1/chat/completions"

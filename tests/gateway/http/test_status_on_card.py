@@ -10,8 +10,8 @@ import pytest
 from gateway.http.status import _memory_status
 from gateway.memory.claim import Claim
 from gateway.memory.ledger import Ledger
-from gateway.system.memory.host import HostMemory
-from gateway.system.memory.reading import CardMemory, Footprint
+from gateway.system.memory import HostMemory
+from gateway.system.memory_reading import CardMemory, Footprint
 
 GB = 10**9
 CARD = CardMemory(85 * GB, 40 * GB)

@@ -17,7 +17,7 @@ from gateway.library.description import Description, describe
 from gateway.library.finder import Finder, search
 from gateway.memory.estimate.estimate import estimate
 from gateway.memory.estimate.weights import EstimateError
-from gateway.system.memory.back_end import BackEnd
+from gateway.system.memory import BackEnd
 from tests.gateway.library.test_library import cached, configuration, demo
 from tests.support.odd_models import ODD, odd
 

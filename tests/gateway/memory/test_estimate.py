@@ -19,7 +19,7 @@ from gateway.memory.estimate.estimate import Estimate, estimate
 from gateway.memory.estimate.fitting import LEAST_CONTEXT_TOKENS, fit, shortened
 from gateway.memory.estimate.learned import PROCESS_BYTES, Learned
 from gateway.memory.estimate.weights import EstimateError, read_weights
-from gateway.system.memory.back_end import BackEnd, back_end
+from gateway.system.memory import BackEnd, back_end
 from tests.support import shapes
 
 BUILT: dict[str, Callable[[Path], Path]] = {

@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 
 from gateway.memory.estimate.estimate import Estimate, estimate
-from gateway.system.memory.back_end import BackEnd
+from gateway.system.memory import BackEnd
 from protocol.encoders import encoder_of
 from tests.support.minilm import minilm
 from worker.mlx_embeddings import classes_of

@@ -15,7 +15,7 @@ from gateway.memory.estimate.options import Options
 from gateway.memory.estimate.pictures import picture_bytes
 from gateway.memory.estimate.weights import EstimateError, read_weights
 from gateway.memory.estimate.working import working_bytes
-from gateway.system.memory.back_end import BackEnd
+from gateway.system.memory import BackEnd
 from protocol.chunks import LARGEST_TOKENS
 from protocol.pictures import MOST_PIXELS, MOST_SEEN_PIXELS
 from tests.support import shapes

@@ -14,7 +14,7 @@ from msgspec import Struct
 from gateway.memory.estimate.estimate import Estimate, estimated
 from gateway.memory.estimate.fitting import fit
 from gateway.memory.estimate.weights import Weights
-from gateway.system.memory.back_end import BackEnd
+from gateway.system.memory import BackEnd
 
 GIB: Final = 2**30
 HEADROOM: Final = 2_000_000_000

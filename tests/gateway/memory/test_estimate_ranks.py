@@ -11,8 +11,8 @@ from safetensors import safe_open
 from gateway.memory.estimate.estimate import Estimate, estimate, model_key
 from gateway.memory.estimate.options import Options
 from gateway.memory.estimate.ranks import part_of
-from gateway.system.memory.back_end import BackEnd
-from gateway.system.memory.reading import Footprint, together
+from gateway.system.memory import BackEnd
+from gateway.system.memory_reading import Footprint, together
 from tests.support.shapes import DEMO
 
 PROCESS = 50_000_000

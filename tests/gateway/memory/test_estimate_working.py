@@ -11,7 +11,7 @@ import pytest
 from gateway.memory.estimate.language import DEFAULTS, language_of
 from gateway.memory.estimate.learned import PROCESS_BYTES
 from gateway.memory.estimate.working import working_bytes
-from gateway.system.memory.back_end import BackEnd, back_end
+from gateway.system.memory import BackEnd, back_end
 
 TOKENS: Final = 32_000
 HALF: Final = 2

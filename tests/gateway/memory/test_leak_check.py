@@ -28,9 +28,9 @@ from gateway.memory.leak_check import (
     read_stranded,
     write_stranded,
 )
-from gateway.system.boot import present_boot
 from gateway.system.events import EventLog
-from gateway.system.memory.host import HostMemory
+from gateway.system.machine import present_boot
+from gateway.system.memory import HostMemory
 from gateway.workers.hosts.hosts import Hosts
 
 GB = 1_000_000_000

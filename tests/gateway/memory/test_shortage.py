@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.memory.shortage import Shortage
-from gateway.system.memory.reading import Pressure
+from gateway.system.memory_reading import Pressure
 
 
 def test_a_moment_of_it_is_none() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gateway.models.lifecycle import Event, State
-from gateway.system.clock.waiting import until_set
+from gateway.system.clock import until_set
 from protocol.life import Load
 from protocol.requests import Generate
 from tests.gateway.models.compartment_world import CRASHED, ModelWorld

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.system.histogram import Histogram
+from gateway.system.tasks import Histogram
 
 _SECONDS = st.floats(0, 1e6)
 

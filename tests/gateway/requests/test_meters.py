@@ -6,9 +6,7 @@ import time
 from gateway.http.metrics.http_meter import Ended, HttpMeter
 from gateway.requests.model_meter import ModelMeter
 from gateway.requests.timing import Timing
-from gateway.system.histogram import Histogram
-from gateway.system.loop_lag import LoopLag
-from gateway.system.tasks import Tasks
+from gateway.system.tasks import Histogram, LoopLag, Tasks
 
 
 def _compute(seconds: float) -> None:

@@ -7,8 +7,8 @@ import errno
 
 import pytest
 
-from gateway.system.boot import present_boot
-from gateway.system.sysctl_darwin import SysctlByName
+from gateway.system.machine import present_boot
+from gateway.system.memory_darwin import SysctlByName
 from tests.support.stub import compile_stub
 
 _STUB = """

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gateway.system.events import EventLog
-from gateway.system.logs.line import structured
+from gateway.system.log_lines import structured
 
 
 async def test_a_follower_gets_what_comes() -> None:

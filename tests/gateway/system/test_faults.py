@@ -8,8 +8,7 @@ import time
 
 import pytest
 
-from gateway.system.faults import Faults
-from gateway.system.tasks import Tasks
+from gateway.system.tasks import Faults, Tasks
 
 
 def test_a_fault_is_said_once_a_minute_and_counted() -> None:

@@ -11,7 +11,7 @@ from gateway.config.network import exposed
 from gateway.config.settings import GatewaySettings
 from gateway.http.connection.neighbourhood import neighbourhood
 from gateway.http.connection.origins import complaint
-from gateway.system.loopback import is_loopback
+from gateway.system.notation import is_loopback
 
 NETWORK = IPv4Network("127.0.0.0/8")
 

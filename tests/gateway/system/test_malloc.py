@@ -10,7 +10,7 @@ import pytest
 # By the first ones glibc learns to keep the next, and what is held lies behind these in the heap.
 _CHILD = """
 import resource, sys
-from gateway.system.malloc import give_large_buffers_back
+from gateway.system.machine import give_large_buffers_back
 if sys.argv[1] == "given back":
     give_large_buffers_back()
 def held_bytes():

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.system.nearest import alike, nearest, nearest_model, suggestion
+from gateway.system.notation import alike, nearest, nearest_model, suggestion
 
 IDS = ("mlx-community/Qwen3-4B-4bit", "Llama-3.2-3B-Instruct-4bit", "demo", "a/b")
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config.kinds import UnexpectedError, read_value, time
-from gateway.system.times import format_time, parse_time
+from gateway.system.notation import format_time, parse_time
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from gateway.config.models import locate
-from gateway.system import volume
-from gateway.system.denied import denied, is_denied
-from gateway.system.volume import away, is_mounted, volume_of
+from gateway.system import machine as volume
+from gateway.system.machine import away, denied, is_denied, is_mounted, volume_of
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.system.process_identity import ProcessGoneError, ProcessIdentity, identify
+from gateway.system.processes import ProcessGoneError, ProcessIdentity, identify
 from gateway.workers.adopted import AdoptedProcess
 from gateway.workers.process import ExitStatus
 from gateway.workers.records import WorkerRecord, WorkerRecords

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.system.memory.back_end import BackEnd
+from gateway.system.memory import BackEnd
 from gateway.workers import program
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gateway.system.process_identity import (
+from gateway.system.processes import (
     ProcessGoneError,
     ProcessIdentity,
     alive,

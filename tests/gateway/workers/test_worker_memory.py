@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.system.memory.reading import Footprint
+from gateway.system.memory_reading import Footprint
 from gateway.workers.worker_memory import WorkerMemory
 from protocol.memory import MlxMemory
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import zmq
 
-from gateway.system.state.state_dir import StateDir
+from gateway.system.state_dir import StateDir
 from gateway.workers import ladder
 from gateway.workers.link import Link
 from gateway.workers.process import ExitStatus, ProcessOrder, WorkerProcess
@@ -182,7 +182,7 @@ def test_python_reports_a_missing_thread_as_this_module_takes_it() -> None:
     code = """
 import resource
 resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
-from gateway.system.threads import start_thread
+from gateway.system.lane import start_thread
 try:
     start_thread(print, "one")
 except OSError as error:

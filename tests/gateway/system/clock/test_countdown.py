@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.system.clock.countdown import LOOK_S, Countdown, Presence
-from gateway.system.clock.waiting import Timer, until_set
+from gateway.system.clock import LOOK_S, Countdown, Presence, Timer, until_set
 
 HOUR_S = 3600.0
 

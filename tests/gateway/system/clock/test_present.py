@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gateway.memory.decisions import Unanswered
-from gateway.system.clock.countdown import LOOK_S, Countdown
-from gateway.system.clock.present import PresentClock, present_clock
+from gateway.system.clock import LOOK_S, Countdown, PresentClock, present_clock
 from gateway.workers.hang import HangDetector
 from tests.gateway.memory.account import Account
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.access.api_key import ApiKey
-from gateway.system.faults import Faults
+from gateway.system.tasks import Faults
 
 DAY_S = 86_400.0
 NOW = 1_800_000_000.0

@@ -3,8 +3,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gateway.system.logs.leftovers import remove_leftovers, shorten_crashes
-from gateway.system.state.state_dir import StateDir
+from gateway.system.log_files import remove_leftovers, shorten_crashes
+from gateway.system.state_dir import StateDir
 
 
 def test_the_oldest_logs_of_models_that_are_gone_are_removed(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.system.logs.line import (
+from gateway.system.log_lines import (
     about,
     as_json,
     escaped,

@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.system.logs.line import stamp
-from gateway.system.logs.reader import LogReader
-from gateway.system.logs.rotated import OLDER_FILES, RotatedFile, rotated_paths
+from gateway.system.log_files import OLDER_FILES, LogReader, RotatedFile, rotated_paths
+from gateway.system.log_lines import stamp
 from tests.support.folders import short_folder
 
 FILE_BYTES = 200

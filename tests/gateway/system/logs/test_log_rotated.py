@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.system.logs.rotated import OLDER_FILES, RotatedFile, rotated_paths
+from gateway.system.log_files import OLDER_FILES, RotatedFile, rotated_paths
 
 
 def _write(file: RotatedFile, line: str) -> None:

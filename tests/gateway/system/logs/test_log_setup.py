@@ -18,9 +18,9 @@ def _run(tmp_path: Path, body: str, *, to_stderr: bool = True) -> tuple[int, str
     program = f"""
 import asyncio, logging, os, sys, threading
 from pathlib import Path
-from gateway.logs import setup
-from gateway.logs.line import about
-from gateway.state.state_dir import StateDir
+from gateway.system import logs as setup
+from gateway.system.log_lines import about
+from gateway.system.state_dir import StateDir
 
 state_dir = StateDir(Path({str(tmp_path)!r}))
 log = logging.getLogger("test")

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from gateway.system.logs.since import since_stamp
+from gateway.system.log_lines import since_stamp
 
 
 @pytest.mark.parametrize(

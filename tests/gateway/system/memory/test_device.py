@@ -10,8 +10,8 @@ import pytest
 
 from gateway.config.settings import MemorySettings
 from gateway.memory.budget import budget_bytes, budget_of
-from gateway.system.memory import device
-from gateway.system.memory.device import DeviceMemory, device_info, device_memory
+from gateway.system import memory as device
+from gateway.system.memory import DeviceMemory, device_info, device_memory
 from worker.system import memory as limits
 
 GB = 10**9

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.system.memory.footprint import Footprint, FootprintError, FootprintGauge, footprint
-from gateway.system.memory.footprint_darwin import LibProc, RusageInfoV4
+from gateway.system.memory import FootprintGauge, footprint
+from gateway.system.memory_darwin import LibProc, RusageInfoV4
+from gateway.system.memory_reading import Footprint, FootprintError
 from tests.support.stub import compile_stub
 
 _HOLD = """

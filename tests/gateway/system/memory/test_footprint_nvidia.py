@@ -13,9 +13,11 @@ import pytest
 
 pynvml = pytest.importorskip("pynvml", reason="installed on Linux alone")
 
-from gateway.system.memory import card, footprint_linux, footprint_nvidia  # noqa: E402
-from gateway.system.memory.footprint_nvidia import card_bytes, card_memory  # noqa: E402
-from gateway.system.memory.reading import CardMemory, Footprint, FootprintError  # noqa: E402
+from gateway.system import memory as card  # noqa: E402
+from gateway.system import memory_linux as footprint_linux  # noqa: E402
+from gateway.system import memory_nvidia as footprint_nvidia  # noqa: E402
+from gateway.system.memory_nvidia import card_bytes, card_memory  # noqa: E402
+from gateway.system.memory_reading import CardMemory, Footprint, FootprintError  # noqa: E402
 from tests.support.stub import compile_stub  # noqa: E402
 
 # Two devices. Pid 100 is on one of them, 200 on both, in two instances of the second; of 300
@@ -247,7 +249,7 @@ class TestThisSystem:
         code = (
             "import os, sys\n"
             "from pathlib import Path\n"
-            "from gateway.system.memory import footprint_linux\n"
+            "from gateway.system import memory_linux as footprint_linux\n"
             "footprint_linux._DRIVERS = (Path('/none'),)\n"
             "footprint_linux.footprint(os.getpid())\n"
             "sys.exit('pynvml' in sys.modules)"

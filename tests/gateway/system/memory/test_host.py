@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gateway.system.memory import host_linux
-from gateway.system.memory.host import host_memory
-from gateway.system.memory.host_darwin import Sysctl
-from gateway.system.memory.reading import HostError
+from gateway.system import memory_linux as host_linux
+from gateway.system.memory import host_memory
+from gateway.system.memory_darwin import Sysctl
+from gateway.system.memory_reading import HostError
 from tests.support.stub import compile_stub
 
 _STUB = """

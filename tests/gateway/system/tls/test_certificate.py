@@ -15,8 +15,7 @@ from gateway.access.key_file import KeyFile
 from gateway.config.network import network_cautions, network_complaints
 from gateway.config.places import Places
 from gateway.config.settings import GatewaySettings, Settings
-from gateway.system.tls.certificate import CertificateError, check, distrust, ends_soon, trusting
-from gateway.system.tls.certificates import Certificates
+from gateway.system.tls import CertificateError, Certificates, check, distrust, ends_soon, trusting
 from tests.support.certificates import write_certificate
 
 

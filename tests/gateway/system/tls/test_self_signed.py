@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.system.tls.certificate import check
-from gateway.system.tls.self_signed import (
+from gateway.system.tls import (
+    check,
     ensured_certificate,
     fingerprint,
     fingerprint_of_file,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.system.clock.waiting import until_set
-from gateway.system.memory.reading import Footprint
+from gateway.system.clock import until_set
+from gateway.system.memory_reading import Footprint
 from gateway.workers.hosts.followers import Followers, Plan, devices
 from gateway.workers.hosts.host import RankEnd, RankOrder
 from gateway.workers.hosts.local import LocalHost

@@ -1,4 +1,4 @@
-"""One line of a log: a flat JSON object for tools, a sentence for people."""
+"""Lines of a log: flat JSON objects for tools, sentences for people, and their times."""
 
 from __future__ import annotations
 
@@ -114,3 +114,26 @@ def _value(value: Any) -> str:
     text = str(value)
     plain = text and text.isprintable() and not any(each in text for each in ' "=')
     return text if plain else escaped(json.dumps(text, ensure_ascii=False))
+
+
+_AGO: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def since_stamp(text: str, now: float) -> str:
+    """The stamp for `10m`, `2h`, or an ISO 8601 time; one without a zone is of this machine's.
+
+    `now` is a Unix time in seconds.
+
+    Raises:
+        ValueError: it is neither; the text says what would be.
+    """
+    try:
+        if ago := _AGO.fullmatch(text):
+            return stamp(max(0.0, now - float(ago[1]) * _SECONDS[ago[2]]))
+        return stamp(datetime.fromisoformat(text).astimezone(UTC).timestamp())
+    except (ValueError, OverflowError, OSError):
+        raise ValueError(
+            f"{text[:100]!r} is neither a time such as 2026-01-31T12:30 nor how long ago, such as "
+            "90s, 10m, 2h or 3d."
+        ) from None

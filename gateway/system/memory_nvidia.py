@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pynvml
 
-from gateway.system.memory.reading import CardMemory, FootprintError
+from gateway.system.memory_reading import CardMemory, FootprintError
 
 # The first namespace has this number on every Linux (PROC_PID_INIT_INO of <linux/proc_ns.h>).
 _FIRST_PID_NAMESPACE: Final = "pid:[4026531836]"

@@ -1,4 +1,4 @@
-"""macOS: proc_pid_rusage of libproc, which is part of libSystem."""
+"""macOS: footprints by proc_pid_rusage of libproc, the machine's memory by sysctl and psutil."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import functools
 import os
 from typing import Final
 
-from gateway.system.memory.reading import Footprint, FootprintError
+import psutil
+
+from gateway.system.memory_reading import Footprint, FootprintError, HostError, Pressure
 
 RUSAGE_INFO_V4: Final = 4
 
@@ -126,3 +128,106 @@ class FootprintGauge:
 def started(pid: int) -> int:
     """As `LibProc.started`."""
     return _libproc().started(pid)
+
+
+# More than any text that is asked for; the kernel refuses to cut one short.
+_TEXT_BYTES: Final = 128
+
+
+class SysctlByName:
+    """The one call, on a library that tests can replace by a compiled stub."""
+
+    def __init__(self, path: str | None = None) -> None:
+        # None: the symbols of this process, which libSystem is always among.
+        library = ctypes.CDLL(path, use_errno=True)
+        self._sysctlbyname = library.sysctlbyname
+        self._sysctlbyname.argtypes = (
+            ctypes.c_char_p,
+            ctypes.c_void_p,
+            ctypes.POINTER(ctypes.c_size_t),
+            ctypes.c_void_p,
+            ctypes.c_size_t,
+        )
+        self._sysctlbyname.restype = ctypes.c_int
+
+    def number(self, name: str, value: ctypes.c_int | ctypes.c_int64) -> int:
+        """Raises: OSError. `value` is as wide as the kernel's, and zero."""
+        self._read(name, value)
+        return value.value
+
+    def text(self, name: str) -> str:
+        """Raises: OSError."""
+        value = ctypes.create_string_buffer(_TEXT_BYTES)
+        self._read(name, value)
+        return value.value.decode("ascii", "replace")
+
+    def _read(
+        self, name: str, value: ctypes.c_int | ctypes.c_int64 | ctypes.Array[ctypes.c_char]
+    ) -> None:
+        size = ctypes.c_size_t(ctypes.sizeof(value))
+        encoded = name.encode("ascii")
+        if self._sysctlbyname(encoded, ctypes.byref(value), ctypes.byref(size), None, 0) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+# What launchd's and the kernel's memorystatus code calls them (xnu bsd/sys/event.h,
+# NOTE_MEMORYSTATUS_PRESSURE_*); readable without privilege.
+_LEVELS: Final[dict[int, Pressure]] = {1: "normal", 2: "warn", 4: "critical"}
+_PRESSURE: Final = "kern.memorystatus_vm_pressure_level"
+# What the GPU may wire, in MiB; 0 is the system's own choice.
+_WIRED_LIMIT: Final = "iogpu.wired_limit_mb"
+
+
+class Sysctl:
+    """What it tells of memory, on a library that tests can replace by a compiled stub."""
+
+    def __init__(self, path: str | None = None) -> None:
+        self._sysctl = SysctlByName(path)
+
+    def pressure(self) -> Pressure:
+        """Raises: HostError."""
+        level = self._read(_PRESSURE, ctypes.c_int(0))
+        if level not in _LEVELS:
+            raise HostError(f"{_PRESSURE} is {level}")
+        return _LEVELS[level]
+
+    def wired_limit_mb(self) -> int:
+        """Raises: HostError where there is no such GPU."""
+        # Zeroed and wide enough for either width, as no header declares it.
+        return self._read(_WIRED_LIMIT, ctypes.c_int64(0))
+
+    def _read(self, name: str, value: ctypes.c_int | ctypes.c_int64) -> int:
+        try:
+            return self._sysctl.number(name, value)
+        except OSError as error:
+            raise HostError(str(error.strerror)) from error
+
+
+@functools.cache
+def _sysctl() -> Sysctl:
+    """On the system's library."""
+    return Sysctl()
+
+
+def pressure() -> Pressure:
+    """As `Sysctl.pressure`."""
+    return _sysctl().pressure()
+
+
+def wired_limit_mb() -> int | None:
+    """As `Sysctl.wired_limit_mb`."""
+    return _sysctl().wired_limit_mb()
+
+
+def unlisted_free_bytes() -> int:
+    """There are none: psutil's figure has all free pages."""
+    return 0
+
+
+def wired_bytes() -> int:
+    """vm_statistics64.wire_count, through psutil. Raises: HostError."""
+    wired = getattr(psutil.virtual_memory(), "wired", None)
+    if not isinstance(wired, int):
+        raise HostError("psutil tells no wired memory")
+    return wired

@@ -1,16 +1,139 @@
-"""Reading a rotated log while it is written: its last lines, and then each new one once."""
+"""Log files: bounded by rotation, cleared of leftovers, and read while they are written."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 import os
+import re
+import shutil
+import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, takewhile
+from logging import LogRecord
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import BinaryIO, Final, Self, cast
 
-from gateway.system.logs.line import stamp_of
-from gateway.system.logs.rotated import rotated_paths
+from gateway.system.log_lines import stamp_of
+from gateway.system.state_file import make_folder
+
+FILE_BYTES: Final = 10_000_000
+# Beside the one that is written.
+OLDER_FILES: Final = 2
+
+
+def rotated_paths(path: Path) -> list[Path]:
+    """Where the parts of a log are, the newest first."""
+    older = (path.with_name(f"{path.name}.{number}") for number in range(1, OLDER_FILES + 1))
+    return [path, *older]
+
+
+class RotatedFile(RotatingFileHandler):
+    """Writes records to a file. Thread-safe.
+
+    What can't be written, because the disk is full or the folder gone, is lost; `on_failure` is
+    told so once.
+    """
+
+    def __init__(
+        self, path: Path, on_failure: Callable[[str], None], *, file_bytes: int = FILE_BYTES
+    ) -> None:
+        super().__init__(
+            path,
+            maxBytes=file_bytes,
+            backupCount=OLDER_FILES,
+            encoding="utf-8",
+            errors="backslashreplace",
+            delay=True,
+        )
+        self._on_failure = on_failure
+        self._failed = False
+
+    def emit(self, record: LogRecord) -> None:
+        # Somebody may have removed it, or its folder.
+        if self.stream is not None and not os.path.exists(self.baseFilename):  # noqa: PTH110
+            with contextlib.suppress(OSError):
+                self.stream.close()
+            self.stream = None
+        super().emit(record)
+
+    def handleError(self, record: LogRecord) -> None:  # noqa: N802
+        if not self._failed:
+            self._failed = True
+            self._on_failure(
+                f"The log {self.baseFilename} can't be written, and lines are lost: "
+                f"{sys.exc_info()[1]}"
+            )
+
+    def close(self) -> None:
+        """What is still in its buffer may be lost as well."""
+        try:
+            super().close()
+        except OSError as error:
+            if not self._failed:
+                self._failed = True
+                self._on_failure(f"The log {self.baseFilename} can't be closed: {error}")
+
+    def _open(self) -> io.TextIOWrapper:
+        path = Path(self.baseFilename)
+        make_folder(path.parent)
+        stream = super()._open()
+        if _ends_in_mid_line(path):
+            stream.write(self.terminator)
+        return stream
+
+
+def _ends_in_mid_line(path: Path) -> bool:
+    """As after a kill, or on a disk that was full."""
+    with path.open("rb") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
+
+
+logger = logging.getLogger(__name__)
+
+_BYTES: Final = 50_000_000
+_CRASH_BYTES: Final = 10_000_000
+_LOG: Final = re.compile(r"(?P<log>.+\.log)(\.\d+)?")
+
+
+def remove_leftovers(folder: Path, in_use: Iterable[Path], bound_bytes: int = _BYTES) -> None:
+    """Remove the oldest logs that aren't in use until the others hold no more than the bound."""
+    names = {each.name for each in in_use}
+    try:
+        found = [
+            (status.st_mtime, status.st_size, path)
+            for path in folder.iterdir()
+            if (name := _LOG.fullmatch(path.name)) and name["log"] not in names
+            for status in (path.stat(),)
+        ]
+        excess_bytes = sum(size for _, size, _ in found) - bound_bytes
+        for _, size, path in sorted(found):
+            if excess_bytes <= 0:
+                return
+            path.unlink()
+            excess_bytes -= size
+    except OSError as error:
+        logger.warning("Old logs can't be removed: %s", error)
+
+
+def shorten_crashes(path: Path, bound_bytes: int = _CRASH_BYTES) -> None:
+    """Put a long file of crashes aside. Who started us holds it open, so it can't be renamed."""
+    try:
+        if path.stat().st_size > bound_bytes:
+            shutil.copyfile(path, path.with_name(f"{path.name}.1"))
+            with path.open("r+b") as file:
+                file.truncate()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        logger.warning("%s can't be shortened: %s", path, error)
+
 
 _BLOCK_BYTES: Final = 65536
 

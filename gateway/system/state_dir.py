@@ -1,4 +1,4 @@
-"""The state folder: lock, sockets, logs and prompts of one gateway."""
+"""The state folder of one gateway: its lock, its paths, and the address of its gateway."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from urllib.parse import quote
 
 import platformdirs
 import psutil
+from msgspec import Struct
 
-from gateway.system.state.obstacles import no_files, untrusted
-from gateway.system.state.state_file import make_folder
+from gateway.system.notation import url
+from gateway.system.state_file import make_folder, no_files, read_state, untrusted, write_state
 from protocol.endpoint import EndpointError, endpoint
 
 _LONGEST_SOCKET_NAME: Final = "9999999999.sock"
@@ -301,3 +302,33 @@ class StateDir:
     def ranks_log_path(self) -> Path:
         """Of ranks that an agent has started."""
         return self.logs / "(ranks).log"
+
+
+class Address(Struct, frozen=True):
+    """`certificate` is a file with the one that the gateway shows now, None for plain HTTP."""
+
+    url: str
+    pid: int
+    certificate: str | None = None
+
+
+# Listening on all addresses is no address to go to.
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
+
+
+def near_url(host: str, port: int, *, tls: bool) -> str:
+    """How a program on this machine reaches a gateway that listens there."""
+    return url(_EVERYWHERE.get(host, host), port, tls=tls)
+
+
+def write_address(state_dir: StateDir, address: Address) -> None:
+    write_state(state_dir.address_path, address)
+
+
+def running_address(state_dir: StateDir) -> Address | None:
+    """That of the gateway that has the folder's lock; None if none has."""
+    holder = lock_holder(state_dir.path)
+    if holder is None or not state_dir.address_path.exists():
+        return None
+    address = read_state(state_dir.address_path, Address)
+    return address if address is not None and address.pid == holder else None

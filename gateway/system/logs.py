@@ -17,11 +17,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from logging.handlers import QueueHandler, QueueListener
 from typing import Any, Final
 
-from gateway.system.logs.leftovers import remove_leftovers, shorten_crashes
-from gateway.system.logs.line import about, as_json, human, structured
-from gateway.system.logs.rotated import RotatedFile
-from gateway.system.state.state_dir import StateDir
-from gateway.system.version import VERSION
+from gateway import VERSION
+from gateway.system.log_files import RotatedFile, remove_leftovers, shorten_crashes
+from gateway.system.log_lines import about, as_json, human, structured
+from gateway.system.state_dir import StateDir
+
+# These have a place of their own in a sentence, or none.
+
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,136 @@
+"""Clocks and deadlines that stand still while the gateway can't look: asleep, stopped, too busy.
+
+The event loop's own clock goes on while the machine sleeps. By that clock everything that waited is
+too late at the wake, all at once, although nobody had a chance to be in time. By these clocks time
+passes only while somebody was there to act on it: how long a worker has owed an answer, how long a
+model was idle, how long somebody has waited for memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Callable
+from typing import Final
+
+# How often to look.
+LOOK_S: Final = 1.0
+# Whoever looks later than this was stopped or asleep, and not only busy.
+_ABSENCE_S: Final = 5.0
+
+
+class Presence:
+    """Whether the caller was there, who looks every `LOOK_S` at least."""
+
+    def __init__(self, now: float) -> None:
+        self._looked_at = now
+
+    def absent_s(self, now: float) -> float:
+        """How long it was away since it looked last; 0.0 if it wasn't."""
+        elapsed_s, self._looked_at = now - self._looked_at, now
+        return elapsed_s - LOOK_S if elapsed_s > _ABSENCE_S else 0.0
+
+
+class Countdown:
+    """A deadline that an absence puts off."""
+
+    def __init__(self, seconds: float, now: float) -> None:
+        self._ends_at = now + seconds
+        self._presence = Presence(now)
+
+    def left_s(self, now: float) -> float:
+        """To be asked every `LOOK_S` at least; 0.0 once it is over."""
+        self._ends_at += self._presence.absent_s(now)
+        return max(0.0, self._ends_at - now)
+
+    def pause_s(self, now: float) -> float:
+        """When to ask again."""
+        return min(LOOK_S, self.left_s(now))
+
+
+class PresentClock:
+    """To be read every `LOOK_S` at least."""
+
+    def __init__(self, time: Callable[[], float]) -> None:
+        """`time` goes on meanwhile; seconds."""
+        self._time = time
+        self._presence = Presence(time())
+        self._away_s = 0.0
+
+    @property
+    def away_s(self) -> float:
+        """For another process, whose `restore` takes it."""
+        return self._away_s
+
+    def restore(self, away_s: float) -> None:
+        """Go on with the clock of an earlier process, whose times come along."""
+        self._away_s = away_s
+
+    def now(self) -> float:
+        """Seconds, which never run backwards."""
+        now = self._time()
+        self._away_s += self._presence.absent_s(now)
+        return now - self._away_s
+
+
+_clocks: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, PresentClock]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def present_clock() -> PresentClock:
+    """That of the running event loop: all who ask have the same time."""
+    loop = asyncio.get_running_loop()
+    if loop not in _clocks:
+        # What is kept for a loop must not keep it.
+        _clocks[loop] = PresentClock(_time_of(weakref.ref(loop)))
+    return _clocks[loop]
+
+
+def _time_of(loop: weakref.ref[asyncio.AbstractEventLoop]) -> Callable[[], float]:
+    def time() -> float:
+        running = loop()
+        assert running is not None
+        return running.time()
+
+    return time
+
+
+async def until_set(event: asyncio.Event, seconds: float) -> bool:
+    """Whether it was set in time."""
+    loop = asyncio.get_running_loop()
+    countdown = Countdown(seconds, loop.time())
+    while not event.is_set() and countdown.left_s(loop.time()) > 0.0:
+        try:
+            async with asyncio.timeout(countdown.pause_s(loop.time())):
+                await event.wait()
+        except TimeoutError:
+            continue
+    return event.is_set()
+
+
+class Timer:
+    """A call that comes after so many seconds, unless it is cancelled before."""
+
+    def __init__(self, seconds: float, passed: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._passed = passed
+        self._countdown = Countdown(seconds, self._loop.time())
+        # A delay of none is no timer to uvloop but a plain handle.
+        self._handle: asyncio.Handle = self._next_look()
+
+    @property
+    def left_s(self) -> float:
+        return self._countdown.left_s(self._loop.time())
+
+    def cancel(self) -> None:
+        self._handle.cancel()
+
+    def _next_look(self) -> asyncio.Handle:
+        return self._loop.call_later(self._countdown.pause_s(self._loop.time()), self._look)
+
+    def _look(self) -> None:
+        if self.left_s > 0.0:
+            self._handle = self._next_look()
+        else:
+            self._passed()

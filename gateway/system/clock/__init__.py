@@ -1,1 +1,0 @@
-"""Deadlines that outlast a sleep of the machine."""

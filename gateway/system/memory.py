@@ -1,0 +1,161 @@
+"""What a process holds and what the machine has: each system's figures by one set of names.
+
+The footprint of a process is what the system would get back if the process ended. Its resident size
+misleads in both directions: on macOS it leaves out Metal's memory, and everywhere it counts file
+pages that others share.
+"""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from collections.abc import Collection
+from enum import StrEnum
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import psutil
+from msgspec import Struct
+
+import gateway
+from gateway.system.memory_linux import has_driver
+from gateway.system.memory_reading import CardMemory, HostError, Pressure
+
+if sys.platform == "darwin":
+    from gateway.system.memory_darwin import FootprintGauge as FootprintGauge
+    from gateway.system.memory_darwin import footprint as footprint
+else:
+    from gateway.system.memory_linux import FootprintGauge as FootprintGauge
+    from gateway.system.memory_linux import footprint as footprint
+
+
+class HostMemory(Struct, frozen=True):
+    """Bytes. `wired_bytes` can't be paged out; a figure that the system doesn't tell is None."""
+
+    total_bytes: int
+    available_bytes: int
+    wired_bytes: int | None
+    pressure: Pressure | None
+
+
+if sys.platform == "darwin":
+    from gateway.system.memory_darwin import (
+        pressure,
+        unlisted_free_bytes,
+        wired_bytes,
+    )
+    from gateway.system.memory_darwin import (
+        wired_limit_mb as wired_limit_mb,
+    )
+else:
+    from gateway.system.memory_linux import (
+        pressure,
+        unlisted_free_bytes,
+        wired_bytes,
+    )
+    from gateway.system.memory_linux import (
+        wired_limit_mb as wired_limit_mb,
+    )
+
+
+def host_memory() -> HostMemory:
+    """Read it; blocks for a fraction of a millisecond."""
+    memory = psutil.virtual_memory()
+    try:
+        wired: int | None = wired_bytes()
+    except HostError:
+        wired = None
+    try:
+        level: Pressure | None = pressure()
+    except HostError:
+        level = None
+    try:
+        unlisted = unlisted_free_bytes()
+    except HostError:
+        unlisted = 0
+    return HostMemory(memory.total, memory.available + unlisted, wired, level)
+
+
+def card_memory(pids: Collection[int]) -> CardMemory | None:
+    """Of the cards that these processes use; None if they use none, as on every Mac.
+
+    Raises:
+        FootprintError: there is a driver, and it doesn't say.
+    """
+    if not has_driver():
+        return None
+    # Only where there is a driver is this worth its import.
+    from gateway.system import memory_nvidia as footprint_nvidia
+
+    return footprint_nvidia.card_memory(pids)
+
+
+_PROBE: Final = Path(gateway.__file__).resolve().parent.parent / "worker" / "device.py"
+_PROBE_S: Final = 30.0
+
+
+class DeviceMemory(Struct, frozen=True):
+    """What models may take of a device's memory. `is_card`: it is a card's own memory, beside the
+    machine's.
+    """
+
+    most_bytes: int
+    is_card: bool = False
+
+
+def device_memory(info: dict[str, Any]) -> DeviceMemory | None:
+    """By `device_info`. None where MLX computes in the machine's memory and names no bound.
+
+    Metal names max_recommended_working_set_size, which follows iogpu.wired_limit_mb. CUDA names the
+    card's total_memory, and the CPU back end names nothing.
+    """
+    if recommended_bytes := _bytes(info, "max_recommended_working_set_size"):
+        return DeviceMemory(recommended_bytes)
+    if total_bytes := _bytes(info, "total_memory"):
+        return DeviceMemory(total_bytes, is_card=True)
+    return None
+
+
+def device_info() -> dict[str, Any]:
+    """mx.device_info(). Blocks for the time of an import of MLX, 0.1 to 0.3 s.
+
+    Raises:
+        OSError, ValueError, subprocess.SubprocessError: MLX can't be asked.
+    """
+    done = subprocess.run(
+        [sys.executable, "-P", str(_PROBE)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=_PROBE_S,
+        check=True,
+        close_fds=False,
+    )
+    return msgspec.json.decode(done.stdout, type=dict[str, Any])
+
+
+def _bytes(info: dict[str, Any], key: str) -> int:
+    """0 where it is missing, or no size."""
+    size = info.get(key)
+    return size if isinstance(size, int) and size > 0 else 0
+
+
+# MLX's CUDA back end is a distribution of its own: mlx-cuda-12, mlx-cuda-13.
+_CUDA: Final = "mlx-cuda"
+
+
+class BackEnd(StrEnum):
+    METAL = "metal"
+    CUDA = "cuda"
+    CPU = "cpu"
+
+
+@functools.cache
+def back_end() -> BackEnd:
+    """Of this environment, which models with an interpreter of their own are taken to share."""
+    if sys.platform == "darwin":
+        return BackEnd.METAL
+    names = (each.metadata["Name"] or "" for each in distributions())
+    return BackEnd.CUDA if any(each.startswith(_CUDA) for each in names) else BackEnd.CPU

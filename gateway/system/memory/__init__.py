@@ -1,1 +1,0 @@
-"""What processes, the machine and its GPU hold."""

@@ -1,0 +1,178 @@
+"""How people write sizes, times, addresses and names: read, written, and guessed where wrong."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from decimal import Decimal
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Final
+
+# Decimal, as macOS counts memory and disks; the binary units have names of their own.
+_SIZE_UNITS: Final = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
+_SIZE: Final = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]*)", re.ASCII)
+_PERCENT: Final = re.compile(r"(\d{1,3}(?:\.\d{1,20})?)\s*%", re.ASCII)
+# What any system counts memory in.
+LARGEST_BYTES: Final = (1 << 63) - 1
+# What `parse_size` takes, for those who can't call it.
+SIZE_PATTERN: Final = r"\d{1,20}(\.\d{1,20})?\s*([kKmMgGtT][iI]?[bB]|[bB])?"
+PERCENT_PATTERN: Final = r"\d{1,3}(\.\d{1,20})?\s*%"
+
+
+def parse_size(value: int | str, total_bytes: int | None = None) -> int:
+    """Bytes of `12000`, `"12GB"`, `"1.5GiB"`, or `"75%"` where a total is given.
+
+    Raises:
+        ValueError: with a sentence for the operator.
+    """
+    text = str(value).strip()
+    if total_bytes is not None and (percent := _PERCENT.fullmatch(text)):
+        share = float(percent[1])
+        if not 0 < share <= 100:
+            raise ValueError(f"{text!r} is not between 0% and 100%")
+        return int(total_bytes * share / 100)
+    size = _SIZE.fullmatch(text)
+    if size is None or size[2].upper() not in _SIZE_UNITS:
+        expected = "bytes, a size such as 12GB" + ("" if total_bytes is None else ", or 75%")
+        raise ValueError(f"{text!r} is not a size: write {expected}")
+    size_bytes = int(Decimal(size[1]) * _SIZE_UNITS[size[2].upper()])
+    if size_bytes > LARGEST_BYTES:
+        raise ValueError(f"{text!r} is more than any machine has")
+    return size_bytes
+
+
+def is_share(value: int | str) -> bool:
+    """Whether it is a percentage of something."""
+    return _PERCENT.fullmatch(str(value).strip()) is not None
+
+
+def format_size(size_bytes: int) -> str:
+    """`1.2 GB`, `418 MB`: three digits at most."""
+    value, units = float(size_bytes), ["B", "kB", "MB", "GB", "TB"]
+    while abs(value) >= 1000 and len(units) > 1:
+        value /= 1000
+        units.pop(0)
+    digits = 0 if value >= 100 or units[0] == "B" else 1
+    return f"{value:.{digits}f} {units[0]}"
+
+
+_TIME_UNITS: Final = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+_TIME_PART: Final = re.compile(r"(\d{1,12}(?:\.\d{1,12})?)\s*(ms|[smhd])\s*")
+# What `parse_time` takes, for those who can't call it.
+TIME_PATTERN: Final = r"^\s*(\d{1,12}(\.\d{1,12})?|(\d{1,12}(\.\d{1,12})?\s*(ms|[smhd])\s*)+)\s*$"
+
+
+def parse_time(text: str) -> float:
+    """Seconds of "30s", "500ms", "5m", "2h", "7d", "1h30m"; without a unit they are seconds.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    text = text.strip()
+    if re.fullmatch(TIME_PATTERN, text, re.ASCII) is None:
+        raise ValueError(f"{text[:40]!r} is not a time")
+    parts = _TIME_PART.findall(text)
+    if not parts:
+        return float(text)
+    return sum(float(number) * _TIME_UNITS[unit] for number, unit in parts)
+
+
+def format_time(seconds: float) -> str | None:
+    """Text that `parse_time` reads back exactly, such as 90s, 10m, 500ms or 7d; None if none is."""
+    for unit, unit_s in _TIME_UNITS.items():
+        count = round(seconds / unit_s)
+        if count and parse_time(text := f"{count}{unit}") == seconds:
+            return text
+    return None
+
+
+# Comparing takes the product of the lengths, and names come from clients.
+_LONGEST: Final = 100
+_LEAST_PART: Final = 3
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that was most likely meant, if any is alike."""
+    if len(name) > _LONGEST:
+        return None
+    return next(iter(difflib.get_close_matches(name.lower(), list(known), 1)), None)
+
+
+def nearest_model(name: str, known: Iterable[str]) -> str | None:
+    """The same of models' ids, which people shorten: whatever its case, without what is before the
+    last slash, or its beginning alone.
+    """
+    if len(name) > _LONGEST:
+        return None
+    # Of several that are one but for their case or their owner, the first is as good as any.
+    ids: dict[str, str] = {}
+    for each in known:
+        ids.setdefault(each.lower(), each)
+        ids.setdefault(_tail(each.lower()), each)
+    wanted = _tail(name.lower())
+    if wanted in ids:
+        return ids[wanted]
+    if found := nearest(wanted, ids):
+        return ids[found]
+    if len(wanted) >= _LEAST_PART:
+        longer = (each for each in ids if wanted in each or each in wanted)
+        if found := min(longer, key=lambda each: abs(len(each) - len(wanted)), default=None):
+            return ids[found]
+    return None
+
+
+def alike(name: str, known: Iterable[str]) -> list[str]:
+    """Models' ids that are alike, the likeliest first."""
+    if len(name) > _LONGEST:
+        return []
+    ids = {each.lower(): each for each in known}
+    found = [ids[each] for each in difflib.get_close_matches(name.lower(), list(ids))]
+    first = nearest_model(name, ids.values())
+    return list(dict.fromkeys(found if first is None else [first, *found]))
+
+
+def suggestion(found: str | None) -> str:
+    """A sentence to be put behind another one, or nothing."""
+    return "" if found is None else f" Did you mean {found!r}?"
+
+
+def _tail(name: str) -> str:
+    return name.rpartition("/")[2] or name
+
+
+def url(host: str, port: int, *, tls: bool = False) -> str:
+    """`http://127.0.0.1:8642`, `https://[::1]:8642`."""
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+_NAME: Final = "localhost"
+
+
+def is_loopback(host: str) -> bool:
+    """Of a name or an address as it is written in an URL's host, with or without brackets."""
+    host = host.lower().removeprefix("[").removesuffix("]")
+    if host == _NAME:
+        return True
+    try:
+        return is_loopback_address(ip_address(host.partition("%")[0]))
+    except ValueError:
+        return False
+
+
+def is_loopback_address(address: IPv4Address | IPv6Address) -> bool:
+    """127.0.0.0/8, also written as IPv6, and ::1."""
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return (mapped or address).is_loopback

@@ -1,1 +1,0 @@
-"""What is kept in the state folder, and in which form."""

@@ -1,0 +1,152 @@
+"""Files of the state folder: replaced as a whole, and private where they hold secrets. Blocks."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=Struct)
+
+
+def read_state(path: Path, kind: type[T]) -> T | None:
+    """What was written; None if nothing was, or if it can't be read, which is logged."""
+    try:
+        return msgspec.json.decode(_read(path, forbidden=0), type=kind)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as error:
+        logger.warning("%s is ignored: %s", path, error)
+        return None
+
+
+def write_state(path: Path, content: Struct) -> None:
+    """Replace the file. A full disk must not keep a model from being served: it is logged."""
+    unfinished = path.with_suffix(".new")
+    try:
+        unfinished.write_bytes(msgspec.json.encode(content))
+        unfinished.replace(path)
+    except OSError as error:
+        logger.warning("%s can't be written: %s", path, error)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and the one that it is in, for this account alone; somebody may have removed
+    them under a running gateway.
+
+    Raises OSError.
+    """
+    for each in (folder.parent, folder):
+        each.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+_PRIVATE: Final = 0o600
+
+
+def write_secret(path: Path, content: bytes) -> None:
+    """Replace it: after a crash, or a loss of power, the old or the new content is there.
+
+    Raises OSError.
+    """
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    # What an earlier process of this number has left may have any mode.
+    unfinished.unlink(missing_ok=True)
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            if os.geteuid() == 0:
+                # The gateway that is to read it may run as the folder's owner.
+                owner = path.parent.stat()
+                os.fchown(descriptor, owner.st_uid, owner.st_gid)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+    _keep_name(path.parent)
+
+
+def read_file(path: Path) -> bytes:
+    """Raises OSError, also if others may write to it, or it is no file."""
+    return _read(path, forbidden=stat.S_IWGRP | stat.S_IWOTH)
+
+
+def read_secret(path: Path) -> bytes:
+    """Raises OSError: PermissionError if others than this account may read it."""
+    return _read(path, forbidden=stat.S_IRWXG | stat.S_IRWXO)
+
+
+def _read(path: Path, forbidden: int) -> bytes:
+    # Opening a named pipe would wait for somebody who writes to it.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is no file", str(path))
+        if found.st_mode & forbidden:
+            mode = stat.S_IMODE(found.st_mode)
+            raise PermissionError(
+                errno.EACCES, f"others have rights to it (its mode is {mode:04o})", str(path)
+            )
+        return file.read()
+
+
+def _keep_name(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+_KINDS: Final = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def untrusted(folder: Path) -> str | None:
+    """Why others than the gateway's own account could write there; None if they can't, or if there
+    is no such folder. What is recorded there is believed: processes are ended by it.
+    """
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    if not stat.S_ISDIR(found.st_mode):
+        return f"{folder} is no folder: move it away"
+    if found.st_uid != os.geteuid():
+        return (
+            f"{folder} belongs to uid {found.st_uid} and the gateway runs as uid {os.geteuid()}: "
+            "choose another folder, or give it to this account with chown"
+        )
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        mode = stat.S_IMODE(found.st_mode)
+        return f"others may write to {folder} (its mode is {mode:04o}): `chmod go-w` it"
+    return None
+
+
+def no_files(paths: Iterable[Path]) -> Iterator[str]:
+    """Which of these are there and are no files, which reading would wait for, or fail on."""
+    for path in paths:
+        try:
+            mode = path.stat().st_mode
+        except OSError:
+            continue
+        if not stat.S_ISREG(mode):
+            kind = _KINDS.get(stat.S_IFMT(mode), "something else")
+            yield f"{path} is {kind} where a file belongs: remove it"

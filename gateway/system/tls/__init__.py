@@ -1,1 +1,0 @@
-"""TLS by certificate files."""
