@@ -22,7 +22,7 @@ NPM_AGENTS := @anthropic-ai/claude-code@2.1.330 claude-code-older@npm:@anthropic
 NPM_SUITES := llmprobe@0.6.12
 SUITES := llm-comply==0.5.0
 
-.PHONY: install demo serve browser shells test test-all chaos check format mutants bench bench-swap bench-beside bench-crowd clean
+.PHONY: install demo serve browser shells test test-all chaos check format mutants formula bench bench-swap bench-beside bench-crowd clean
 
 install: $(INSTALLED)
 
@@ -104,6 +104,11 @@ format: $(VENV)/.dev
 # Whether the tests of the policies notice when these are wrong; some minutes for a draw of each.
 mutants: $(VENV)/.dev
 	$(BIN)/python -m tests.mutants --most 80
+
+# Homebrew's formula and its lock, for this copy of the repository; of a release with
+# `make formula ARCHIVE=dist/....tar.gz URL=https://...`.
+formula: $(VENV)/.dev
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python deploy/homebrew/formula.py dist $(ARCHIVE) $(URL)
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m bench

@@ -25,9 +25,9 @@ SLOWEST = ("chaos", "e2e", "doctor", "worker", "service", "cli")
 # How long an example takes depends on what else the machine does.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
-# Whoever changes something has the examples of whoever changed something else before; what nobody
-# has seen yet is looked for by the long forms.
-settings.register_profile("repeatable", deadline=None, derandomize=True)
+# Whoever changes something has the examples of whoever changed something else before, and few of
+# them; what nobody has seen yet is looked for by the long forms.
+settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=30)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -54,9 +54,17 @@ def _turn(item: pytest.Item) -> int:
     return SLOWEST.index(folder) if folder in SLOWEST else len(SLOWEST)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def gateway() -> Iterator[Gateway]:
-    """A gateway with the demo model, shared by the tests of a module."""
+    """A gateway with the demo model, shared by all tests that end, unload and count nothing."""
+    running = Gateway()
+    yield running
+    assert running.stop() == 0, running.log
+
+
+@pytest.fixture(scope="module")
+def own_gateway() -> Iterator[Gateway]:
+    """The same for the tests of one module."""
     running = Gateway()
     yield running
     assert running.stop() == 0, running.log

@@ -36,6 +36,11 @@ from tests.support.gateway import Gateway, eventually
 from tests.support.service_managers import ServiceManagers
 
 
+@pytest.fixture(scope="module")
+def gateway(own_gateway: Gateway) -> Gateway:
+    return own_gateway
+
+
 def _is_plain(text: str) -> bool:
     return all(each == "\n" or unicodedata.category(each) not in ("Cc", "Cs") for each in text)
 

@@ -117,7 +117,7 @@ async def test_a_rank_that_dies_by_itself_is_told_with_its_last_lines(host, tmp_
 
 async def test_silent_strangers_keep_nobody_out(tmp_path):
     """Who never begins TLS has a descriptor for a while, and makes place for whoever comes."""
-    agent = Agent(environment=shortened(tmp_path / "site", seconds=20.0, files=320))
+    agent = Agent(environment=shortened(tmp_path / "site", seconds=5.0, files=320))
     try:
         process = psutil.Process(agent.process.pid)
         before = process.num_fds()

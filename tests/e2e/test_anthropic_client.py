@@ -30,6 +30,11 @@ THINKING: Any = {"type": "enabled", "budget_tokens": 1024}
 
 
 @pytest.fixture(scope="module")
+def gateway(own_gateway: Gateway) -> Gateway:
+    return own_gateway
+
+
+@pytest.fixture(scope="module")
 def client(gateway: Gateway) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(base_url=gateway.url, api_key="none", max_retries=0) as client:
         yield client

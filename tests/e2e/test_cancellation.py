@@ -55,7 +55,7 @@ STALL_S = 10.0
 @pytest.mark.parametrize(
     "seconds",
     [
-        pytest.param(STALL_S + 1, id="short"),
+        pytest.param(STALL_S + 1, marks=pytest.mark.slow, id="short"),
         pytest.param(150, marks=pytest.mark.slow, id="long"),
     ],
 )

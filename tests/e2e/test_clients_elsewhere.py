@@ -55,6 +55,7 @@ def test_npm_openai(gateway: Gateway) -> None:
     assert found["error"] == {"status": 404, "code": "model_not_found"}
 
 
+@pytest.mark.slow
 @needs_npm
 def test_npm_anthropic(gateway: Gateway) -> None:
     found = _run(str(NODE), str(CLIENTS / "anthropic.cjs"), gateway.url)
@@ -66,6 +67,7 @@ def test_npm_anthropic(gateway: Gateway) -> None:
     assert found["error"] == {"status": 404, "type": "not_found_error"}
 
 
+@pytest.mark.slow
 @needs_litellm
 def test_litellm(gateway: Gateway) -> None:
     found = _run(str(LITELLM), str(CLIENTS / "litellm_client.py"), gateway.url)

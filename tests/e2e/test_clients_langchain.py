@@ -30,6 +30,7 @@ def test_a_whole_answer(gateway: Gateway, whole: str) -> None:
     assert answer.usage_metadata["output_tokens"] > 1
 
 
+@pytest.mark.slow
 def test_a_streamed_answer(gateway: Gateway, whole: str) -> None:
     pieces = list(_chat(gateway, stream_usage=True).stream(QUESTION))
     assert len(pieces) > 1
@@ -38,6 +39,7 @@ def test_a_streamed_answer(gateway: Gateway, whole: str) -> None:
     assert sum(each["output_tokens"] for each in counted) > 1
 
 
+@pytest.mark.slow
 async def test_an_asynchronous_answer(gateway: Gateway, whole: str) -> None:
     assert (await _chat(gateway).ainvoke(QUESTION)).content == whole
     assert "".join([str(each.content) async for each in _chat(gateway).astream(QUESTION)]) == whole
@@ -53,11 +55,13 @@ def test_a_conversation(gateway: Gateway) -> None:
     assert _chat(gateway, max_tokens=8).invoke(messages).usage_metadata["output_tokens"] == 8
 
 
+@pytest.mark.slow
 def test_stop_sequences(gateway: Gateway, whole: str) -> None:
     stop = whole[10:20]
     assert _chat(gateway).invoke(QUESTION, stop=[stop]).content == whole[: whole.index(stop)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_completion(gateway: Gateway, *, stream: bool) -> None:
     model = OpenAI(

@@ -31,6 +31,11 @@ TOOL = {
 
 
 @pytest.fixture(scope="module")
+def gateway(own_gateway: Gateway) -> Gateway:
+    return own_gateway
+
+
+@pytest.fixture(scope="module")
 def client(gateway: Gateway) -> Iterator[ollama.Client]:
     client = ollama.Client(host=gateway.url)
     yield client

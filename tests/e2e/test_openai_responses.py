@@ -41,6 +41,11 @@ TOOL: Any = {
 
 
 @pytest.fixture(scope="module")
+def gateway(own_gateway: Gateway) -> Gateway:
+    return own_gateway
+
+
+@pytest.fixture(scope="module")
 def client(gateway: Gateway) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
         yield client

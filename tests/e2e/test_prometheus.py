@@ -21,6 +21,11 @@ NAME: Final = re.compile(r"\b(?:bulkhead|process)_[a-z0-9_]+\b")
 SUFFIX: Final = re.compile(r"_(?:bucket|sum|count)$")
 
 
+@pytest.fixture(scope="module")
+def gateway(own_gateway: Gateway) -> Gateway:
+    return own_gateway
+
+
 def _expressions() -> list[str]:
     """Of the dashboard, for all that it can choose from."""
     dashboard: dict[str, Any] = json.loads(DASHBOARD.read_text("utf-8"))

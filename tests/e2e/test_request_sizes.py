@@ -23,6 +23,11 @@ LONG = {"max_tokens": 3000, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
+def gateway(own_gateway: Gateway) -> Gateway:
+    return own_gateway
+
+
+@pytest.fixture(scope="module")
 def pid(gateway: Gateway) -> Iterator[int]:
     """No request here costs the model its worker."""
     gateway.load()

@@ -1,7 +1,8 @@
-"""The formula: written from the lock, and good Ruby. Homebrew itself isn't tried."""
+"""The formula is what a lock says, and good Ruby. Homebrew itself isn't tried."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -9,12 +10,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
-from HomebrewFormula import formula
+from deploy.homebrew import formula
 
-ROOT = Path(__file__).parents[2]
 RUBY = shutil.which("ruby")
 # As much of Homebrew's language as says what the formula says.
 SAYS = """
@@ -53,44 +51,68 @@ puts JSON.generate(Formula::RESOURCES)
 """
 
 
-def _locked() -> dict[str, str]:
-    lock = tomllib.loads((formula.HERE / "pylock.toml").read_text("utf-8"))
-    return {canonicalize_name(each["name"]): each["version"] for each in lock["packages"]}
+INDEX = "https://index.example/packages"
+COMMITTED = formula.committed(Path("/copies/bulkhead"))
 
 
-def test_the_lock_has_what_bulkhead_needs() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    wanted = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
-    locked = _locked()
-    for text in wanted:
-        requirement = Requirement(text)
-        version = locked.get(canonicalize_name(requirement.name))
-        assert version is not None, f"make the lock anew: {text} is not in it"
-        assert requirement.specifier.contains(version), f"make the lock anew: {text}, not {version}"
+def _package(name: str, *wheels: str, marker: str = "") -> str:
+    """A package of a lock, whose wheels are told by their tags."""
+    said = [f'marker = "{marker}"'] if marker else []
+    offered = ", ".join(
+        f'{{ url = "{INDEX}/{name.replace("-", "_")}-1.0-{tags}.whl", '
+        f'hashes = {{ sha256 = "{number:064x}" }} }}'
+        for number, tags in enumerate(wheels)
+    )
+    lines = ["[[packages]]", f'name = "{name}"', 'version = "1.0"', *said, f"wheels = [{offered}]"]
+    return "\n".join(lines) + "\n"
 
 
-def test_the_formula_is_the_locks() -> None:
-    written = (formula.HERE / "bulkhead.rb").read_text("utf-8")
-    assert written == formula.formula(), "make it anew: see HomebrewFormula/formula.py"
+OWN = [f"cp313-cp313-macosx_{major}_0_arm64" for major, _ in formula.SYSTEMS.values()]
+LOCK = (
+    _package("everywhere", "py3-none-any")
+    + _package("built-once", "cp313-cp313-macosx_10_13_x86_64", "cp313-cp313-macosx_11_0_arm64")
+    + _package("mlx", *OWN)
+    + _package("for-linux", "py3-none-any", marker="sys_platform == 'linux'")
+)
 
 
 @pytest.mark.parametrize("system", formula.SYSTEMS)
-def test_every_wheel_fits_each_system(system: str) -> None:
-    lock = tomllib.loads((formula.HERE / "pylock.toml").read_text("utf-8"))
+def test_each_system_gets_the_newest_wheel_that_it_takes(system: str) -> None:
     accepted = formula.tags(formula.SYSTEMS[system])
-    best = {each["name"]: formula.best(each, accepted)["url"] for each in lock["packages"]}
-    # Each system has kernels of its own.
-    major = formula.SYSTEMS[system][0]
-    assert f"macosx_{major}_0_arm64.whl" in best["mlx-metal"]
-    assert f"cp313-cp313-macosx_{major}_0_arm64.whl" in best["mlx"]
+    for package in tomllib.loads(LOCK)["packages"]:
+        url = formula.best(package, accepted)["url"]
+        assert "x86_64" not in url
+        if package["name"] == "mlx":
+            # Each system has kernels of its own.
+            assert url.endswith(f"macosx_{formula.SYSTEMS[system][0]}_0_arm64.whl")
     with pytest.raises(ValueError, match=r"^mlx 0 has no wheel"):
         formula.best({"name": "mlx", "version": "0", "wheels": []}, accepted)
 
 
+def test_it_has_a_resource_for_every_package_that_a_mac_takes() -> None:
+    text = formula.formula(LOCK, COMMITTED)
+    assert text.count('resource "everywhere" do') == 1
+    assert text.count('resource "built-once" do') == 1
+    assert text.count('resource "mlx" do') == len(formula.SYSTEMS)
+    assert [f"on_{name}" in text for name in formula.SYSTEMS] == [True] * len(formula.SYSTEMS)
+    assert "for-linux" not in text
+    assert 'head "file:///copies/bulkhead", using: :git, branch: "main"' in text
+
+
+def test_a_release_is_named_by_its_digest(tmp_path: Path) -> None:
+    archive = tmp_path / "mlx_bulkhead-1.0.tar.gz"
+    archive.write_bytes(b"an archive")
+    url = f"{INDEX}/{archive.name}"
+    text = formula.formula(LOCK, formula.released(archive, url))
+    assert f'  url "{url}"\n  sha256 "{hashlib.sha256(b"an archive").hexdigest()}"\n' in text
+    assert "\n  head " not in text
+
+
 @pytest.mark.skipif(RUBY is None, reason="there is no ruby")
-def test_ruby_reads_every_resource() -> None:
+def test_ruby_reads_every_resource(tmp_path: Path) -> None:
     assert RUBY is not None
-    path = formula.HERE / "bulkhead.rb"
+    path = tmp_path / "bulkhead.rb"
+    path.write_text(formula.formula(LOCK, COMMITTED), "utf-8")
     checked = subprocess.run([RUBY, "-wc", path], capture_output=True, text=True, timeout=60)
     assert (checked.returncode, checked.stderr) == (0, "")
     said = subprocess.run(
@@ -99,10 +121,10 @@ def test_ruby_reads_every_resource() -> None:
     everywhere, *own = json.loads(said.stdout).values()
     assert len(own) == len(formula.SYSTEMS)
     for each in own:
-        names = {canonicalize_name(name) for name, *_ in (*everywhere, *each)}
-        assert names == set(_locked())
+        names = sorted(name for name, *_ in (*everywhere, *each))
+        assert names == ["built-once", "everywhere", "mlx"]
     for _, url, using, digest in (*everywhere, *own[0]):
-        assert url.startswith("https://files.pythonhosted.org/")
+        assert url.startswith(INDEX)
         assert url.endswith(".whl")
         assert using == "nounzip"
         assert len(bytes.fromhex(digest)) == 32

@@ -1,16 +1,21 @@
-"""Writes the formula beside this file, with a resource for each package of the lock.
-
-    MACOSX_DEPLOYMENT_TARGET=26.0 uv pip compile --format pylock.toml --no-header --no-annotate \
-        --python-platform aarch64-apple-darwin --python-version 3.13 \
-        pyproject.toml HomebrewFormula/build.txt -o HomebrewFormula/pylock.toml
-    python HomebrewFormula/formula.py > HomebrewFormula/bulkhead.rb
+"""Writes Homebrew's formula and the lock that it is made of: `make formula` puts both into dist/.
 
 Homebrew builds from sources as a rule. MLX's would take Xcode and most of an hour, and its Metal
-library is published as a wheel alone: so all of them are wheels, by the hashes of the lock.
+library is published as a wheel alone: so all packages are wheels, by the hashes of the lock.
+
+    python deploy/homebrew/formula.py FOLDER [ARCHIVE URL]
+
+Without a released archive, and the address that it is published at, the formula installs what is
+committed in this copy of the repository.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +25,7 @@ from packaging.markers import Marker
 from packaging.tags import Tag, compatible_tags, cpython_tags, mac_platforms
 from packaging.utils import parse_wheel_filename
 
-HERE: Final = Path(__file__).resolve().parent
+ROOT: Final = Path(__file__).resolve().parents[2]
 PYTHON: Final = (3, 13)
 # By Homebrew's names, the oldest first: MLX has wheels of its own for each.
 SYSTEMS: Final = {"sonoma": (14, 0), "sequoia": (15, 0), "tahoe": (26, 0)}
@@ -37,14 +42,13 @@ MAC: Final = {
 }
 
 _HEAD: Final = """\
-# Written by formula.py, from pylock.toml.
+# Written by deploy/homebrew/formula.py.
 class Bulkhead < Formula
   include Language::Python::Virtualenv
 
   desc "Model server that gives every MLX model a process of its own"
   license "MIT"
-  # The copy of the repository that this tap is.
-  head "file://#{Pathname(__dir__).realpath.parent}", using: :git, branch: "main"
+{source}
 
   depends_on arch: :arm64
   depends_on macos: :sonoma
@@ -135,12 +139,59 @@ def resources(packages: list[dict[str, Any]]) -> Iterator[str]:
             yield f"\n  on_{name}{newer} do\n" + "\n".join(each) + "  end\n"
 
 
-def formula() -> str:
-    packages = tomllib.loads((HERE / "pylock.toml").read_text("utf-8"))["packages"]
+def released(archive: Path, url: str) -> str:
+    """What the formula of a released archive installs."""
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    return f'  url "{url}"\n  sha256 "{digest}"'
+
+
+def committed(root: Path) -> str:
+    """What the formula of a copy of the repository installs: the last commit of its branch main."""
+    return f'  head "file://{root}", using: :git, branch: "main"'
+
+
+def formula(lock: str, source: str) -> str:
+    """The text of the formula.
+
+    Raises:
+        ValueError: a package of the lock has no wheel for one of the systems.
+    """
+    packages = tomllib.loads(lock)["packages"]
     python = MAC["python_version"]
-    parts = [_HEAD.replace("{python}", python), *resources(packages)]
-    return "".join((*parts, _TAIL.replace("{python}", python)))
+    head = _HEAD.replace("{python}", python).replace("{source}", source)
+    return "".join((head, *resources(packages), _TAIL.replace("{python}", python)))
+
+
+def lock() -> str:
+    """What this project and its build need on the newest of these systems, as a pylock.toml.
+
+    Raises:
+        CalledProcessError: uv found no such set of packages, or no index.
+    """
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    major, minor = list(SYSTEMS.values())[-1]
+    with tempfile.TemporaryDirectory() as folder:
+        build = Path(folder) / "build.txt"
+        build.write_text("\n".join(project["build-system"]["requires"]), "utf-8")
+        command = [
+            *("uv", "pip", "compile", "--quiet", "--format", "pylock.toml"),
+            *("--no-header", "--no-annotate", "--python-version", str(MAC["python_version"])),
+            *("--python-platform", "aarch64-apple-darwin"),
+            *(str(ROOT / "pyproject.toml"), str(build), "-o", f"{folder}/pylock.toml"),
+        ]
+        target = {"MACOSX_DEPLOYMENT_TARGET": f"{major}.{minor}"}
+        subprocess.run(command, check=True, env={**os.environ, **target})
+        return (Path(folder) / "pylock.toml").read_text("utf-8")
+
+
+def main(folder: str, archive: str | None = None, url: str = "") -> None:
+    source = released(Path(archive), url) if archive else committed(ROOT)
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    locked = lock()
+    (target / "pylock.toml").write_text(locked, "utf-8")
+    (target / "bulkhead.rb").write_text(formula(locked, source), "utf-8")
 
 
 if __name__ == "__main__":
-    print(formula(), end="")
+    main(*sys.argv[1:])
