@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 from gateway.http.answer import COMMENT, STREAM_HEADERS, server_sent_event, until_gone
 from gateway.http.errors import envelope, error_response
 from gateway.http.record import CLIENT_LEFT, note_outcome, note_usage
-from gateway.mailbox.job import Job
+from gateway.mailbox.jobs import AnswerJob
 from gateway.models.fleet import REMINDER_S
 
 
@@ -20,7 +20,12 @@ class Followed(Response):
     """What becomes of a job goes on without its client. A stream begins behind `after` events."""
 
     def __init__(
-        self, job: Job, *, stream: bool, after: int = 0, headers: Mapping[str, str] | None = None
+        self,
+        job: AnswerJob,
+        *,
+        stream: bool,
+        after: int = 0,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         self.background = None
         self.job = job

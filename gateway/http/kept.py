@@ -10,8 +10,8 @@ from starlette.requests import Request as HttpRequest
 
 from gateway.http.callers import caller_of, seat_of
 from gateway.http.model_call import ModelCall, deadline_s
-from gateway.mailbox.entry import Api, Entry, Name, Work
-from gateway.mailbox.job import Job
+from gateway.mailbox.entry import Api, MailboxEntry, Name, Work
+from gateway.mailbox.jobs import AnswerJob
 from gateway.mailbox.mailbox import Mailbox
 from gateway.requests.request import Request
 from gateway.system.refusal import Refusal
@@ -57,8 +57,8 @@ def work_of(requests: Sequence[Request], form: bytes, *, cut_is_incomplete: bool
     )
 
 
-def new_entry(call: ModelCall, answer_id: str, api: Api) -> Entry:
-    return Entry(
+def new_entry(call: ModelCall, answer_id: str, api: Api) -> MailboxEntry:
+    return MailboxEntry(
         owner=call.caller.owner,
         id=answer_id,
         api=api,
@@ -70,13 +70,13 @@ def new_entry(call: ModelCall, answer_id: str, api: Api) -> Entry:
 
 async def accept(
     call: ModelCall,
-    entry: Entry,
+    entry: MailboxEntry,
     work: Work,
     body: bytes,
     *,
     items: bytes = b"",
     streams: bool = False,
-) -> Job:
+) -> AnswerJob:
     """Have the mailbox make it, within X-Deadline-S or else mailbox.deadline_s. `body` is given out
     until then; with `streams` a client follows the events from now on.
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final, TypeVar, TypeVarTuple, Unpack
 
-from gateway.mailbox.database import DamagedError, StoreError, TakenError
-from gateway.mailbox.entry import Entry, Name
+from gateway.mailbox.database import MailboxDamagedError, StoreError, TakenError
+from gateway.mailbox.entry import MailboxEntry, Name
 from gateway.mailbox.store import Store
 from gateway.system.events import EventLog
 from gateway.system.lane import Lane
@@ -40,7 +40,7 @@ class Archive:
         self._lane = Lane("mailbox")
         self._tried = asyncio.Event()
 
-    async def open(self, elsewhere: Collection[Name] = ()) -> list[Entry]:
+    async def open(self, elsewhere: Collection[Name] = ()) -> list[MailboxEntry]:
         """Those that are still to be made, and aren't being made `elsewhere`; none if it can't be
         opened, which is told once.
         """
@@ -48,7 +48,7 @@ class Archive:
             pending = await self._lane.run(
                 functools.partial(self.store.open, elsewhere), ANSWER_S, "the mailbox"
             )
-        except DamagedError as error:
+        except MailboxDamagedError as error:
             self._tell(str(error))
             return await self._renew()
         except (StoreError, OSError) as error:
@@ -86,7 +86,7 @@ class Archive:
         """With a file that is damaged or gone once more, in the one that comes after it."""
         try:
             return await self._lane.run(call, ANSWER_S, "the mailbox")
-        except DamagedError as error:
+        except MailboxDamagedError as error:
             self._tell(str(error))
             await self._renew()
             if self.trouble is not None:
@@ -112,7 +112,7 @@ class Archive:
         except OSError as error:
             logger.warning("The mailbox was not closed: %s", error)
 
-    async def _renew(self) -> list[Entry]:
+    async def _renew(self) -> list[MailboxEntry]:
         self.renewals += 1
         try:
             pending = await self._lane.run(self.store.open, ANSWER_S, "the mailbox")

@@ -52,7 +52,7 @@ class StoreError(Exception):
     """The file can't be used; the text says why."""
 
 
-class DamagedError(StoreError):
+class MailboxDamagedError(StoreError):
     """What is in the file is no mailbox, or none any more, or the file is gone."""
 
 
@@ -95,7 +95,11 @@ class Database:
         return self._connection
 
     def open(self) -> None:
-        """Raises: DamagedError: it is put aside; StoreError: it can't be opened, or is newer."""
+        """
+        Raises:
+            MailboxDamagedError: the file was put aside.
+            StoreError: the file can't be opened, or is of a newer version.
+        """
         self._make_file()
         with self.explained():
             self._connect()
@@ -163,7 +167,7 @@ class Database:
         sql.execute(_INDEX)
 
     def _check_in_place(self) -> None:
-        """Raises: DamagedError: they are not what was opened, or not all of it."""
+        """Raises: MailboxDamagedError: they are not what was opened, or not all of it."""
         if self._connection is None:
             return
         file, log = _look(self._path), _look(self._log_path)
@@ -190,13 +194,13 @@ class Database:
         # 1 stands for 65,536 (sqlite.org/fileformat2.html).
         return int.from_bytes(head[28:32], "big") * (65536 if page_bytes == 1 else page_bytes)
 
-    def _gone(self, what: str) -> DamagedError:
+    def _gone(self, what: str) -> MailboxDamagedError:
         self.close()
-        return DamagedError(
+        return MailboxDamagedError(
             f"{self._path} {what} while it was in use: what is there is opened, or a new one begun"
         )
 
-    def _damaged(self, reason: str) -> DamagedError:
+    def _damaged(self, reason: str) -> MailboxDamagedError:
         """Put the file aside."""
         # First: what is closed writes its log into its file.
         with contextlib.suppress(OSError):
@@ -204,7 +208,9 @@ class Database:
         self.close()
         for suffix in ("-wal", "-shm"):
             self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
-        return DamagedError(f"{self._path} is damaged ({reason}): it is put aside as {self.aside}")
+        return MailboxDamagedError(
+            f"{self._path} is damaged ({reason}): it is put aside as {self.aside}"
+        )
 
 
 def _look(path: Path) -> _Seen | None:

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.access.api_key import name_of_owner
+from gateway.config.settings import MailboxSettings
 from protocol.answers import RequestField
 from protocol.requests import Generate
 
@@ -21,7 +22,7 @@ Name: TypeAlias = tuple[str, str]
 PENDING: Final[tuple[Status, ...]] = ("queued", "in_progress")
 
 
-class Entry(Struct, kw_only=True):
+class MailboxEntry(Struct, kw_only=True):
     """One answer, without its contents. Times are Unix times in seconds.
 
     `owner` is that of the API key that it belongs to, empty without keys; `key` is its name.
@@ -80,7 +81,7 @@ class Work(Struct):
         return msgspec.msgpack.decode(data, type=cls)
 
 
-class Outcome(Struct, frozen=True):
+class AnswerOutcome(Struct, frozen=True):
     """How an answer ended: its body as its client gets it, with what HTTP status."""
 
     status: Status
@@ -89,13 +90,51 @@ class Outcome(Struct, frozen=True):
     events: bytes = b""
 
 
-class Found(Struct, frozen=True):
+class StoredAnswer(Struct, frozen=True):
     """An answer and its contents, as far as they are there. `items` are what a response answers, a
     JSON list; `events` a whole stream.
     """
 
-    entry: Entry
+    entry: MailboxEntry
     http_status: int
     body: bytes
     items: bytes
     events: bytes
+
+
+# What an entry takes beside its contents. Without it, empty ones would have no bound.
+OVERHEAD_BYTES = 4096
+
+
+class Retention(Struct, frozen=True):
+    """Answers are kept for `keep_s` once they are there, and all together within `size_bytes`."""
+
+    keep_s: float
+    size_bytes: int
+
+    @classmethod
+    def of(cls, settings: MailboxSettings) -> Retention:
+        return cls(settings.keep_s, settings.size_bytes)
+
+    def expired(self, ended_at: float, now: float) -> bool:
+        return ended_at <= self.expires_before(now)
+
+    def expires_before(self, now: float) -> float:
+        """Who ended by then has waited long enough."""
+        return now - self.keep_s
+
+    def excess_bytes(self, held_bytes: int, more_bytes: int) -> int:
+        """How much must go before so much more can come."""
+        return max(0, held_bytes + more_bytes - self.size_bytes)
+
+
+def share_of_free(total: int, others: int) -> int:
+    """How much one owner may have of a total while others have so much: half of what they leave, so
+    that nobody takes all, whoever comes later.
+    """
+    return max(0, total - others + 1) // 2
+
+
+def charged_bytes(*contents: bytes) -> int:
+    """What an entry with these contents counts for."""
+    return OVERHEAD_BYTES + sum(map(len, contents))

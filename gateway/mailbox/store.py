@@ -11,8 +11,17 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from gateway.mailbox.database import Database, StoreError
-from gateway.mailbox.entry import PENDING, Api, Entry, Found, Name, Outcome
-from gateway.mailbox.retention import Retention, charged_bytes, share_of_free
+from gateway.mailbox.entry import (
+    PENDING,
+    AnswerOutcome,
+    Api,
+    MailboxEntry,
+    Name,
+    Retention,
+    StoredAnswer,
+    charged_bytes,
+    share_of_free,
+)
 
 _ENTRY: Final = (
     "owner, id, api, model, status, created_at, deadline_at, ended_at, priority, attempts, "
@@ -44,12 +53,12 @@ class Store:
         """Where a damaged file goes."""
         return self._database.aside
 
-    def open(self, elsewhere: Collection[Name] = ()) -> list[Entry]:
+    def open(self, elsewhere: Collection[Name] = ()) -> list[MailboxEntry]:
         """Those that are still to be made, in the order in which they came. Under those that ran
         the gateway has died, but for those that are being made `elsewhere`.
 
         Raises:
-            DamagedError: it is put aside; another try opens a new one.
+            MailboxDamagedError: it is put aside; another try opens a new one.
             StoreError: it can't be opened, or is of a newer version.
         """
         try:
@@ -70,19 +79,21 @@ class Store:
             self.close()
             raise
 
-    def pending(self, names: Collection[Name]) -> list[Entry]:
+    def pending(self, names: Collection[Name]) -> list[MailboxEntry]:
         """Of these, those that are still to be made, in the order in which they came."""
         with self._explained():
             return [each for each in self._pending() if each.name in names]
 
-    def _pending(self) -> list[Entry]:
+    def _pending(self) -> list[MailboxEntry]:
         columns = f"SELECT {_ENTRY} FROM answers WHERE {_IS_PENDING} ORDER BY number"
         return [_entry(row) for row in self._sql.execute(columns)]
 
     def close(self) -> None:
         self._database.close()
 
-    def add(self, entry: Entry, work: bytes, items: bytes, body: bytes, keep: Retention) -> None:
+    def add(
+        self, entry: MailboxEntry, work: bytes, items: bytes, body: bytes, keep: Retention
+    ) -> None:
         """Take one in that is to be made.
 
         Raises:
@@ -93,13 +104,15 @@ class Store:
         with self._explained():
             self._insert(entry, 202, body, *packed, b"", keep)
 
-    def put(self, entry: Entry, outcome: Outcome, items: bytes, keep: Retention) -> None:
+    def put(
+        self, entry: MailboxEntry, outcome: AnswerOutcome, items: bytes, keep: Retention
+    ) -> None:
         """Take one in that is there. Raises: StoreError, as `add`."""
         packed = zlib.compress(items, 1)
         with self._explained():
             self._insert(entry, outcome.http_status, outcome.body, b"", packed, b"", keep)
 
-    def begin(self, entry: Entry, take: Take) -> tuple[bytes, bytes] | None:
+    def begin(self, entry: MailboxEntry, take: Take) -> tuple[bytes, bytes] | None:
         """Note that it runs; returns its work, and its body until it is there. None: it isn't to
         be made any more.
         """
@@ -115,7 +128,7 @@ class Store:
             ).fetchone()
             return None if row is None else (_unpacked(row[0], take), row[1])
 
-    def put_back(self, entry: Entry) -> None:
+    def put_back(self, entry: MailboxEntry) -> None:
         """It is to be made later: the gateway ends in order."""
         with self._explained():
             self._sql.execute(
@@ -124,7 +137,7 @@ class Store:
                 entry.name,
             )
 
-    def finish(self, entry: Entry, outcome: Outcome, keep: Retention) -> bool:
+    def finish(self, entry: MailboxEntry, outcome: AnswerOutcome, keep: Retention) -> bool:
         """Write down how it ended, unless it had ended before. False: it had, or is gone."""
         events = zlib.compress(outcome.events, 1) if outcome.events else b""
         with self._explained():
@@ -155,7 +168,7 @@ class Store:
             self._held[entry.owner] += size - before_bytes
             return True
 
-    def find(self, name: Name, items: bool, events: bool, take: Take) -> Found | None:
+    def find(self, name: Name, items: bool, events: bool, take: Take) -> StoredAnswer | None:
         """With its items and events, if these are wanted: they may be large."""
         named = "FROM answers WHERE owner = ? AND id = ?"
         columns = f"{_ENTRY}, http_status, body"
@@ -169,11 +182,11 @@ class Store:
             row = self._sql.execute(f"SELECT {columns} {named}", name).fetchone()
             http_status, body, *packed = row[-4:]
             contents = [_unpacked(each, take) for each in packed]
-            return Found(_entry(row[:-4]), http_status, body, *contents)
+            return StoredAnswer(_entry(row[:-4]), http_status, body, *contents)
 
     def entries(
         self, owner: str, api: Api, after: str | None, count: int, take: Take, *, newest_first: bool
-    ) -> list[tuple[Entry, bytes]]:
+    ) -> list[tuple[MailboxEntry, bytes]]:
         """So many with their bodies, behind the one with the id `after`."""
         order, beyond = ("DESC", "<") if newest_first else ("ASC", ">")
         behind = ""
@@ -217,7 +230,7 @@ class Store:
 
     def _insert(
         self,
-        entry: Entry,
+        entry: MailboxEntry,
         http_status: int,
         body: bytes,
         work: bytes,
@@ -329,8 +342,8 @@ def _unpacked(packed: bytes, take: Take) -> bytes:
     return b"".join(parts)
 
 
-def _entry(row: tuple[object, ...]) -> Entry:
+def _entry(row: tuple[object, ...]) -> MailboxEntry:
     names = _ENTRY.split(", ")
     values = dict(zip(names, row, strict=True))
     values["background"], values["streams"] = bool(values["background"]), bool(values["streams"])
-    return Entry(**values)  # type: ignore[arg-type]
+    return MailboxEntry(**values)  # type: ignore[arg-type]

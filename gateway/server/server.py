@@ -34,7 +34,7 @@ from gateway.library.finder import Finder
 from gateway.library.library import LastUsed, Library
 from gateway.library.pulls import Pulls
 from gateway.mailbox.entry import Api
-from gateway.mailbox.family import Family
+from gateway.mailbox.jobs import AnswerFamily
 from gateway.mailbox.mailbox import Mailbox
 from gateway.memory.budget import budget_bytes
 from gateway.memory.leak_check import leak_check_at_start
@@ -120,7 +120,7 @@ def run(
         pulls = Pulls(fleet, reloader, state_dir.pulls_path)
         last_used = LastUsed(state_dir.used_path)
         library = Library(finder, fleet, reloader, pulls, last_used)
-        families: dict[Api, Family] = {"chat": ChatFamily(), "responses": ResponseFamily()}
+        families: dict[Api, AnswerFamily] = {"chat": ChatFamily(), "responses": ResponseFamily()}
         door = Door(
             functools.partial(_capacity, fleet),
             lambda: fleet.settings.gateway.max_connections_per_address,

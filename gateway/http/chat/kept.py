@@ -18,7 +18,7 @@ from gateway.http.kept import accept, mailbox_of, name_of, new_entry, not_found,
 from gateway.http.model_call import ModelCall
 from gateway.http.openapi.operation import GENERATES, Described, Operation
 from gateway.http.queries import read_limit, reads_newest_first
-from gateway.mailbox.entry import Entry, Name, Outcome
+from gateway.mailbox.entry import AnswerOutcome, MailboxEntry, Name
 from gateway.models.choices import Format
 from gateway.requests.request import Request
 from gateway.requests.share import share_of
@@ -63,17 +63,17 @@ class ChatFamily:
     def form(self, form: bytes, request: Request, first_number: int) -> Format:
         return form_of(msgspec.json.decode(form, type=Form), request)
 
-    def failure(self, body: bytes, refusal: Refusal) -> Outcome:
-        return Outcome("failed", refusal.status, envelope(refusal, _PATH))
+    def failure(self, body: bytes, refusal: Refusal) -> AnswerOutcome:
+        return AnswerOutcome("failed", refusal.status, envelope(refusal, _PATH))
 
-    def cancellation(self, body: bytes) -> Outcome:
+    def cancellation(self, body: bytes) -> AnswerOutcome:
         # Only who deletes it cancels it.
         return self.failure(body, Refusal("not_found", "The answer was deleted."))
 
     def first_events(self, body: bytes, number: int) -> bytes:
         return b""
 
-    def last_event(self, outcome: Outcome, number: int) -> bytes:
+    def last_event(self, outcome: AnswerOutcome, number: int) -> bytes:
         return b"event: error\n" + server_sent_event(outcome.body)
 
 
@@ -162,14 +162,14 @@ async def delete(request: HttpRequest) -> Response:
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
-def _with_status(entry: Entry, body: bytes) -> bytes:
+def _with_status(entry: MailboxEntry, body: bytes) -> bytes:
     if not entry.pending:
         return body
     pending = msgspec.json.decode(body, type=PendingBody)
     return msgspec.json.encode(msgspec.structs.replace(pending, status=entry.status))
 
 
-def _listed(entry: Entry, body: bytes) -> bytes:
+def _listed(entry: MailboxEntry, body: bytes) -> bytes:
     if entry.status != "failed":
         return _with_status(entry, body)
     failed = PendingBody(entry.id, int(entry.created_at), entry.model, status="failed")

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from gateway.http.bodies import beside_the_loop, take_decoded
 from gateway.http.responses.items import ItemBody, decode_items
-from gateway.mailbox.entry import Found
+from gateway.mailbox.entry import StoredAnswer
 from gateway.mailbox.mailbox import Mailbox
 from gateway.requests.share import Share
 from gateway.system.refusal import Refusal
@@ -75,7 +75,7 @@ def _response_of(reference: ItemBody) -> str:
     return "" if found is None else f"resp_{found['response']}"
 
 
-def _by_id(found: Found, share: Share) -> dict[str, _Known]:
+def _by_id(found: StoredAnswer, share: Share) -> dict[str, _Known]:
     return {
         each.id: _Known(each, len(msgspec.json.encode(each)))
         for each in _whole(found, share)
@@ -105,7 +105,7 @@ def _replaced(
     return whole
 
 
-def _whole(found: Found, share: Share) -> list[ItemBody]:
+def _whole(found: StoredAnswer, share: Share) -> list[ItemBody]:
     """What was asked, and what was answered."""
     items = decode_items(found.items, share)
     take_decoded(share, found.body)

@@ -25,9 +25,9 @@ from gateway.http.responses.echo import skeleton
 from gateway.http.responses.items import encode_items
 from gateway.http.responses.shape import ResponseObject
 from gateway.http.responses.writer import Form, ResponseFormat
-from gateway.mailbox.entry import Entry, Outcome
+from gateway.mailbox.entry import AnswerOutcome, MailboxEntry
+from gateway.mailbox.jobs import LOWEST_PRIORITY
 from gateway.mailbox.mailbox import Mailbox
-from gateway.mailbox.queue import LOWEST_PRIORITY
 from gateway.models.compartment import Compartment
 from gateway.requests.request import Request
 from gateway.system.refusal import Refusal
@@ -100,7 +100,7 @@ class _Answer(Answer):
         requests: Sequence[Request],
         form: ResponseFormat,
         mailbox: Mailbox,
-        entry: Entry | None,
+        entry: MailboxEntry | None,
         items: bytes,
         *,
         stream: bool,
@@ -117,7 +117,7 @@ class _Answer(Answer):
             return
         self._entry.status = self._response.status
         self._entry.ended_at = time.time()
-        outcome = Outcome(self._entry.status, 200, self._response.body)
+        outcome = AnswerOutcome(self._entry.status, 200, self._response.body)
         try:
             await self._mailbox.put(self._entry, outcome, self._items)
         except Refusal as refusal:
@@ -131,7 +131,7 @@ async def _in_background(
     call: ModelCall,
     requests: Sequence[Request],
     form: Form,
-    entry: Entry,
+    entry: MailboxEntry,
     items: bytes,
     *,
     stream: bool,
@@ -143,7 +143,7 @@ async def _in_background(
     queued = msgspec.json.encode(form.response)
     job = await accept(call, entry, work, queued, items=items)
     if stream:
-        mailbox_of(call.http).open(job, queued)
+        mailbox_of(call.http).maker.open(job, queued)
         return Followed(job, stream=True)
     return Response(queued, media_type="application/json")
 

@@ -17,8 +17,8 @@ from gateway.http.openapi.operation import EVENT_STREAM, Described, Operation
 from gateway.http.queries import read_flag, read_limit, reads_newest_first
 from gateway.http.responses.items import decode_items
 from gateway.http.responses.shape import ResponseObject, decode
-from gateway.mailbox.entry import Found
-from gateway.mailbox.job import split
+from gateway.mailbox.entry import StoredAnswer
+from gateway.mailbox.jobs import split
 from gateway.requests.share import share_of
 from gateway.system.refusal import Refusal
 
@@ -86,7 +86,7 @@ async def delete(request: HttpRequest) -> Response:
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
-async def _find(request: HttpRequest, *, items: bool = False, events: bool = False) -> Found:
+async def _find(request: HttpRequest, *, items: bool = False, events: bool = False) -> StoredAnswer:
     """Raises: Refusal: it isn't there, or is another's."""
     name = name_of(request)
     share = share_of(request.scope)
@@ -96,7 +96,7 @@ async def _find(request: HttpRequest, *, items: bool = False, events: bool = Fal
     return found
 
 
-def _present(found: Found) -> bytes:
+def _present(found: StoredAnswer) -> bytes:
     """What isn't there yet is stored as it was accepted."""
     if not found.entry.pending:
         return found.body
@@ -105,7 +105,7 @@ def _present(found: Found) -> bytes:
     return msgspec.json.encode(response)
 
 
-def _events(request: HttpRequest, found: Found) -> Response:
+def _events(request: HttpRequest, found: StoredAnswer) -> Response:
     if not found.entry.streams:
         raise Refusal(
             "invalid_request_error",
@@ -115,8 +115,8 @@ def _events(request: HttpRequest, found: Found) -> Response:
         )
     after = read_count(request, "starting_after", -1)
     mailbox = mailbox_of(request)
-    if (job := mailbox.job(found.entry.name)) is not None:
-        mailbox.open(job, found.body)
+    if (job := mailbox.maker.job(found.entry.name)) is not None:
+        mailbox.maker.open(job, found.body)
         return Followed(job, stream=True, after=_passed(after, job.first_number))
     events = split(found.events)
     numbered = _NUMBER.search(events[0]) if events else None

@@ -103,7 +103,7 @@ class Departure:
             now = self._loop.time()
             self._relay.remind(now, REMINDER_S)
             before = self._takeover is not None and not self._takeover.gone.is_set()
-            if before or len(self._relay) or parts.mailbox.making:
+            if before or len(self._relay) or parts.mailbox.maker.making:
                 idle_since = now
             elif not self._server.server_state.connections or now - idle_since >= _LINGER_S:
                 return

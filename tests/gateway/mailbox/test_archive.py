@@ -10,16 +10,15 @@ from pathlib import Path
 import pytest
 
 from gateway.mailbox.archive import Archive
-from gateway.mailbox.entry import Entry, Outcome
-from gateway.mailbox.retention import Retention
+from gateway.mailbox.entry import AnswerOutcome, MailboxEntry, Retention
 from gateway.system.events import EventLog
 from gateway.system.refusal import Refusal
 
 AMPLE = Retention(3600.0, 1 << 30)
 
 
-def _entry(name: str = "r") -> Entry:
-    return Entry(
+def _entry(name: str = "r") -> MailboxEntry:
+    return MailboxEntry(
         owner="", id=name, api="chat", model="m", status="completed", created_at=1.0, ended_at=1.0
     )
 
@@ -45,7 +44,7 @@ def _told(events: EventLog) -> list[str]:
 
 
 async def _put(archive: Archive, name: str, body: bytes = b"{}") -> None:
-    outcome = Outcome("completed", 200, body)
+    outcome = AnswerOutcome("completed", 200, body)
     await archive.write(archive.store.put, _entry(name), outcome, b"", AMPLE)
 
 

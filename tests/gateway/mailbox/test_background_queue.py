@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from gateway.mailbox.queue import BackgroundQueue, Turn
-from gateway.requests.queue import QueueFullError
+from gateway.mailbox.jobs import BackgroundQueue, QueuePlace
 
-DEPTH, CONCURRENCY = 6, 2
+CONCURRENCY = 2
 MODELS = ("a", "b")
 
 
-def _turn(name: str, model: str = "a", priority: int = 0, deadline_at: float = 1e9) -> Turn:
-    return Turn(("", name), model, priority, deadline_at)
+def _turn(name: str, model: str = "a", priority: int = 0, deadline_at: float = 1e9) -> QueuePlace:
+    return QueuePlace(("", name), model, priority, deadline_at)
 
 
 class _Life(RuleBasedStateMachine):
@@ -26,11 +24,11 @@ class _Life(RuleBasedStateMachine):
         self.queue = BackgroundQueue()
         self.names = itertools.count()
         # In the order in which they came, or came back.
-        self.waiting: list[Turn] = []
-        self.running: list[Turn] = []
+        self.waiting: list[QueuePlace] = []
+        self.running: list[QueuePlace] = []
         self.now = 0.0
 
-    def _new(self, data: st.DataObject) -> Turn:
+    def _new(self, data: st.DataObject) -> QueuePlace:
         return _turn(
             str(next(self.names)),
             data.draw(st.sampled_from(MODELS)),
@@ -41,18 +39,7 @@ class _Life(RuleBasedStateMachine):
     @rule(data=st.data())
     def arrive(self, data: st.DataObject) -> None:
         turn = self._new(data)
-        try:
-            self.queue.add(turn, DEPTH)
-        except QueueFullError:
-            assert len(self.waiting) >= DEPTH
-        else:
-            assert len(self.waiting) < DEPTH
-            self.waiting.append(turn)
-
-    @rule(data=st.data())
-    def come_back_after_a_crash(self, data: st.DataObject) -> None:
-        turn = self._new(data)
-        self.queue.restore(turn)
+        self.queue.add(turn)
         self.waiting.append(turn)
 
     @rule(full=st.sets(st.sampled_from(MODELS)))
@@ -106,8 +93,7 @@ class _Life(RuleBasedStateMachine):
 
     @invariant()
     def everybody_is_somewhere(self) -> None:
-        assert self.queue.waiting == len(self.waiting)
-        assert self.queue.running == len(self.running)
+        assert self.queue.owners.total() == len(self.waiting)
         assert all(self.queue.waits(each.name) for each in self.waiting)
         assert all(self.queue.runs(each.name) for each in self.running)
 
@@ -119,8 +105,8 @@ def test_nobody_is_lost() -> None:
 def test_one_model_does_not_hold_up_another() -> None:
     queue = BackgroundQueue()
     for name in ("1", "2", "3"):
-        queue.add(_turn(name), DEPTH)
-    queue.add(_turn("other", "b", -5), DEPTH)
+        queue.add(_turn(name))
+    queue.add(_turn("other", "b", -5))
     taken = [queue.next(CONCURRENCY) for _ in range(4)]
     assert [each and each.name[1] for each in taken] == ["1", "2", "other", None]
 
@@ -130,15 +116,13 @@ def test_what_is_not_there_changes_nothing() -> None:
     queue.remove(("", "x"))
     assert not queue.take(("", "x"))
     assert not queue.put_back(("", "x"))
-    with pytest.raises(QueueFullError):
-        queue.add(_turn("x"), 0)
 
 
 def test_who_has_had_enough_waits_and_keeps_the_turn() -> None:
     queue = BackgroundQueue()
-    mine, other = Turn(("me", "r"), "a", 0, 1e9), Turn(("you", "r"), "a", 0, 1e9)
+    mine, other = QueuePlace(("me", "r"), "a", 0, 1e9), QueuePlace(("you", "r"), "a", 0, 1e9)
     for each in (mine, other):
-        queue.restore(each)
+        queue.add(each)
     assert queue.owners == {"me": 1, "you": 1}
     assert queue.next(CONCURRENCY, (), ["me"]) == other
     assert queue.next(CONCURRENCY, (), ["me"]) is None

@@ -22,7 +22,7 @@ from gateway.http.errors import on_refusal
 from gateway.http.record import Record
 from gateway.http.responses import stored
 from gateway.http.responses.family import ResponseFamily
-from gateway.mailbox.entry import Api, Entry, Outcome
+from gateway.mailbox.entry import AnswerOutcome, Api, MailboxEntry
 from gateway.mailbox.mailbox import Mailbox
 from gateway.requests.byte_budget import ByteBudget
 from gateway.requests.share import SHARE, Share
@@ -78,7 +78,7 @@ async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def _put(mailbox: Mailbox, owner: str, api: Api) -> None:
-    entry = Entry(
+    entry = MailboxEntry(
         owner=owner,
         id=_id(api, owner),
         api=api,
@@ -88,7 +88,7 @@ async def _put(mailbox: Mailbox, owner: str, api: Api) -> None:
         ended_at=1e12,
     )
     body = f'{{"id": "{entry.id}"}}'.encode()
-    await mailbox.put(entry, Outcome("completed", 200, body), ITEMS)
+    await mailbox.put(entry, AnswerOutcome("completed", 200, body), ITEMS)
 
 
 def _id(api: str, owner: str) -> str:

@@ -13,9 +13,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from gateway.mailbox.database import VERSION, DamagedError, StoreError, TakenError
-from gateway.mailbox.entry import Entry, Outcome, Status
-from gateway.mailbox.retention import OVERHEAD_BYTES, Retention
+from gateway.mailbox.database import VERSION, MailboxDamagedError, StoreError, TakenError
+from gateway.mailbox.entry import OVERHEAD_BYTES, AnswerOutcome, MailboxEntry, Retention, Status
 from gateway.mailbox.store import Store
 from gateway.system.refusal import Refusal
 
@@ -26,17 +25,19 @@ def _taken(size_bytes: int) -> None:
     """There is room for everything."""
 
 
-def _entry(name: str, owner: str = "", status: Status = "queued") -> Entry:
-    return Entry(owner=owner, id=name, api="responses", model="m", status=status, created_at=1.0)
+def _entry(name: str, owner: str = "", status: Status = "queued") -> MailboxEntry:
+    return MailboxEntry(
+        owner=owner, id=name, api="responses", model="m", status=status, created_at=1.0
+    )
 
 
-def _ended(entry: Entry, at: float = 10.0, status: Status = "completed") -> Entry:
+def _ended(entry: MailboxEntry, at: float = 10.0, status: Status = "completed") -> MailboxEntry:
     entry.status, entry.ended_at = status, at
     return entry
 
 
-def _outcome(body: bytes = b"{}", events: bytes = b"") -> Outcome:
-    return Outcome("completed", 200, body, events)
+def _outcome(body: bytes = b"{}", events: bytes = b"") -> AnswerOutcome:
+    return AnswerOutcome("completed", 200, body, events)
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ class _Life(RuleBasedStateMachine):
         self.store = Store(self.path)
         self.store.open()
         self.names = itertools.count()
-        self.pending: dict[str, Entry] = {}
+        self.pending: dict[str, MailboxEntry] = {}
         self.ended: dict[str, tuple[float, bytes]] = {}
         self.deaths: dict[str, int] = {}
         self.begun: set[str] = set()
@@ -319,7 +320,7 @@ def test_a_damaged_file_is_put_aside(store: Store, tmp_path: Path) -> None:
     store.close()
     path = tmp_path / "mailbox.sqlite"
     path.write_bytes(b"no database at all" * 1000)
-    with pytest.raises(DamagedError, match="put aside"):
+    with pytest.raises(MailboxDamagedError, match="put aside"):
         store.open()
     assert store.aside.read_bytes().startswith(b"no database")
     assert store.open() == []
@@ -340,7 +341,7 @@ def test_damage_is_noticed_while_it_is_open(store: Store, tmp_path: Path) -> Non
         for number in range(50):
             store.find(("", str(number)), True, True, _taken)
 
-    with pytest.raises(DamagedError):
+    with pytest.raises(MailboxDamagedError):
         read_all()
     assert store.open() == []
 
@@ -362,7 +363,7 @@ def test_a_database_of_somebody_else(tmp_path: Path) -> None:
         sql.execute("CREATE TABLE theirs (x)")
     sql.close()
     store = Store(path)
-    with pytest.raises(DamagedError, match="other tables"):
+    with pytest.raises(MailboxDamagedError, match="other tables"):
         store.open()
     assert store.open() == []
 

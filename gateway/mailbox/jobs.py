@@ -1,0 +1,310 @@
+"""Answers on their way: a job for each, how one is made, and the queue of those that wait."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import aclosing
+from typing import Final, Protocol
+
+from msgspec import Struct
+
+from gateway.access.caller import ANYBODY
+from gateway.access.seat import Seat
+from gateway.mailbox.entry import AnswerOutcome, MailboxEntry, Name, Work
+from gateway.models.choices import Choices, Format, answers_to, pieces, usage_of
+from gateway.models.compartment import Compartment
+from gateway.models.fleet import Fleet
+from gateway.requests.request import Request, Terms
+from gateway.requests.share import Share
+from gateway.system.refusal import Refusal
+from protocol.answers import Usage
+
+# Each attempt numbers its events beyond those of the one before: who comes back with a number of
+# an attempt that a crash has ended gets the whole new stream.
+NUMBERS_PER_ATTEMPT: Final = 1_000_000
+_END: Final = b"\n\n"
+# A request whose deadline has passed is refused by the model's queue, which needs one to judge.
+_LEAST_S: Final = 0.001
+
+
+class AnswerFamily(Protocol):
+    """`body` is that of an answer which isn't there yet. Events have numbers, where the API numbers
+    them.
+    """
+
+    def form(self, form: bytes, request: Request, first_number: int) -> Format:
+        """The writer of an answer that begins now; its next event has this number."""
+
+    def failure(self, body: bytes, refusal: Refusal) -> AnswerOutcome:
+        """How an answer ends that fails."""
+
+    def cancellation(self, body: bytes) -> AnswerOutcome:
+        """How an answer ends that its owner has cancelled."""
+
+    def first_events(self, body: bytes, number: int) -> bytes:
+        """Of an answer that waits for its turn."""
+
+    def last_event(self, outcome: AnswerOutcome, number: int) -> bytes:
+        """Of a stream that ends without the rest of its answer."""
+
+
+class AnswerJob:
+    """With `streams` its events are recorded, for followers who come back as well. Everything runs
+    on the event loop.
+    """
+
+    def __init__(
+        self, entry: MailboxEntry, *, streams: bool, renewals: int, seat: Seat | None = None
+    ) -> None:
+        """`renewals` is how often the file had been begun anew when it was written there. The job
+        releases the `seat` of its key.
+        """
+        self.entry = entry
+        self.streams = streams
+        self.renewals = renewals
+        self.events: list[bytes] = []
+        self.first_number = first_number(entry.attempts)
+        self.requests: list[Request] = []
+        self.outcome: AnswerOutcome | None = None
+        self.refusal: Refusal | None = None
+        self.cancelled = False
+        self.deleted = False
+        self.settled = asyncio.Event()
+        self._compartment: Compartment | None = None
+        self._seat = seat
+        self._share: Share | None = None
+        self._followers: set[asyncio.Event] = set()
+
+    @property
+    def over(self) -> bool:
+        """Nothing more will come of it, at least until the gateway's next start."""
+        return self.settled.is_set()
+
+    @property
+    def next_number(self) -> int:
+        return self.first_number + len(self.events)
+
+    @property
+    def usage(self) -> Usage | None:
+        """What was computed for it, whatever came of it; None: nothing was."""
+        spent = [each.spent for each in self.requests if each.spent is not None]
+        return usage_of(spent, len(spent)) if spent else None
+
+    def hold(self, share: Share) -> None:
+        """What it is made from is in memory, whether or not its client is there."""
+        share.hold()
+        self._share = share
+
+    def let_go(self) -> None:
+        """What it is made from isn't in memory any more."""
+        share, self._share = self._share, None
+        if share is not None:
+            share.release()
+
+    def begun(self, compartment: Compartment, requests: list[Request]) -> None:
+        self._compartment = compartment
+        self.requests = requests
+        if self._seat is not None:
+            self._seat.count(requests)
+        if self.cancelled:
+            self.cancel()
+
+    def counted(self) -> None:
+        """What it took is in its key's account by now."""
+        if self._seat is not None:
+            self._seat.answers = ()
+
+    def cancel(self) -> None:
+        """Whoever makes it stops."""
+        self.cancelled = True
+        self.release()
+        for each in self.requests:
+            each.abandon()
+
+    def release(self) -> None:
+        """Nobody reads its requests any more."""
+        for each in self.requests:
+            if not each.over and self._compartment is not None:
+                self._compartment.traffic.cancel(each)
+
+    def record(self, chunk: bytes) -> None:
+        """Some whole events."""
+        if chunk and self.streams:
+            self.events += split(chunk)
+            self._notify()
+
+    def end(self, outcome: AnswerOutcome | None, refusal: Refusal | None) -> None:
+        """Without an outcome it is made after the gateway's next start."""
+        self.outcome, self.refusal = outcome, refusal
+        self.let_go()
+        if self._seat is not None:
+            self._seat.release()
+            self._seat = None
+        self.settled.set()
+        self._notify()
+
+    @contextlib.contextmanager
+    def follow(self) -> Iterator[asyncio.Event]:
+        """An event that is set whenever there is more."""
+        follower = asyncio.Event()
+        self._followers.add(follower)
+        try:
+            yield follower
+        finally:
+            self._followers.discard(follower)
+            if not self._followers and not self.entry.streams:
+                # Whoever fetches it later gets it whole.
+                self.streams = False
+                self.events.clear()
+            elif not self._followers and self._share is None and not self.over:
+                # As long as it waits they can be made anew from what is written down.
+                self.events.clear()
+
+    def _notify(self) -> None:
+        for each in self._followers:
+            each.set()
+
+
+def first_number(attempts_before: int) -> int:
+    """Of the events of the next attempt."""
+    return attempts_before * NUMBERS_PER_ATTEMPT
+
+
+def split(events: bytes) -> list[bytes]:
+    """The single events of a stream."""
+    return [each + _END for each in events.split(_END)[:-1]]
+
+
+class Made(Struct, frozen=True):
+    """A whole answer; `closing` are the last events of its stream."""
+
+    outcome: AnswerOutcome
+    closing: bytes
+
+
+async def make(job: AnswerJob, work: Work, fleet: Fleet, family: AnswerFamily, now: float) -> Made:
+    """Have it made. `now` is a Unix time.
+
+    Raises:
+        Refusal: it ends here; `job.requests` are empty if it wasn't even taken.
+        ClientGoneError: it was cancelled.
+    """
+    # Who asked for it was allowed to.
+    compartment = fleet.roster.find(job.entry.model, ANYBODY)
+    terms = Terms(
+        id=work.request_id,
+        key=job.entry.key,
+        deadline_s=max(_LEAST_S, job.entry.deadline_at - now),
+        priority=work.priority,
+        keep_alive_s=work.keep_alive_s,
+        params=work.params,
+    )
+    requests = answers_to(work.task, work.answers, terms, fleet.now())
+    fleet.submit(compartment, *requests)
+    job.begun(compartment, requests)
+    form = family.form(work.form, requests[0], job.next_number)
+    choices = Choices(requests, form, len(requests))
+    try:
+        async with aclosing(pieces(requests)) as arriving:
+            async for index, piece in arriving:
+                if piece.idle:
+                    continue
+                choices.keep(index, piece)
+                if job.streams:
+                    job.record(choices.write(index, piece))
+    finally:
+        job.release()
+    closing = choices.closing() if job.streams else b""
+    incomplete = work.cut_is_incomplete and choices.cut
+    outcome = AnswerOutcome("incomplete" if incomplete else "completed", 200, choices.whole())
+    return Made(outcome, closing)
+
+
+# Behind everybody who waits for an answer.
+LOWEST_PRIORITY: Final = -1000
+
+
+class QueuePlace(Struct, frozen=True):
+    """Somebody's place in the queue."""
+
+    name: Name
+    model: str
+    priority: int
+    deadline_at: float
+
+
+class BackgroundQueue:
+    """By priority, then first come, first served; each model makes so many at a time."""
+
+    def __init__(self) -> None:
+        self._waiting: list[QueuePlace] = []
+        self._running: dict[Name, QueuePlace] = {}
+
+    def add(self, turn: QueuePlace) -> None:
+        """Whoever calls has seen that no more wait than may."""
+        place = len(self._waiting)
+        while place and self._waiting[place - 1].priority < turn.priority:
+            place -= 1
+        self._waiting.insert(place, turn)
+
+    @property
+    def owners(self) -> Counter[str]:
+        """How many of each owner's wait."""
+        return Counter(owner for owner, _ in (each.name for each in self._waiting))
+
+    def next(
+        self, concurrency: int, without: Collection[str] = (), spent: Collection[str] = ()
+    ) -> QueuePlace | None:
+        """Who runs from now on, if anybody may; nobody of the models in `without`, or of the owners
+        in `spent`.
+        """
+        busy = Counter(each.model for each in self._running.values())
+        for place, turn in enumerate(self._waiting):
+            owner, _ = turn.name
+            if owner in spent or turn.model in without:
+                continue
+            if busy[turn.model] < concurrency:
+                del self._waiting[place]
+                self._running[turn.name] = turn
+                return turn
+        return None
+
+    def waits(self, name: Name) -> bool:
+        return any(each.name == name for each in self._waiting)
+
+    def runs(self, name: Name) -> bool:
+        return name in self._running
+
+    def take(self, name: Name) -> bool:
+        """Let it run before its turn, whatever else does; False: it doesn't wait."""
+        for place, turn in enumerate(self._waiting):
+            if turn.name == name:
+                del self._waiting[place]
+                self._running[name] = turn
+                return True
+        return False
+
+    def put_back(self, name: Name) -> bool:
+        """It couldn't run after all: it is the first of its priority again. False: it didn't."""
+        if (turn := self._running.pop(name, None)) is None:
+            return False
+        place = 0
+        while place < len(self._waiting) and self._waiting[place].priority > turn.priority:
+            place += 1
+        self._waiting.insert(place, turn)
+        return True
+
+    def remove(self, name: Name) -> None:
+        """Forget it, wherever it is."""
+        self._running.pop(name, None)
+        self._waiting = [each for each in self._waiting if each.name != name]
+
+    def take_overdue(self, now: float) -> list[QueuePlace]:
+        """Who has waited until the deadline; they run from now on, to be told."""
+        overdue = [each for each in self._waiting if each.deadline_at <= now]
+        for turn in overdue:
+            self.take(turn.name)
+        return overdue
