@@ -22,7 +22,7 @@ NPM_AGENTS := @anthropic-ai/claude-code@2.1.330 claude-code-older@npm:@anthropic
 NPM_SUITES := llmprobe@0.6.12
 SUITES := llm-comply==0.5.0
 
-.PHONY: install demo serve browser shells test test-all chaos check format mutants formula bench bench-swap bench-beside bench-crowd clean
+.PHONY: install demo serve browser shells test test-more test-all chaos check format mutants dist formula bench bench-swap bench-beside bench-crowd clean
 
 install: $(INSTALLED)
 
@@ -64,7 +64,7 @@ serve: install
 	$(BIN)/bulkhead serve --model demo
 
 # They start hundreds of processes: what these import is compiled once, whatever the environment says.
-test test-all chaos mutants: export PYTHONDONTWRITEBYTECODE :=
+test test-more test-all chaos mutants: export PYTHONDONTWRITEBYTECODE :=
 
 # The page is tested in Debian's Chromium; without one these tests are skipped.
 browser:
@@ -85,6 +85,10 @@ test: $(VENV)/.clients browser shells
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --hypothesis-profile repeatable -raR -m 'not slow and not chaos and not alone'
 	$(BIN)/python -m pytest -m 'alone and not slow and not chaos'
 
+# The searches, and the clients of third parties that come without 1.4 GB. The first failure ends it.
+test-more: $(VENV)/.clients browser shells
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --maxfail 1 -raR -m 'slow and not chaos and not alone'
+
 test-all: $(VENV)/.clients $(VENV)/.strangers browser shells
 	$(BIN)/python -m pytest
 
@@ -104,6 +108,10 @@ format: $(VENV)/.dev
 # Whether the tests of the policies notice when these are wrong; some minutes for a draw of each.
 mutants: $(VENV)/.dev
 	$(BIN)/python -m tests.mutants --most 80
+
+# A wheel and an archive of the sources.
+dist: $(VENV)/.dev
+	$(BIN)/python -m hatchling build -d dist -t sdist -t wheel
 
 # Homebrew's formula and its lock, for this copy of the repository; of a release with
 # `make formula ARCHIVE=dist/....tar.gz URL=https://...`.
