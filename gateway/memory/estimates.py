@@ -117,14 +117,12 @@ class Estimates:
         """Its process has ended: it can get nothing."""
         self._attainable.pop(model_id, None)
 
-    def follow(self, model_id: str) -> bool:
-        """Contexts follow what is possible: pins, other budgets and lost memory change it. Returns
-        whether they did.
-        """
+    def follow(self, model_id: str) -> None:
+        """Contexts follow what is possible: pins, other budgets and lost memory change it."""
         bytes_ = self._admission.attainable_bytes(model_id)
         before_bytes = self._attainable.get(model_id)
         if bytes_ is None or bytes_ == before_bytes:
-            return False
+            return
         self._attainable[model_id] = bytes_
         before = self.all.get(model_id)
         if before is not None:
@@ -137,4 +135,3 @@ class Estimates:
                     before_tokens=before.context_tokens,
                     attainable_bytes=bytes_,
                 )
-        return True

@@ -223,21 +223,20 @@ class Steward:
             self.decide_soon()
         ledger.undecided_bytes = check.undecided_bytes
 
-    def note_footprint(self, model_id: str, footprint_bytes: int, kept_bytes: int) -> None:
-        """A reading that began when its worker kept to this limit."""
+    def note_footprint(
+        self, model_id: str, footprint_bytes: int, kept_bytes: int, beside_more_bytes: int
+    ) -> None:
+        """A reading that began when its worker kept to this limit. The worker holds so much more
+        beside MLX's account than it was told, and is told after the next decisions: a higher limit
+        may come with that.
+        """
         self.admission.note_footprint(model_id, footprint_bytes, kept_bytes)
+        self.admission.note_beside(model_id, beside_more_bytes)
         self.decide_soon()
 
     def note_need(self, model_id: str, need: Need, kept_bytes: int) -> None:
         """What its worker says that it could use, and keeps to; the answer may come at once."""
         self.admission.note_need(model_id, need, kept_bytes)
-        self._decide_now()
-
-    def note_beside(self, model_id: str, more_bytes: int) -> None:
-        """Its worker holds so much more beside MLX's account, and will be told; a higher limit may
-        come first.
-        """
-        self.admission.note_beside(model_id, more_bytes)
         self._decide_now()
 
     def learn(self, model_id: str, fixed_bytes: int) -> None:
@@ -317,6 +316,7 @@ class Steward:
             for decision in self.admission.relieve(now, all_idle=short == "critical"):
                 self._events.emit("relieve", decision.model_id, pressure=short)
                 self._execution.perform(decision, {}, reason)
+                self._tenants[decision.model_id].tell_worker()
 
     # Inside
 
@@ -400,8 +400,8 @@ class Steward:
             waits = explain.waiting(self.admission.ledger, claim)
             self._tenants[claim.model_id].note_wait(waits)
         for model_id, tenant in self._tenants.items():
-            if self._estimates.follow(model_id):
-                tenant.take_bound()
+            self._estimates.follow(model_id)
+            tenant.tell_worker()
 
     def _note_all(self) -> None:
         for model_id, tenant in self._tenants.items():

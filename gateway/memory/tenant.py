@@ -70,8 +70,8 @@ class Tenant(Protocol):
     def take_limit(self, limit_bytes: int) -> None:
         """Its worker may hold so much from now on."""
 
-    def take_bound(self) -> None:
-        """The most that its worker can get has changed."""
+    def tell_worker(self) -> None:
+        """Its worker is told what was decided, if that differs from what it knows."""
 
     def replace(self, reason: str) -> None:
         """Its worker has to make place for another, which goes on."""

@@ -62,6 +62,8 @@ class Tenancy:
         self._ready_at = 0.0
         self._read_again_at: float | None = None
         self._told_bound: Bound | None = None
+        # What its worker holds beside MLX's account differs from what the worker was told.
+        self._beside_moved = False
         # Who keeps to the limit, once it is loaded.
         self._worker: Worker | None = None
 
@@ -166,17 +168,17 @@ class Tenancy:
         held_bytes = worker.memory.held_bytes
         if held_bytes is None or worker.ended.is_set():
             return
-        self._steward.note_footprint(self.model.id, held_bytes, worker.memory.read_at_bytes)
-        if self._condition.state is not State.READY:
-            return
-        if worker.memory.idle_bytes is None:
+        ready = self._condition.state is State.READY
+        self._beside_moved = ready and worker.memory.beside_moved
+        self._steward.note_footprint(
+            self.model.id,
+            held_bytes,
+            worker.memory.read_at_bytes,
+            worker.memory.beside_more_bytes if self._beside_moved else 0,
+        )
+        if ready and worker.memory.idle_bytes is None:
             worker.memory.idle_bytes = held_bytes
             self._steward.learn(self.model.id, held_bytes)
-        if worker.memory.beside_moved:
-            # Told alone it would put rows aside, that there is room for.
-            self._steward.note_beside(self.model.id, worker.memory.beside_more_bytes)
-        if worker.memory.beside_moved:
-            self._tell(worker)
 
     def needs(self, worker: Worker, need: WorkersNeed) -> None:
         """What the worker says that it could use, and that it keeps to."""
@@ -194,10 +196,6 @@ class Tenancy:
             ),
             need.limit_bytes,
         )
-        told = (worker.memory.granted_bytes, self._told_bound)
-        if told != (self.granted_bytes, self._steward.bound(self.model.id)):
-            # It was decided on before its first word.
-            self._tell(worker)
 
     # From the steward
 
@@ -244,13 +242,28 @@ class Tenancy:
     def take_limit(self, limit_bytes: int) -> None:
         """Its worker may hold so much from now on."""
         self.granted_bytes = limit_bytes
-        if self._worker is not None and not self._worker.ended.is_set():
-            self._tell(self._worker)
 
-    def take_bound(self) -> None:
-        """Its worker can get less at best, or more."""
-        if self._worker is not None and not self._worker.ended.is_set():
-            self._tell(self._worker)
+    def tell_worker(self) -> None:
+        """Its limit, the most that it can get, and what it holds beside MLX's account, if any of
+        these differs from what its worker knows.
+        """
+        worker = self._worker
+        if worker is None or worker.ended.is_set() or self.granted_bytes is None:
+            return
+        told = worker.memory.granted_bytes, self._told_bound
+        bound = self._steward.bound(self.model.id)
+        if told == (self.granted_bytes, bound) and not self._beside_moved:
+            return
+        self._beside_moved = False
+        self._told_bound = bound
+        worker.memory.granted_bytes = self.granted_bytes
+        worker.send(
+            Limit(
+                limit_bytes=self.granted_bytes,
+                beside_bytes=worker.memory.tell_beside(),
+                bound=bound,
+            )
+        )
 
     def replace(self, reason: str) -> None:
         """Another worker has to take its place."""
@@ -301,15 +314,3 @@ class Tenancy:
             return math.inf
         asked_s = self._traffic.use.keep_alive_s
         return (self.model.settings.ttl_s or math.inf) if asked_s is None else asked_s
-
-    def _tell(self, worker: Worker) -> None:
-        if self.granted_bytes is None:
-            return
-        worker.memory.granted_bytes = self.granted_bytes
-        worker.send(
-            Limit(
-                limit_bytes=self.granted_bytes,
-                beside_bytes=worker.memory.tell_beside(),
-                bound=self.tell_bound(),
-            )
-        )
