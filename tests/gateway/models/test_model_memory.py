@@ -15,7 +15,7 @@ from gateway.memory.steward import Steward
 from gateway.models.lifecycle import State
 from gateway.models.tenancy import Tenancy
 from gateway.system.events import EventLog
-from gateway.system.memory.reading import Footprint
+from gateway.system.memory_reading import Footprint
 from gateway.workers.worker_memory import WorkerMemory
 from protocol.memory import Limit, MlxMemory, Need
 
