@@ -16,6 +16,10 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
+from typing import Final
+
+# Errands, and the files of `worker/errands/` that have them.
+_ERRANDS: Final = {"examine": "models", "measure": "models", "probe": "probe"}
 
 
 def _pin_package(name: str, root: Path) -> None:
@@ -88,18 +92,20 @@ def _ready_with_key(parent_pid: int) -> bytes:
 
 
 def _run_errand(name: str) -> None:
+    """An errand is a function of its own name."""
     _pin_packages()
 
     from worker.errands.errand import Errand
 
     # Before the errand's own imports, which may print.
     errand = Errand()
-    importlib.import_module(f"worker.{name}").run(errand)
+    module = importlib.import_module(f"worker.errands.{_ERRANDS[name]}")
+    getattr(module, name)(errand)
 
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["examine" | "measure" | "probe" as errand]:
+        case [errand] if errand in _ERRANDS:
             _run_errand(errand)
         case _ if "--follow" in sys.argv:
             _follow()

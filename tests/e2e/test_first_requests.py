@@ -54,7 +54,7 @@ def _imported(gateway: Gateway) -> dict[str, list[str]]:
 def test_a_request_imports_nothing(gateway: Gateway, path: str, body: dict[str, Any]) -> None:
     before = _imported(gateway)
     # The load's imports are written down, so the next ones would be.
-    assert "worker.runtime.rehearsal" in before["worker"]
+    assert "worker.runtime.warm" in before["worker"]
     assert "gateway.http.app" in before["gateway"]
     gateway.client.post(path, json={"model": "demo", **body}).raise_for_status()
     eventually(lambda: gateway.model()["active_requests"] == 0)

@@ -13,7 +13,7 @@ from worker.engines.room import Batch
 from worker.engines.sequence import Broken, Sequence, Token
 from worker.mlx_lm.generator import Generator, MakeGenerator, RowCaches, Stepped, Tap
 from worker.prompt_cache.cache import Taken
-from worker.prompt_cache.keys import BLOCK_TOKENS
+from worker.prompt_cache.path import BLOCK_TOKENS
 from worker.sampling.scores import Score
 from worker.structure.sampler import ConstrainedSampler
 

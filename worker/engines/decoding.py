@@ -11,7 +11,7 @@ from mlx_lm.generate import generate_step, speculative_generate_step
 from worker.engines.caches import Caches
 from worker.engines.sequence import Sequence
 from worker.mlx_lm.generator import Tap
-from worker.sampling.adjuster import Adjuster
+from worker.sampling.adjustments import Adjuster
 from worker.sampling.batch import BatchSampler
 from worker.sampling.scores import Score, Scores
 from worker.sampling.settings import RowSampling

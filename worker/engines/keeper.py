@@ -11,8 +11,7 @@ from worker.engines.need import Need
 from worker.engines.room import Batch, Room
 from worker.engines.sequence import Sequence
 from worker.prompt_cache.cache import Computed, PromptCache, Taken
-from worker.prompt_cache.keys import BLOCK_TOKENS
-from worker.prompt_cache.path import Path
+from worker.prompt_cache.path import BLOCK_TOKENS, Path
 
 # Of an answer, to cut off one block at a time would cost a copy for each layer as often.
 _ANSWER_BLOCKS: Final = 8

@@ -27,7 +27,7 @@ from worker.engines.room import Batch, Room, largest_chunk
 from worker.engines.sequence import Broken, Sequence, Token
 from worker.mlx_lm.generator import LARGE_VOCABULARY
 from worker.prompt_cache.cache import PromptCache
-from worker.prompt_cache.keys import BLOCK_TOKENS
+from worker.prompt_cache.path import BLOCK_TOKENS
 from worker.system.errors import one_sentence
 from worker.vision.inputs import PictureInputs
 

@@ -3,35 +3,173 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any, Final, Literal, NamedTuple
 
 import mlx.core as mx
 from msgspec import Struct
 
 from protocol.memory import MlxMemory
 from protocol.probe import (
+    AttentionPeak,
     Drop,
     Hold,
     Import,
     Imported,
     MeasureAttention,
     ProbeOrder,
+    StepTimes,
     TimeSteps,
     Trim,
 )
-from worker.errands.attention import measure_attention
-from worker.errands.back_end import back_end
 from worker.errands.errand import Errand
-from worker.errands.steps import time_steps
 from worker.mlx_lm.wiring import wiring
 from worker.system.memory import read_device, read_memory, released_memory, trim
 
+_LAYERS: Final = 16
+_ROWS: Final = 8
+_WIDENING: Final = 4
+_WEIGHT_BYTES: Final = 256_000_000
+# A CPU makes few steps a second of the others.
+_WEIGHT_BYTES_ON_CPU: Final = 16_000_000
+_ROUNDS: Final = 3
+_ABOVE_BYTES: Final = 1_000_000_000
+# The least that workers set.
+_SMALL_CACHE_BYTES: Final = 32_000_000
 
-def run(errand: Errand) -> None:
+
+def probe(errand: Errand) -> None:
     """Until nothing more is asked; then what is held goes back as a worker's does."""
     errand.begin()
     with released_memory():
         _obey_all(errand)
+
+
+def back_end() -> Literal["metal", "cuda", "cpu"]:
+    """That of the default device."""
+    if mx.default_device() == mx.cpu:
+        return "cpu"
+    return "metal" if mx.metal.is_available() else "cuda"
+
+
+class _Size(NamedTuple):
+    """Keys and values have fewer heads, as in most models of today."""
+
+    heads: int
+    key_heads: int
+    queries: int
+    keys: int
+
+
+_SIZE: Final = _Size(heads=16, key_heads=4, queries=512, keys=4096)
+
+
+_SIZE_ON_CPU: Final = _Size(heads=4, key_heads=2, queries=64, keys=512)
+
+
+def measure_attention(head_dim: int, *, with_array: bool) -> AttentionPeak:
+    on_cpu = back_end() == "cpu"
+    size = _SIZE_ON_CPU if on_cpu else _SIZE
+    kind = mx.float32 if on_cpu else mx.float16
+    fewer = size._replace(keys=size.keys // 2)
+    # Kernels are compiled at the first.
+    _peak_bytes(fewer, head_dim, kind, with_array=with_array)
+    few_bytes = _peak_bytes(fewer, head_dim, kind, with_array=with_array)
+    many_bytes = _peak_bytes(size, head_dim, kind, with_array=with_array)
+    pairs = size.heads * size.queries * (size.keys - fewer.keys)
+    return AttentionPeak(many_bytes - few_bytes, pairs * kind.size)
+
+
+def _peak_bytes(size: _Size, head_dim: int, kind: mx.Dtype, *, with_array: bool) -> int:
+    """Beside inputs and output."""
+    queries = mx.ones((1, size.heads, size.queries, head_dim), kind)
+    keys = mx.ones((1, size.key_heads, size.keys, head_dim), kind)
+    values = mx.ones((1, size.key_heads, size.keys, head_dim), kind)
+    mask = mx.ones((size.queries, size.keys), mx.bool_) if with_array else "causal"
+    mx.eval(queries, keys, values, mask)
+    mx.clear_cache()
+    before_bytes = mx.get_active_memory()
+    mx.reset_peak_memory()
+    output = mx.fast.scaled_dot_product_attention(
+        queries, keys, values, scale=head_dim**-0.5, mask=mask
+    )
+    mx.eval(output)
+    mx.synchronize()
+    return mx.get_peak_memory() - before_bytes - output.nbytes
+
+
+def time_steps(seconds: float) -> StepTimes:
+    """The kinds of limits take turns, so that whatever else the machine does is in each of them."""
+    step = _build()
+    step()
+    active_bytes = mx.get_active_memory()
+    own = _read_limits()
+    kinds: dict[str, Callable[[], object]] = {
+        "without_limits_s": lambda: None,
+        "limit_above_s": lambda: mx.set_memory_limit(active_bytes + _ABOVE_BYTES),
+        "limit_below_s": lambda: mx.set_memory_limit(active_bytes // 2),
+        "small_cache_s": lambda: mx.set_cache_limit(_SMALL_CACHE_BYTES),
+        "no_cache_s": lambda: mx.set_cache_limit(0),
+    }
+    share_s = seconds / (_ROUNDS * len(kinds))
+    times: dict[str, list[float]] = {name: [] for name in kinds}
+    for _ in range(_ROUNDS):
+        for name, limit in kinds.items():
+            limit()
+            step()
+            times[name] += _times(step, share_s)
+            _restore(own)
+    return StepTimes(
+        active_bytes=active_bytes,
+        **{name: median(each) for name, each in times.items()},
+    )
+
+
+def _build() -> Callable[[], None]:
+    """Layers of two products, as wide as their weights are to be in all."""
+    on_cpu = back_end() == "cpu"
+    kind = mx.float32 if on_cpu else mx.float16
+    layer_bytes = (_WEIGHT_BYTES_ON_CPU if on_cpu else _WEIGHT_BYTES) // _LAYERS
+    width = int((layer_bytes / (2 * _WIDENING * kind.size)) ** 0.5)
+    wide = width * _WIDENING
+    layers = [
+        (mx.full((width, wide), 0.5 / width, kind), mx.full((wide, width), 0.5 / wide, kind))
+        for _ in range(_LAYERS)
+    ]
+    start = mx.ones((_ROWS, width), kind)
+    mx.eval(layers, start)
+
+    def step() -> None:
+        x = start
+        for up, down in layers:
+            x = x + mx.maximum(x @ up, 0) @ down
+        mx.eval(x)
+
+    return step
+
+
+def _times(step: Callable[[], None], seconds: float) -> list[float]:
+    """At least one."""
+    times: list[float] = []
+    while sum(times) < seconds:
+        began = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - began)
+    return times
+
+
+def _read_limits() -> tuple[int, int]:
+    memory_bytes, cache_bytes = mx.set_memory_limit(1), mx.set_cache_limit(1)
+    _restore((memory_bytes, cache_bytes))
+    return memory_bytes, cache_bytes
+
+
+def _restore(limits: tuple[int, int]) -> None:
+    memory_bytes, cache_bytes = limits
+    mx.set_memory_limit(memory_bytes)
+    mx.set_cache_limit(cache_bytes)
 
 
 def _obey_all(errand: Errand) -> None:

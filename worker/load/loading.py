@@ -20,17 +20,24 @@ from safetensors import safe_open
 from protocol.encoders import encoder_of
 from protocol.requests import SamplingDefaults
 from worker import mlx_embeddings as encoders
-from worker.load.adapter import WEIGHTS, add_adapter, check_adapter
-from worker.load.fingerprint import fingerprint
-from worker.load.model_files import check_files, check_shard, find_folder, sampling_defaults
+from worker.load.files import (
+    WEIGHTS,
+    add_adapter,
+    check_adapter,
+    check_files,
+    check_shard,
+    find_folder,
+    fingerprint,
+    sampling_defaults,
+)
 from worker.reads import Reads
 from worker.structure.compiled import Compiled
 from worker.structure.requests import Constraints
 from worker.system.errors import LoadAbandonedError, ModelError, one_sentence
+from worker.text.families import find_format
 from worker.text.format import Format
-from worker.text.formats import find_format
+from worker.text.logprobs import TokenBytes
 from worker.text.template import ChatTemplate
-from worker.text.token_bytes import TokenBytes
 
 if TYPE_CHECKING:
     from worker.vision.processor import PictureProcessor

@@ -1,11 +1,11 @@
-"""What the sender keeps of one request: its tokens become what the gateway is told of them."""
+"""From the tokens of requests to the messages that tell the gateway."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from protocol.answers import TOKENS_PER_RENDERED, Delta, Rendered, Usage
+from protocol.answers import TOKENS_PER_RENDERED, Delta, Output, Rendered, Usage
 from protocol.parts import AnswerPart, Text, merged
 from protocol.tokens import pack
 
@@ -108,3 +108,48 @@ def rendered(request_id: str, prompt_ids: list[int]) -> Iterator[Rendered]:
             token_ids=pack(prompt_ids[begin:end]),
             last=end >= len(prompt_ids),
         )
+
+
+# With log probabilities a token takes a kilobyte, of the megabyte that a message may have.
+_MOST_TOKENS: Final = 256
+
+
+class Outbox:
+    """Deltas that haven't been sent yet, by request, in the order in which requests came."""
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._deltas: dict[str, list[Delta]] = {}
+        self._count = 0
+
+    def fits(self, tokens: int) -> bool:
+        """Whether a step of so many can be sent along; alone any step can."""
+        return self._count + tokens <= _MOST_TOKENS
+
+    def add(self, step: int, delta: Delta) -> None:
+        self._step = step
+        self._deltas.setdefault(delta.request_id, []).append(delta)
+        self._count += 1
+
+    def take(self) -> Output | None:
+        """All of it, a delta for each request; None: there is nothing."""
+        if not self._deltas:
+            return None
+        output = Output(step=self._step, deltas=tuple(map(_together, self._deltas.values())))
+        self._deltas, self._count = {}, 0
+        return output
+
+
+def _together(deltas: list[Delta]) -> Delta:
+    last = deltas[-1]
+    if len(deltas) == 1:
+        return last
+    return Delta(
+        last.request_id,
+        tuple(token_id for each in deltas for token_id in each.token_ids),
+        tuple(merged(part for each in deltas for part in each.parts)),
+        last.finish_reason,
+        last.usage,
+        last.stop_sequence,
+        next((each.unenforced for each in deltas if each.unenforced), ()),
+    )

@@ -16,7 +16,7 @@ from typing import Final, NoReturn
 from protocol.grace import grace_s
 from protocol.ranks import LEFT_ALONE
 from protocol.signals import DUMP_STACKS
-from worker.process.parent import ParentWatch
+from worker.process.gateway import ParentWatch
 
 logger = logging.getLogger("worker")
 

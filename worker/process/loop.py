@@ -1,4 +1,4 @@
-"""The main thread of a worker: the conversation with the gateway. Never computes."""
+"""The main thread of a worker: takes orders of the gateway, and sends what becomes of them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -18,16 +20,14 @@ from protocol.grace import grace_s
 from protocol.life import ClearPromptCache, Drain, Heartbeat, Load, LoadFailed, RankLost, Stop
 from protocol.memory import Limit
 from protocol.message import Message
+from protocol.prompts import ChatPrompt
 from protocol.ranks import LEFT_ALONE
 from protocol.requests import Cancel, Embed, Generate
 from protocol.signals import DUMP_STACKS
-from worker.process.answering import Answering, rendered
-from worker.process.link import GatewayLink
-from worker.process.outbox import Outbox
-from worker.process.parent import ParentWatch
-from worker.process.preparation import Preparation
+from worker.process.answering import Answering, Outbox, rendered
+from worker.process.gateway import GatewayLink, ParentWatch
 from worker.runtime.engine_thread import Ended, EngineThread, GivenUp, Loaded, Lost, Remove, Stepped
-from worker.runtime.priority import import_at_low_priority
+from worker.system.imports import import_at_low_priority
 from worker.vectors.job import Job
 
 if TYPE_CHECKING:
@@ -35,9 +35,11 @@ if TYPE_CHECKING:
 
     from worker.engines.sequence import Token
     from worker.runtime.prompts import Prepared
+    from worker.vectors.job import Job
 
 logger = logging.getLogger("worker")
-
+_TOKENIZER_THREADS: Final = 2
+_COMPILER_THREADS: Final = 2
 _HEARTBEAT_S: Final = 1.0
 _UNSENT_FRAMES: Final = 256
 _ENDING_LOOK_S: Final = 0.01
@@ -76,16 +78,6 @@ def run(address: str, key: bytes, parent_pid: int, incarnation: int, *, spare: b
     sys.stderr.flush()
     # The memory is released by now. The interpreter's own end would wait for tokenizer threads.
     os._exit(status)
-
-
-def _work(thread: EngineThread, incarnation: int, *, spare: bool) -> None:
-    """What the engine thread does, with its imports, which take seconds."""
-    if spare:
-        importlib.import_module(_THREADED_IMPORT)
-        import_at_low_priority(_SLOW_IMPORT)
-    from worker.runtime.serve import serve
-
-    serve(thread, incarnation, spare=spare)
 
 
 class Conversation:
@@ -328,3 +320,57 @@ class Conversation:
                 prompt_cache_bytes=figures.prompt_cache_bytes,
             )
         )
+
+
+class Preparation:
+    """`emit` is called with each outcome, from these threads."""
+
+    def __init__(self, emit: Callable[[Prepared | Job | RequestFailed], None]) -> None:
+        self._emit = emit
+        self._tokenizers = ThreadPoolExecutor(_TOKENIZER_THREADS, "tokenizer")
+        # One request's at a time: decoded they are large, and texts need not wait for them.
+        self._decoder = ThreadPoolExecutor(1, "pictures")
+        # A grammar may take half a second: other prompts don't wait for it.
+        self._compilers = ThreadPoolExecutor(_COMPILER_THREADS, "compiler")
+
+    def begin(
+        self,
+        prepare: Callable[[Generate | Embed], Prepared | Job | RequestFailed],
+        task: Generate | Embed,
+    ) -> None:
+        self._threads_for(task).submit(self._prepare, prepare, task)
+
+    def _threads_for(self, task: Generate | Embed) -> ThreadPoolExecutor:
+        # A vector has no constraints.
+        if isinstance(task, Embed):
+            return self._tokenizers
+        if isinstance(task.prompt, ChatPrompt) and task.prompt.pictures:
+            return self._decoder
+        free = task.constraint is None and task.tools is None
+        return self._tokenizers if free else self._compilers
+
+    def _prepare(
+        self,
+        prepare: Callable[[Generate | Embed], Prepared | Job | RequestFailed],
+        task: Generate | Embed,
+    ) -> None:
+        try:
+            outcome = prepare(task)
+        except Exception:
+            logger.exception("Tokenizing request %s failed", task.request_id)
+            outcome = RequestFailed(
+                request_id=task.request_id,
+                code="internal_error",
+                message="The prompt could not be tokenized; the worker's log has the traceback.",
+            )
+        self._emit(outcome)
+
+
+def _work(thread: EngineThread, incarnation: int, *, spare: bool) -> None:
+    """What the engine thread does, with its imports, which take seconds."""
+    if spare:
+        importlib.import_module(_THREADED_IMPORT)
+        import_at_low_priority(_SLOW_IMPORT)
+    from worker.runtime.serve import serve
+
+    serve(thread, incarnation, spare=spare)

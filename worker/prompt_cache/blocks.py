@@ -23,7 +23,7 @@ from worker.mlx_lm.caches import (
     state_of,
     tokens_of,
 )
-from worker.prompt_cache.keys import BLOCK_TOKENS
+from worker.prompt_cache.path import BLOCK_TOKENS
 
 # From so many blocks on it costs less to cut them together: twice an operation for each array.
 _TOGETHER: Final = 3

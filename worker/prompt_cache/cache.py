@@ -11,10 +11,8 @@ from typing import Any, Final, NamedTuple
 from protocol.prompt_store import Entry
 from protocol.tokens import pack
 from worker.prompt_cache.blocks import Block, Cutter, Span
-from worker.prompt_cache.cost import Speeds
-from worker.prompt_cache.disk import Disk, Fetch
-from worker.prompt_cache.keys import BLOCK_TOKENS, snapshot_key
-from worker.prompt_cache.path import Path, usable_depth
+from worker.prompt_cache.disk import Disk, Fetch, Speeds
+from worker.prompt_cache.path import BLOCK_TOKENS, Path, snapshot_key, usable_depth
 from worker.prompt_cache.payload import Payload, PayloadError, from_bytes
 from worker.prompt_cache.shelf import Shelf
 

@@ -1,4 +1,6 @@
-"""The tier on disk, beside the engine's thread: one thread writes, one reads."""
+"""Blocks on disk: one thread writes and one reads, beside the engine's; and whether reading
+pays.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,6 @@ from typing import Final, NamedTuple
 from protocol.prompt_store import Entry, Measured, PromptStore
 
 logger = logging.getLogger("worker")
-
 # What is made faster than it can be written isn't written: it would hold memory meanwhile.
 _MOST_PENDING_BYTES: Final = 512_000_000
 _MOST_PENDING: Final = 4096
@@ -21,32 +22,18 @@ _MOST_PENDING: Final = 4096
 _CLEAR_S: Final = 1.0
 # Read and not yet taken over by the engine.
 _MOST_READ_BYTES: Final = 256_000_000
-
-
-@dataclass(eq=False)
-class Fetch:
-    """Payloads on their way, in the order of `keys`."""
-
-    keys: Sequence[bytes]
-    # How often all was cleared before.
-    era: int
-    # Written by the reading thread, last.
-    done: bool = False
-    abandoned: bool = field(default=False)
-
-
-class Arrival(NamedTuple):
-    """A payload, and the seconds that it took to read."""
-
-    key: bytes
-    payload: bytes
-    seconds: float
-
-
-class _Write(NamedTuple):
-    entry: Entry
-    parts: list[bytes | memoryview]
-    era: int
+_NOTHING: Final = Measured()
+# How much of the last measurement a speed is: neither a page cache that happened to be warm nor a
+# disk that was busy once decides alone.
+_WEIGHT: Final = 0.3
+# So many prompts are computed before reading is tried again: a disk that was slow once would be for
+# ever, as only reading tells its speed.
+_TRIED_AGAIN: Final = 15
+# Others are told of a speed that has changed by so much.
+_NEWS: Final = 0.25
+# Less says more about the overhead than about the speed.
+_LEAST_BYTES: Final = 1_000_000
+_LEAST_TOKENS: Final = 64
 
 
 class Disk:
@@ -181,3 +168,80 @@ class Disk:
                 self._read_bytes += len(payload)
             self._arrived.put((fetch, Arrival(key, payload, time.monotonic() - began_at)))
             self._wake()
+
+
+@dataclass(eq=False)
+class Fetch:
+    """Payloads on their way, in the order of `keys`."""
+
+    keys: Sequence[bytes]
+    # How often all was cleared before.
+    era: int
+    # Written by the reading thread, last.
+    done: bool = False
+    abandoned: bool = field(default=False)
+
+
+class Arrival(NamedTuple):
+    """A payload, and the seconds that it took to read."""
+
+    key: bytes
+    payload: bytes
+    seconds: float
+
+
+class _Write(NamedTuple):
+    entry: Entry
+    parts: list[bytes | memoryview]
+    era: int
+
+
+class Speeds:
+    """Of reading in bytes and of prefill in tokens, a second; None before the first measurement."""
+
+    def __init__(self, known: Measured = _NOTHING) -> None:
+        """`known` is what an earlier worker has measured."""
+        self.read_bytes_per_s = known.read_bytes_per_s
+        self.prefill_tokens_per_s = known.prefill_tokens_per_s
+        self._told = known
+        self._computed = 0
+
+    def observe_read(self, bytes_: int, seconds: float) -> None:
+        if bytes_ >= _LEAST_BYTES and seconds > 0:
+            self.read_bytes_per_s = _blend(self.read_bytes_per_s, bytes_ / seconds)
+
+    def observe_prefill(self, tokens: int, seconds: float) -> None:
+        if tokens >= _LEAST_TOKENS and seconds > 0:
+            self.prefill_tokens_per_s = _blend(self.prefill_tokens_per_s, tokens / seconds)
+
+    def read_s(self, bytes_: int) -> float | None:
+        return None if self.read_bytes_per_s is None else bytes_ / self.read_bytes_per_s
+
+    def worth_reading(self, bytes_: int, tokens: int) -> bool:
+        """Whether to read so many bytes instead of computing so many tokens; to find out, yes."""
+        if self.read_bytes_per_s is None or self.prefill_tokens_per_s is None:
+            return tokens > 0
+        worth = bytes_ / self.read_bytes_per_s < tokens / self.prefill_tokens_per_s
+        return worth or self._computed >= _TRIED_AGAIN
+
+    def count(self, *, read: bool) -> None:
+        """A prompt of which blocks are stored is read, or it is computed."""
+        self._computed = 0 if read else self._computed + 1
+
+    def take_news(self) -> Measured | None:
+        """What is worth telling others since the last call."""
+        now = Measured(self.read_bytes_per_s, self.prefill_tokens_per_s)
+        if not any(_differs(*each) for each in zip(now, self._told, strict=True)):
+            return None
+        self._told = now
+        return now
+
+
+def _differs(now: float | None, told: float | None) -> bool:
+    if now is None or told is None:
+        return now is not told
+    return abs(now - told) > _NEWS * told
+
+
+def _blend(before: float | None, measured: float) -> float:
+    return measured if before is None else before + _WEIGHT * (measured - before)

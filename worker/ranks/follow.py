@@ -18,8 +18,8 @@ from worker.ranks.mirror import Mirror
 from worker.ranks.orders import Begin, HasFailed, HasLoaded, Here
 from worker.ranks.parts import split_model
 from worker.ranks.tokens import following
-from worker.system.collection import leave_imports_alone
 from worker.system.errors import LoadAbandonedError, ModelError
+from worker.system.imports import leave_imports_alone
 from worker.system.memory import read_device, released_memory
 
 

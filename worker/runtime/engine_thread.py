@@ -1,4 +1,4 @@
-"""The one thread that owns every MLX call: imports, load, steps, release.
+"""The one thread that makes all calls of MLX: imports, load, steps, release.
 
 This module is light to import, because the thread that talks to the gateway needs it at once, and
 MLX and mlx-lm take seconds.
@@ -19,83 +19,21 @@ from protocol.life import ClearPromptCache, Load, Ready
 from protocol.memory import Limit, MlxMemory
 from protocol.message import Message
 from protocol.requests import Embed, Generate
-from worker.runtime.throttle import Beat
 
 if TYPE_CHECKING:
     from worker.engines.sequence import Sequence, Token
     from worker.runtime.prompts import Prepared
     from worker.vectors.job import Job
 
+# At most sixty times a second: no screen shows more, and each time wakes threads here, the gateway
+# and every client. Slower engines than that don't notice.
+_BETWEEN_S: Final = 1 / 60
 # Of steps above all, that may wait for the sender; beyond that the engine waits for it.
 _MOST_EVENTS: Final = 256
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """The model answers; what the sender needs of it, since it must not import MLX itself."""
-
-    ready: Ready
-    prepare: Callable[[Generate | Embed], Prepared | Job | RequestFailed]
-
-
-@dataclass(frozen=True)
-class Stepped:
-    step: int
-    tokens: list[Token]
-
-
-@dataclass(frozen=True)
-class GivenUp:
-    """A sequence that waited for more than can be had."""
-
-    failure: RequestFailed
-
-
-@dataclass(frozen=True)
-class Ended:
-    """The engine thread is over and holds nothing. `failed` if an exception ended it."""
-
-    failed: bool
-
-
-@dataclass(frozen=True)
-class Lost:
-    """Another rank of the model is gone, without which nothing can be computed."""
-
-    rank: int
-
-
-@dataclass(frozen=True)
-class Remove:
-    request_ids: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Look:
-    """Something else than a command has come: a prompt that was read from disk."""
-
-
-@dataclass(frozen=True)
-class Finish:
-    """Release the model and end the thread."""
-
-
 EngineEvent: TypeAlias = "Message | Loaded | Stepped | Prepared | Job | GivenUp | Lost | Ended"
 EngineCommand: TypeAlias = (
     "Load | Sequence | Job | Remove | Limit | ClearPromptCache | Look | Finish"
 )
-
-
-@dataclass
-class EngineFigures:
-    """Written by the engine thread, read by the sender; each field on its own is consistent."""
-
-    step: int = 0
-    last_step_at: float | None = None
-    active: int = 0
-    waiting: int = 0
-    memory: MlxMemory = field(default_factory=MlxMemory)
-    prompt_cache_bytes: int = 0
 
 
 class EngineThread:
@@ -190,3 +128,96 @@ class EngineThread:
             traceback.print_exc()
             failed = True
         self.emit(Ended(failed))
+
+
+@dataclass
+class EngineFigures:
+    """Written by the engine thread, read by the sender; each field on its own is consistent."""
+
+    step: int = 0
+    last_step_at: float | None = None
+    active: int = 0
+    waiting: int = 0
+    memory: MlxMemory = field(default_factory=MlxMemory)
+    prompt_cache_bytes: int = 0
+
+
+class Beat:
+    """The sender tells of several steps of a fast engine at once, of all streams together. Its
+    thread calls everything but `wakes`, which is for the engine's. Times are seconds on a clock
+    that both read.
+    """
+
+    def __init__(self) -> None:
+        self._next_at = 0.0
+        self._looks = False
+
+    def look(self, now: float) -> None:
+        """The sender is about to take all that there is."""
+        if now >= self._next_at:
+            self._looks = False
+
+    def strike(self, now: float) -> None:
+        """It has told of steps, and looks again for more."""
+        self._next_at = now + _BETWEEN_S
+        self._looks = True
+
+    def left_s(self, now: float) -> float | None:
+        """Until it looks by itself; None: only when it is woken."""
+        return max(0.0, self._next_at - now) if self._looks else None
+
+    def wakes(self, now: float, *, awaited: bool) -> bool:
+        """Whether it is to be woken for a step that is there for it now. What is `awaited` waits
+        for no beat.
+        """
+        return awaited or now >= self._next_at
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The model answers; what the sender needs of it, since it must not import MLX itself."""
+
+    ready: Ready
+    prepare: Callable[[Generate | Embed], Prepared | Job | RequestFailed]
+
+
+@dataclass(frozen=True)
+class Stepped:
+    step: int
+    tokens: list[Token]
+
+
+@dataclass(frozen=True)
+class GivenUp:
+    """A sequence that waited for more than can be had."""
+
+    failure: RequestFailed
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The engine thread is over and holds nothing. `failed` if an exception ended it."""
+
+    failed: bool
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Another rank of the model is gone, without which nothing can be computed."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class Remove:
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Look:
+    """Something else than a command has come: a prompt that was read from disk."""
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Release the model and end the thread."""

@@ -1,30 +1,32 @@
-"""Requests made ready to run, beside the engine, so that a long prompt stalls nobody's stream."""
+"""Requests made ready to run, on threads beside the engine: a long prompt delays nobody's
+stream.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from protocol.answers import RequestFailed, RequestField
 from protocol.prompts import ChatPrompt, TextPrompt, TokenPrompt
-from protocol.requests import Generate
-from protocol.tokens import BYTES_PER_TOKEN
+from protocol.requests import Generate, Tools
+from protocol.tokens import BYTES_PER_TOKEN, unpack
 from worker.engines.context import Context, too_long
 from worker.engines.sequence import Broken, Sequence
 from worker.load.loading import LoadedModel
 from worker.prompt_cache.path import Paths
-from worker.runtime.tokenizing import text_of, tokenize, unpacked
-from worker.sampling.adjustments import Adjustments, make_adjustments
+from worker.sampling.adjustments import Adjustments, banned_sequences, make_adjustments
 from worker.sampling.settings import make_row_sampling
-from worker.sampling.words import banned_sequences
 from worker.structure.grammar import ConstraintError
 from worker.structure.matching import Constrained
-from worker.system.errors import PromptError
+from worker.system.errors import PromptError, one_sentence
 from worker.text.budget import ReasoningBudget, reasoning_budget
 from worker.text.logprobs import LogprobWriter
 from worker.text.stream import AnswerStream, answer_stream
 from worker.text.template import ChatTemplate
+from worker.vision.errors import PictureError, UnusablePicturesError
+from worker.vision.inputs import PictureInputs
 
 # Vocabularies have runs of spaces as single tokens, the longest known of 128.
 _MOST_CHARACTERS_PER_TOKEN: Final = 128
@@ -69,6 +71,124 @@ def prepare(
         return _prepare(generate, loaded, context, paths)
     except PromptError as error:
         return error.told(generate.request_id)
+
+
+class Form(NamedTuple):
+    """A model's tokens for it. Without `middle` the prefix comes last, and the answer after it."""
+
+    prefix: str
+    suffix: str
+    middle: str | None
+
+
+_FORMS: Final = (
+    # Qwen2.5-Coder, Qwen3-Coder, CodeGemma, Granite 4
+    Form("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    # StarCoder, Granite Code
+    Form("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    Form("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    # DeepSeek-Coder, whose bars are wide ones
+    Form("<\uff5cfim▁begin\uff5c>", "<\uff5cfim▁hole\uff5c>", "<\uff5cfim▁end\uff5c>"),
+    # CodeLlama
+    Form("▁<PRE>", "▁<SUF>", "▁<MID>"),
+    # Seed-Coder
+    Form("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>"),
+    # Codestral
+    Form("[PREFIX]", "[SUFFIX]", None),
+)
+
+
+def infill_prompt(prefix: str, suffix: str, tokenizer: Any) -> list[int] | None:
+    """Token ids; None: the model has no tokens for this. `tokenizer` is mlx-lm's wrapper."""
+    vocabulary = tokenizer.get_vocab()
+    form = next((each for each in _FORMS if set(filter(None, each)) <= vocabulary.keys()), None)
+    if form is None:
+        return None
+    before = [vocabulary[form.prefix], *_encode(prefix, tokenizer)]
+    after = [vocabulary[form.suffix], *_encode(suffix, tokenizer)]
+    # What this tokenizer begins every text with.
+    begin = list(tokenizer.encode(""))
+    if form.middle is None:
+        return [*begin, *after, *before]
+    return [*begin, *before, *after, vocabulary[form.middle]]
+
+
+def _encode(text: str, tokenizer: Any) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def tokenize(generate: Generate, loaded: LoadedModel) -> tuple[list[int], PictureInputs | None]:
+    """Token ids, and what goes in with them.
+
+    Raises: PromptError.
+    """
+    tokenizer = loaded.tokenizer
+    match generate.prompt:
+        case ChatPrompt() as prompt if prompt.pictures:
+            return _look_at(prompt, generate.tools, loaded)
+        case ChatPrompt() as prompt:
+            token_ids = loaded.chat_template.tokens(prompt, generate.tools)
+        case TextPrompt(text, str() as suffix):
+            token_ids = _infill(text, suffix, tokenizer)
+        case TextPrompt(text):
+            token_ids = list(tokenizer.encode(text))
+        case TokenPrompt(packed):
+            token_ids = unpacked(packed)
+    return token_ids, None
+
+
+def text_of(generate: Generate, prompt_ids: list[int], loaded: LoadedModel) -> str:
+    """The prompt as text: as it came, or as its tokens read."""
+    if isinstance(generate.prompt, TextPrompt):
+        return generate.prompt.text
+    return str(loaded.tokenizer.decode(prompt_ids))
+
+
+def unpacked(packed: bytes) -> list[int]:
+    """Raises: PromptError."""
+    try:
+        return unpack(packed)
+    except ValueError as error:
+        raise PromptError("invalid_request_error", f"Unreadable token ids: {error}.") from error
+
+
+def _look_at(
+    prompt: ChatPrompt, tools: Tools | None, loaded: LoadedModel
+) -> tuple[list[int], PictureInputs]:
+    eyes, pictures = loaded.eyes, prompt.pictures
+    if eyes is None:
+        raise PromptError(
+            "invalid_request_error",
+            f"{pictures[0].name}: this model was loaded without what looks at pictures.",
+            picture=0,
+        )
+    text = loaded.chat_template.text(prompt, tools, eyes.content)
+    try:
+        return eyes.inputs(text, pictures)
+    except PictureError as error:
+        raise PromptError(
+            "invalid_request_error",
+            f"{pictures[error.number].name}: {error.reason}.",
+            picture=error.number,
+        ) from error
+    except UnusablePicturesError as error:
+        raise PromptError(
+            "invalid_request_error",
+            f"The model can't look at these pictures: {one_sentence(error)}",
+            "prompt",
+        ) from error
+
+
+def _infill(prefix: str, suffix: str, tokenizer: Any) -> list[int]:
+    token_ids = infill_prompt(prefix, suffix, tokenizer)
+    if token_ids is None:
+        raise PromptError(
+            "invalid_request_error",
+            "This model was not made to fill in the middle: it has no tokens for what stands "
+            "before and after. Leave suffix out.",
+            "suffix",
+        )
+    return token_ids
 
 
 def no_further(broken: Broken) -> RequestFailed:

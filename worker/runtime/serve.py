@@ -23,12 +23,11 @@ from worker.load.loading import LoadedModel, load
 from worker.mlx_lm.wiring import wiring
 from worker.runtime.engine_thread import EngineThread, Loaded
 from worker.runtime.prompts import Prepared, prepare
-from worker.runtime.rehearsal import rehearse
 from worker.runtime.turns import Turns, take_bound
-from worker.runtime.warm import Warming
+from worker.runtime.warm import Warming, rehearse
 from worker.runtime.writing import check_batches, make_text
-from worker.system.collection import leave_imports_alone
 from worker.system.errors import LoadAbandonedError, ModelError
+from worker.system.imports import leave_imports_alone
 from worker.system.memory import give_back_buffers, read_device, read_memory, released_memory
 from worker.vectors.beside import NoText, WithVectors
 from worker.vectors.job import Job
@@ -46,7 +45,7 @@ def serve(thread: EngineThread, incarnation: int, *, spare: bool) -> None:
     device = read_device()
     # A CPU has nothing to prepare.
     if spare and mx.default_device() != mx.cpu:
-        from worker.runtime.practice import practise
+        from worker.runtime.warm import practise
 
         practise()
     thread.emit(

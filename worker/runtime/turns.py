@@ -1,9 +1,11 @@
-"""An engine turn by turn: a step, and between two what it is told and what it says of its needs."""
+"""The engine, turn by turn: a step, and between two steps commands that come and needs that are
+told.
+"""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -16,7 +18,6 @@ from worker.engines.limits import Limits
 from worker.engines.room import Room
 from worker.engines.sequence import Engine, Sequence
 from worker.runtime.engine_thread import EngineCommand, EngineThread, GivenUp, Remove, Stepped
-from worker.runtime.gathering import Gathering
 from worker.runtime.prompts import no_further
 from worker.system.memory import read_memory, trim
 from worker.vectors.beside import WithVectors
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
     from worker.ranks.lead import Lead
     from worker.runtime.warm import Warming
 
+# For a second one, which most requests don't have.
+_ALONE_S: Final = 0.002
+# For another one, once there are two.
+_PAUSE_S: Final = 0.01
+_MOST_S: Final = 0.05
 # Nobody has come for so long: what was left of warming up is done.
 _QUIET_S = 1.0
 _MEMORY_READING_S = 1.0
@@ -197,6 +203,29 @@ class Turns:
         if slight and self._engine.active + self._engine.waiting:
             told = msgspec.structs.replace(told, cache_bytes=need.cache_bytes)
         return need == told
+
+
+class Gathering:
+    """One group. Times are seconds on the caller's clock."""
+
+    def __init__(self, now: float, most: int) -> None:
+        """It begins with one request; more than `most` aren't computed together."""
+        self._most = most
+        self._there = 1
+        self._until = now + _MOST_S
+        self._quiet_until = now + _ALONE_S
+
+    def add(self, now: float) -> None:
+        """Another one has come."""
+        self._there += 1
+        self._quiet_until = now + _PAUSE_S
+
+    def left_s(self, now: float, arriving: int) -> float:
+        """How long to wait for the next one; 0: not any more. `arriving` are in tokenization."""
+        if self._there >= self._most:
+            return 0.0
+        until = self._until if arriving else min(self._until, self._quiet_until)
+        return max(0.0, until - now)
 
 
 def take_bound(bound: Bound | None, room: Room, context: ContextInForce) -> None:

@@ -18,8 +18,7 @@ from worker.mlx_lm.generator import Generator
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.disk import Disk
-from worker.prompt_cache.keys import root_key
-from worker.prompt_cache.path import Paths
+from worker.prompt_cache.path import Paths, root_key
 from worker.runtime.engine_thread import EngineThread, Look
 from worker.system.errors import ModelError
 

@@ -8,15 +8,10 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 import mlx.core as mx
 
-from worker.sampling.adjuster import Adjuster
-from worker.sampling.adjustments import Adjustments, History
-from worker.sampling.draw import draw
-from worker.sampling.filters import Filters
-from worker.sampling.masses import masses
-from worker.sampling.rows import RowSubset
+from worker.sampling.adjustments import Adjuster, Adjustments, History, RowSubset
+from worker.sampling.distribution import Filters, Xtc, draw, masses
 from worker.sampling.scores import Score, Scores
 from worker.sampling.settings import RowSampling, uniforms
-from worker.sampling.xtc import Xtc
 
 Key = TypeVar("Key")
 # Log probabilities (rows, vocabulary) to those of what is allowed.

@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from protocol.requests import MOST_ALTERNATIVES
-from worker.sampling.blocks import in_blocks, width
+from worker.sampling.distribution import in_blocks, width
 
 
 class Score(NamedTuple):

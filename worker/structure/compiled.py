@@ -1,28 +1,49 @@
-"""Compiled constraints of one model: made beside the engine, and kept for a while."""
+"""Compiled constraints of one model: tried, compiled beside the engine, and kept for a while.
+
+A grammar is compiled in another process first, under a limit that the kernel keeps. llguidance's
+own limits bound the size of the result and not the time: a multiple of a large number takes
+minutes, and thousands of optional properties take twenty seconds. A thread in there can't be ended,
+and a recursion that goes too deep ends its process.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
+import signal
+import subprocess
 import sys
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import llguidance
 import llguidance.hf
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from protocol.requests import Constraint
+from worker.structure import trial_process
 from worker.structure.grammar import ConstraintError, grammar_of
 from worker.structure.matching import Matching
-from worker.structure.trial import limits, outcome
 
+_CPU_S: Final = 0.5
+# However slow the machine is, nobody waits longer.
+_LONGEST_S: Final = 20.0
+# Some 20 MB of a lexer's states, and milliseconds of a step.
+_LIMITS: Final = {
+    "max_items_in_row": 1000,
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 50_000,
+    "step_max_items": 20_000,
+    "max_lexer_states": 20_000,
+    "max_grammar_size": 100_000,
+}
 logger = logging.getLogger(__name__)
-
 _LONGEST_REASON: Final = 500
 # Of an answer, to see whether it can be written.
 _STEPS: Final = 48
@@ -33,11 +54,6 @@ _REFUSAL_BYTES: Final = 1000
 # A line of the grammar, numbered.
 _ONE_OF_ADVICE: Final = "Enable 'coerce_one_of' option to approximate oneOf with anyOf"
 _QUOTED: Final = re.compile(r" +\d+ \| ")
-
-
-class _Kept(NamedTuple):
-    found: LLMatcher | ConstraintError
-    bytes: int
 
 
 class Compiled:
@@ -196,3 +212,52 @@ def one_line(reason: str) -> str:
     # An option that no client has.
     text = text.replace(_ONE_OF_ADVICE, "Send anyOf, or options that differ in type or a const")
     return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"
+
+
+class Outcome(NamedTuple):
+    """Why a grammar can't be compiled, None: it can; and what it takes then, at most."""
+
+    refusal: str | None
+    bytes: int = 0
+
+
+def limits() -> LLParserLimits:
+    """Of what any grammar may take."""
+    # The bounds are no booleans, as types without names have it.
+    return LLParserLimits(**_LIMITS, verbose_errors=False)  # type: ignore[arg-type]
+
+
+def outcome(grammar: str) -> Outcome:
+    """The interpreter's lock is free meanwhile."""
+    try:
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-I",
+                "-S",
+                trial_process.__file__,
+                str(Path(llguidance.__file__).parent),
+                str(_CPU_S),
+                *(f"{name}={value}" for name, value in _LIMITS.items()),
+            ],
+            input=grammar.encode(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_LONGEST_S,
+            check=False,
+            # Else CPython forks on macOS, where a process that has touched Metal must not.
+            close_fds=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Outcome("it takes too long to compile")
+    if done.returncode == 0:
+        taken_bytes, _, refusal = done.stdout.decode(errors="replace").partition("\n")
+        return Outcome(refusal or None, int(taken_bytes))
+    if done.returncode == -signal.SIGPROF:
+        return Outcome(f"it is too complex, and takes more than {_CPU_S:g} s to compile")
+    return Outcome("it is too complex, and takes too much memory to compile")
+
+
+class _Kept(NamedTuple):
+    found: LLMatcher | ConstraintError
+    bytes: int

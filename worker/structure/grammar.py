@@ -1,18 +1,22 @@
-"""From a constraint as its client wrote it to the text that llguidance compiles."""
+"""Grammars for llguidance: of a client's constraint, and of calls of tools as each family writes
+them.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from llguidance import LLMatcher
 
-from protocol.requests import Constraint
+from protocol.requests import Constraint, Tools
 
 if TYPE_CHECKING:
-    # A name for type checkers alone.
     from llguidance._lib import JsonCompileOptions
+
 
 # Lark's expressions end at a slash that stands alone.
 _SLASH: Final = re.compile(r"(?<!\\)((?:\\\\)*)/")
@@ -133,3 +137,286 @@ def _choice(source: str) -> str:
     if not isinstance(texts, list) or not texts or not all(isinstance(each, str) for each in texts):
         raise ConstraintError("The choices must be a list of texts, one at least.")
     return "start: " + " | ".join(map(quoted, dict.fromkeys(texts)))
+
+
+_NAME: Final = "{name}"
+_ARGUMENTS: Final = "{arguments}"
+_NUMBER: Final = "{number}"
+_ANY: Final = "{any}"
+_NO_PARAMETERS: Final = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a family writes calls. Without arguments in it a `call` is but what it begins with: the
+    rest is no JSON, and the model's own. A `thought` may come before the only call.
+    """
+
+    call: str
+    open: str = ""
+    between: str = ""
+    close: str = ""
+    thought: str = ""
+
+    @property
+    def is_bare(self) -> bool:
+        """Nothing tells a call from an answer in JSON."""
+        return (self.open or self.call).startswith("{")
+
+
+def _object(key: str = "arguments", name: str = "name") -> str:
+    return f'{{"{name}": "{_NAME}", "{key}": {_ARGUMENTS}}}'
+
+
+def _list(open_: str, close: str, call: str) -> Form:
+    return Form(call, f"{open_}[", ", ", f"]{close}")
+
+
+_FORMS: Final[Mapping[str, Form]] = {
+    "hermes": Form(f"<tool_call>\n{_object()}\n</tool_call>", between="\n"),
+    "llama3": Form(_object("parameters"), between="; "),
+    "mistral": _list("[TOOL_CALLS]", "", _object()),
+    "granite": _list("<|tool_call|>", "", _object()),
+    "phi4": _list("<|tool_call|>", "<|/tool_call|>", _object()),
+    "nemotron": _list("<TOOLCALL>", "</TOOLCALL>", _object()),
+    "command": _list(
+        "<|START_ACTION|>",
+        "<|END_ACTION|>",
+        f'{{"tool_call_id": "{_NUMBER}", {_object("parameters", "tool_name")[1:]}',
+    ),
+    "internlm": Form(f"<|action_start|><|plugin|>\n{_object('parameters')}<|action_end|>"),
+    "hunyuan": Form(
+        f"<tool_call>{_NAME}\n```json\n{_ARGUMENTS}\n```</tool_call>",
+        "<tool_calls>",
+        "",
+        "</tool_calls>",
+    ),
+    "kimi_k2": Form(
+        f"<|tool_call_begin|>functions.{_NAME}:{_NUMBER}<|tool_call_argument_begin|>{_ARGUMENTS}"
+        "<|tool_call_end|>",
+        "<|tool_calls_section_begin|>",
+        "",
+        "<|tool_calls_section_end|>",
+    ),
+    "deepseek": Form(
+        f"<｜tool▁call▁begin｜>{_NAME}<｜tool▁sep｜>{_ARGUMENTS}<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁begin｜>",
+        "",
+        "<｜tool▁calls▁end｜>",
+    ),
+    # One message is one call, and its end that of the answer.
+    "harmony": Form(
+        f"<|channel|>commentary to=functions.{_NAME} <|constrain|>json<|message|>{_ARGUMENTS}"
+        "<|call|>",
+        thought=f"<|channel|>analysis<|message|>{_ANY}<|end|><|start|>assistant",
+    ),
+    # No JSON from here on.
+    "qwen3_coder": Form(f"<tool_call>\n<function={_NAME}>\n"),
+    "seed_oss": Form(f"<seed:tool_call>\n<function={_NAME}>\n"),
+    "glm47": Form(f"<tool_call>{_NAME}\n"),
+    "laguna": Form(f"<tool_call>{_NAME}\n"),
+    "longcat": Form(f"<longcat_tool_call>{_NAME}\n"),
+    "muse_spark": Form(f'<atem:function_calls>\n<atem:invoke name="{_NAME}">'),
+    "minicpm5": Form(f'<function name="{_NAME}">'),
+    "kimi_k3": Form(f'<|open|>tools<|sep|><|open|>call tool="{_NAME}" index="1"<|sep|>'),
+    "minimax_m2": Form(f'<minimax:tool_call>\n<invoke name="{_NAME}">'),
+    "deepseek_v32": Form(f'<｜DSML｜function_calls>\n<｜DSML｜invoke name="{_NAME}">'),
+    "pythonic": Form(f"<|tool_call_start|>[{_NAME}("),
+    "llama4": Form(f"<|python_start|>[{_NAME}("),
+    "olmo3": Form(f"<function_calls>{_NAME}("),
+    "gemma4": Form(f"<|tool_call>call:{_NAME}{{"),
+    "function_gemma": Form(f"<start_function_call>call:{_NAME}{{"),
+}
+# What harmony's answers begin with.
+_FINAL: Final = "<|channel|>final<|message|>"
+_TAG: Final = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
+_REST: Final = r"REST: /(.|\n)+/"
+_HOLES: Final = {_ARGUMENTS: "", _NUMBER: "/[0-9]{1,3}/", _ANY: "REST"}
+# Variants of a family, by what its template or vocabulary has.
+_MISTRAL_HEADED: Final = Form(f"[TOOL_CALLS]{_NAME}[ARGS]{_ARGUMENTS}")
+_DEEPSEEK_FENCED: Final = Form(
+    f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{_NAME}\n```json\n{_ARGUMENTS}\n```"
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁begin｜>",
+    "\n",
+    "<｜tool▁calls▁end｜>",
+)
+
+
+class ToolGrammar(NamedTuple):
+    """Lark's text, and the same where no special tokens are known: they are plain text there."""
+
+    grammar: str
+    tried: str
+
+
+class Function(NamedTuple):
+    name: str
+    schema: dict[str, Any]
+    strict: bool
+    whole: bool
+
+
+def form_of(family: str, template: str, special: Mapping[str, int]) -> Form | None:
+    """`template` is the model's, `special` has its special tokens. None: nobody knows it."""
+    if family == "mistral" and "[ARGS]" in special:
+        return _MISTRAL_HEADED
+    if family == "deepseek" and "```json" in template:
+        return _DEEPSEEK_FENCED
+    return _FORMS.get(family)
+
+
+def functions_of(tools: Tools) -> list[Function]:
+    """Those that may be called.
+
+    Raises:
+        ConstraintError: there is none.
+    """
+    found = []
+    for each in tools.known:
+        function = each.get("function", each)
+        if tools.name is not None and function["name"] != tools.name:
+            continue
+        schema = function.get("parameters")
+        found.append(
+            Function(
+                function["name"],
+                _NO_PARAMETERS if schema is None else {"type": "object", **schema},
+                bool(function.get("strict")),
+                bool(function.get("strict")) and tools.whole,
+            )
+        )
+    if not found:
+        raise ConstraintError("there is no function to call")
+    return found
+
+
+def forced_calls(
+    form: Form,
+    functions: list[Function],
+    special: Mapping[str, int],
+    *,
+    parallel: bool,
+    answer: str | None = None,
+) -> ToolGrammar:
+    """Calls and nothing else, but for a thought of harmony's, which is a message like a call; or an
+    `answer`, as Lark has it.
+    """
+    instead = "" if answer is None else " | answer"
+
+    def lines(known: Mapping[str, int]) -> Iterator[str]:
+        if answer is not None:
+            begin = _sequence(_FINAL, known) if form.thought else ""
+            yield f"answer: {begin} said"
+            yield f"said: {answer}"
+        if _ARGUMENTS not in form.call:
+            yield (
+                f"start: calls (REST | other)*{instead}"
+                if known
+                else f"start: calls REST?{instead}"
+            )
+            yield f"calls: {_any_call(functions)}"
+            if known:
+                yield f"other: {_any_token(known)}"
+            yield _REST
+        elif form.thought:
+            yield f"start: thought? (calls{instead})"
+            yield f"calls: {_any_call(functions)}"
+            yield f"thought: {_sequence(form.thought, known)}"
+            yield _REST
+        else:
+            yield f"start: {_block(form, functions, known, parallel=parallel)}{instead}"
+        yield from _rules(form, functions, known)
+
+    return ToolGrammar("\n".join(lines(special)), "\n".join(lines({})))
+
+
+def possible_calls(
+    form: Form, functions: list[Function], special: Mapping[str, int], *, parallel: bool
+) -> ToolGrammar | None:
+    """Text, and calls in it that are as they must be. None: they can't be told from text, or are no
+    JSON.
+    """
+    begin = _TAG.match(form.open or form.call)
+    if begin is None or _ARGUMENTS not in form.call or form.thought:
+        return None
+    tag = begin.group()
+
+    def lines(known: Mapping[str, int]) -> Iterator[str]:
+        others = {text: each for text, each in known.items() if text != tag}
+        if tag in known:
+            yield f"start: (REST | {_sequence(tag, known)} block{' | other' if others else ''})*"
+        else:
+            # What follows the tag is bound as soon as it is there.
+            yield f"start: (head block{' | REST other' if others else ''})* REST?"
+            yield f"head[lazy]: /(.|\\n)*/ {quoted(tag)}"
+        if others:
+            yield f"other: {_any_token(others)}"
+        yield f"block: {_block(form, functions, known, parallel=parallel, without=tag)}"
+        yield _REST
+        yield from _rules(form, functions, known)
+
+    return ToolGrammar("\n".join(lines(special)), "\n".join(lines({})))
+
+
+def _block(
+    form: Form,
+    functions: list[Function],
+    special: Mapping[str, int],
+    *,
+    parallel: bool,
+    without: str = "",
+) -> str:
+    """`without` is what it begins with and what stands there already."""
+    parts = [_sequence(form.open.removeprefix(without), special)]
+    if form.open or not without:
+        parts.append(f"({_any_call(functions)})")
+    else:
+        # Each call has its own tag: the first one's is there.
+        parts.append(f"({_any_call(functions, 'rest')})")
+    if parallel:
+        parts.append(f"({_sequence(form.between, special)} ({_any_call(functions)}))*")
+    parts.append(_sequence(form.close, special))
+    return " ".join(each for each in parts if each)
+
+
+def _any_call(functions: list[Function], name: str = "call") -> str:
+    return " | ".join(f"{name}{at}" for at in range(len(functions)))
+
+
+def _rules(form: Form, functions: list[Function], special: Mapping[str, int]) -> Iterator[str]:
+    begin = _TAG.match(form.call)
+    for at, function in enumerate(functions):
+        call = form.call.replace(_NAME, function.name)
+        yield f"call{at}: {_sequence(call, special, f'arguments{at}')}"
+        if begin is not None and not form.open:
+            yield f"rest{at}: {_sequence(call[begin.end() :], special, f'arguments{at}')}"
+        if _ARGUMENTS in call:
+            options = json_options(whole=function.whole)
+            yield f"arguments{at}: %json {json.dumps({**function.schema, 'x-guidance': options})}"
+
+
+def _sequence(text: str, special: Mapping[str, int], arguments: str = "") -> str:
+    """A text as Lark has it: tokens, quoted texts, and what stands for more than one text."""
+    parts = [re.escape(each) for each in sorted(special, key=len, reverse=True)]
+    pieces = re.split(f"({'|'.join([*map(re.escape, _HOLES), *parts])})", text)
+    written = []
+    for piece in pieces:
+        if piece == _ARGUMENTS:
+            written.append(arguments)
+        elif piece in _HOLES:
+            written.append(_HOLES[piece])
+        elif piece in special:
+            written.append(f"<[{special[piece]}]>")
+        elif piece:
+            written.append(quoted(piece))
+    return " ".join(written)
+
+
+def _any_token(special: Mapping[str, int]) -> str:
+    """One of these tokens: ranges of ids."""
+    ids = sorted(set(special.values()))
+    begins = [each for each in ids if each - 1 not in special.values()]
+    ends = [each for each in ids if each + 1 not in special.values()]
+    ranges = [f"{begin}-{end}" for begin, end in zip(begins, ends, strict=True)]
+    return f"<[{','.join(ranges)}]>"

@@ -10,19 +10,20 @@ from llguidance import LLMatcher
 
 from protocol.requests import Constraint, Generate, Tools
 from worker.structure.compiled import Compiled
-from worker.structure.grammar import ConstraintError, lark_rule, unenforced
-from worker.structure.matching import Constrained, Thinking
-from worker.structure.tool_grammar import (
+from worker.structure.grammar import (
+    ConstraintError,
     Function,
     ToolGrammar,
     forced_calls,
     form_of,
     functions_of,
+    lark_rule,
     possible_calls,
+    unenforced,
 )
-from worker.text.format import Format
-from worker.text.formats import template_text
-from worker.text.opening import opening_state
+from worker.structure.matching import Constrained, Thinking
+from worker.text.families import template_text
+from worker.text.format import Format, opening_state
 
 _CALL_END: Final = "<|call|>"
 _ANY_OBJECT: Final = {"type": "object"}

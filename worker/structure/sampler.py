@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from worker.sampling.adjustments import Adjustments
 from worker.sampling.batch import BatchSampler
-from worker.sampling.masses import masses
+from worker.sampling.distribution import masses
 from worker.sampling.scores import Score
 from worker.sampling.settings import RowSampling
 from worker.structure.compiled import one_line

@@ -7,8 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from worker.text.format import Format
-from worker.text.opening import opening_state
+from worker.text.format import Format, opening_state
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,86 @@
-"""The forms of calls that mlx-lm has no parser of."""
+"""Which format a model has: by its chat template and its vocabulary, as mlx-lm chooses its parsers.
+
+mlx-lm's choice comes first. The families here are those that mlx-lm has no parser of.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any, Final, NamedTuple
 
 import regex
 from mlx_lm.tool_parsers import qwen3_coder
 
-from worker.text.format import Bare, Block, Tags, either, headed, objects, whole
-from worker.text.mlx_lm_formats import FUNCTION_TAGS, closed, functions, python_calls
+from worker.text.format import Bare, Block, Format, Tags, either, headed, objects, whole
+from worker.text.mlx_lm_formats import (
+    FUNCTION_TAGS,
+    block_of_mlx_lm,
+    closed,
+    functions,
+    python_calls,
+)
 from worker.text.readers import ObjectCalls, WholeCalls
+
+# V3 and R1 name the kind first, and put the arguments in a fence; V3.1 does neither.
+_DEEPSEEK_HEAD: Final = (
+    r"\s*(?:```)?\s*(?:<｜tool▁call▁end｜>)?\s*<｜tool▁call▁begin｜>\s*"
+    r"(?:function\s*<｜tool▁sep｜>)?(?P<name>[\w.:/-]+)\s*(?:<｜tool▁sep｜>)?\s*(?:```json)?\s*\{"
+)
+_DEEPSEEK_TAIL: Final = r"\s*(?:```)?\s*(?:<｜tool▁call▁end｜>)?\s*<｜tool▁calls▁end｜>"
+_INVOKE: Final = regex.compile(
+    r"\s*<｜DSML｜invoke name=\"([^\"]+)\">(.*?)</｜DSML｜invoke>\s*", regex.DOTALL
+)
+_PARAMETER: Final = regex.compile(
+    r"\s*<｜DSML｜parameter name=\"([^\"]+)\"(?: string=\"(true|false)\")?>"
+    r"(.*?)</｜DSML｜parameter>\s*",
+    regex.DOTALL,
+)
+_HUNYUAN_HEAD: Final = (
+    r"\s*(?:```)?\s*(?:</tool_call>)?\s*<tool_call>\s*(?P<name>[\w.:/-]+)\s*(?:```json)?\s*\{"
+)
+_HUNYUAN_TAIL: Final = r"\s*(?:```)?\s*(?:</tool_call>)?\s*</tool_calls>"
+_LLAMA4_BEGINS: Final = regex.compile(r"\[\s*[\w.]+\(")
+# Those that mlx-lm doesn't know. The last is for templates that write it in ordinary tokens.
+THOUGHTS: Final = (
+    Tags("<seed:think>", "</seed:think>"),
+    Tags("[THINK]", "[/THINK]"),
+    Tags("<|START_THINKING|>", "<|END_THINKING|>"),
+    Tags("<|inner_prefix|>", "<|inner_suffix|>"),
+    Tags("◁think▷", "◁/think▷"),
+    Tags("<thought>", "</thought>"),
+    Tags("<think>", "</think>"),
+)
+
+
+def find_format(tokenizer: Any) -> Format:
+    """`tokenizer` is mlx-lm's wrapper: where it has chosen, it counts."""
+    template, vocabulary = template_text(tokenizer), tokenizer.get_vocab()
+    if all(each in vocabulary for each in ("<|start|>", "<|channel|>", "<|message|>")):
+        return Format("harmony", harmony=True)
+    family = _family(template, vocabulary)
+    name, blocks, bare = family.name, family.blocks, family.bare
+    if tokenizer.has_tool_calling and not (family.before_mlx_lm and family.mark in template):
+        name, block = block_of_mlx_lm(tokenizer)
+        blocks, bare = (block,), None
+    dropped = [each for each in family.around if each in template or each in vocabulary]
+    return Format(
+        name,
+        _reasoning(tokenizer, template, vocabulary),
+        blocks,
+        bare,
+        (*dropped, *tokenizer.structural_markers),
+        tuple((state, tuple(edges)) for state, edges in tokenizer.response_transitions.items()),
+        tokenizer.response_initial_state or "normal",
+    )
+
+
+def template_text(tokenizer: Any) -> str:
+    """All of the chat templates that a tokenizer has, as Jinja has them."""
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        return "\n".join(str(each) for each in template.values())
+    return template if isinstance(template, str) else ""
 
 
 class Family(NamedTuple):
@@ -30,22 +99,6 @@ class Family(NamedTuple):
 def _python_lines(text: str, definitions: Any) -> Any:
     """A call a line, as in a program."""
     return python_calls(f"[{', '.join(text.strip().splitlines())}]", definitions)
-
-
-# V3 and R1 name the kind first, and put the arguments in a fence; V3.1 does neither.
-_DEEPSEEK_HEAD: Final = (
-    r"\s*(?:```)?\s*(?:<｜tool▁call▁end｜>)?\s*<｜tool▁call▁begin｜>\s*"
-    r"(?:function\s*<｜tool▁sep｜>)?(?P<name>[\w.:/-]+)\s*(?:<｜tool▁sep｜>)?\s*(?:```json)?\s*\{"
-)
-_DEEPSEEK_TAIL: Final = r"\s*(?:```)?\s*(?:<｜tool▁call▁end｜>)?\s*<｜tool▁calls▁end｜>"
-_INVOKE: Final = regex.compile(
-    r"\s*<｜DSML｜invoke name=\"([^\"]+)\">(.*?)</｜DSML｜invoke>\s*", regex.DOTALL
-)
-_PARAMETER: Final = regex.compile(
-    r"\s*<｜DSML｜parameter name=\"([^\"]+)\"(?: string=\"(true|false)\")?>"
-    r"(.*?)</｜DSML｜parameter>\s*",
-    regex.DOTALL,
-)
 
 
 def _dsml(text: str, _definitions: Any) -> list[Any]:
@@ -70,13 +123,8 @@ def _matches(pattern: regex.Pattern[str], text: str) -> Iterator[tuple[str, ...]
         at = match.end()
 
 
-_HUNYUAN_HEAD: Final = (
-    r"\s*(?:```)?\s*(?:</tool_call>)?\s*<tool_call>\s*(?P<name>[\w.:/-]+)\s*(?:```json)?\s*\{"
-)
-_HUNYUAN_TAIL: Final = r"\s*(?:```)?\s*(?:</tool_call>)?\s*</tool_calls>"
-_LLAMA4_BEGINS: Final = regex.compile(r"\[\s*[\w.]+\(")
-
 HERMES: Final = Family("hermes", "<tool_call>", (objects("<tool_call>", "</tool_call>"),))
+
 
 # In order: what an earlier one has, a later one may have too.
 FAMILIES: Final = (
@@ -157,13 +205,22 @@ FAMILIES: Final = (
     ),
 )
 
-# Those that mlx-lm doesn't know. The last is for templates that write it in ordinary tokens.
-THOUGHTS: Final = (
-    Tags("<seed:think>", "</seed:think>"),
-    Tags("[THINK]", "[/THINK]"),
-    Tags("<|START_THINKING|>", "<|END_THINKING|>"),
-    Tags("<|inner_prefix|>", "<|inner_suffix|>"),
-    Tags("◁think▷", "◁/think▷"),
-    Tags("<thought>", "</thought>"),
-    Tags("<think>", "</think>"),
-)
+
+def _family(template: str, vocabulary: Container[str]) -> Family:
+    # Vocabularies are often those of other models.
+    for marks in (template, vocabulary):
+        for family in FAMILIES:
+            if family.mark in marks:
+                return family
+    # The most common one, for models whose template says nothing of tools.
+    return HERMES
+
+
+def _reasoning(tokenizer: Any, template: str, vocabulary: Container[str]) -> Tags | None:
+    if tokenizer.has_thinking:
+        return Tags(tokenizer.think_start, tokenizer.think_end)
+    for marks in (vocabulary, template):
+        for tags in THOUGHTS:
+            if tags.start in marks and tags.end in marks:
+                return tags
+    return None

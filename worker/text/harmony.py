@@ -7,7 +7,7 @@ from typing import Final, Literal, TypeAlias
 import regex
 
 from worker.text.assembly import Assembly
-from worker.text.markers import markers
+from worker.text.splitter import markers
 
 _State: TypeAlias = Literal["header", "text", "reasoning", "call"]
 

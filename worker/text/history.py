@@ -1,4 +1,9 @@
-"""Messages as chat templates want them."""
+"""Messages as chat templates want them.
+
+Agents send system messages in mid-conversation. Templates that have no place for them there get
+them as a part of the user's messages: if one were moved to the front, everything behind would be
+computed anew in every turn.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +13,23 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
-from protocol.prompts import CalledTool, ChatMessage
-from worker.text.late import as_users, takes_late
+import msgspec
 
+from protocol.pictures import Picture
+from protocol.prompts import CalledTool, ChatMessage
+
+_PROBE: Final[list[dict[str, Any]]] = [
+    {"role": "system", "content": "probed 1"},
+    {"role": "user", "content": "probed 2"},
+    {"role": "system", "content": "probed 3"},
+    {"role": "assistant", "content": "probed 4"},
+    {"role": "user", "content": "probed 5"},
+    {"role": "system", "content": "probed 6"},
+]
+_BETWEEN: Final = "\n\n"
+_IN_PLACE: Final = re.compile(".*".join(re.escape(each["content"]) for each in _PROBE), re.DOTALL)
 Message: TypeAlias = dict[str, Any]
 RenderText: TypeAlias = Callable[[list[Message]], str]
-
 _MISTRALS_ID: Final = re.compile(r"[A-Za-z0-9]{9}")
 _LENGTH_OF_NINE: Final = re.compile(r"length\s*[!=]=\s*9")
 _PROBED_ID: Final = "probe1234"
@@ -84,6 +100,54 @@ class History:
         if self._takes_late is None:
             self._takes_late = takes_late(self._render)
         return self._takes_late
+
+
+def takes_late(render: Callable[[list[dict[str, Any]]], str]) -> bool:
+    """Whether a template has system messages where they stand."""
+    try:
+        return _IN_PLACE.search(render(_PROBE)) is not None
+    except Exception:
+        # It refuses them, in whatever way.
+        return False
+
+
+def as_users(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
+    """The same, with one system message at most, which is the first.
+
+    Each later one is marked, and joins what the user said, or a tool gave, before it. Many
+    templates want users and assistants to alternate; and behind a tool's result a new question of
+    the user's would be the end of a turn, of which some templates drop what was thought.
+    """
+    # Of each message what joins it; joined once, as there may be tens of thousands.
+    groups: list[list[ChatMessage]] = []
+    # The last group is marked, and nothing else.
+    alone = False
+    for each in messages:
+        before = groups[-1][0].role if groups else None
+        if each.role == "system" and before not in (None, "system"):
+            each = ChatMessage("user", f"<system_message>\n{each.content}\n</system_message>")
+            joins = before in ("user", "tool")
+            alone = alone or not joins
+        else:
+            joins = (alone and each.role == "user") or each.role == before == "system"
+            alone = False
+        if joins:
+            groups[-1].append(each)
+        else:
+            groups.append([each])
+    return [_joined(each) if len(each) > 1 else each[0] for each in groups]
+
+
+def _joined(group: list[ChatMessage]) -> ChatMessage:
+    begin = 0
+    pictures: list[Picture] = []
+    for each in group:
+        pictures += (
+            msgspec.structs.replace(picture, at=picture.at + begin) for picture in each.pictures
+        )
+        begin += len(each.content) + len(_BETWEEN)
+    content = _BETWEEN.join(each.content for each in group)
+    return msgspec.structs.replace(group[0], content=content, pictures=tuple(pictures))
 
 
 def _wants_text(render: RenderText) -> bool:

@@ -1,4 +1,4 @@
-"""Readers of what stands between the tags of tool calls."""
+"""Readers of the text between the tags of tool calls, a character at a time."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any, Final, Protocol
 import regex
 
 from worker.text.assembly import Assembly
-from worker.text.json_span import SPACE, BlockEndedError, BrokenCallError, span
 
+SPACE: Final = frozenset(" \t\r\n")
+# All that stands between strings: the last are those of literals, and of numbers beside digits.
+_OUTSIDE: Final = frozenset("{}[]:, \t\r\n0123456789+-.eEtrufalsnINiyN")
+_CLOSING: Final = {"{": "}", "[": "]"}
 Parse = Callable[[str, Any], Any]
 Steps = Generator[None, str, None]
-
 _NAMES: Final = frozenset({"name", "tool_name", "function"})
 _ARGUMENTS: Final = frozenset({"arguments", "parameters", "args"})
 _STRICT_KEYS: Final = _NAMES | _ARGUMENTS | {"type", "id"}
@@ -21,6 +23,14 @@ _LITERAL: Final = frozenset("truefalsn0123456789+-.eE")
 _MOST_HEAD_CHARACTERS: Final = 512
 # mlx-lm's parsers take a time that grows with the square of the length at worst.
 _MOST_WHOLE_CHARACTERS: Final = 1 << 18
+
+
+class BrokenCallError(Exception):
+    """What was read since the last commitment is no call."""
+
+
+class BlockEndedError(Exception):
+    """The end of the block was found where nobody looked for it."""
 
 
 class Reader(Protocol):
@@ -285,6 +295,51 @@ class WholeCalls:
             self._assembly.begin(name)
             self._assembly.arguments(arguments)
             self._assembly.end()
+
+
+def span(opening: str, put: Callable[[str], None], end: str | None) -> Generator[None, str, None]:
+    """Gets what follows the `opening` bracket, up to the one that closes it, and puts it.
+
+    What is no JSON goes on up to the `end` tag of its block, "" if there is none: it raises
+    BlockEndedError there. With None, BrokenCallError at once.
+    """
+    open_brackets = [_CLOSING[opening]]
+    in_string = escaped = False
+    while open_brackets:
+        character = yield
+        if in_string:
+            # Models write line breaks into strings, which JSON forbids.
+            put(character if character >= " " else json.dumps(character)[1:-1])
+            if escaped:
+                escaped = False
+            elif character == "\\":
+                escaped = True
+            elif character == '"':
+                in_string = False
+            continue
+        if character == '"':
+            in_string = True
+        elif character in _CLOSING:
+            open_brackets.append(_CLOSING[character])
+        elif character == open_brackets[-1]:
+            open_brackets.pop()
+        elif character not in _OUTSIDE or character in "}]":
+            if end is None:
+                raise BrokenCallError
+            yield from _until(end, character, put)
+        put(character)
+
+
+def _until(end: str, character: str, put: Callable[[str], None]) -> Generator[None, str, None]:
+    held = ""
+    while True:
+        held += character
+        while held and not (end and end.startswith(held)):
+            put(held[0])
+            held = held[1:]
+        if held and held == end:
+            raise BlockEndedError
+        character = yield
 
 
 def _call(parsed: Any) -> tuple[str, str]:

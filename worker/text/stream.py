@@ -9,9 +9,8 @@ from protocol.parts import AnswerPart, Text
 from protocol.requests import Generate
 from worker.detokenizer import Detokenizer, detokenizer_after
 from worker.text.assembly import Assembly
-from worker.text.format import Format
+from worker.text.format import Format, opening_header, opening_state
 from worker.text.harmony import HarmonySplitter
-from worker.text.opening import opening_header, opening_state
 from worker.text.splitter import PlainSplitter, Splitter, TagSplitter
 
 

@@ -21,7 +21,7 @@ from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.path import Paths
 from worker.runtime.prompts import Prepared, prepare
-from worker.sampling.words import banned_sequences
+from worker.sampling.adjustments import banned_sequences
 
 UNBOUNDED = Room(CacheShape(0, 0, 1.0))
 PROMPT = [5 + 7 * each % 600 for each in range(40)]

@@ -29,7 +29,7 @@ from worker.engines.decoding import RoundSampler
 from worker.engines.room import CacheShape, Room, measure
 from worker.engines.sequence import Engine, Sequence, Token
 from worker.engines.sequential import SequentialEngine
-from worker.load.fingerprint import fingerprint
+from worker.load.files import fingerprint
 from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache

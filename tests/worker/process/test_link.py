@@ -23,7 +23,7 @@ from protocol.message import Message
 from protocol.moves import Move, Moved, Settle, Stay
 from tests.support.folders import short_folder
 from tests.support.gateway import eventually
-from worker.process.link import GatewayLink
+from worker.process.gateway import GatewayLink
 
 # Together more than the system and ZeroMQ take while nobody reads.
 MANY = 400

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from protocol.answers import Delta, Output, Usage
 from protocol.parts import AnswerPart, Logprobs, Reasoning, Text, TokenLogprob
-from worker.process.outbox import Outbox
+from worker.process.answering import Outbox
 
 
 def _delta(request_id: str, token_id: int, *parts: AnswerPart) -> Delta:

@@ -10,7 +10,7 @@ import pytest
 
 _WORKER = """
 import os, sys, threading
-from worker.process.parent import ParentWatch
+from worker.process.gateway import ParentWatch
 ended = threading.Event()
 watch = ParentWatch(os.getppid(), ended.set, lambda: 60.0)
 print("watches", flush=True)
@@ -23,7 +23,7 @@ for line in sys.stdin:
 
 _REPLACED = """
 import os, sys, threading, time
-from worker.process.parent import ParentWatch
+from worker.process.gateway import ParentWatch
 ended = threading.Event()
 watch = ParentWatch(os.getppid(), ended.set, lambda: 60.0)
 for each in sys.argv[1:]:

@@ -24,8 +24,7 @@ from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.disk import Disk
-from worker.prompt_cache.keys import BLOCK_TOKENS
-from worker.prompt_cache.path import Paths
+from worker.prompt_cache.path import BLOCK_TOKENS, Paths
 
 SHAPES: dict[str, Callable[[Path], Path]] = {
     "full attention": lambda _: shapes.DEMO,

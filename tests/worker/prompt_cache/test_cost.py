@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocol.prompt_store import Measured
-from worker.prompt_cache.cost import Speeds
+from worker.prompt_cache.disk import Speeds
 
 MB = 1_000_000
 

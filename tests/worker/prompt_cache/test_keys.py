@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.prompt_cache.keys import BLOCK_TOKENS, chain, root_key, snapshot_key
+from worker.prompt_cache.path import BLOCK_TOKENS, chain, root_key, snapshot_key
 
 ROOT = root_key("model")
 _tokens = st.lists(st.integers(0, 1), max_size=3 * BLOCK_TOKENS)

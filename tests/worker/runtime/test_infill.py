@@ -9,7 +9,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from worker.runtime.infill import infill_prompt
+from worker.runtime.prompts import infill_prompt
 
 
 def _tokenizer(*special: str, begins: bool = False) -> Any:

@@ -9,7 +9,7 @@ import pytest
 
 from worker.engines.batched import BatchedEngine
 from worker.engines.sequence import Token
-from worker.runtime.practice import practise
+from worker.runtime.warm import practise
 
 
 def test_a_small_model_answers_and_nothing_stays_of_it(

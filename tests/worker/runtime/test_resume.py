@@ -21,7 +21,7 @@ from worker.engines.context import Context
 from worker.engines.room import CacheShape, Room
 from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine
-from worker.load.fingerprint import fingerprint
+from worker.load.files import fingerprint
 from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.path import Paths
 from worker.runtime.prompts import Prepared, prepare

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.runtime.throttle import Beat
+from worker.runtime.engine_thread import Beat
 
 BEAT_S: Final = 1 / 60
 BUSY_S: Final = 0.03

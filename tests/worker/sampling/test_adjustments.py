@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.requests import Sampling
-from worker.sampling.adjuster import Adjuster
-from worker.sampling.adjustments import FORBIDDEN, Adjustments, make_adjustments
+from worker.sampling.adjustments import FORBIDDEN, Adjuster, Adjustments, make_adjustments
 from worker.sampling.batch import BatchSampler
 from worker.sampling.settings import RowSampling
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.worker.sampling.reference import distribution, filtered
 from worker.sampling import batch as batch_module
 from worker.sampling.batch import BatchSampler
-from worker.sampling.filters import Filters, _largest
+from worker.sampling.distribution import Filters, _largest
 from worker.sampling.settings import RowSampling
 
 SETTINGS = {

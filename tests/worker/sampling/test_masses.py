@@ -7,7 +7,7 @@ import math
 import mlx.core as mx
 import pytest
 
-from worker.sampling.masses import masses
+from worker.sampling.distribution import masses
 
 TEMPERATURES = mx.array([[0.1], [0.7], [1.0], [4.0]])
 

@@ -31,7 +31,7 @@ from worker.runtime.prompts import Prepared, prepare
 from worker.structure.compiled import Compiled
 from worker.structure.grammar import ConstraintError
 from worker.structure.matching import Constrained
-from worker.text.formats import find_format
+from worker.text.families import find_format
 from worker.text.logprobs import LogprobWriter
 from worker.text.stream import answer_stream
 

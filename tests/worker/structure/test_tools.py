@@ -25,7 +25,7 @@ from worker.structure.compiled import Compiled
 from worker.structure.grammar import ConstraintError
 from worker.structure.matching import Constrained, Stage
 from worker.structure.requests import Constraints
-from worker.text.formats import find_format
+from worker.text.families import find_format
 from worker.text.stream import answer_stream
 
 MOST_TOKENS = 250

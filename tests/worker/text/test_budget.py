@@ -14,7 +14,7 @@ from protocol.prompts import TextPrompt
 from protocol.requests import Generate, Sampling
 from tests.support.templates import templated
 from worker.text.budget import ReasoningBudget, ReasoningTokens, reasoning_budget
-from worker.text.formats import find_format
+from worker.text.families import find_format
 from worker.text.stream import answer_stream
 
 VOCABULARY = 12

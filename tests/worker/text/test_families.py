@@ -14,8 +14,8 @@ from protocol.parts import AnswerPart, Reasoning, Text, ToolCall, merged
 from protocol.prompts import TextPrompt
 from protocol.requests import Generate, Sampling, Tools
 from tests.worker.text.recorded import RECORDED, Recorded
+from worker.text.families import find_format
 from worker.text.format import Format
-from worker.text.formats import find_format
 from worker.text.stream import AnswerStream, answer_stream
 
 

@@ -9,7 +9,7 @@ import pytest
 from protocol.pictures import Picture
 from protocol.prompts import CalledTool, ChatMessage
 from tests.support.templates import Templates
-from worker.text.late import as_users
+from worker.text.history import as_users
 
 # Each message where it stands.
 TAKES: Final = """\

@@ -1,21 +1,27 @@
-"""Whether models could be loaded here: everything but their weights is tried."""
+"""Errands about models: whether they could be loaded here, and how fast one generates."""
 
 from __future__ import annotations
 
 import json
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
-from protocol.errands import Examine, Examined
+from protocol.errands import Examine, Examined, Measure, Measured
 from protocol.prompts import ChatMessage, ChatPrompt
+from worker.engines.batched import BatchedEngine
+from worker.engines.room import Room
+from worker.engines.room import measure as measure_caches
+from worker.engines.sequence import Sequence
 from worker.errands.errand import Errand
-from worker.load.loading import classes_of, read_tokenizer
-from worker.load.model_files import check_files, find_folder
+from worker.load.files import check_files, find_folder
+from worker.load.loading import LoadedModel, classes_of, load, read_tokenizer
 from worker.system.errors import ModelError, one_sentence
 from worker.text.template import ChatTemplate
 
 
-def run(errand: Errand) -> None:
+def examine(errand: Errand) -> None:
     """Answer for each model at once: one that kills this process takes no answer along."""
     errand.begin()
     for source in errand.read(Examine).sources:
@@ -63,3 +69,31 @@ def _templated(source: str, tokenizer: Any) -> Examined:
 def _root(error: Exception) -> str:
     """What was wrong in the first place, without what a client or an operator would be told."""
     return one_sentence(error.__cause__ if isinstance(error.__cause__, Exception) else error)
+
+
+def measure(errand: Errand) -> None:
+    """The work of a worker with one request, without anything around it."""
+    errand.begin()
+    asked = errand.read(Measure)
+    try:
+        loaded = load(asked.source, lambda _done, _total: None, lambda: False)
+    except ModelError as error:
+        sys.exit(error.reason)
+    errand.answer(Measured(min(_generate(loaded, asked) for _ in range(asked.times))))
+
+
+def _generate(loaded: LoadedModel, asked: Measure) -> float:
+    """Seconds."""
+    engine = BatchedEngine(loaded.model, (), 1, Room(measure_caches(loaded.model)))
+    prompt_ids = list(loaded.tokenizer.encode(asked.prompt))
+    engine.add(Sequence("measured", prompt_ids, asked.tokens, sampling=None, ignore_eos=True))
+    made, began = 0, time.monotonic()
+    while made < asked.tokens:
+        new = len(engine.step())
+        if made == 0:
+            # The first comes with the prompt, and with what is done once.
+            began = time.monotonic()
+        made += new
+    seconds = time.monotonic() - began
+    engine.close()
+    return seconds

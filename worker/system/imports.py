@@ -1,4 +1,4 @@
-"""Imports that give way to everybody else's work.
+"""Imports that take seconds: at low priority, and left alone by Python's collector of cycles.
 
 A process can lower its priority but needs privileges to raise it again; a thread of its own may be
 lowered and then ends. Linux has a nice value for each thread (setpriority(2), "C library/kernel
@@ -7,6 +7,7 @@ differences"), macOS the background state of a thread (setpriority(2), PRIO_DARW
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import os
@@ -44,3 +45,11 @@ def import_at_low_priority(name: str) -> None:
     thread = threading.Thread(target=run, name="imports", daemon=True)
     thread.start()
     thread.join()
+
+
+def leave_imports_alone() -> None:
+    """What is there now stays until the end. To look through it takes as long as several tokens: 30
+    ms of some answer in each worker's life, once or more often.
+    """
+    gc.collect()
+    gc.freeze()

@@ -1,10 +1,20 @@
-"""The channel to the gateway, from the worker's main thread, and the move to the next gateway's."""
+"""The gateway as a worker sees it: the channel, the move to the next gateway, and its death.
+
+Its death is noticed by a kernel event and by a poll, the same way on both systems. Linux's
+PDEATHSIG has no counterpart on macOS, and the way that is tested must be the way that runs there.
+PDEATHSIG also speaks of the process that started this one, and a gateway that is replaced leaves
+its workers to another.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import threading
+import time
 from collections import deque
+from collections.abc import Callable
 
 import zmq
 
@@ -13,6 +23,9 @@ from protocol.codec import decode_from_gateway, encode
 from protocol.message import Message
 from protocol.messages import GatewayMessage
 from protocol.moves import Move, Moved, Settle, Stay
+from protocol.process_exit import ProcessExit
+
+_POLL_S = 1.0
 
 
 class GatewayLink:
@@ -138,3 +151,50 @@ class GatewayLink:
             os.read(self._wake_read, 65536)
         except BlockingIOError:
             return
+
+
+class ParentWatch:
+    """Calls `on_death` from a thread once the gateway is gone, and ends the process after
+    `grace_s`, asked for then.
+
+    The end is unconditional: a worker that nobody supervises must not keep its memory because its
+    orderly stop is stuck.
+    """
+
+    def __init__(
+        self, parent_pid: int, on_death: Callable[[], None], grace_s: Callable[[], float]
+    ) -> None:
+        self._pid = parent_pid
+        self._on_death = on_death
+        self._grace_s = grace_s
+        self._start(parent_pid, lambda: os.getppid() != parent_pid)
+
+    def follow(self, pid: int) -> None:
+        """From now on it is this process whose death matters, whoever the parent is."""
+        self._pid = pid
+        self._start(pid, lambda: not _exists(pid))
+
+    def _start(self, pid: int, gone: Callable[[], bool]) -> None:
+        threading.Thread(
+            target=self._watch, args=(pid, gone), name="parent-watch", daemon=True
+        ).start()
+
+    def _watch(self, pid: int, gone: Callable[[], bool]) -> None:
+        with contextlib.closing(ProcessExit(pid)) as exit_:
+            while self._pid == pid and not (exit_.comes_within(_POLL_S) or gone()):
+                pass
+        if self._pid != pid:
+            return
+        self._on_death()
+        time.sleep(self._grace_s())
+        os._exit(1)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

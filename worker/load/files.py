@@ -1,0 +1,216 @@
+"""A model's files, and an adapter's: where they are, whether they are sound, whether they
+changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from huggingface_hub.constants import HF_HUB_CACHE
+from mlx_lm.utils import load_adapters
+from safetensors import SafetensorError, safe_open
+
+from protocol.model_files import read_config, read_table
+from protocol.requests import SamplingDefaults
+from worker.system.errors import ModelError, one_sentence
+
+_SAMPLING_BOUNDS: Final = {
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "top_k": (-1, 1 << 31),
+    "min_p": (0.0, 1.0),
+}
+CONFIG: Final = "adapter_config.json"
+WEIGHTS: Final = "adapters.safetensors"
+# Configuration, tokenizer and template; the largest, tokenizer.json, has some ten megabytes.
+_READ_WHOLE: Final = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py")
+_HEADER_LENGTH_BYTES: Final = 8
+_LONGEST_HEADER_BYTES: Final = 100_000_000
+
+
+def find_folder(source: str) -> Path:
+    folder = Path(source)
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ModelError(f"{source} is a file; a model is a folder with config.json and weights.")
+    if folder.is_absolute():
+        raise ModelError(f"There is no folder {source}.")
+    try:
+        # What was pulled, whole; snapshot_download would also miss what no model is loaded from.
+        repository = Path(HF_HUB_CACHE) / f"models--{source.replace('/', '--')}"
+        revision = (repository / "refs" / "main").read_text("ascii").strip()
+        return (repository / "snapshots" / revision).resolve(strict=True)
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"{source} is neither a folder nor a repository in the Hugging Face cache."
+        ) from error
+
+
+def check_files(folder: Path) -> None:
+    """Find what is wrong with the files before MLX does: its lazy reads fail late and abruptly."""
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} has no config.json: it is not a model folder.")
+    try:
+        model_type = read_config(folder).get("model_type")
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{folder / 'config.json'} can't be read: {error}") from error
+    if not isinstance(model_type, str):
+        raise ModelError(f"{folder / 'config.json'} names no model_type.")
+    if not any(
+        (folder / name).is_file()
+        for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+    ):
+        raise ModelError(f"{folder} has no tokenizer (tokenizer.json or tokenizer.model).")
+    index = folder / "model.safetensors.index.json"
+    shards = {path.name for path in folder.glob("model*.safetensors")}
+    if index.is_file():
+        try:
+            names = read_table(index)["weight_map"].values()
+            shards |= {_shard_name(each) for each in names}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(f"{index} can't be read: {one_sentence(error)}") from error
+    if not shards:
+        raise ModelError(f"{folder} has no weights (model*.safetensors).")
+    for name in sorted(shards):
+        check_shard(folder / name)
+
+
+def check_shard(path: Path) -> None:
+    if not path.is_file():
+        raise ModelError(f"{path} is missing: the download is incomplete.")
+    try:
+        with safe_open(path, framework="numpy"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{path} is damaged or incomplete: {error}") from error
+
+
+def sampling_defaults(folder: Path) -> SamplingDefaults:
+    """The author's sampling settings, as other servers of these files apply them."""
+    path = folder / "generation_config.json"
+    try:
+        config = read_table(path)
+    except (OSError, ValueError):
+        return SamplingDefaults()
+    if config.get("do_sample") is False:
+        return SamplingDefaults(temperature=0.0)
+    fields: dict[str, Any] = {}
+    for name, (least, most) in _SAMPLING_BOUNDS.items():
+        value = config.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ModelError(f"{path}: {name} is {value!r}, and must be a number.")
+        if not least <= value <= most or (name == "top_k" and value != int(value)):
+            raise ModelError(f"{path}: {name} is {value}, and can't be.")
+        fields[name] = value
+    if (top_k := fields.get("top_k")) is not None:
+        # Some files write -1 for "all".
+        fields["top_k"] = max(0, int(top_k))
+    return SamplingDefaults(**fields)
+
+
+class AdapterError(ValueError):
+    """Why a folder can't be used as an adapter, in one sentence."""
+
+
+def check_adapter(folder: Path) -> None:
+    """Find what is wrong with the files before mlx-lm does, whose errors name keys alone.
+
+    Raises: AdapterError.
+    """
+    if not folder.is_dir():
+        raise AdapterError(f"There is no folder {folder} for the adapter.")
+    config = folder / CONFIG
+    if not config.is_file():
+        raise AdapterError(f"{folder} has no {CONFIG}: it is not an adapter's folder.")
+    try:
+        content = json.loads(config.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise AdapterError(f"{config} can't be read: {error}") from error
+    if not isinstance(content, dict):
+        raise AdapterError(f"{config} must be an object.")
+    if "peft_type" in content:
+        raise AdapterError(
+            f"{folder} is an adapter of PEFT, which mlx-lm doesn't read: it wants those that "
+            "mlx_lm.lora trains."
+        )
+    _check_fields(config, content)
+    if not (folder / WEIGHTS).is_file():
+        raise AdapterError(f"{folder} has no {WEIGHTS}.")
+
+
+def add_adapter(model: Any, folder: Path) -> None:
+    """Change a model's layers in place; the arrays are read when they are computed.
+
+    Raises:
+        AdapterError: it was made for another model.
+    """
+    try:
+        load_adapters(model, str(folder))
+    except (KeyError, TypeError, ValueError) as error:
+        text = " ".join(str(error).split())
+        raise AdapterError(
+            f"The adapter in {folder} doesn't match the model: {text or type(error).__name__}"
+        ) from error
+    # The new layers would drop out, as in training.
+    model.eval()
+
+
+def fingerprint(folder: Path, adapter: Path | None = None) -> str:
+    """A hash that changes when weights, tokenizer, template, configuration or adapter change.
+
+    Of weights it takes the safetensors header, size and time of change: reading tens of gigabytes
+    would take as long as the load. Symbolic links, which a Hugging Face cache is made of, are
+    followed.
+
+    Raises:
+        OSError: a file can't be read.
+    """
+    digest = hashlib.sha256()
+    for path in sorted({each for pattern in _READ_WHOLE for each in folder.glob(pattern)}):
+        _take(digest, path.name.encode(), path.read_bytes())
+    for path in sorted(folder.glob("*.safetensors")):
+        _take_weights(digest, path)
+    if adapter is not None:
+        # These alone: training leaves its earlier states beside them.
+        _take(digest, CONFIG.encode(), (adapter / CONFIG).read_bytes())
+        _take_weights(digest, adapter / WEIGHTS)
+    return digest.hexdigest()
+
+
+def _shard_name(value: object) -> str:
+    if not isinstance(value, str) or Path(value).name != value:
+        raise ValueError(f"{value!r} is not the name of a file")
+    return value
+
+
+def _check_fields(config: Path, content: dict[str, Any]) -> None:
+    if content.get("fine_tune_type", "lora") == "full":
+        return
+    for key, kind in (("num_layers", int), ("lora_parameters", dict)):
+        if not isinstance(content.get(key), kind):
+            raise AdapterError(f"{config}: {key} is {content.get(key)!r}.")
+
+
+def _take_weights(digest: hashlib._Hash, path: Path) -> None:
+    status = path.stat()
+    _take(digest, path.name.encode(), _header(path))
+    _take(digest, str(status.st_size).encode(), str(status.st_mtime_ns).encode())
+
+
+def _take(digest: hashlib._Hash, *parts: bytes) -> None:
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+
+
+def _header(path: Path) -> bytes:
+    """The JSON header behind its length (github.com/huggingface/safetensors, "Format")."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(_HEADER_LENGTH_BYTES), "little")
+        return file.read(min(length, _LONGEST_HEADER_BYTES))

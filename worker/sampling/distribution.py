@@ -1,0 +1,280 @@
+"""From the log probabilities of each row to its token: filters, XTC, the temperature, and the draw.
+
+top_p, top_k and min_p each keep the likeliest tokens. So together they keep the tokens above the
+highest of their bounds, in whatever order they are applied, and one bound for each row is enough.
+Tokens as likely as the last one that is kept are kept too: a choice among equals would be
+arbitrary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+import mlx.core as mx
+import numpy as np
+
+from worker.sampling.settings import RowSampling, chance
+
+_MOST: Final = 128
+_LEAST: Final = 16
+# On a CPU MLX sorts twenty times as slowly as NumPy. But while it is waited for within a step it
+# has nothing to do, and with 32 rows it loses more by that than by sorting so little.
+_SMALL_VOCABULARY: Final = 1024
+# The exponential of less is no normal float32, which processors are slow with. Beside the mass of
+# the likeliest token, which is 1, it makes no difference to any sum.
+_LEAST_EXPONENT: Final = -87.0
+_SQUARINGS: Final = 7
+# Beyond it what rounds off a float32 sum would be missed among the unlikely tokens.
+_LONGEST_SUM: Final = 4096
+
+
+class Filters:
+    """The bounds of a batch's rows. `on_cpu`: for top_p MLX is waited for within a step, and NumPy
+    sorts, unless the vocabulary is small. A GPU would have nothing to do meanwhile, and sorts fast.
+    """
+
+    def __init__(self, rows: Sequence[RowSampling], vocabulary: int, *, on_cpu: bool) -> None:
+        self._count = len(rows)
+        self._log_min_p: mx.array | None = None
+        if any(each.min_p > 0.0 for each in rows):
+            logs = [math.log(each.min_p) if each.min_p > 0.0 else -math.inf for each in rows]
+            self._log_min_p = mx.array(logs)[:, None]
+        ranked = [index for index, each in enumerate(rows) if each.top_p < 1.0 or each.top_k]
+        self._all_ranked = len(ranked) == len(rows)
+        self._ranked = mx.array(ranked, dtype=mx.uint32)
+        self._any_ranked = bool(ranked)
+        top_p = [rows[index].top_p for index in ranked]
+        top_k = [rows[index].top_k for index in ranked]
+        # A row's sums are to be the same whoever shares the batch: whole, and by the same means.
+        self._sums = any(each < 1.0 for each in top_p)
+        self._by_numpy = self._sums and on_cpu and vocabulary > _SMALL_VOCABULARY
+        self._largest = vocabulary if self._sums else max(top_k, default=0)
+        # No sum of probabilities is 2.
+        self._top_p = mx.array([each if each < 1.0 else 2.0 for each in top_p])[:, None]
+        self._beyond_top_k = mx.array(
+            [self._largest - (each or self._largest) for each in top_k], dtype=mx.int32
+        )[:, None]
+
+    def least_kept(self, logprobs: mx.array, largest: mx.array) -> mx.array | None:
+        """The least log probability that may be chosen, shape (rows, 1); None: all may be.
+
+        `logprobs`: (rows, vocabulary), float32, of total probability 1. `largest`: (rows, 1), the
+        largest of them.
+        """
+        least = None
+        if self._log_min_p is not None:
+            least = largest + self._log_min_p
+        if self._any_ranked:
+            ranked = logprobs if self._all_ranked else logprobs[self._ranked]
+            bounds = self._least_of_ranked(ranked)
+            if self._all_ranked:
+                least = bounds if least is None else mx.maximum(least, bounds)
+            else:
+                least = mx.full((self._count, 1), -math.inf) if least is None else least
+                least = least.at[self._ranked].maximum(bounds)
+        return least
+
+    def _least_of_ranked(self, logprobs: mx.array) -> mx.array:
+        """The value at which top_p is reached, or that at which top_k is, if it is larger."""
+        if self._by_numpy:
+            return _least_by_numpy(logprobs, self._top_p, self._beyond_top_k)
+        ascending = _largest(logprobs, self._largest)
+        if not self._sums:
+            return mx.take_along_axis(ascending, self._beyond_top_k, axis=-1)
+        reached = mx.cumsum(mx.exp(ascending), axis=-1, reverse=True)
+        beyond_top_p = (reached >= self._top_p).sum(axis=-1, keepdims=True) - 1
+        beyond = mx.maximum(beyond_top_p, self._beyond_top_k)
+        return mx.take_along_axis(ascending, beyond, axis=-1)
+
+
+def _least_by_numpy(logprobs: mx.array, top_p: mx.array, beyond_top_k: mx.array) -> mx.array:
+    """As `Filters._least_of_ranked`."""
+    ascending = np.sort(np.array(logprobs), axis=-1)
+    reached = np.cumsum(np.exp(ascending[:, ::-1]), axis=-1)[:, ::-1]
+    beyond_top_p = (reached >= np.array(top_p)).sum(axis=-1, keepdims=True) - 1
+    beyond = np.maximum(beyond_top_p, np.array(beyond_top_k))
+    return mx.array(np.take_along_axis(ascending, beyond, axis=-1))
+
+
+def _largest(values: mx.array, count: int) -> mx.array:
+    """So many of each row's largest values, ascending."""
+    rows, vocabulary = values.shape
+    if count == vocabulary:
+        return mx.sort(values, axis=-1)
+    each = width(vocabulary)
+    # They are in those blocks whose own largest values are the largest.
+    if 2 * count * each <= vocabulary:
+        blocks = in_blocks(values)
+        heads = blocks.max(axis=-1)
+        chosen = mx.argpartition(heads, -count, axis=-1)[:, -count:]
+        values = mx.take_along_axis(blocks, chosen[:, :, None], axis=1).reshape(rows, -1)
+    return mx.sort(mx.topk(values, count, axis=-1), axis=-1)
+
+
+class Xtc:
+    """Of the sampled rows of a batch. Whose turn it is at a position is known beforehand: where
+    nobody's is, nothing is computed.
+    """
+
+    def __init__(self, rows: Sequence[RowSampling], vocabulary: int) -> None:
+        self._rows = rows
+        self._vocabulary = vocabulary
+        self._any = any(each.xtc_probability > 0.0 for each in rows)
+
+    def apply(
+        self,
+        logprobs: mx.array,
+        least_kept: mx.array | None,
+        streams: Sequence[int],
+        positions: Sequence[int],
+    ) -> mx.array | None:
+        """Log probabilities (rows, vocabulary) without what is left out; None if nothing is."""
+        if not self._any:
+            return None
+        numbers = zip(self._rows, streams, positions, strict=True)
+        turns = [
+            row
+            for row, (each, stream, position) in enumerate(numbers)
+            if each.xtc_probability > 0.0 and chance(stream, position) < each.xtc_probability
+        ]
+        if not turns:
+            return None
+        rows = [self._rows[row] for row in turns]
+        indices = mx.array(turns, dtype=mx.uint32)
+        thresholds = [
+            math.log(each.xtc_threshold) if each.xtc_threshold > 0.0 else -math.inf for each in rows
+        ]
+        changed = mx.array(logprobs)
+        changed[indices] = without_top_choices(
+            logprobs[indices],
+            None if least_kept is None else least_kept[indices],
+            mx.array(thresholds)[:, None],
+            self._spared(rows),
+        )
+        return changed
+
+    def _spared(self, rows: Sequence[RowSampling]) -> mx.array | None:
+        pairs = [(row, each) for row, of in enumerate(rows) for each in of.xtc_spared]
+        if not pairs:
+            return None
+        spared = mx.zeros((len(rows), self._vocabulary), dtype=mx.bool_)
+        places, token_ids = zip(*pairs, strict=True)
+        spared[mx.array(places), mx.array(token_ids)] = True
+        return spared
+
+
+def without_top_choices(
+    logprobs: mx.array,
+    least_kept: mx.array | None,
+    log_thresholds: mx.array,
+    spared: mx.array | None,
+) -> mx.array:
+    """Log probabilities (rows, vocabulary), minus infinity for what is left out.
+
+    `least_kept`, `log_thresholds`: (rows, 1). `spared`: (rows, vocabulary), true for what is never
+    left out.
+    """
+    kept = logprobs
+    if least_kept is not None:
+        kept = mx.where(logprobs >= least_kept, logprobs, -math.inf)
+    likely = kept - mx.logsumexp(kept, axis=-1, keepdims=True) > log_thresholds
+    least_likely = mx.where(likely, logprobs, math.inf).min(axis=-1, keepdims=True)
+    excluded = logprobs > least_likely
+    if spared is not None:
+        excluded = excluded & ~spared
+    return mx.where(excluded, -math.inf, logprobs)
+
+
+def masses(
+    logprobs: mx.array,
+    largest: mx.array,
+    inverse_temperatures: mx.array,
+    least_kept: mx.array | None,
+    *,
+    on_cpu: bool,
+) -> mx.array:
+    """Shape (rows, vocabulary), as `logprobs`; all others (rows, 1). `largest` of each row has 1,
+    what is below `least_kept` 0.
+    """
+    if least_kept is None:
+        all_of = _all_on_cpu if on_cpu else _all
+        return all_of(logprobs, largest, inverse_temperatures)
+    kept_of = _kept_on_cpu if on_cpu else _kept
+    return kept_of(logprobs, largest, inverse_temperatures, least_kept)
+
+
+@partial(mx.compile, shapeless=True)
+def _all(logprobs: mx.array, largest: mx.array, inverse: mx.array) -> mx.array:
+    return mx.exp((logprobs - largest) * inverse)
+
+
+@partial(mx.compile, shapeless=True)
+def _kept(logprobs: mx.array, largest: mx.array, inverse: mx.array, least: mx.array) -> mx.array:
+    return mx.where(logprobs >= least, mx.exp((logprobs - largest) * inverse), 0.0)
+
+
+@partial(mx.compile, shapeless=True)
+def _all_on_cpu(logprobs: mx.array, largest: mx.array, inverse: mx.array) -> mx.array:
+    return _exponential((logprobs - largest) * inverse)
+
+
+@partial(mx.compile, shapeless=True)
+def _kept_on_cpu(
+    logprobs: mx.array, largest: mx.array, inverse: mx.array, least: mx.array
+) -> mx.array:
+    return mx.where(logprobs >= least, _exponential((logprobs - largest) * inverse), 0.0)
+
+
+def _exponential(exponents: mx.array) -> mx.array:
+    """Of what is not positive, to 5e-5 of itself. MLX computes its own one by one on a CPU, and of
+    the whole vocabulary that takes longer than all else here together; these products are
+    computed several at a time.
+    """
+    part = mx.maximum(exponents, _LEAST_EXPONENT) * (1.0 / (1 << _SQUARINGS))
+    series = 1.0 + part * (1.0 / 8)
+    for divisor in (7, 6, 5, 4, 3, 2, 1):
+        series = 1.0 + part * (1.0 / divisor) * series
+    for _ in range(_SQUARINGS):
+        series = series * series
+    return series
+
+
+def draw(masses: mx.array, uniforms: mx.array) -> mx.array:
+    """One token id a row, each chosen in proportion to its mass. One without mass never is.
+
+    `masses`: (rows, vocabulary), float32, not negative, the largest of a row not far from 1.
+    `uniforms`: (rows, 2), in (0, 1) as `settings.uniforms` makes them. In a large vocabulary a
+    block is chosen by the first number, and a token in it by the second; in a small one the first
+    is enough, and every operation less counts.
+    """
+    vocabulary = masses.shape[1]
+    if vocabulary <= _LONGEST_SUM or width(vocabulary) == vocabulary:
+        return _choose(masses, uniforms[:, :1])
+    blocks = in_blocks(masses)
+    outer = _choose(blocks.sum(axis=-1), uniforms[:, :1])
+    block = mx.take_along_axis(blocks, outer[:, None, None], axis=1)[:, 0]
+    return outer * width(vocabulary) + _choose(block, uniforms[:, 1:])
+
+
+def _choose(masses: mx.array, uniform: mx.array) -> mx.array:
+    """The first entry of each row whose cumulative sum is beyond that part of the total."""
+    reached = mx.cumsum(masses, axis=-1)
+    return mx.argmax(reached > uniform * reached[:, -1:], axis=-1)
+
+
+def width(vocabulary: int) -> int:
+    """Entries in a block: the same in each, so that a row need not be copied to be divided.
+    Where the vocabulary has no such divisor, it is a single block.
+    """
+    divisor = math.gcd(vocabulary, _MOST)
+    return divisor if divisor >= _LEAST else vocabulary
+
+
+def in_blocks(values: mx.array) -> mx.array:
+    """Shape (rows, vocabulary) to (rows, blocks, width)."""
+    rows, vocabulary = values.shape
+    each = width(vocabulary)
+    return values.reshape(rows, vocabulary // each, each)
