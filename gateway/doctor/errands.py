@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from gateway.workers.program import WORKER, worker_environment
+from gateway.workers.process import WORKER, worker_environment
 
 
 class Outcome(Struct, frozen=True):

@@ -10,8 +10,8 @@ from gateway.config.settings import HostSettings
 from gateway.doctor.finding import Finding, Severity, error, ok
 from gateway.doctor.installation import Installation
 from gateway.system.notation import format_size
-from gateway.workers.hosts.agent_bodies import HostBody
-from gateway.workers.hosts.agent_link import AgentLink
+from gateway.workers.agent_bodies import HostBody
+from gateway.workers.remote_host import AgentLink
 
 _CHECK: Final = "hosts"
 

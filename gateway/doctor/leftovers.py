@@ -16,7 +16,7 @@ from gateway.system.memory_reading import FootprintError
 from gateway.system.notation import format_size
 from gateway.system.processes import alive
 from gateway.system.state_dir import StateDir
-from gateway.workers.records import WorkerRecords
+from gateway.workers.leftovers import WorkerRecords
 
 
 class Leftover(Struct, frozen=True):

@@ -12,7 +12,7 @@ from gateway.doctor.finding import Finding, ok, warning
 from gateway.doctor.installation import Installation
 from gateway.doctor.running import is_stopped
 from gateway.system.processes import alive
-from gateway.workers.records import WorkerRecords
+from gateway.workers.leftovers import WorkerRecords
 
 
 class StoppedWorker(Struct, frozen=True):

@@ -14,8 +14,8 @@ from gateway.http.connection.outlet import outlet_of
 from gateway.http.errors import error_response
 from gateway.http.framing import EVENTS, Framing
 from gateway.http.record import CLIENT_LEFT, note_outcome, note_usage
-from gateway.models.choices import Choices, Format, pieces
 from gateway.models.compartment import Compartment
+from gateway.requests.choices import Choices, Format, pieces
 from gateway.requests.request import ClientGoneError, Piece, Request
 from gateway.system.refusal import Refusal
 from protocol.answers import Usage

@@ -23,8 +23,8 @@ from gateway.http.structure import StructuredBody, constraint_of
 from gateway.http.supported import refusing
 from gateway.http.text_event import TextEvent
 from gateway.http.usage import UsageBody
-from gateway.models.choices import Choice as WholeChoice
-from gateway.models.choices import only_text, system_fingerprint
+from gateway.requests.choices import Choice as WholeChoice
+from gateway.requests.choices import only_text, system_fingerprint
 from gateway.requests.request import Piece, Request
 from gateway.system.refusal import Refusal
 from protocol.answers import FinishReason, Usage

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gateway.models.choices import Choice
+from gateway.requests.choices import Choice
 from gateway.requests.request import Piece
 from protocol.answers import Usage
 

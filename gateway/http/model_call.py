@@ -20,9 +20,9 @@ from gateway.http.pictures.reader import PictureReader, check_pictures
 from gateway.http.pictures.source import Source
 from gateway.http.record import record_of
 from gateway.http.sampling import MOST_ANSWERS, MOST_PRIORITY, GenerationBody
-from gateway.models.choices import Format, answers_to
 from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
+from gateway.requests.choices import Format, answers_to
 from gateway.requests.keep_alive import parse_keep_alive
 from gateway.requests.request import Request, Terms
 from gateway.requests.share import share_of

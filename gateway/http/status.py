@@ -13,10 +13,10 @@ from gateway.config.read import Configuration
 from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
 from gateway.models.lifecycle import State
+from gateway.models.recovery import LastExit
 from gateway.system.memory_reading import Footprint
-from gateway.workers.hosts.host import THIS_MACHINE
-from gateway.workers.hosts.hosts import RemoteReading
-from gateway.workers.last_exit import LastExit
+from gateway.workers.host import THIS_MACHINE
+from gateway.workers.remote_host import RemoteReading
 from gateway.workers.worker import Worker
 
 

@@ -14,9 +14,9 @@ from msgspec import Struct
 from gateway.access.caller import ANYBODY
 from gateway.access.seat import Seat
 from gateway.mailbox.entry import AnswerOutcome, MailboxEntry, Name, Work
-from gateway.models.choices import Choices, Format, answers_to, pieces, usage_of
 from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
+from gateway.requests.choices import Choices, Format, answers_to, pieces, usage_of
 from gateway.requests.request import Request, Terms
 from gateway.requests.share import Share
 from gateway.system.refusal import Refusal

@@ -3,7 +3,7 @@ time, and the next gateway.
 
 Each of these becomes an event of `gateway.models.condition`, beside those from the worker
 (`gateway.models.supervisor`, and for its end `gateway.models.recovery`), from the memory
-(`gateway.models.tenancy`) and from time (`gateway.models.deadlines`). `gateway.models.performer`
+(`gateway.models.tenancy`) and from time (`gateway.models.recovery`). `gateway.models.performer`
 does what the life cycle decides on.
 """
 

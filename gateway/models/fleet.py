@@ -20,12 +20,11 @@ from gateway.memory.leak_check import LeakCheck, write_stranded
 from gateway.memory.steward import Steward
 from gateway.models import refusals
 from gateway.models.compartment import Compartment
-from gateway.models.disks import Disks
 from gateway.models.lifecycle import State
 from gateway.models.parts import GatewayParts
 from gateway.models.prompts import Prompts
-from gateway.models.readings import Readings
 from gateway.models.roster import Roster
+from gateway.models.watch import Disks, Readings
 from gateway.requests.request import Request
 from gateway.requests.traffic import Successor
 from gateway.system.clock import until_set
@@ -34,10 +33,9 @@ from gateway.system.machine import Wakefulness
 from gateway.system.refusal import Refusal
 from gateway.system.state_dir import StateDir
 from gateway.system.tasks import Faults, LoopLag, Tasks
-from gateway.workers.hosts.hosts import Hosts
-from gateway.workers.records import WorkerRecords
+from gateway.workers.leftovers import Swept, WorkerRecords
+from gateway.workers.remote_host import Hosts
 from gateway.workers.starter import Channel, Starter
-from gateway.workers.sweep import Swept
 from gateway.workers.worker import Worker
 from gateway.workers.worker_log import WorkerLog
 from protocol.endpoint import endpoint

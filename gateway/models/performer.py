@@ -10,10 +10,9 @@ from typing import Final
 from gateway.config.model import Model
 from gateway.models import refusals
 from gateway.models.condition import Condition
-from gateway.models.deadlines import Deadlines
 from gateway.models.lifecycle import Circumstances, Effect, Event, State
 from gateway.models.parts import GatewayParts, ModelParts
-from gateway.models.recovery import Recovery
+from gateway.models.recovery import Deadlines, Recovery
 from gateway.models.supervisor import WorkerSupervisor
 from gateway.models.tenancy import Tenancy
 from gateway.requests.traffic import Bounds, Traffic

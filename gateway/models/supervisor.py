@@ -16,7 +16,7 @@ from gateway.system.log_lines import about
 from gateway.system.memory_reading import FootprintError
 from gateway.system.notation import format_size
 from gateway.workers.hang import HangDetector
-from gateway.workers.hosts.host import THIS_MACHINE
+from gateway.workers.host import THIS_MACHINE
 from gateway.workers.ladder import Rung, Step
 from gateway.workers.process import ExitStatus
 from gateway.workers.worker import Listener, Worker

@@ -53,8 +53,7 @@ from gateway.system.processes import ProcessGoneError
 from gateway.system.state_dir import Address, StateDir, near_url, write_address
 from gateway.system.tasks import Tasks
 from gateway.system.tls import Certificates
-from gateway.workers.records import WorkerRecords
-from gateway.workers.sweep import sweep
+from gateway.workers.leftovers import WorkerRecords, sweep
 
 logger = logging.getLogger(__name__)
 

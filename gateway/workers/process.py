@@ -5,20 +5,60 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
+from typing import Final
 
 from msgspec import Struct
 
+import gateway
 from gateway.system.lane import start_thread
-from gateway.system.processes import ProcessGoneError, ProcessIdentity, identify
-from gateway.workers.output import Output
-from gateway.workers.program import WORKER, worker_environment
-from gateway.workers.records import WorkerRecord, WorkerRecords
-from gateway.workers.worker_log import ProcessLog
+from gateway.system.memory import BackEnd, back_end
+from gateway.system.processes import ProcessGoneError, ProcessIdentity, alive, identify, send
+from gateway.workers.leftovers import WorkerRecord, WorkerRecords
+from gateway.workers.worker_log import Output, ProcessLog, WorkerLog
+from protocol.process_exit import ProcessExit
+
+WORKER: Final = Path(gateway.__file__).resolve().parent.parent / "worker" / "__main__.py"
+
+# Workers never ask a model hub, and never use the fast synchronization that strands wired memory
+# when its process dies (mlx#3830).
+_SET: Final = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+# glibc keeps freed buffers up to the largest size that it has seen freed, which fragments, and
+# held a third more than MLX did. Its initial threshold, once set, stays (mallopt(3)). A card has
+# memory of its own, and weights come through buffers of glibc's: new from the system each time they
+# took a third longer to read.
+_GIVEN_BACK: Final = {"MALLOC_MMAP_THRESHOLD_": "131072"}
+# What a program finds its own things by, and MLX, CUDA, tokenizers and Python take. Everything else
+# stays here: a worker runs what models' files have it run, and among the rest are the admin key,
+# headers of collectors, and whatever a shell was given.
+_PASSED: Final = re.compile(
+    r"PATH|HOME|USER|LOGNAME|SHELL|TMPDIR|TMP|TEMP|TERM|TZ|TZDIR|LANG|LANGUAGE|VIRTUAL_ENV"
+    r"|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE|(?i:(https?|all|no)_proxy)|__CF_USER_TEXT_ENCODING"
+    r"|(LC|XDG|CONDA|PYTHON|LD|DYLD|MALLOC|GLIBC|OMP|KMP|MKL|OPENBLAS|VECLIB|OBJC|OS_ACTIVITY"
+    r"|MLX|METAL|MTL|CUDA|CUDNN|CUBLAS|CUFFT|NVIDIA|NVRTC|NCCL|UCX|HF|HUGGINGFACE|TRANSFORMERS"
+    r"|TOKENIZERS|COVERAGE)(_.*|[A-Z]+)"
+)
+_SECRETS: Final = re.compile(r"(^|_)(TOKENS?|KEYS?|SECRETS?|PASSWORDS?|CREDENTIALS?|AUTH)(_|$)")
+_REMOVED: Final = "MLX_METAL_FAST_SYNCH"
+
+
+def worker_environment() -> dict[str, str]:
+    """The variables of a worker that this process starts."""
+    settings = _SET if back_end() is BackEnd.CUDA else _SET | _GIVEN_BACK
+    return {k: v for k, v in os.environ.items() if _passed(k)} | settings
+
+
+def _passed(name: str) -> bool:
+    known = _PASSED.fullmatch(name) and not _SECRETS.search(name)
+    return bool(known) and name != _REMOVED
+
 
 logger = logging.getLogger(__name__)
 
@@ -194,3 +234,88 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return str(number)
+
+
+_WAIT_S: Final = 60.0
+
+
+class AdoptedProcess:
+    """Its end is told by the kernel; with which status, only its parent ever learns. Whoever is its
+    parent now reaps it: the gateway before this one as long as that is there, and init after it.
+    """
+
+    def __init__(
+        self,
+        identity: ProcessIdentity,
+        output: int,
+        log: WorkerLog,
+        records: WorkerRecords,
+        on_exit: Callable[[ExitStatus], None],
+    ) -> None:
+        """`output` is what it prints to; it is read once `read_output` says so. `on_exit` is called
+        from a thread.
+
+        Raises:
+            ProcessGoneError: it has ended.
+            OSError: there is no thread, or no descriptor, for it.
+        """
+        self.log = log
+        self.identity = identity
+        self._descriptor = output
+        self._output: Output | None = None
+        self._log_thread: threading.Thread | None = None
+        self._records = records
+        self._on_exit = on_exit
+        self._left = False
+        self._exit = ProcessExit(identity.pid)
+        # In this order: what is watched is then known to be this very process.
+        if not self._exit.watched or not alive(identity):
+            self._exit.close()
+            raise ProcessGoneError(f"process {identity.pid} has ended")
+        start_thread(self._wait, f"exit-{identity.pid}")
+
+    @property
+    def pid(self) -> int:
+        return self.identity.pid
+
+    @property
+    def output(self) -> int:
+        """The descriptor that it prints to."""
+        return self._descriptor
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Signal the process; after its end this does nothing."""
+        send(self.identity, number)
+
+    def read_output(self, begun: bytes) -> None:
+        """From now on, nobody else does; `begun` is what was read of a line already."""
+        if self._output is None:
+            self._output = Output(self._descriptor, begun)
+            output = self._output
+            self._log_thread = start_thread(
+                lambda: copy_lines(output, lambda: self.log, self.pid), f"log-{self.pid}"
+            )
+
+    def leave(self) -> bytes:
+        """Another gateway has it: what was read of a line that has not ended."""
+        self._left = True
+        if self._output is None or self._log_thread is None:
+            return b""
+        self._output.stop()
+        self._log_thread.join(timeout=1.0)
+        return self._output.rest
+
+    def _wait(self) -> None:
+        while not self._exit.comes_within(_WAIT_S):
+            if self._left:
+                self._exit.close()
+                return
+        self._exit.close()
+        if self._left:
+            return
+        if self._output is None:
+            os.close(self._descriptor)
+        self._records.remove(self.pid)
+        if self._log_thread is not None:
+            self._log_thread.join(timeout=0.5)
+        self._on_exit(ExitStatus(code=None, signal=None))

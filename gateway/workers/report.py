@@ -4,14 +4,178 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from statistics import median
 from typing import Final
 
-from gateway.workers.worker_memory import WorkerMemory
+from msgspec import Struct
+
+from gateway.system.memory_reading import Footprint
 from protocol.answers import Embedded, Output
 from protocol.life import Ability, Heartbeat, Ready
-from protocol.memory import Need
+from protocol.memory import MlxMemory, Need
 from protocol.messages import WorkerMessage
 from protocol.requests import SamplingDefaults
+
+_READINGS: Final = 5
+_NOISE_BYTES: Final = 64_000_000
+_NOISE_SHARE: Final = 0.05
+
+
+class MemoryState(Struct, frozen=True):
+    """What another gateway goes on from."""
+
+    footprint: Footprint | None
+    peak_footprint_bytes: int
+    granted_bytes: int | None
+    weight_bytes: int | None
+    mlx: MlxMemory | None
+    prompt_cache_bytes: int | None
+    idle_bytes: int | None
+    baseline_bytes: int
+    beside: tuple[int, ...]
+    told_beside_bytes: int
+
+
+class WorkerMemory:
+    """`granted_bytes` is what it was told that it may hold."""
+
+    def __init__(self) -> None:
+        self.footprint: Footprint | None = None
+        self.peak_footprint_bytes = 0
+        self.granted_bytes: int | None = None
+        # What it keeps to by its last word, and what it kept to when its footprint was read.
+        self.kept_bytes = 0
+        self.read_at_bytes = 0
+        # What its model takes of it, MLX's own account, and prompts that are kept: once it is
+        # loaded.
+        self.weight_bytes: int | None = None
+        self._mlx: MlxMemory | None = None
+        # It has given something back since.
+        self._mlx_is_old = False
+        self.prompt_cache_bytes: int | None = None
+        # Right after its load.
+        self.idle_bytes: int | None = None
+        # What it holds beside MLX's account: before its load, by the last readings, and as told.
+        self.baseline_bytes = 0
+        self._beside: deque[int] = deque(maxlen=_READINGS)
+        self._told_beside_bytes = 0
+
+    @property
+    def state(self) -> MemoryState:
+        return MemoryState(
+            footprint=self.footprint,
+            peak_footprint_bytes=self.peak_footprint_bytes,
+            granted_bytes=self.granted_bytes,
+            weight_bytes=self.weight_bytes,
+            mlx=self._mlx,
+            prompt_cache_bytes=self.prompt_cache_bytes,
+            idle_bytes=self.idle_bytes,
+            baseline_bytes=self.baseline_bytes,
+            beside=tuple(self._beside),
+            told_beside_bytes=self._told_beside_bytes,
+        )
+
+    def restore(self, state: MemoryState) -> None:
+        """Go on from what an earlier gateway knew."""
+        self.footprint = state.footprint
+        self.peak_footprint_bytes = state.peak_footprint_bytes
+        self.granted_bytes = state.granted_bytes
+        self.weight_bytes = state.weight_bytes
+        self._mlx = state.mlx
+        self.prompt_cache_bytes = state.prompt_cache_bytes
+        self.idle_bytes = state.idle_bytes
+        self.baseline_bytes = state.baseline_bytes
+        self._beside.extend(state.beside)
+        self._told_beside_bytes = state.told_beside_bytes
+
+    def loaded(self, weight_bytes: int, mlx: MlxMemory) -> None:
+        """A reading from before the load says nothing any more."""
+        self.footprint = None
+        self.weight_bytes = weight_bytes
+        self._mlx = mlx
+
+    def heard(self, mlx: MlxMemory, prompt_cache_bytes: int) -> None:
+        """Of its heart."""
+        self._mlx = mlx
+        self._mlx_is_old = False
+        if self.weight_bytes is not None:
+            self.prompt_cache_bytes = max(0, prompt_cache_bytes)
+
+    def keeps_to(self, limit_bytes: int) -> bool:
+        """By its own word. Whether it has given something back for that."""
+        gave = limit_bytes < self.kept_bytes
+        self._mlx_is_old |= gave
+        self.kept_bytes = limit_bytes
+        return gave
+
+    @property
+    def is_loaded(self) -> bool:
+        return self.weight_bytes is not None
+
+    def note_footprint(self, footprint: Footprint, *, loaded: bool, kept_bytes: int) -> None:
+        """A reading that began with its model `loaded`, or without: if that has changed meanwhile
+        a part may be missing. It kept to `kept_bytes` then.
+        """
+        if loaded is not self.is_loaded:
+            return
+        self.footprint = footprint
+        self.read_at_bytes = kept_bytes
+        if self._mlx is not None and not self._mlx_is_old and self.weight_bytes is not None:
+            account_bytes = self._mlx.active_bytes + self._mlx.cache_bytes
+            self._beside.append(footprint.current_bytes - account_bytes)
+        self.peak_footprint_bytes = max(
+            self.peak_footprint_bytes, footprint.current_bytes, footprint.peak_bytes or 0
+        )
+
+    @property
+    def held_bytes(self) -> int | None:
+        """What the budget counts, by the last reading; None: there was none yet."""
+        return None if self.footprint is None else self.footprint.current_bytes
+
+    @property
+    def host_bytes(self) -> int | None:
+        """What it holds of the machine's memory, by the last reading."""
+        return None if self.footprint is None else self.footprint.host_bytes
+
+    @property
+    def cache_bytes(self) -> int | None:
+        """Of its sequences, with what a step computes on."""
+        if self._mlx is None or self.weight_bytes is None:
+            return None
+        return max(0, self._mlx.active_bytes - self.weight_bytes)
+
+    @property
+    def buffer_bytes(self) -> int | None:
+        """What MLX keeps for later, once the model is loaded."""
+        if self._mlx is None or self.weight_bytes is None:
+            return None
+        return self._mlx.cache_bytes
+
+    @property
+    def beside_bytes(self) -> int:
+        """What it holds that MLX doesn't account for: never less than before the load. Readings and
+        MLX's account are of different moments, so one proves nothing.
+        """
+        if len(self._beside) < _READINGS:
+            return self.baseline_bytes
+        return max(self.baseline_bytes, int(median(self._beside)))
+
+    @property
+    def beside_more_bytes(self) -> int:
+        """Than the worker was told."""
+        return self.beside_bytes - self._told_beside_bytes
+
+    @property
+    def beside_moved(self) -> bool:
+        """It differs from what the worker was told."""
+        noise_bytes = max(_NOISE_BYTES, int((self.granted_bytes or 0) * _NOISE_SHARE))
+        return abs(self.beside_more_bytes) > noise_bytes
+
+    def tell_beside(self) -> int:
+        """Bytes for a message to it."""
+        self._told_beside_bytes = self.beside_bytes
+        return self._told_beside_bytes
+
 
 # Orders to let go of prompts that a worker hasn't answered yet.
 _MOST_CLEARS: Final = 16

@@ -18,15 +18,12 @@ from gateway.memory.cards import cards, default_backend, sharing
 from gateway.memory.estimate.estimate import Estimate
 from gateway.system.events import EventLog, Kind
 from gateway.system.state_dir import StateDir
-from gateway.workers.adopted import AdoptedProcess
-from gateway.workers.hosts.followers import Followers, Plan
-from gateway.workers.hosts.host import Host
-from gateway.workers.hosts.hosts import Hosts
-from gateway.workers.hosts.local import LocalHost
-from gateway.workers.hosts.remote import RemoteHost
+from gateway.workers.followers import Followers, Plan
+from gateway.workers.host import Host, LocalHost
+from gateway.workers.leftovers import WorkerRecords
 from gateway.workers.link import Link
-from gateway.workers.process import ExitStatus, ProcessOrder, WorkerProcess
-from gateway.workers.records import WorkerRecords
+from gateway.workers.process import AdoptedProcess, ExitStatus, ProcessOrder, WorkerProcess
+from gateway.workers.remote_host import Hosts, RemoteHost
 from gateway.workers.spares import Spares
 from gateway.workers.worker import Listener, Worker, WorkerState
 from gateway.workers.worker_log import WorkerLog

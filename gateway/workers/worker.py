@@ -20,15 +20,13 @@ from gateway.system.memory import FootprintGauge
 from gateway.system.memory_reading import Footprint, together
 from gateway.system.processes import Descendants, ProcessIdentity
 from gateway.system.tasks import Tasks
-from gateway.workers.adopted import AdoptedProcess
-from gateway.workers.hosts.bereavement import Loss
-from gateway.workers.hosts.followers import Followers
+from gateway.workers.followers import Followers
 from gateway.workers.ladder import Rung, Step, bereaved
 from gateway.workers.link import Link
-from gateway.workers.process import ExitStatus, WorkerProcess
-from gateway.workers.report import PromptClears, WorkerReport
+from gateway.workers.process import AdoptedProcess, ExitStatus, WorkerProcess
+from gateway.workers.rank_group import Loss
+from gateway.workers.report import MemoryState, PromptClears, WorkerMemory, WorkerReport
 from gateway.workers.worker_log import WorkerLog
-from gateway.workers.worker_memory import MemoryState, WorkerMemory
 from protocol.channel import Keys
 from protocol.codec import ProtocolError, VersionError
 from protocol.life import (

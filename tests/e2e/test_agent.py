@@ -21,11 +21,10 @@ import pytest
 
 from gateway.memory.tenant import NoRoomError
 from gateway.system.tls import fingerprint_of_file
-from gateway.workers.hosts.agent_bodies import API, Opening
-from gateway.workers.hosts.agent_link import AgentLink
-from gateway.workers.hosts.host import RankEnd
-from gateway.workers.hosts.remote import RemoteHost, RemoteRank
+from gateway.workers.agent_bodies import API, Opening
+from gateway.workers.host import RankEnd
 from gateway.workers.process import ExitStatus
+from gateway.workers.remote_host import AgentLink, RemoteHost, RemoteRank
 from tests.support.agent import Agent, Link, order, rank_log, scripted_gateway
 from tests.support.certificates import write_certificate
 from tests.support.edge import shortened

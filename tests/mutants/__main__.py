@@ -37,9 +37,8 @@ POLICIES: Final = {
     "gateway/config/groups.py": _ACCOUNT,
     "gateway/memory/leak_check.py": "tests/gateway/memory/test_leak_check.py",
     "gateway/requests/queue.py": "tests/gateway/requests/test_queue.py",
-    "gateway/workers/hosts/fate.py": "tests/gateway/workers/hosts/test_fate.py",
-    "gateway/workers/hosts/tenants.py": "tests/gateway/workers/hosts/test_tenants.py",
-    "gateway/workers/hosts/lease.py": "tests/gateway/workers/hosts/test_lease.py",
+    "gateway/workers/rank_group.py": "tests/gateway/workers/hosts/test_fate.py test_bereavement.py",
+    "gateway/workers/lease.py": "tests/gateway/workers/hosts/test_lease.py test_tenants.py",
     "worker/engines/room.py": "tests/worker/engines/test_room.py",
     "worker/engines/pace.py": "tests/worker/engines/test_pace.py",
 }

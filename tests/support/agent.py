@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 
 from gateway.system.tls import fingerprint_of_file
-from gateway.workers.hosts.agent_link import AgentLink
-from gateway.workers.hosts.host import RankOrder
+from gateway.workers.host import RankOrder
+from gateway.workers.remote_host import AgentLink
 from gateway.workers.worker_log import WorkerLog
 from protocol.channel import KEY_BYTES
 from tests.support.folders import short_folder

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec import Struct
 
-from gateway.workers.program import WORKER, worker_environment
+from gateway.workers.process import WORKER, worker_environment
 from protocol.errands import Environment
 from protocol.probe import ProbeOrder
 

@@ -19,7 +19,7 @@ from gateway.http.model_call import ModelCall
 from gateway.http.openapi.operation import GENERATES, Described, Operation
 from gateway.http.queries import read_limit, reads_newest_first
 from gateway.mailbox.entry import AnswerOutcome, MailboxEntry, Name
-from gateway.models.choices import Format
+from gateway.requests.choices import Format
 from gateway.requests.request import Request
 from gateway.requests.share import share_of
 from gateway.system.refusal import Refusal

@@ -14,7 +14,7 @@ from gateway.http.answer import DONE, server_sent_event
 from gateway.http.logprobs import ChatLogprobs, chat_logprobs, tokens_of
 from gateway.http.text_event import TextEvent
 from gateway.http.usage import UsageBody
-from gateway.models.choices import Choice, only_text, system_fingerprint
+from gateway.requests.choices import Choice, only_text, system_fingerprint
 from gateway.requests.request import Piece, Request
 from protocol.answers import FinishReason, Usage
 from protocol.parts import AnswerPart, Reasoning, Text, ToolCall

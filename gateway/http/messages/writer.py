@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, Self, TypeAlias
 import msgspec
 from msgspec import Raw, Struct
 
-from gateway.models.choices import Choice
+from gateway.requests.choices import Choice
 from gateway.requests.request import Piece, Request
 from protocol.answers import FinishReason, Usage
 from protocol.parts import AnswerPart, Reasoning, Text, ToolCall

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from gateway.http.logprobs import TokenLogprobBody, chat_logprobs, tokens_of
-from gateway.models.choices import Choice
+from gateway.requests.choices import Choice
 from gateway.requests.request import Piece, Request
 from protocol.answers import FinishReason, Usage
 from protocol.parts import AnswerPart, Reasoning, Text, ToolCall

@@ -18,7 +18,7 @@ from gateway.http.responses.echo import skeleton
 from gateway.http.responses.items import ItemBody, encode_items
 from gateway.http.responses.shape import UsageBody
 from gateway.http.responses.writer import Form, ResponseFormat
-from gateway.models.choices import Choice
+from gateway.requests.choices import Choice
 from gateway.requests.request import Request
 from protocol.answers import Usage
 

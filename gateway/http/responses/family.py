@@ -8,7 +8,7 @@ from gateway.http.answer import DONE
 from gateway.http.responses.shape import ErrorBody, ResponseObject, decode
 from gateway.http.responses.writer import Form, ResponseFormat, lifecycle_event
 from gateway.mailbox.entry import AnswerOutcome, Status
-from gateway.models.choices import Format
+from gateway.requests.choices import Format
 from gateway.requests.request import Request
 from gateway.system.refusal import Refusal
 

@@ -35,7 +35,7 @@ from gateway.http.responses.shape import (
 from gateway.http.responses.tools import Kind, Meaning
 from gateway.http.responses.written_calls import WrittenInput, action_of, asked_for
 from gateway.mailbox.entry import Status
-from gateway.models.choices import Choice
+from gateway.requests.choices import Choice
 from gateway.requests.request import Piece, Request
 from gateway.system.refusal import Refusal
 from protocol.answers import FinishReason, Usage

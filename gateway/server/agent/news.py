@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from gateway.workers.hosts.agent_bodies import Ended, Line, News
+from gateway.workers.agent_bodies import Ended, Line, News
 
 _MOST_LINES: Final = 500
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.workers.hosts.agent_bodies import OrderBody
+from gateway.workers.agent_bodies import OrderBody
 
 # What the collectives of MLX and NCCL read. Others choose files, libraries or programs.
 ENVIRONMENT: Final = frozenset(

@@ -9,13 +9,11 @@ from gateway.server.agent.news import NewsDesk
 from gateway.system.clock import until_set
 from gateway.system.memory_reading import Footprint
 from gateway.workers import ladder
-from gateway.workers.hosts.agent_bodies import OrderBody
-from gateway.workers.hosts.host import RankEnd, RankOrder
-from gateway.workers.hosts.local import LocalRank
-from gateway.workers.hosts.rank_log import RankLog
+from gateway.workers.agent_bodies import OrderBody
+from gateway.workers.host import LocalRank, RankEnd, RankOrder
 from gateway.workers.ladder import Step
-from gateway.workers.records import WorkerRecords
-from gateway.workers.worker_log import WorkerLog
+from gateway.workers.leftovers import WorkerRecords
+from gateway.workers.worker_log import RankLog, WorkerLog
 
 logger = logging.getLogger(__name__)
 

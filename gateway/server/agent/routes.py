@@ -21,7 +21,7 @@ from gateway.system.lane import Lane
 from gateway.system.memory import back_end, host_memory
 from gateway.system.memory_reading import FootprintError
 from gateway.system.refusal import Refusal
-from gateway.workers.hosts.agent_bodies import (
+from gateway.workers.agent_bodies import (
     API,
     FootprintBody,
     HostBody,
@@ -36,7 +36,7 @@ from gateway.workers.hosts.agent_bodies import (
     Turn,
     Wish,
 )
-from gateway.workers.hosts.local import free_ports
+from gateway.workers.host import free_ports
 
 _ANSWER_S: Final = 5.0
 _RETRY_AFTER_S: Final = 1

@@ -29,8 +29,7 @@ from gateway.system.refusal import Refusal
 from gateway.system.state_dir import StateDir, near_url
 from gateway.system.tasks import Faults, Tasks
 from gateway.system.tls import Certificates
-from gateway.workers.records import WorkerRecords
-from gateway.workers.sweep import sweep
+from gateway.workers.leftovers import WorkerRecords, sweep
 from gateway.workers.worker_log import WorkerLog
 
 logger = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ from gateway.server.agent.news import NewsDesk
 from gateway.server.agent.rank import HostedRank
 from gateway.system.refusal import Refusal
 from gateway.system.tasks import Tasks
-from gateway.workers.hosts.agent_bodies import Ended, News, OrderBody, Turn
-from gateway.workers.hosts.lease import Lease
-from gateway.workers.records import WorkerRecords
+from gateway.workers.agent_bodies import Ended, News, OrderBody, Turn
+from gateway.workers.lease import Lease
+from gateway.workers.leftovers import WorkerRecords
 from gateway.workers.worker_log import WorkerLog
 
 logger = logging.getLogger(__name__)

@@ -17,9 +17,9 @@ from gateway.system.notation import format_size
 from gateway.system.refusal import Refusal
 from gateway.system.tasks import Tasks
 from gateway.workers import ladder
-from gateway.workers.hosts.agent_bodies import API, LEASE_OVER, Opening, OrderBody
-from gateway.workers.hosts.local import versions
-from gateway.workers.records import WorkerRecords
+from gateway.workers.agent_bodies import API, LEASE_OVER, Opening, OrderBody
+from gateway.workers.host import versions
+from gateway.workers.leftovers import WorkerRecords
 from gateway.workers.worker_log import WorkerLog
 
 logger = logging.getLogger(__name__)

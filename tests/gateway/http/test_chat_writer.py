@@ -9,7 +9,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from gateway.http.chat.writer import ChatFormat
-from gateway.models.choices import Choice
+from gateway.requests.choices import Choice
 from gateway.requests.request import Piece, Request, Terms
 from protocol.answers import FinishReason, Usage
 from protocol.parts import (

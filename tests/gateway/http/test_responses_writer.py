@@ -17,7 +17,7 @@ from gateway.http.responses.family import ResponseFamily
 from gateway.http.responses.shape import ResponseObject
 from gateway.http.responses.tools import Meaning
 from gateway.http.responses.writer import Form, ResponseFormat
-from gateway.models.choices import Choice
+from gateway.requests.choices import Choice
 from gateway.requests.request import Piece, Request, Terms
 from gateway.system.refusal import Refusal
 from protocol.answers import FinishReason, Usage

@@ -20,11 +20,10 @@ from gateway.requests.request import Request, Terms
 from gateway.system.events import EventLog
 from gateway.workers.ladder import Rung, Step
 from gateway.workers.process import ExitStatus
-from gateway.workers.report import WorkerReport
+from gateway.workers.report import WorkerMemory, WorkerReport
 from gateway.workers.starter import Starter
 from gateway.workers.worker import Listener, Worker
 from gateway.workers.worker_log import WorkerLog
-from gateway.workers.worker_memory import WorkerMemory
 from protocol.life import Device, Hello, Ready
 from protocol.memory import Bound, MlxMemory
 from protocol.message import Message

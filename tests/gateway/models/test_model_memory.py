@@ -16,7 +16,7 @@ from gateway.models.lifecycle import State
 from gateway.models.tenancy import Tenancy
 from gateway.system.events import EventLog
 from gateway.system.memory_reading import Footprint
-from gateway.workers.worker_memory import WorkerMemory
+from gateway.workers.report import WorkerMemory
 from protocol.memory import Limit, MlxMemory, Need
 
 GB = 1_000_000_000

@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 
-from gateway.models.choices import pieces
+from gateway.requests.choices import pieces
 from gateway.requests.request import ClientGoneError, Piece, Request, Terms
 from gateway.system.refusal import Refusal
 from protocol.answers import Delta, Usage

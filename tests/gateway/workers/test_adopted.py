@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from gateway.system.processes import ProcessGoneError, ProcessIdentity, identify
-from gateway.workers.adopted import AdoptedProcess
-from gateway.workers.process import ExitStatus
-from gateway.workers.records import WorkerRecord, WorkerRecords
+from gateway.workers.leftovers import WorkerRecord, WorkerRecords
+from gateway.workers.process import AdoptedProcess, ExitStatus
 from gateway.workers.worker_log import WorkerLog
 from tests.support.gateway import eventually
 

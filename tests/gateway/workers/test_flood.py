@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.workers.flood import BYTES_PER_S, MESSAGES_PER_S, FloodGauge
+from gateway.workers.link import BYTES_PER_S, MESSAGES_PER_S, FloodGauge
 
 
 def test_a_busy_engine_is_none() -> None:

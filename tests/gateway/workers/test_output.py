@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from gateway.workers.output import Output
+from gateway.workers.worker_log import Output
 
 
 @pytest.fixture

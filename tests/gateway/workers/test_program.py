@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.system.memory import BackEnd
-from gateway.workers import program
+from gateway.workers import process as program
 
 
 @pytest.mark.parametrize(

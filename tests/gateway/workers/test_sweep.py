@@ -21,8 +21,7 @@ from gateway.system.processes import (
     identify,
     send,
 )
-from gateway.workers.records import WorkerRecord, WorkerRecords
-from gateway.workers.sweep import sweep
+from gateway.workers.leftovers import WorkerRecord, WorkerRecords, sweep
 
 SLEEP = "import time; time.sleep(60)"
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.system.memory_reading import Footprint
-from gateway.workers.worker_memory import WorkerMemory
+from gateway.workers.report import WorkerMemory
 from protocol.memory import MlxMemory
 
 HALF, WHOLE = Footprint(80, 80), Footprint(160, 160)

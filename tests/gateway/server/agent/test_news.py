@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.server.agent.news import NewsDesk
-from gateway.workers.hosts.agent_bodies import Ended
+from gateway.workers.agent_bodies import Ended
 from gateway.workers.process import ExitStatus
 
 END = Ended("a", ExitStatus(0, None), "exit code 0")

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gateway.server.agent.orders import complaint
-from gateway.workers.hosts.agent_bodies import OrderBody
+from gateway.workers.agent_bodies import OrderBody
 
 ORDER = OrderBody(
     id="0" * 32,

@@ -19,13 +19,12 @@ from hypothesis.stateful import (
 
 from gateway.server.agent.news import NewsDesk
 from gateway.workers import ladder
-from gateway.workers.hosts.agent_bodies import Ended, News
-from gateway.workers.hosts.fate import LEADER_FOLLOWS_S, Fate
-from gateway.workers.hosts.host import RankEnd
-from gateway.workers.hosts.lease import Contact, Lease
-from gateway.workers.hosts.tenants import Tenants
+from gateway.workers.agent_bodies import Ended, News
+from gateway.workers.host import RankEnd
 from gateway.workers.ladder import Rung, Step
+from gateway.workers.lease import Contact, Lease, Tenants
 from gateway.workers.process import ExitStatus
+from gateway.workers.rank_group import LEADER_FOLLOWS_S, Fate
 from protocol.grace import grace_s
 
 TICK_S = 0.25
@@ -198,7 +197,7 @@ class Starting:
 
 
 class Leasehold:
-    """The gateway's side of a lease, as `gateway.workers.hosts.leased` performs it."""
+    """The gateway's side of a lease, as `gateway.workers.leased` performs it."""
 
     def __init__(self, now: float, number: int, tenants: Tenants) -> None:
         self.number = number

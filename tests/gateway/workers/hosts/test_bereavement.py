@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.workers.hosts.bereavement import Bereavement, Loss
-from gateway.workers.hosts.host import THIS_MACHINE, RankEnd
+from gateway.workers.host import THIS_MACHINE, RankEnd
 from gateway.workers.ladder import Step
 from gateway.workers.process import ExitStatus
+from gateway.workers.rank_group import Loss, RankFailure
 from protocol.ranks import LEFT_ALONE
 
 KILLED = ExitStatus(None, "SIGKILL")
@@ -31,7 +31,7 @@ def _end(status: ExitStatus | None, reason: str | None = None) -> RankEnd:
 
 
 def _judge(*ends: tuple[int, RankEnd, Step | None], missed: int | None = None) -> Loss | None:
-    judged = Bereavement()
+    judged = RankFailure()
     if missed is not None:
         judged.missed(missed, f"host-{missed}")
     for rank, end, step in ends:

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.workers.hosts.bereavement import Loss
-from gateway.workers.hosts.fate import LEADER_FOLLOWS_S, Fate
-from gateway.workers.hosts.host import RankEnd
+from gateway.workers.host import RankEnd
 from gateway.workers.ladder import Step
 from gateway.workers.process import ExitStatus
+from gateway.workers.rank_group import LEADER_FOLLOWS_S, Fate, Loss
 
 KILLED = RankEnd(ExitStatus(None, "SIGKILL"), "signal SIGKILL")
 LEFT = RankEnd(ExitStatus(0, None), "exit code 0")

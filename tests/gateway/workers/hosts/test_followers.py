@@ -10,9 +10,8 @@ import pytest
 
 from gateway.system.clock import until_set
 from gateway.system.memory_reading import Footprint
-from gateway.workers.hosts.followers import Followers, Plan, devices
-from gateway.workers.hosts.host import RankEnd, RankOrder
-from gateway.workers.hosts.local import LocalHost
+from gateway.workers.followers import Followers, Plan, devices
+from gateway.workers.host import LocalHost, RankEnd, RankOrder
 from gateway.workers.ladder import Step
 from gateway.workers.process import ExitStatus
 from protocol.ranks import Ranks

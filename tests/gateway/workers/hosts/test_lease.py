@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gateway.workers.hosts.lease import RECONNECT_S, Contact, Lease
+from gateway.workers.lease import RECONNECT_S, Contact, Lease
 
 LEASE_S = 8.0
 TICK_S = 0.25

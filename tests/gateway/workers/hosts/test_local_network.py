@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gateway.workers.hosts import local_network, pinned
-from gateway.workers.hosts.local_network import advice
-from gateway.workers.hosts.pinned import PinnedClient
+from gateway.workers import pinned
+from gateway.workers import pinned as local_network
+from gateway.workers.pinned import PinnedClient, advice
 
 NO_ROUTE = OSError(errno.EHOSTUNREACH, "No route to host")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.workers.hosts.promise import PATIENCE_S, Promise
+from gateway.workers.rank_memory import PATIENCE_S, Promise
 
 GB = 1_000_000_000
 SIZES = st.integers(1, 1 << 40)

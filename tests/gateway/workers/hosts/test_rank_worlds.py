@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.workers.hosts.fate import Fate
-from gateway.workers.hosts.host import RankEnd
-from gateway.workers.hosts.tenants import Tenants
+from gateway.workers.host import RankEnd
 from gateway.workers.ladder import Step
+from gateway.workers.lease import Tenants
+from gateway.workers.rank_group import Fate
 from protocol.grace import grace_s
 from tests.gateway.workers.hosts.rank_world import World
 from tests.support.worlds import run_worlds

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.workers.hosts.scale import SCALED, of_all, of_each
+from gateway.workers.rank_memory import SCALED, of_all, of_each
 from protocol.answers import Output
 from protocol.life import Heartbeat
 from protocol.memory import Bound, Limit, MlxMemory, Need

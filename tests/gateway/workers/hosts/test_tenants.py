@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.workers import ladder
-from gateway.workers.hosts.tenants import Tenants
+from gateway.workers.lease import Tenants
 from protocol.grace import grace_s
 
 GB = 1_000_000_000

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import socket
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Final
 
+from gateway.config.rank_places import LOCAL, RankPlace
+from gateway.config.settings import HostSettings
 from gateway.memory.tenant import NoRoomError
 from gateway.system.clock import until_set
 from gateway.system.memory_reading import Footprint, FootprintError
-from gateway.workers.hosts.agent_bodies import (
+from gateway.system.notation import format_size
+from gateway.system.tasks import Tasks
+from gateway.workers.agent_bodies import (
     API,
     FootprintBody,
     HostBody,
@@ -21,10 +29,9 @@ from gateway.workers.hosts.agent_bodies import (
     Started,
     Wish,
 )
-from gateway.workers.hosts.host import RankOrder
-from gateway.workers.hosts.leased import LeasedRank, Leasehold
-from gateway.workers.hosts.local import versions
-from gateway.workers.hosts.pinned import FOREIGN, PinnedClient, RefusedError
+from gateway.workers.host import HostFigures, RankEnd, RankOrder, versions
+from gateway.workers.leased import LeasedRank, Leasehold
+from gateway.workers.pinned import FOREIGN, PinnedClient, RefusedError
 from gateway.workers.worker_log import WorkerLog
 
 _ANSWER_S: Final = 5.0
@@ -189,3 +196,136 @@ class AgentLink:
                 if not await until_set(self._leasehold.begun, _ANSWER_S):
                     raise TimeoutError(f"{self.name} did not answer within {_ANSWER_S:g} s")
             return self._leasehold
+
+
+class RemoteRank:
+    """A rank that an agent has started."""
+
+    def __init__(self, link: AgentLink, rank: LeasedRank) -> None:
+        self._link = link
+        self._rank = rank
+
+    @property
+    def pid(self) -> int:
+        return self._rank.pid
+
+    async def footprint(self) -> Footprint:
+        return await self._link.footprint(self._rank)
+
+    async def keep(self, wanted_bytes: int) -> int:
+        return await self._link.raise_promise(self._rank, wanted_bytes)
+
+    async def dump(self) -> None:
+        await self._link.signal(self._rank, "dump")
+
+    async def end(self) -> None:
+        await self._link.signal(self._rank, "end")
+
+    async def kill(self) -> None:
+        await self._link.signal(self._rank, "kill")
+
+    async def ended(self) -> RankEnd:
+        return await asyncio.shield(self._rank.end)
+
+
+class RemoteHost:
+    """`figures` are the agent's own: it admits memory there, whoever asks."""
+
+    def __init__(self, link: AgentLink, log: WorkerLog) -> None:
+        """What ranks print there goes to `log` as well."""
+        self._link = link
+        self._log = log
+
+    @property
+    def name(self) -> str:
+        return self._link.name
+
+    async def figures(self) -> HostFigures:
+        host = await self._link.host()
+        if (trouble := self._link.disagreement(host)) is not None:
+            raise OSError(trouble)
+        return HostFigures(host.memory.budget_bytes, host.memory.free_bytes, host.versions)
+
+    async def address(self) -> str:
+        return await self._link.address()
+
+    async def free_ports(self, count: int) -> tuple[int, ...]:
+        return await self._link.free_ports(count)
+
+    async def start(self, order: RankOrder) -> RemoteRank:
+        return RemoteRank(self._link, await self._link.start(order, self._log))
+
+
+logger = logging.getLogger(__name__)
+
+_EVERY_S: Final = 10.0
+
+
+class RemoteReading:
+    """One of them: `told` is its own word, `trouble` why there is none now, or what keeps ranks
+    there from working with those here.
+    """
+
+    def __init__(self, link: AgentLink) -> None:
+        self.link = link
+        self.told: HostBody | None = None
+        self.trouble: str | None = "it was not asked yet"
+
+    async def ask(self) -> None:
+        before = self.trouble
+        try:
+            told = await self.link.host()
+            self.told, self.trouble = told, self.link.disagreement(told)
+        except OSError as error:
+            self.told, self.trouble = None, str(error)
+        if self.trouble is not None and self.trouble != before:
+            logger.warning("Host %s: %s", self.link.name, self.trouble)
+
+
+class Hosts:
+    """By their names."""
+
+    def __init__(self, configured: Mapping[str, HostSettings]) -> None:
+        own_name = socket.gethostname() or "a gateway"
+        self.readings = {
+            name: RemoteReading(
+                AgentLink(name, each.url, each.key_file, each.fingerprint, own_name)
+            )
+            for name, each in configured.items()
+        }
+        self._tasks = Tasks("hosts")
+
+    def link(self, name: str) -> AgentLink:
+        """Raises: OSError: there is no such host in force."""
+        if name not in self.readings:
+            raise OSError(f"The gateway knows no host {name}: it takes new ones at its next start")
+        return self.readings[name].link
+
+    async def check_room(self, places: Sequence[RankPlace], each_bytes: int) -> None:
+        """Whether the other hosts of these ranks have so much for each, by their own figures.
+
+        Raises:
+            NoRoomError: one of them has not.
+            OSError: one can't be asked, or has other versions.
+        """
+        wanted = Counter(each.host for each in places if each.host != LOCAL)
+        for name, ranks in wanted.items():
+            link = self.link(name)
+            told = await link.host()
+            if (trouble := link.disagreement(told)) is not None:
+                raise OSError(trouble)
+            if told.memory.free_bytes < ranks * each_bytes:
+                raise NoRoomError(
+                    f"on {name} it needs {format_size(ranks * each_bytes)}, and "
+                    f"{format_size(told.memory.free_bytes)} of the budget of "
+                    f"{format_size(told.memory.budget_bytes)} there is free"
+                )
+
+    def start(self) -> None:
+        for name, each in self.readings.items():
+            self._tasks.keep(each.ask, name, _EVERY_S)
+
+    async def close(self) -> None:
+        """To be called when no rank is left."""
+        await self._tasks.cancel_all()
+        await asyncio.gather(*(each.link.close() for each in self.readings.values()))

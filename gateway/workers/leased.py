@@ -12,13 +12,11 @@ from typing import Final
 
 from gateway.system.lane import Lane
 from gateway.system.tasks import Tasks
-from gateway.workers.hosts.agent_bodies import LEASE_OVER, Line, News, Turn
-from gateway.workers.hosts.host import RankEnd
-from gateway.workers.hosts.lease import Contact
-from gateway.workers.hosts.pinned import PinnedClient, RefusedError
-from gateway.workers.hosts.rank_log import RankLog
-from gateway.workers.hosts.tenants import Tenants
-from gateway.workers.worker_log import WorkerLog
+from gateway.workers.agent_bodies import LEASE_OVER, Line, News, Turn
+from gateway.workers.host import RankEnd
+from gateway.workers.lease import Contact, Tenants
+from gateway.workers.pinned import PinnedClient, RefusedError
+from gateway.workers.worker_log import RankLog, WorkerLog
 
 logger = logging.getLogger(__name__)
 

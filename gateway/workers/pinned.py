@@ -1,10 +1,17 @@
-"""A way to one server that is known by the fingerprint of its certificate, whatever its name."""
+"""What macOS means by "no route to host" where there is one.
+
+A LaunchAgent, and whatever it starts, may reach the local network only once somebody has allowed
+that at the screen. Until then it gets EHOSTUNREACH, and with nobody at the screen no question is
+asked. Daemons, root, and what a terminal or SSH has started are free (Apple's TN3179).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import ssl
+import sys
 from typing import Final, TypeVar
 
 import httpx
@@ -16,7 +23,18 @@ from gateway.system.lane import Lane
 from gateway.system.state_file import read_secret
 from gateway.system.tasks import Tasks
 from gateway.system.tls import fingerprint, parse_fingerprint, trusting_anybody, trusting_this
-from gateway.workers.hosts.local_network import advice
+
+_ADVICE: Final = (
+    ". macOS says that, too, to a LaunchAgent that may not reach the local network: allow Python "
+    "at the screen (System Settings, Privacy & Security, Local Network), or have a daemon run it, "
+    "which needs no permission: sudo bulkhead service install --system"
+)
+
+
+def advice(error: OSError, system: str = sys.platform) -> str:
+    """What to say behind a failure to connect; empty: it is what it says."""
+    return _ADVICE if system == "darwin" and error.errno == errno.EHOSTUNREACH else ""
+
 
 Body = TypeVar("Body", bound=Struct)
 

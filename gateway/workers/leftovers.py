@@ -1,12 +1,14 @@
-"""Ending what an earlier gateway on this state folder has left behind."""
+"""Which workers a gateway has started, for the next one to find if this one is killed."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor  # noqa: TID251 - all of it ends below
+from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
@@ -14,8 +16,50 @@ from msgspec import Struct
 from gateway.system.memory import footprint
 from gateway.system.memory_reading import FootprintError
 from gateway.system.processes import ProcessIdentity, alive, descendants, send
+from gateway.system.state_file import read_state, write_state
 from gateway.workers import ladder
-from gateway.workers.records import WorkerRecord, WorkerRecords
+
+
+class WorkerRecord(Struct, frozen=True):
+    """`name` says what it was for, to people."""
+
+    process: ProcessIdentity
+    name: str
+
+
+class WorkerRecords:
+    """A folder with a file for each worker. Thread-safe, as each file has one writer."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def add(self, record: WorkerRecord) -> None:
+        write_state(self._path(record.process.pid), record)
+
+    def remove(self, pid: int) -> None:
+        with contextlib.suppress(OSError):
+            self._path(pid).unlink(missing_ok=True)
+
+    def leftovers(self) -> Iterator[WorkerRecord]:
+        """What is recorded; files that can't be read are removed."""
+        for path in sorted(self._folder.iterdir()):
+            record = read_state(path, WorkerRecord)
+            if record is not None:
+                yield record
+            else:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+    def recorded(self) -> Iterator[WorkerRecord]:
+        """The same, but the folder stays as it is, and may be missing."""
+        with contextlib.suppress(OSError):
+            for path in sorted(self._folder.iterdir()):
+                if (record := read_state(path, WorkerRecord)) is not None:
+                    yield record
+
+    def _path(self, pid: int) -> Path:
+        return self._folder / f"{pid}.json"
+
 
 logger = logging.getLogger(__name__)
 

@@ -14,13 +14,11 @@ from gateway.memory.cards import sharing
 from gateway.system.log_lines import about
 from gateway.system.memory_reading import Footprint
 from gateway.system.tasks import Tasks
-from gateway.workers.hosts.fate import Fate
-from gateway.workers.hosts.host import Host, RankEnd, RankOrder, RankProcess
-from gateway.workers.hosts.local import LocalHost, own_address
-from gateway.workers.hosts.promise import Promise
-from gateway.workers.hosts.scale import of_all, of_each, within
+from gateway.workers.host import Host, LocalHost, RankEnd, RankOrder, RankProcess, own_address
 from gateway.workers.ladder import Step
 from gateway.workers.process import ExitStatus
+from gateway.workers.rank_group import Fate
+from gateway.workers.rank_memory import Promise, of_all, of_each, within
 from protocol.channel import new_keys
 from protocol.endpoint import endpoint
 from protocol.life import RankLost
