@@ -1,4 +1,4 @@
-"""What happens when a worker has ended.
+"""What happens when a worker has ended, or when a load or a drain takes too long.
 
 The end is noted, and its memory becomes free. If somebody ordered it, the life cycle knows what
 follows. If nobody did, it was a death: the restart policy judges it, unless a request is to blame

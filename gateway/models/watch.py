@@ -1,4 +1,6 @@
-"""What is measured regularly: the machine, the gateway, and every worker with what it started."""
+"""What is looked at regularly: the memory of the machine, of the gateway and of every worker, the
+processes that workers have started, and the disks that models are on.
+"""
 
 from __future__ import annotations
 

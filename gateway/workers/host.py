@@ -1,7 +1,8 @@
-"""What supervision asks of a machine on which ranks run, be it this one or another.
+"""A machine as a host of ranks: what supervision asks of any host, and this machine as one.
 
-A rank is one process of a model that several compute together. Rank 0 is an ordinary worker beside
-the gateway; the others follow it, and are started, measured and ended through the host they are on.
+A rank is one process of a model that several processes compute together. Rank 0 is an ordinary
+worker beside the gateway. The other ranks follow rank 0; each is started, measured and ended
+through the host that it is on.
 """
 
 from __future__ import annotations

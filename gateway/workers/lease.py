@@ -1,10 +1,15 @@
-"""How long ranks on another host live without a word of their gateway. No I/O; the caller brings
-the time, in seconds, each side by its own clock.
+"""How long ranks on another host live without a word of their gateway, and when the gateway may
+call one ended that it hears nothing of. No I/O; the caller brings the time, in seconds, each side
+by its own clock.
 
 The gateway asks for news again and again, in turns. A lease lasts from the last answer that the
-gateway is known to have got: its next turn says which. So the gateway, which counts from when it
-got it, is never the first to call the ranks ended, whatever is lost on the way, and in whichever
-direction.
+gateway is known to have got: its next turn says which. The gateway counts from the moment when it
+got the answer. So the gateway is never the first to call the ranks ended, whatever is lost on the
+way, and in whichever direction.
+
+The host says how a rank has ended, as long as the host can be heard. A host that can't be heard, or
+that ends the lease, ends the ranks by itself, and the gateway waits for as long as that takes: a
+rank is never called ended while it may be alive.
 """
 
 from __future__ import annotations

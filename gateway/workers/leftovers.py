@@ -1,4 +1,6 @@
-"""Which workers a gateway has started, for the next one to find if this one is killed."""
+"""Workers that an earlier gateway on this state folder has left behind: each worker that is started
+is recorded, and the next gateway ends those that still run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The gateway's end of the channel to one incarnation, on the event loop."""
+"""The gateway's end of the channel to one incarnation, on the event loop, with a bound on how much
+a worker may send.
+"""
 
 from __future__ import annotations
 

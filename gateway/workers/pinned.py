@@ -1,8 +1,5 @@
-"""What macOS means by "no route to host" where there is one.
-
-A LaunchAgent, and whatever it starts, may reach the local network only once somebody has allowed
-that at the screen. Until then it gets EHOSTUNREACH, and with nobody at the screen no question is
-asked. Daemons, root, and what a terminal or SSH has started are free (Apple's TN3179).
+"""An HTTPS client for one server that is known by the fingerprint of its certificate, not by its
+name.
 """
 
 from __future__ import annotations
@@ -24,24 +21,20 @@ from gateway.system.state_file import read_secret
 from gateway.system.tasks import Tasks
 from gateway.system.tls import fingerprint, parse_fingerprint, trusting_anybody, trusting_this
 
-_ADVICE: Final = (
-    ". macOS says that, too, to a LaunchAgent that may not reach the local network: allow Python "
-    "at the screen (System Settings, Privacy & Security, Local Network), or have a daemon run it, "
-    "which needs no permission: sudo bulkhead service install --system"
-)
-
-
-def advice(error: OSError, system: str = sys.platform) -> str:
-    """What to say behind a failure to connect; empty: it is what it says."""
-    return _ADVICE if system == "darwin" and error.errno == errno.EHOSTUNREACH else ""
-
-
 Body = TypeVar("Body", bound=Struct)
 
 # A name of the local network may take seconds to be found.
 _LOOKUP_S: Final = 5.0
 _CONNECT_S: Final = 3.0
 _PORT: Final = 443
+# A LaunchAgent, and whatever it starts, may reach the local network only once somebody has allowed
+# that at the screen. Until then it gets EHOSTUNREACH, and with nobody at the screen no question is
+# asked. Daemons, root, and what a terminal or SSH has started are free (Apple's TN3179).
+_ADVICE: Final = (
+    ". macOS says that, too, to a LaunchAgent that may not reach the local network: allow Python "
+    "at the screen (System Settings, Privacy & Security, Local Network), or have a daemon run it, "
+    "which needs no permission: sudo bulkhead service install --system"
+)
 # The code of an answer that can't be read.
 FOREIGN: Final = "foreign"
 
@@ -204,3 +197,8 @@ class PinnedClient:
         if error.code == "invalid_api_key":
             message = f"{self.url} doesn't take the key in {self._key_file}."
         return RefusedError(error.code, message, lasting=lasting)
+
+
+def advice(error: OSError, system: str = sys.platform) -> str:
+    """What to say behind a failure to connect; empty: it is what it says."""
+    return _ADVICE if system == "darwin" and error.errno == errno.EHOSTUNREACH else ""

@@ -1,4 +1,6 @@
-"""One worker process: started, signalled, reaped, its output read."""
+"""One worker process: started here, or adopted from an earlier gateway; signalled, reaped, its
+output read.
+"""
 
 from __future__ import annotations
 

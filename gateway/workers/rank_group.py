@@ -1,12 +1,18 @@
-"""What becomes of the ranks of one incarnation. No I/O; the caller brings what happens.
+"""What becomes of the ranks of one incarnation, and which rank has failed first. No I/O; the caller
+brings what happens.
 
-They are one compartment, whatever host each of them is on:
+All ranks are one compartment, whatever host each of them is on:
 
 1. A rank that ends although nobody has asked for it takes all others along at once.
 2. A follower that ends by itself, without a fault, was told so by rank 0, which is about to end or
-   to say why. If it does neither within `LEADER_FOLLOWS_S`, the follower was lost after all.
-3. Once they are being ended no other is started; one that was on its way is told by itself.
-4. It is over when rank 0 has ended, all others that were started have, and none comes any more.
+   to say why. If rank 0 does neither within `LEADER_FOLLOWS_S`, the follower has failed after all.
+3. Once the ranks are being ended no other is started; one that was on its way is ended too.
+4. The group is over when rank 0 has ended, all others that were started have, and none comes any
+   more.
+
+When one rank fails, the others end by themselves or by the signals that follow, and the news come
+in any order: a host elsewhere tells of the first failure later than rank 0 ends of it. So the first
+failure is judged by how each rank has ended, and by which rank was missed by rank 0.
 """
 
 from __future__ import annotations

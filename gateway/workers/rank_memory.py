@@ -1,8 +1,12 @@
-"""What other hosts keep for each of a model's ranks there, and when they are asked for more.
+"""The memory of a model's ranks: what other hosts keep for each rank there, when those hosts are
+asked for more, and how bytes of one rank become bytes of all that are on this machine.
 
-No I/O; the caller brings the time, in seconds. At the start they keep what was estimated. A process
-may take more than that, which leaves less to its sequences: so what the next one needs at least is
-followed, with some room ahead.
+No I/O; the caller brings the time, in seconds. At the start each host keeps what was estimated. A
+process may take more than the estimate, which leaves less to its sequences: so the need of the next
+sequence is followed, with some room ahead.
+
+Rank 0 speaks of itself alone. Ranks have parts of like size, of which rank 0's is the largest. So
+bytes that rank 0 says are multiplied, and bytes that it is told are divided.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""This gateway's way to the agent of one host, whatever models have ranks there."""
+"""Other machines as hosts of ranks: the link to the agent of each, the ranks there, and what was
+last heard of each machine of the configuration.
+"""
 
 from __future__ import annotations
 

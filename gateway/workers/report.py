@@ -1,4 +1,6 @@
-"""What a worker has said of itself, and what follows from when it said so."""
+"""What is known of one worker: its own word on its model, steps and prompts, and its memory, by
+readings from outside and by its own word.
+"""
 
 from __future__ import annotations
 

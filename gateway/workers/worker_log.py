@@ -1,4 +1,6 @@
-"""What a model's workers print: all of it with the time in a rotated file, the last in memory."""
+"""What processes print, line by line: read from a pipe, all of it kept with the time in a rotated
+file, the last lines in memory.
+"""
 
 from __future__ import annotations
 

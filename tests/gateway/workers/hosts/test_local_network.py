@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from gateway.workers import pinned
-from gateway.workers import pinned as local_network
 from gateway.workers.pinned import PinnedClient, advice
 
 NO_ROUTE = OSError(errno.EHOSTUNREACH, "No route to host")
@@ -31,7 +30,7 @@ async def test_who_is_kept_out_is_told(tmp_path: Path, monkeypatch: pytest.Monke
         raise NO_ROUTE
 
     monkeypatch.setattr(asyncio, "open_connection", kept_out)
-    monkeypatch.setattr(pinned, "advice", lambda error: local_network.advice(error, "darwin"))
+    monkeypatch.setattr(pinned, "advice", lambda error: advice(error, "darwin"))
     client = PinnedClient("https://127.0.0.1:1", str(key), "0" * 64)
     with pytest.raises(
         ConnectionError, match=r"No route to host\. macOS says that, too, to a Laun"
