@@ -18,7 +18,7 @@ from gateway.http.model_call import ModelCall
 from gateway.http.openapi.operation import GENERATES, Described, Operation
 from gateway.http.supported import check_supported, refusing
 from gateway.http.vectors import MOST_INPUTS, VectorAnswer, VectorBody, submit
-from gateway.requests.vectors import BYTES_PER_NUMBER, Vectors
+from gateway.requests.progress import BYTES_PER_NUMBER, Vectors
 from protocol.answers import Usage
 from protocol.requests import Embed
 

@@ -23,9 +23,9 @@ from gateway.http.sampling import MOST_ANSWERS, MOST_PRIORITY, GenerationBody
 from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
 from gateway.requests.choices import Format, answers_to
-from gateway.requests.keep_alive import parse_keep_alive
 from gateway.requests.request import Request, Terms
 from gateway.requests.share import share_of
+from gateway.requests.use import parse_keep_alive
 from gateway.system.refusal import Refusal
 from protocol.answers import RequestField
 from protocol.requests import Generate

@@ -9,7 +9,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.types import Scope
 
-from gateway.requests.timing import Timing
+from gateway.requests.use import Timing
 from protocol.answers import Usage
 
 _KEY: Final = "record"

@@ -17,7 +17,7 @@ from gateway.http.model_call import ModelCall
 from gateway.http.openapi.operation import GENERATES, Described, Operation
 from gateway.http.supported import check_supported, refusing
 from gateway.http.vectors import MOST_INPUTS, VectorAnswer, VectorBody, submit
-from gateway.requests.vectors import Vectors
+from gateway.requests.progress import Vectors
 from gateway.system.refusal import Refusal
 from protocol.answers import Usage
 from protocol.prompts import TextPrompt

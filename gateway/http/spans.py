@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from gateway.requests.timing import Timing
+from gateway.requests.use import Timing
 from gateway.system.lane import Lane
 
 if TYPE_CHECKING:

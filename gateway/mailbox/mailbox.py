@@ -26,8 +26,7 @@ from gateway.mailbox.entry import (
 from gateway.mailbox.jobs import AnswerFamily, AnswerJob
 from gateway.mailbox.maker import Maker, Owners
 from gateway.models.fleet import Fleet
-from gateway.requests.byte_budget import ByteBudget
-from gateway.requests.share import Share
+from gateway.requests.share import ByteBudget, Share
 from gateway.system.refusal import Refusal
 from gateway.system.tasks import Tasks
 

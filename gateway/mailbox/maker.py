@@ -21,9 +21,8 @@ from gateway.mailbox.archive import ANSWER_S, Archive
 from gateway.mailbox.entry import AnswerOutcome, Api, MailboxEntry, Name, Retention, Work
 from gateway.mailbox.jobs import AnswerFamily, AnswerJob, BackgroundQueue, QueuePlace, make
 from gateway.models.fleet import Fleet
-from gateway.requests.byte_budget import ByteBudget
 from gateway.requests.request import ClientGoneError
-from gateway.requests.share import Share
+from gateway.requests.share import ByteBudget, Share
 from gateway.system.log_lines import about
 from gateway.system.refusal import Refusal
 from gateway.system.tasks import Tasks

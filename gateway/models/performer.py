@@ -15,7 +15,7 @@ from gateway.models.parts import GatewayParts, ModelParts
 from gateway.models.recovery import Deadlines, Recovery
 from gateway.models.supervisor import WorkerSupervisor
 from gateway.models.tenancy import Tenancy
-from gateway.requests.traffic import Bounds, Traffic
+from gateway.requests.traffic import QueueBounds, Traffic
 from gateway.system.refusal import Refusal
 from gateway.system.tasks import Tasks
 from gateway.workers import ladder
@@ -168,9 +168,9 @@ class Performer:
         self.supervisor = None
         self.recovery.ended(worker, status)
 
-    def _bounds(self, gateway: GatewayParts) -> Bounds:
+    def _bounds(self, gateway: GatewayParts) -> QueueBounds:
         own = self.model.settings
         concurrency = own.max_concurrency
         if own.pictures:
             concurrency = min(concurrency, _BESIDE_PICTURES)
-        return Bounds(gateway.in_force.settings.queue.depth, concurrency, own.priority)
+        return QueueBounds(gateway.in_force.settings.queue.depth, concurrency, own.priority)

@@ -11,7 +11,7 @@ from gateway.config.model import Model
 from gateway.models import refusals
 from gateway.models.lifecycle import Event, ImpossibleTransitionError, State
 from gateway.models.parts import GatewayParts, ModelParts
-from gateway.requests.traffic import Connection, ProtocolBreachError
+from gateway.requests.traffic import ProtocolBreachError, WorkerConnection
 from gateway.system.log_lines import about
 from gateway.system.memory_reading import FootprintError
 from gateway.system.notation import format_size
@@ -125,12 +125,12 @@ class WorkerSupervisor:
             self._traffic.connect(connection)
 
     @property
-    def _connection(self) -> Connection | None:
+    def _connection(self) -> WorkerConnection | None:
         """None: its model isn't loaded."""
         said = self.worker.report
         if said.fingerprint is None:
             return None
-        return Connection(
+        return WorkerConnection(
             self.worker.send,
             said.fingerprint,
             self._model.settings.context_tokens,

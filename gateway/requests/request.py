@@ -9,9 +9,8 @@ from typing import TypeAlias
 import msgspec
 from msgspec import Struct
 
-from gateway.requests.progress import Progress, ProgressState
-from gateway.requests.timing import Timing
-from gateway.requests.vectors import Vectors, likely_tokens
+from gateway.requests.progress import ProgressState, RequestProgress, Vectors, likely_tokens
+from gateway.requests.use import Timing
 from gateway.system.refusal import Refusal
 from protocol.answers import Delta, Embedded, FinishReason, RequestFailed, RequestField, Usage
 from protocol.parts import AnswerPart, merged
@@ -98,7 +97,7 @@ class Request:
         self.arrived_at = now
         self.timing = Timing(now)
         self.deadline_at = now + terms.deadline_s
-        self.progress = Progress(task)
+        self.progress = RequestProgress(task)
         # What an `Embed` is answered with, whole once the request is over.
         self.vectors = Vectors(len(task.inputs) if isinstance(task, Embed) else 0)
         self._abandoned = False

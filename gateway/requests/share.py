@@ -1,13 +1,32 @@
-"""What one request has of the bytes that all requests share."""
+"""The bytes that all requests share, and what one request has of them."""
 
 from __future__ import annotations
 
+import threading
 from typing import Final
 
 from starlette.types import Scope
 
-from gateway.requests.byte_budget import ByteBudget
 from gateway.system.refusal import Refusal
+
+
+class ByteBudget:
+    """What is taken must be given back. Who calls from several threads has the `lock` meanwhile."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self.lock = threading.Lock()
+        self.total_bytes = self.left_bytes = total_bytes
+
+    def take(self, wanted_bytes: int) -> bool:
+        """Whether there was enough left."""
+        if wanted_bytes > self.left_bytes:
+            return False
+        self.left_bytes -= wanted_bytes
+        return True
+
+    def give_back(self, taken_bytes: int) -> None:
+        self.left_bytes += taken_bytes
+
 
 # In a scope's "state".
 SHARE: Final = "share"

@@ -9,13 +9,10 @@ from typing import Protocol
 from msgspec import Struct
 
 from gateway.requests import refusals
-from gateway.requests.model_meter import ModelMeter
-from gateway.requests.progress import ModelChangedError
-from gateway.requests.quarantine import Quarantine
-from gateway.requests.queue import QueueFullError, RequestQueue
+from gateway.requests.progress import ImplausibleError, ModelChangedError
+from gateway.requests.queue import Quarantine, QueueFullError, RequestQueue
 from gateway.requests.request import Request
-from gateway.requests.use import Use
-from gateway.requests.vectors import ImplausibleError
+from gateway.requests.use import ModelMeter, Use
 from gateway.system.clock import Presence
 from gateway.system.events import EventLog, Kind
 from gateway.system.refusal import Refusal
@@ -26,7 +23,7 @@ from protocol.message import Message
 from protocol.requests import Cancel, Embed, SamplingDefaults
 
 
-class Connection(Struct, frozen=True):
+class WorkerConnection(Struct, frozen=True):
     """The worker that requests go to. `send` raises ProtocolError for what is too large for it."""
 
     send: Callable[[Message], None]
@@ -40,7 +37,7 @@ class ProtocolBreachError(Exception):
     """What the worker said about a request can't be; the text says why."""
 
 
-class Bounds(Struct, frozen=True):
+class QueueBounds(Struct, frozen=True):
     """So many may wait, and so many run; `priority` is that of requests without their own."""
 
     depth: int
@@ -48,7 +45,7 @@ class Bounds(Struct, frozen=True):
     priority: int
 
 
-class Host(Protocol):
+class QueueOwner(Protocol):
     """The model whose requests these are."""
 
     @property
@@ -83,7 +80,9 @@ class Traffic:
     Everything runs on the event loop.
     """
 
-    def __init__(self, model_id: str, bounds: Bounds, host: Host, events: EventLog) -> None:
+    def __init__(
+        self, model_id: str, bounds: QueueBounds, host: QueueOwner, events: EventLog
+    ) -> None:
         self.use = Use()
         self.prompt_tokens = 0
         self.cached_tokens = 0
@@ -93,7 +92,7 @@ class Traffic:
         self._host = host
         self._quarantine = Quarantine()
         self._events = events
-        self._connection: Connection | None = None
+        self._connection: WorkerConnection | None = None
         self._draining = False
         self._successor: Successor | None = None
         self._loop = asyncio.get_running_loop()
@@ -257,13 +256,13 @@ class Traffic:
 
     # From the supervisor
 
-    def connect(self, connection: Connection) -> None:
+    def connect(self, connection: WorkerConnection) -> None:
         if self._connection is None:
             # What was said to an earlier worker ended with it.
             self.use.keep_alive_s = None
         self.reconnect(connection)
 
-    def reconnect(self, connection: Connection) -> None:
+    def reconnect(self, connection: WorkerConnection) -> None:
         """The same for the worker that requests went to already."""
         self._connection = connection
         self._draining = False
@@ -300,7 +299,7 @@ class Traffic:
             if not request.terms.probe:
                 self.meter.sent(request.timing, now)
 
-    def configure(self, bounds: Bounds) -> None:
+    def configure(self, bounds: QueueBounds) -> None:
         """Other bounds from now on; who waits or runs already stays."""
         self._queue.depth = bounds.depth
         self._queue.max_running = bounds.concurrency

@@ -1,12 +1,16 @@
-"""When a model was used last, and for how long that shall keep it loaded."""
+"""How a model is used: what is counted of its requests, and for how long they keep it loaded."""
 
 from __future__ import annotations
 
+import math
+import re
 import time
+from typing import Final
 
 from msgspec import Struct
 
 from gateway.system.clock import present_clock
+from gateway.system.tasks import Histogram
 
 
 class UseState(Struct, frozen=True):
@@ -42,3 +46,92 @@ class Use:
         self.last_at = state.last_at
         self.last = state.last
         self.keep_alive_s = state.keep_alive_s
+
+
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
+
+
+def parse_keep_alive(value: float | str) -> float:
+    """Seconds, as ollama reads them: a number of seconds, or text such as "5m" or "1h30m". Infinity
+    for a negative one.
+
+    Raises:
+        ValueError: with a sentence for the client.
+    """
+    seconds = _parse_text(value) if isinstance(value, str) else float(value)
+    if math.isnan(seconds):
+        raise ValueError("keep_alive is no number")
+    return math.inf if seconds < 0 else seconds
+
+
+def _parse_text(text: str) -> float:
+    unsigned = text.strip().removeprefix("-")
+    sign = -1.0 if text.strip().startswith("-") else 1.0
+    if re.fullmatch(r"\d{1,12}(\.\d{1,12})?", unsigned):
+        return sign * float(unsigned)
+    parts = _PART.findall(unsigned)
+    if not parts or "".join(number + unit for number, unit in parts) != unsigned:
+        raise ValueError(
+            f"keep_alive is {text[:40]!r}: send seconds, or a text such as 30s, 5m or 1h30m; 0 "
+            "unloads the model at once, a negative one keeps it"
+        )
+    return sign * sum(float(number) * _UNITS[unit] for number, unit in parts)
+
+
+class Timing(Struct):
+    """In seconds: `queue_s` until a worker had it for the first time, `first_token_s` until its
+    first token, both from its arrival. The other times are on the caller's clock.
+    """
+
+    arrived_at: float
+    queue_s: float | None = None
+    first_token_s: float | None = None
+    last_token_at: float | None = None
+
+
+# In seconds, as all of these. A prompt that is found again takes milliseconds, a long one minutes.
+FIRST_TOKEN_S: Final = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0),
+    *(2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0),
+)
+BETWEEN_TOKENS_S: Final = (
+    *(0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075),
+    *(0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
+)
+QUEUE_S: Final = (0.001, 0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
+LOAD_S: Final = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
+
+
+class ModelMeter:
+    """`prompt_tokens` are those of prompts whose answer has begun, `generated_tokens` those that
+    came; `parked` and `resumed` count requests that lost their worker, and that went on.
+
+    Who asks only whether the model works isn't counted.
+    """
+
+    def __init__(self) -> None:
+        self.first_token_s = Histogram(FIRST_TOKEN_S)
+        self.between_tokens_s = Histogram(BETWEEN_TOKENS_S)
+        self.queue_s = Histogram(QUEUE_S)
+        self.load_s = Histogram(LOAD_S)
+        self.prompt_tokens = 0
+        self.generated_tokens = 0
+        self.parked = 0
+        self.resumed = 0
+
+    def sent(self, timing: Timing, now: float) -> None:
+        """A worker has it."""
+        if timing.queue_s is None:
+            timing.queue_s = now - timing.arrived_at
+            self.queue_s.observe(timing.queue_s)
+
+    def tokens(self, timing: Timing, count: int, now: float) -> None:
+        """So many more of an answer have come, at once: they share the time since the last ones."""
+        self.generated_tokens += count
+        if timing.last_token_at is None:
+            timing.first_token_s = now - timing.arrived_at
+            self.first_token_s.observe(timing.first_token_s)
+        else:
+            self.between_tokens_s.observe((now - timing.last_token_at) / count, count)
+        timing.last_token_at = now

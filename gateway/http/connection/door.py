@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from gateway.http.connection.crowd import Crowd, Place
 from gateway.http.connection.neighbourhood import neighbourhood
 from gateway.http.connection.reception import Doing, Reception
-from gateway.requests.byte_budget import ByteBudget
+from gateway.requests.share import ByteBudget
 from gateway.system.refusal import Code, Refusal
 from gateway.system.tasks import Tasks
 

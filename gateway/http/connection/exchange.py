@@ -8,8 +8,7 @@ from uvicorn._types import ASGI3Application, ASGIReceiveEvent, ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from gateway.http.connection.outlet import OUTLET
-from gateway.requests.byte_budget import ByteBudget
-from gateway.requests.share import SHARE, Share
+from gateway.requests.share import SHARE, ByteBudget, Share
 from gateway.system.refusal import Refusal
 
 # What the flow control of a connection lets in before anybody reads; the bound on connections

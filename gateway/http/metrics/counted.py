@@ -15,7 +15,7 @@ from prometheus_client.core import (
 
 from gateway.http.metrics.gauges import MODEL
 from gateway.http.metrics.http_meter import HttpMeter
-from gateway.requests.model_meter import ModelMeter
+from gateway.requests.use import ModelMeter
 from gateway.system.events import Kind
 from gateway.system.refusal import Code
 from gateway.system.tasks import Histogram

@@ -17,8 +17,8 @@ from gateway.http.inputs import Input, parse_inputs
 from gateway.http.ollama.names import call_of
 from gateway.http.openapi.operation import GENERATES, Described, Operation
 from gateway.http.vectors import MOST_INPUTS, VectorAnswer, VectorBody, submit
+from gateway.requests.progress import Vectors
 from gateway.requests.request import Request
-from gateway.requests.vectors import Vectors
 from protocol.answers import Usage
 from protocol.prompts import TextPrompt
 from protocol.requests import Embed

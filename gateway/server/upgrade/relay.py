@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from gateway.requests.progress import ImplausibleError
 from gateway.requests.request import Request
-from gateway.requests.vectors import ImplausibleError
 from gateway.server.upgrade.messages import (
     Began,
     Cancelled,

@@ -11,8 +11,7 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from gateway.http import bodies
-from gateway.requests.byte_budget import ByteBudget
-from gateway.requests.share import SHARE, Share
+from gateway.requests.share import SHARE, ByteBudget, Share
 from gateway.system.refusal import Refusal
 
 PAIR = rb"\ud83d\ude00"

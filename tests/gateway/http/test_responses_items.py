@@ -20,8 +20,7 @@ from gateway.http.responses.items import (
 )
 from gateway.http.responses.truncation import cuts, kept
 from gateway.http.supported import check_supported
-from gateway.requests.byte_budget import ByteBudget
-from gateway.requests.share import Share
+from gateway.requests.share import ByteBudget, Share
 from gateway.system.refusal import Refusal
 from protocol.pictures import Picture
 from protocol.prompts import CalledTool, ChatMessage

@@ -24,8 +24,7 @@ from gateway.http.responses import stored
 from gateway.http.responses.family import ResponseFamily
 from gateway.mailbox.entry import AnswerOutcome, Api, MailboxEntry
 from gateway.mailbox.mailbox import Mailbox
-from gateway.requests.byte_budget import ByteBudget
-from gateway.requests.share import SHARE, Share
+from gateway.requests.share import SHARE, ByteBudget, Share
 from gateway.system.events import EventLog
 from gateway.system.refusal import Refusal
 from protocol.answers import Usage

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from gateway.requests.keep_alive import parse_keep_alive
+from gateway.requests.use import parse_keep_alive
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ import asyncio
 import time
 
 from gateway.http.metrics.http_meter import Ended, HttpMeter
-from gateway.requests.model_meter import ModelMeter
-from gateway.requests.timing import Timing
+from gateway.requests.use import ModelMeter, Timing
 from gateway.system.tasks import Histogram, LoopLag, Tasks
 
 

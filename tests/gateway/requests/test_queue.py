@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from gateway.requests.progress import SUSPECT_TOKENS, ModelChangedError
-from gateway.requests.quarantine import Quarantine
-from gateway.requests.queue import QueueFullError, RequestQueue
+from gateway.requests.queue import Quarantine, QueueFullError, RequestQueue
 from gateway.requests.request import Request, Terms
 from protocol.prompts import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
 from protocol.requests import Generate, Sampling

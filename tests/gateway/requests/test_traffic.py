@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gateway.requests.request import Request, Terms
-from gateway.requests.traffic import Bounds, Connection, ProtocolBreachError, Traffic
+from gateway.requests.traffic import ProtocolBreachError, QueueBounds, Traffic, WorkerConnection
 from gateway.system.events import EventLog
 from gateway.system.refusal import Refusal
 from protocol.answers import Delta, Output, Rendered, RequestFailed, Usage
@@ -45,7 +45,7 @@ class Waiting:
 
 
 def _traffic(loop_now: float = 100.0) -> Traffic:
-    traffic = Traffic("m", Bounds(1, 1, 0), Waiting(), EventLog())
+    traffic = Traffic("m", QueueBounds(1, 1, 0), Waiting(), EventLog())
     traffic.tick(loop_now, remind_after_s=60.0)
     return traffic
 
@@ -82,12 +82,12 @@ async def test_the_full_queue_says_when_to_come_back_and_the_deadline_not_to() -
 async def test_who_waits_for_memory_in_a_worker_has_a_deadline_too() -> None:
     sent: list[Message] = []
     host = Waiting()
-    traffic = Traffic("m", Bounds(2, 2, 0), host, EventLog())
+    traffic = Traffic("m", QueueBounds(2, 2, 0), host, EventLog())
     traffic.tick(100.0, remind_after_s=1e9)
     waits, begun = _request("waits"), _request("begun")
     for each in (waits, begun):
         traffic.submit(each)
-    traffic.connect(Connection(sent.append, "f", 100))
+    traffic.connect(WorkerConnection(sent.append, "f", 100))
     traffic.rendered(Rendered(request_id="begun.1", token_ids=b"", last=True))
     traffic.output(Output(step=1, deltas=(Delta("begun.1", (5,), (Text("a"),)),)))
     for tenth in range(60):
@@ -103,7 +103,7 @@ async def test_who_waits_for_memory_in_a_worker_has_a_deadline_too() -> None:
 
 
 async def test_a_prompt_with_several_answers_counts_once() -> None:
-    traffic = Traffic("m", Bounds(2, 2, 0), Waiting(), EventLog())
+    traffic = Traffic("m", QueueBounds(2, 2, 0), Waiting(), EventLog())
     generate = Generate(request_id="a", prompt=TextPrompt("x"), sampling=Sampling(seed=1))
     first = Request(generate, Terms(deadline_s=5.0), 100.0)
     other = Request(
@@ -115,7 +115,7 @@ async def test_a_prompt_with_several_answers_counts_once() -> None:
     for each in (first, other):
         traffic.submit(each)
     sent: list[Message] = []
-    traffic.connect(Connection(sent.append, "f", 100))
+    traffic.connect(WorkerConnection(sent.append, "f", 100))
     for wire_id in ("a.1", "b.1"):
         traffic.rendered(Rendered(request_id=wire_id, token_ids=pack([1, 2, 3]), last=True))
         traffic.output(
@@ -145,11 +145,11 @@ class _NextGateway:
 async def test_what_another_gateway_has_finished_is_not_sent_again() -> None:
     """It had the requests for a while: some may have ended there before it did."""
     sent: list[Message] = []
-    traffic = Traffic("m", Bounds(4, 1, 0), Waiting(), EventLog())
+    traffic = Traffic("m", QueueBounds(4, 1, 0), Waiting(), EventLog())
     running, answered, refused, left = map(_request, ("running", "answered", "refused", "left"))
     for each in (running, answered, refused, left):
         traffic.submit(each)
-    traffic.connect(Connection(sent.append, "f", 100))
+    traffic.connect(WorkerConnection(sent.append, "f", 100))
     traffic.hand_over(_NextGateway())
     running.deliver(Delta("", (5,), (Text("a"),), "stop", Usage(1, 1)), 101.0)
     answered.deliver(Delta("", (5,), (Text("a"),), "stop", Usage(1, 1)), 101.0)
@@ -167,7 +167,7 @@ def _looking(sent: list[Message]) -> tuple[Traffic, Request]:
     prompt = ChatPrompt((ChatMessage("user", "ab", pictures=pictures),))
     generate = Generate(request_id="r", prompt=prompt, sampling=Sampling(seed=1))
     request = Request(generate, Terms(deadline_s=5.0, params={"prompt": "messages"}), now=100.0)
-    traffic.connect(Connection(sent.append, "print", 4096))
+    traffic.connect(WorkerConnection(sent.append, "print", 4096))
     traffic.submit(request)
     traffic.dispatch()
     return traffic, request
@@ -180,7 +180,7 @@ async def test_pictures_are_sent_again() -> None:
     traffic.rendered(Rendered(request_id=first, token_ids=pack([1, 2, 3]), last=True))
     traffic.output(Output(step=1, deltas=(Delta(first, (7,), (Text("a"),)),)))
     traffic.park(blame=True)
-    traffic.connect(Connection(sent.append, "print", 4096))
+    traffic.connect(WorkerConnection(sent.append, "print", 4096))
     again = sent[-1]
     assert isinstance(again, Generate)
     assert (again.prompt, again.delivered) == (request.task.prompt, pack([7]))
@@ -214,9 +214,9 @@ async def test_the_picture_that_is_to_blame(picture: int | None, param: str | No
     ],
 )
 async def test_a_text_is_no_longer_than_tokens_can_make_it(part: AnswerPart) -> None:
-    traffic = Traffic("m", Bounds(2, 2, 0), Waiting(), EventLog())
+    traffic = Traffic("m", QueueBounds(2, 2, 0), Waiting(), EventLog())
     traffic.submit(_request("a"))
-    traffic.connect(Connection(lambda _message: None, "f", 100))
+    traffic.connect(WorkerConnection(lambda _message: None, "f", 100))
     traffic.rendered(Rendered(request_id="a.1", token_ids=pack([1, 2]), last=True))
     told = Output(step=1, deltas=(Delta("a.1", (5,), (part,)),))
     for _ in range(90):

@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from gateway.requests.request import Request, Terms
-from gateway.requests.traffic import Bounds, Connection, ProtocolBreachError, Traffic
+from gateway.requests.traffic import ProtocolBreachError, QueueBounds, Traffic, WorkerConnection
 from gateway.system.events import EventLog
 from gateway.system.refusal import Refusal
 from protocol.answers import Embedded, Usage
@@ -44,12 +44,12 @@ def _text(request_id: str) -> Request:
 
 
 def _traffic() -> Traffic:
-    return Traffic("m", Bounds(4, 4, 0), Loaded(), EventLog())
+    return Traffic("m", QueueBounds(4, 4, 0), Loaded(), EventLog())
 
 
 def _connect(traffic: Traffic, abilities: tuple[Ability, ...] = BOTH) -> list[Message]:
     sent: list[Message] = []
-    traffic.connect(Connection(sent.append, "f", 100, abilities))
+    traffic.connect(WorkerConnection(sent.append, "f", 100, abilities))
     return sent
 
 

@@ -23,8 +23,7 @@ from gateway.http.connection.reception import (
     Reception,
 )
 from gateway.http.connection.request_id import request_id, unique
-from gateway.requests.byte_budget import ByteBudget
-from gateway.requests.share import MOST_BYTES, Share
+from gateway.requests.share import MOST_BYTES, ByteBudget, Share
 from gateway.system.refusal import Refusal
 
 

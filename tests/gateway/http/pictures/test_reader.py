@@ -11,8 +11,7 @@ import pytest
 from gateway.config.settings import GatewaySettings
 from gateway.http.pictures.reader import PictureReader
 from gateway.http.pictures.source import Source
-from gateway.requests.byte_budget import ByteBudget
-from gateway.requests.share import Share
+from gateway.requests.share import ByteBudget, Share
 from gateway.system.refusal import Refusal
 from protocol.pictures import MOST_BYTES, MOST_PICTURES
 from tests.support.pictures import GREEN, RED, data_url, png
