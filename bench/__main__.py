@@ -23,7 +23,7 @@ from bench.results import GATEWAY, FailedError, Report, Round
 from bench.schedule import Schedule, load_average
 from bench.servers import Bulkhead, MlxLmServer
 from bench.tiny import build_tiny_model
-from gateway.config.models import DEMO_FOLDER
+from gateway.config.model_folders import DEMO_FOLDER
 
 
 def main() -> int:

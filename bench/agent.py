@@ -25,7 +25,7 @@ from bench.model import copy_without_end
 from bench.results import FailedError
 from bench.servers import Bulkhead, MlxLmServer, Server, VllmMlx
 from bench.tiny import build_agent_model, build_half_billion_model
-from gateway.config.models import DEMO_FOLDER
+from gateway.config.model_folders import DEMO_FOLDER
 
 _TARGET: Final = 0.6
 _SWAP_TARGET: Final = 1.3

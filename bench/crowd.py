@@ -24,7 +24,7 @@ from bench.results import FailedError, Generation
 from bench.servers import Bulkhead
 from bench.settings import sampled
 from bench.tiny import build_half_billion_model
-from gateway.config.models import DEMO_FOLDER
+from gateway.config.model_folders import DEMO_FOLDER
 
 _TTFT_TARGET: Final = 2.0
 _RATE_TARGET: Final = 0.9

@@ -28,7 +28,7 @@ from bench.model import copy_without_end
 from bench.results import FailedError
 from bench.servers import Bulkhead
 from bench.tiny import build_tiny_model
-from gateway.config.models import DEMO_FOLDER
+from gateway.config.model_folders import DEMO_FOLDER
 
 _STREAMS: Final = 8
 _TOKENS: Final = 1500

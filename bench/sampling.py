@@ -24,7 +24,7 @@ from bench import arguments
 from bench.machine import describe_machine
 from bench.settings import GREEDY, Settings, sampled, settings_of
 from bench.tiny import build_tiny_model
-from gateway.config.models import DEMO_FOLDER
+from gateway.config.model_folders import DEMO_FOLDER
 from tests.support.shapes import wide_cache
 from worker.engines.batched import BatchedEngine
 from worker.engines.room import CacheShape, Room

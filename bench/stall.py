@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 from bench import arguments
 from bench.machine import describe_machine
 from bench.tiny import build_half_billion_model, build_small_model
-from gateway.config.models import DEMO_FOLDER
+from gateway.config.model_folders import DEMO_FOLDER
 
 _STREAMS: Final = 8
 _LONG_TOKENS: Final = 16_000

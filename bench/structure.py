@@ -26,7 +26,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from bench import arguments
 from bench.machine import describe_machine
 from bench.tiny import build_half_billion_model, build_tiny_model
-from gateway.config.models import DEMO_FOLDER
+from gateway.config.model_folders import DEMO_FOLDER
 from protocol.prompts import TextPrompt
 from protocol.requests import Constraint, Generate, Sampling
 from tests.worker.structure.hostile import HOSTILE

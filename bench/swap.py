@@ -19,7 +19,7 @@ from typing import Final
 from bench import arguments
 from bench.machine import describe_machine
 from bench.tiny import build_two_billion_model
-from gateway.config.models import DEMO_FOLDER
+from gateway.config.model_folders import DEMO_FOLDER
 from tests.support.gateway import Gateway, chat_body, eventually
 from tests.support.streams import Stream
 

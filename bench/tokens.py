@@ -32,7 +32,7 @@ from bench.processes import cpu_s
 from bench.results import GATEWAY, FailedError
 from bench.servers import Bulkhead
 from bench.tiny import build_tiny_model
-from gateway.config.models import DEMO_FOLDER
+from gateway.config.model_folders import DEMO_FOLDER
 
 _TARGET_US: Final = 40.0
 _HOST: Final = "127.0.0.1"

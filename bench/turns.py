@@ -26,7 +26,7 @@ from bench.processes import wait_until_gone
 from bench.results import GATEWAY, WORKER, FailedError
 from bench.servers import Bulkhead
 from bench.tiny import build_agent_model, build_half_billion_model
-from gateway.config.models import DEMO_FOLDER
+from gateway.config.model_folders import DEMO_FOLDER
 
 _ANSWER: Final = 32
 _NEXT: Final = 40

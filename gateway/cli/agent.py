@@ -16,10 +16,10 @@ import click
 from gateway.access.admin_key import ensured_admin_key
 from gateway.cli.log_options import log_level_option, log_to_option
 from gateway.cli.printable import printable
-from gateway.config.keys import keys_of
-from gateway.config.kinds import UnexpectedError, key_of, read_value, time, toml_text
-from gateway.config.models import expand_home
+from gateway.config.key import UnexpectedError, key_of, read_value, time, toml_text
+from gateway.config.model_folders import expand_home
 from gateway.config.settings import MemorySettings
+from gateway.config.tables import keys_of
 from gateway.memory.budget import budget_bytes
 from gateway.server.agent import server
 from gateway.server.agent.server import Terms

@@ -18,14 +18,13 @@ from gateway.cli.console import stderr_console, stdout_console
 from gateway.cli.flags import takes_flags
 from gateway.cli.printable import printable, printable_json
 from gateway.cli.uncut import UncutGroup
-from gateway.config.example import example
-from gateway.config.keys import Definition, keys_of, label, tables_of
-from gateway.config.locations import Place
-from gateway.config.mistakes import Mistake, Source
-from gateway.config.network import network_cautions
+from gateway.config.documents import example, schema
+from gateway.config.machine_rules import network_cautions
+from gateway.config.mistakes import ConfigError, Mistake, Source
 from gateway.config.read import Configuration, raise_misfits, read_configuration
-from gateway.config.schema import schema
-from gateway.config.settings import ConfigError, Flags
+from gateway.config.settings import Flags
+from gateway.config.tables import Definition, keys_of, label, tables_of
+from gateway.config.toml_file import Place
 from gateway.memory.budget import budget_bytes
 from gateway.memory.estimate.beside import misfits
 from gateway.memory.estimate.learned import Learned

@@ -16,9 +16,11 @@ from gateway.cli.failure import CommandError, NoGatewayError, NoSuchModelError
 from gateway.cli.local import access
 from gateway.cli.model_names import complete_model
 from gateway.cli.printable import printable
-from gateway.config.models import find_folder, locate
+from gateway.config.mistakes import ConfigError
+from gateway.config.model_folders import find_folder, locate
+from gateway.config.model_settings import ModelSettings
 from gateway.config.read import Draft, read_draft
-from gateway.config.settings import ConfigError, Flags, ModelSettings, Settings
+from gateway.config.settings import Flags, Settings
 from gateway.library.description import describe
 from gateway.memory.budget import budget_bytes
 from gateway.memory.estimate.beside import possible_beside

@@ -11,8 +11,9 @@ import httpx
 from msgspec import Struct
 
 from gateway.access.admin_key import admin_key
+from gateway.config.mistakes import ConfigError
 from gateway.config.read import read_settings
-from gateway.config.settings import ConfigError, Flags, Settings
+from gateway.config.settings import Flags, Settings
 from gateway.system.state_dir import StateDir, default_state_dir, near_url, running_address
 from gateway.system.tls import trusting
 

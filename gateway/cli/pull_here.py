@@ -9,8 +9,10 @@ from pathlib import Path
 
 from gateway.cli.bodies import OutlookReading, PullReading
 from gateway.cli.failure import CommandError
+from gateway.config.mistakes import ConfigError
+from gateway.config.model_settings import ModelSettings
 from gateway.config.read import read_settings
-from gateway.config.settings import ConfigError, Flags, ModelSettings
+from gateway.config.settings import Flags
 from gateway.library.outlook import Outlook, outlook
 from gateway.library.pull_messages import (
     Planned,

@@ -16,10 +16,10 @@ from gateway.access.keys import Keys
 from gateway.cli.flags import takes_flags
 from gateway.cli.log_options import log_level_option, log_to_option
 from gateway.cli.printable import printable
-from gateway.config.network import exposed, tls_files
-from gateway.config.places import Places
+from gateway.config.machine_rules import Places, exposed, tls_files
+from gateway.config.mistakes import ConfigError
 from gateway.config.read import Configuration, read_configuration
-from gateway.config.settings import ConfigError, Flags, GatewaySettings
+from gateway.config.settings import Flags, GatewaySettings
 from gateway.library.finder import Finder
 from gateway.server import server
 from gateway.server.listen import PortTakenError, bind

@@ -17,8 +17,9 @@ from gateway.cli.log_lines import LogPrinter
 from gateway.cli.logs import print_file
 from gateway.cli.printable import printable
 from gateway.cli.uncut import UncutGroup
+from gateway.config.mistakes import ConfigError
 from gateway.config.read import config_in_force, read_settings
-from gateway.config.settings import ConfigError, Flags
+from gateway.config.settings import Flags
 from gateway.service.definition import Definition, define
 from gateway.service.failure import ServiceError, ServiceMisuseError
 from gateway.service.guarded import guarded_remark

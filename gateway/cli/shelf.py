@@ -11,8 +11,9 @@ from gateway.cli.bodies import EntryReading, RemovedReading
 from gateway.cli.client import GatewayClient
 from gateway.cli.failure import CommandError, NobodyListensError, NoSuchModelError
 from gateway.cli.options import names_gateway
+from gateway.config.mistakes import ConfigError
 from gateway.config.read import read_configuration
-from gateway.config.settings import ConfigError, Flags
+from gateway.config.settings import Flags
 from gateway.library.catalogue import (
     ModelOnDisk,
     Used,

@@ -1,11 +1,12 @@
-"""What a new configuration changes in a running gateway."""
+"""The settings in force, and what a new configuration changes in a running gateway."""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
-from gateway.config.keys import GROUPS, MODELS, SECTIONS, keys_of, label
-from gateway.config.settings import Section, Settings
+from gateway.config.key import Section
+from gateway.config.settings import Settings
+from gateway.config.tables import GROUPS, MODELS, SECTIONS, keys_of, label
 
 
 class Changes(Struct, frozen=True, kw_only=True):
@@ -61,3 +62,10 @@ def changes(old: Settings, new: Settings) -> Changes:
 def _differing(old: Section, new: Section) -> tuple[str, ...]:
     """The names of their keys that differ."""
     return tuple(name for name in keys_of(type(old)) if getattr(old, name) != getattr(new, name))
+
+
+class InForce:
+    """Whoever needs a setting asks for it when it matters, so that a reload is felt at once."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import platformdirs
 
-from gateway.config.keys import MODELS, label
-from gateway.config.locations import Locations, Place
 from gateway.config.mistakes import Mistake, Source
-from gateway.config.models import model_from_flag
+from gateway.config.model_folders import model_from_flag
 from gateway.config.settings import Flags
-from gateway.config.toml_file import Document, UnreadableError, read_document
+from gateway.config.tables import MODELS, label
+from gateway.config.toml_file import Document, Locations, Place, UnreadableError, read_document
 
 
 def chosen_file(flags: Flags, environment: Mapping[str, str]) -> tuple[Path, Source | None]:

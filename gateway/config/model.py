@@ -1,14 +1,94 @@
-"""A model as the operator configured it."""
+"""Models and groups of them, as the operator configured them."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from msgspec import Struct
 
-from gateway.config.groups import Group
+from gateway.config.model_settings import ModelSettings
 from gateway.config.read import Configuration
-from gateway.config.settings import ModelSettings, Settings
+from gateway.config.settings import Settings
+
+
+class Group(Struct, frozen=True):
+    """`together`: who loads one loads all. `swap`: one of them is loaded at a time. `reserve`: room
+    for all of them, or with `swap` for the largest, is kept from other models' loads.
+    """
+
+    name: str
+    models: tuple[str, ...]
+    together: bool = False
+    swap: bool = False
+    reserve: bool = False
+
+
+class Groups:
+    """Who belongs to whom. A model is in one group at most that loads together, and in one at most
+    that keeps room; `gateway.config.rules` sees to it.
+    """
+
+    def __init__(self, groups: Iterable[Group] = ()) -> None:
+        self.all = tuple(groups)
+        self.reserving = tuple(each for each in self.all if each.reserve)
+        self._companions = self._others(each for each in self.all if each.together)
+        self._rivals = self._others(each for each in self.all if each.swap)
+        self._reserved = frozenset(name for each in self.reserving for name in each.models)
+
+    def companions(self, model_id: str) -> frozenset[str]:
+        """The others that are loaded with it."""
+        return self._companions.get(model_id, frozenset())
+
+    def company(self, model_ids: Iterable[str]) -> frozenset[str]:
+        """All that are loaded with one of these."""
+        return frozenset().union(*map(self.companions, model_ids))
+
+    def rivals(self, model_ids: Iterable[str]) -> frozenset[str]:
+        """Those that may not be loaded beside any of these."""
+        return frozenset().union(*(self._rivals.get(each, ()) for each in model_ids))
+
+    def reserved(self, model_id: str) -> bool:
+        """Whether room is kept for it while it isn't loaded."""
+        return model_id in self._reserved
+
+    def between(self, model_id: str, other_id: str) -> Group | None:
+        """The group by which these two exclude each other."""
+        both = (each for each in self.all if each.swap and {model_id, other_id} <= {*each.models})
+        return next(both, None)
+
+    def concerned(self, model_id: str) -> frozenset[str]:
+        """Whose floors decide on its load, beside its own: those that it is loaded with, and all
+        that room is kept for.
+        """
+        return (self.companions(model_id) | self._reserved) - {model_id}
+
+    @staticmethod
+    def _others(groups: Iterable[Group]) -> dict[str, frozenset[str]]:
+        found: dict[str, frozenset[str]] = {}
+        for group in groups:
+            members = frozenset(group.models)
+            for each in members:
+                found[each] = found.get(each, frozenset()) | (members - {each})
+        return found
+
+
+def kept_bytes(group: Group, floors: dict[str, int], present: Collection[str]) -> int:
+    """What a group that keeps room has to have free beside those of its members that have theirs.
+
+    `floors` has what is known of its members; of those that nothing is known of, nothing is kept.
+    """
+    if group.swap:
+        there = (floors.get(each, 0) for each in group.models if each in present)
+        largest_bytes = max((floors.get(each, 0) for each in group.models), default=0)
+        return largest_bytes - max(there, default=0)
+    return sum(floors.get(each, 0) for each in group.models if each not in present)
+
+
+def label_of(group: Group) -> str:
+    """As it is written in the configuration."""
+    return f"groups.{group.name}"
+
 
 # What a worker is told at its load, beside the places of files.
 _TOLD_AT_LOAD: Final = (

@@ -9,20 +9,32 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.config.group_rules import group_complaints
-from gateway.config.keys import GROUPS, MODELS, NAMED, SECTIONS, TABLES, keys_of, label
-from gateway.config.kinds import UnexpectedError
+from gateway.config.key import Section, UnexpectedError
 from gateway.config.layers import Layers, chosen_file
-from gateway.config.locations import Place
-from gateway.config.mistakes import Mistake, Source
-from gateway.config.models import NotThereError, find_adapter, find_draft, find_model
-from gateway.config.network import TLS_PLACES, network_complaints
-from gateway.config.pictures import picture_complaints
-from gateway.config.places import Places, Sought
-from gateway.config.ranks import heads_complaints, key_complaints
-from gateway.config.rules import complaints
-from gateway.config.settings import ConfigError, DiscoverySettings, Flags, Section, Settings
-from gateway.config.wording import missing, no_table, sentence, unexpected, unknown
+from gateway.config.machine_rules import (
+    TLS_PLACES,
+    Places,
+    Sought,
+    heads_complaints,
+    key_complaints,
+    network_complaints,
+    picture_complaints,
+)
+from gateway.config.mistakes import (
+    ConfigError,
+    Mistake,
+    Source,
+    missing,
+    no_table,
+    sentence,
+    unexpected,
+    unknown,
+)
+from gateway.config.model_folders import NotThereError, find_adapter, find_draft, find_model
+from gateway.config.rules import complaints, group_complaints
+from gateway.config.settings import DiscoverySettings, Flags, Settings
+from gateway.config.tables import GROUPS, MODELS, NAMED, SECTIONS, TABLES, keys_of, label
+from gateway.config.toml_file import Place
 
 # What finds the folders that models' keys name.
 _LOOKS: Final[dict[str, Callable[[str, tuple[str, ...]], str]]] = {
@@ -241,8 +253,10 @@ class _Reading:
         folders = {model_id: each.path for model_id, each in located.items()}
         for place, message in key_complaints(settings, places):
             self._complain(place, message)
-        for place, message in heads_complaints(settings, folders, places):
-            self._complain(place, message)
+        # How a model is split may be in a line that can't be read.
+        if not any("split" in line for line in self.layers.left_out):
+            for place, message in heads_complaints(settings, folders, places):
+                self._complain(place, message)
 
     def without_lost(self, settings: Settings) -> Settings:
         """The settings less the models of which it isn't known where they are."""

@@ -1,4 +1,4 @@
-"""Reads TOML, and goes on behind a line that is none, so that the other mistakes show as well."""
+"""TOML with the lines of its keys; what follows a line that is no TOML is read all the same."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import re
 import stat
 import tomllib
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+import tree_sitter_toml
 from msgspec import Struct
+from tree_sitter import Language, Node, Parser
 
 _LARGEST_BYTES: Final = 1 << 20
 _MOST_BROKEN_LINES: Final = 20
@@ -119,3 +121,75 @@ def _parses(text: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
+
+
+# The keys from the top, and indices of lists: ("models", "a", "aliases", 1).
+Place: TypeAlias = tuple[str | int, ...]
+
+_LANGUAGE: Final = Language(tree_sitter_toml.language())
+
+
+class Locations:
+    """Lines, from 1, of the places in a text that is valid TOML.
+
+    What the grammar doesn't make out has the line of what it is in.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._lines: dict[Place, int] = {}
+        for node in Parser(_LANGUAGE).parse(text.encode()).root_node.named_children:
+            if node.has_error:
+                continue
+            if node.type == "pair":
+                self._note_pair((), node)
+            elif node.type in ("table", "table_array_element"):
+                name, *content = _without_comments(node)
+                table = self._note_name((), name)
+                for pair in content:
+                    self._note_pair(table, pair)
+
+    def line(self, place: Place) -> int | None:
+        """Where a place is first written, or else what it would be in."""
+        while place:
+            if place in self._lines:
+                return self._lines[place]
+            place = place[:-1]
+        return None
+
+    def _note_name(self, table: Place, name: Node) -> Place:
+        for key in _keys(name):
+            table = (*table, key)
+            self._lines.setdefault(table, _line(name))
+        return table
+
+    def _note_pair(self, table: Place, pair: Node) -> None:
+        name, value = _without_comments(pair)
+        self._note_value(self._note_name(table, name), value)
+
+    def _note_value(self, place: Place, value: Node) -> None:
+        if value.type == "inline_table":
+            for pair in _without_comments(value):
+                self._note_pair(place, pair)
+        elif value.type == "array":
+            for index, element in enumerate(_without_comments(value)):
+                self._lines[(*place, index)] = _line(element)
+                self._note_value((*place, index), element)
+
+
+def _without_comments(node: Node) -> list[Node]:
+    return [each for each in node.named_children if each.type != "comment"]
+
+
+def _line(node: Node) -> int:
+    return node.start_point.row + 1
+
+
+def _keys(name: Node) -> list[str]:
+    if name.type == "dotted_key":
+        return [key for part in name.named_children for key in _keys(part)]
+    # Escapes in quoted keys are what tomllib takes them for.
+    return list(tomllib.loads(f"{_text(name)} = 0"))
+
+
+def _text(node: Node) -> str:
+    return (node.text or b"").decode()

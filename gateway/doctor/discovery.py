@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Final
 
-from gateway.config.models import expand_home
+from gateway.config.model_folders import expand_home
 from gateway.config.settings import HUGGING_FACE
 from gateway.doctor.finding import Finding, ok, warning
 from gateway.doctor.installation import Installation

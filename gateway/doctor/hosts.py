@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from typing import Final
 
-from gateway.config.settings import HostSettings
+from gateway.config.model_settings import HostSettings
 from gateway.doctor.finding import Finding, Severity, error, ok
 from gateway.doctor.installation import Installation
 from gateway.system.notation import format_size

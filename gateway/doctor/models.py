@@ -7,9 +7,16 @@ from typing import Final
 
 import msgspec
 
-from gateway.config.models import expand_home, find_adapter, find_draft, find_folder, find_model
-from gateway.config.reach import check_reach
-from gateway.config.settings import ModelSettings, Settings
+from gateway.config.model_folders import (
+    check_reach,
+    expand_home,
+    find_adapter,
+    find_draft,
+    find_folder,
+    find_model,
+)
+from gateway.config.model_settings import ModelSettings
+from gateway.config.settings import Settings
 from gateway.doctor.errands import Outcome, run_errand
 from gateway.doctor.finding import Finding, Severity, error, ok, warning, worst
 from gateway.doctor.installation import Installation

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gateway.config.keys import label
-from gateway.config.network import first_key, has_keys, network_cautions, network_complaints
-from gateway.config.places import Places
+from gateway.config.machine_rules import (
+    Places,
+    first_key,
+    has_keys,
+    network_cautions,
+    network_complaints,
+)
+from gateway.config.tables import label
 from gateway.doctor.finding import Finding, error, ok, warning
 from gateway.doctor.installation import Installation
 from gateway.system.notation import is_loopback

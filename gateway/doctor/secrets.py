@@ -6,7 +6,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from gateway.config.network import tls_files
+from gateway.config.machine_rules import tls_files
 from gateway.doctor.finding import Finding, error, ok, warning
 from gateway.doctor.installation import Installation
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
+from gateway.config.mistakes import ConfigError
 from gateway.config.read import read_settings
-from gateway.config.settings import ConfigError, Flags
+from gateway.config.settings import Flags
 from gateway.doctor.finding import Finding, error, ok, warning
 from gateway.doctor.installation import Installation
 from gateway.service.definition import Installed, stop_s

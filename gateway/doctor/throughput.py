@@ -15,8 +15,8 @@ import msgspec
 import psutil
 from msgspec import Struct
 
-from gateway.config.models import DEMO_FOLDER, DEMO_ID, locate
-from gateway.config.settings import ModelSettings
+from gateway.config.model_folders import DEMO_FOLDER, DEMO_ID, locate
+from gateway.config.model_settings import ModelSettings
 from gateway.doctor.errands import run_errand
 from gateway.doctor.finding import Finding, ok, warning
 from gateway.doctor.installation import Installation

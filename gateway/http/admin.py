@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount
 
-from gateway.config.settings import ConfigError
+from gateway.config.mistakes import ConfigError
 from gateway.http import events, keys, library, live, logs, pulls, requests
 from gateway.http.bodies import read_count, read_json
 from gateway.http.callers import caller_of

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 
 from gateway import VERSION
-from gateway.config.groups import Group
+from gateway.config.model import Group
 from gateway.config.read import Configuration
 from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet

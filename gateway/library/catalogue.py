@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from gateway.config.models import DEMO_FOLDER, find_folder
+from gateway.config.model_folders import DEMO_FOLDER, find_folder
 from gateway.config.read import Configuration
 from gateway.library.description import describe
 from gateway.library.finder import FoundModel, sizes

@@ -13,9 +13,10 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from gateway.config.models import check_allowed, expand_home, find_folder, hugging_face_cache
+from gateway.config.model_folders import check_allowed, expand_home, find_folder, hugging_face_cache
+from gateway.config.model_settings import ModelSettings
 from gateway.config.read import Configuration, Located
-from gateway.config.settings import HUGGING_FACE, ModelSettings, Settings
+from gateway.config.settings import HUGGING_FACE, Settings
 from gateway.library.description import NOTHING, Description, describe
 from gateway.system.lane import Inquiries
 from gateway.system.machine import denied

@@ -6,7 +6,7 @@ from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
-from gateway.config.settings import ModelSettings
+from gateway.config.model_settings import ModelSettings
 from gateway.library.pull_messages import Planned
 from gateway.memory.estimate.estimate import estimated
 from gateway.memory.estimate.fitting import Fit, fit

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 
-from gateway.config.groups import Group, Groups
+from gateway.config.model import Group, Groups
 from gateway.memory.claim import Claim
 from gateway.memory.decisions import Decision, Refuse
 from gateway.memory.holder import Need

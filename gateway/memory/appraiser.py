@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import Struct
 
 from gateway.config.model import Model
-from gateway.config.models import find_adapter, find_folder, find_model, hugging_face_cache
+from gateway.config.model_folders import find_adapter, find_folder, find_model, hugging_face_cache
 from gateway.memory.estimate.estimate import Estimate
 from gateway.memory.estimate.fitting import guess, whole
 from gateway.memory.estimate.learned import Learned

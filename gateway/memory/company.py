@@ -6,8 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 
-from gateway.config.groups import Group
-from gateway.config.model import Model
+from gateway.config.model import Group, Model
 from gateway.memory.admission import Admission
 from gateway.memory.appraiser import UnreadableError
 from gateway.memory.tenant import Tenant

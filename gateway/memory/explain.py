@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gateway.config.groups import Group, label_of
+from gateway.config.model import Group, label_of
 from gateway.memory.claim import Claim
 from gateway.memory.decisions import Refuse
 from gateway.memory.holder import Holder

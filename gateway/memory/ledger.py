@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from gateway.config.groups import Group, Groups, kept_bytes
+from gateway.config.model import Group, Groups, kept_bytes
 from gateway.memory.claim import Claim
 from gateway.memory.holder import NEVER, Holder
 

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from gateway.config.groups import Group
+from gateway.config.model import Group
 from gateway.memory import explain
 from gateway.memory.admission import Admission
 from gateway.memory.appraiser import AbsentError, Appraiser, UnreadableError

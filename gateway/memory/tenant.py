@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from gateway.config.model import Model
-from gateway.config.rank_places import RankPlace
+from gateway.config.model_settings import RankPlace
 from gateway.system.refusal import Refusal
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final
 
-from gateway.config.in_force import InForce
+from gateway.config.changes import InForce
 from gateway.config.model import Model, groups_of
 from gateway.config.settings import Settings
 from gateway.memory.admission import Admission

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gateway.config.in_force import InForce
+from gateway.config.changes import InForce
 from gateway.memory.steward import Steward
 from gateway.models.condition import Condition
 from gateway.models.tenancy import Tenancy

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from gateway.config.in_force import InForce
+from gateway.config.changes import InForce
 from gateway.models import refusals
 from gateway.models.condition import Condition
 from gateway.models.lifecycle import Event, State

@@ -12,11 +12,11 @@ import msgspec
 from msgspec import Struct
 
 from gateway.config.changes import changes
-from gateway.config.keys import HOSTS
-from gateway.config.mistakes import Mistake, Source
+from gateway.config.mistakes import ConfigError, Mistake, Source
 from gateway.config.model import models_of
 from gateway.config.read import Configuration, Located, raise_absent, raise_misfits
-from gateway.config.settings import ConfigError, Settings
+from gateway.config.settings import Settings
+from gateway.config.tables import HOSTS
 from gateway.memory.budget import budget_bytes
 from gateway.models.fleet import Fleet
 from gateway.system.lane import Lane

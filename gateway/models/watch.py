@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.config.model import Model
-from gateway.config.models import expand_home, hugging_face_cache
+from gateway.config.model_folders import expand_home, hugging_face_cache
 from gateway.config.settings import HUGGING_FACE
 from gateway.memory.leak_check import Loaded
 from gateway.memory.steward import Steward

@@ -19,8 +19,8 @@ import uvicorn
 import uvloop
 
 from gateway.access.keys import Keys
+from gateway.config.machine_rules import network_cautions
 from gateway.config.model import models_of
-from gateway.config.network import network_cautions
 from gateway.config.read import Configuration
 from gateway.http.app import Parts, build_app
 from gateway.http.chat.kept import ChatFamily

@@ -10,8 +10,9 @@ from typing import Final
 
 from msgspec import Struct
 
+from gateway.config.mistakes import ConfigError
 from gateway.config.read import read_settings
-from gateway.config.settings import ConfigError, Flags, GatewaySettings, Settings
+from gateway.config.settings import Flags, GatewaySettings, Settings
 from gateway.service.failure import ServiceError
 from gateway.service.interpreter import lasting
 from gateway.service.mark import LABEL, MARK

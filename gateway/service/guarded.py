@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from gateway.config.models import expand_home, hugging_face_cache
+from gateway.config.model_folders import expand_home, hugging_face_cache
 from gateway.config.settings import HUGGING_FACE, Settings
 from gateway.system.machine import volume_of
 

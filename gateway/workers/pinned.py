@@ -15,7 +15,7 @@ import httpx
 import msgspec
 from msgspec import Struct
 
-from gateway.config.models import expand_home
+from gateway.config.model_folders import expand_home
 from gateway.system.lane import Lane
 from gateway.system.state_file import read_secret
 from gateway.system.tasks import Tasks

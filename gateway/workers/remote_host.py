@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from gateway.config.rank_places import LOCAL, RankPlace
-from gateway.config.settings import HostSettings
+from gateway.config.model_settings import LOCAL, HostSettings, RankPlace
 from gateway.memory.tenant import NoRoomError
 from gateway.system.clock import until_set
 from gateway.system.memory_reading import Footprint, FootprintError

@@ -11,9 +11,9 @@ from typing import Final
 import zmq
 from msgspec import Struct
 
-from gateway.config.in_force import InForce
+from gateway.config.changes import InForce
 from gateway.config.model import Model
-from gateway.config.rank_places import LOCAL
+from gateway.config.model_settings import LOCAL
 from gateway.memory.cards import cards, default_backend, sharing
 from gateway.memory.estimate.estimate import Estimate
 from gateway.system.events import EventLog, Kind

@@ -11,7 +11,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from gateway.config.example import example
+from gateway.config.documents import example
 from tests.cli.terminal import BULKHEAD, bulkhead, terminal
 
 NOBODY = "http://127.0.0.1:1"

@@ -14,7 +14,7 @@ import pytest
 from gateway import VERSION
 from gateway.access.api_key import Terms
 from gateway.access.key_file import KeyFile
-from gateway.config.models import DEMO_FOLDER
+from gateway.config.model_folders import DEMO_FOLDER
 from gateway.server.starts import StartRecord
 from gateway.system.state_dir import StateDir
 from tests.cli.canned import CannedGateway

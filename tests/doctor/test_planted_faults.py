@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from gateway import VERSION
-from gateway.config.models import DEMO_FOLDER
+from gateway.config.model_folders import DEMO_FOLDER
 from gateway.config.settings import GatewaySettings, Settings
 from gateway.service.definition import define
 from gateway.service.owner import Owner

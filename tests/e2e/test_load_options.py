@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from gateway.config.models import DEMO_FOLDER
+from gateway.config.model_folders import DEMO_FOLDER
 from tests.support.faults import interpreter, sitecustomize
 from tests.support.gateway import START_S, Gateway, eventually
 

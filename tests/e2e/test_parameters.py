@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from gateway.config.models import DEMO_FOLDER
+from gateway.config.model_folders import DEMO_FOLDER
 from gateway.http.parameters import PARAMETERS, PLACES, Parameter, Place, at
 from tests.support.gateway import Gateway
 

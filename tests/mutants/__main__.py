@@ -34,7 +34,7 @@ POLICIES: Final = {
     "gateway/memory/ledger.py": _ACCOUNT,
     "gateway/memory/holder.py": _ACCOUNT,
     "gateway/memory/claim.py": _ACCOUNT,
-    "gateway/config/groups.py": _ACCOUNT,
+    "gateway/config/model.py": _ACCOUNT,
     "gateway/memory/leak_check.py": "tests/gateway/memory/test_leak_check.py",
     "gateway/requests/queue.py": "tests/gateway/requests/test_queue.py",
     "gateway/workers/rank_group.py": "tests/gateway/workers/hosts/test_fate.py test_bereavement.py",

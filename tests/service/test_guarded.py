@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.settings import DiscoverySettings, ModelSettings, Settings
+from gateway.config.model_settings import ModelSettings
+from gateway.config.settings import DiscoverySettings, Settings
 from gateway.service.guarded import guarded_remark
 
 HOME = Path("/Users/you")

@@ -29,12 +29,12 @@ from msgspec.inspect import (
     type_info,
 )
 
-from gateway.config.keys import MODELS, SECTIONS, Definition, keys_of
-from gateway.config.kinds import toml_text, written_value
-from gateway.config.locations import Place
-from gateway.config.models import DEMO_FOLDER
-from gateway.config.rank_places import LOCAL, RankPlace
-from gateway.config.settings import HUGGING_FACE, DiscoverySettings, ModelSettings, Settings
+from gateway.config.key import toml_text, written_value
+from gateway.config.model_folders import DEMO_FOLDER
+from gateway.config.model_settings import LOCAL, ModelSettings, RankPlace
+from gateway.config.settings import HUGGING_FACE, DiscoverySettings, Settings
+from gateway.config.tables import MODELS, SECTIONS, Definition, keys_of
+from gateway.config.toml_file import Place
 from tests.support.certificates import lasting_certificate
 
 Draw = Callable[..., Any]

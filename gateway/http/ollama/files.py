@@ -12,7 +12,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from gateway.config.model import Model
-from gateway.config.models import find_folder
+from gateway.config.model_folders import find_folder
 from gateway.system.lane import Lane
 from protocol.encoders import encoder_of
 from protocol.model_files import read_config, read_file, read_header, read_table

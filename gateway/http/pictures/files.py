@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from gateway.config.models import expand_home
+from gateway.config.model_folders import expand_home
 from gateway.http.pictures.source import PictureError
 
 SCHEME: Final = "file:"

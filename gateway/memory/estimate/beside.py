@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gateway.config.groups import Groups, label_of
-from gateway.config.model import groups_of
-from gateway.config.models import find_folder, locate
-from gateway.config.settings import ModelSettings, Settings
+from gateway.config.model import Groups, groups_of, label_of
+from gateway.config.model_folders import find_folder, locate
+from gateway.config.model_settings import ModelSettings
+from gateway.config.settings import Settings
 from gateway.memory.claim import Claim
 from gateway.memory.estimate.fitting import whole
 from gateway.memory.estimate.learned import Learned

@@ -7,8 +7,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from gateway.config.model import Model
-from gateway.config.models import find_adapter, find_draft
-from gateway.config.settings import ModelSettings
+from gateway.config.model_folders import find_adapter, find_draft
+from gateway.config.model_settings import ModelSettings
 from gateway.memory.cards import sharing
 from protocol.ranks import RankSplit
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.models import DEMO_FOLDER, locate, model_from_flag
+from gateway.config.mistakes import ConfigError
+from gateway.config.model_folders import DEMO_FOLDER, locate, model_from_flag
+from gateway.config.model_settings import ModelSettings
 from gateway.config.read import read_configuration, read_settings
-from gateway.config.settings import ConfigError, Flags, ModelSettings, Settings
+from gateway.config.settings import Flags, Settings
 from gateway.system.notation import format_size, parse_size
 
 

@@ -6,15 +6,15 @@ import msgspec
 import pytest
 
 from gateway.config.changes import Changes, changes
-from gateway.config.keys import SECTIONS, keys_of
+from gateway.config.model_settings import ModelSettings
 from gateway.config.settings import (
     GatewaySettings,
     MemorySettings,
-    ModelSettings,
     QueueSettings,
     Settings,
     WorkersSettings,
 )
+from gateway.config.tables import SECTIONS, keys_of
 
 MODEL = ModelSettings(path="demo")
 OTHER = {

@@ -10,13 +10,12 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gateway.config.example import example
-from gateway.config.keys import GROUPS, HEADINGS, HOSTS, MODELS, Definition, keys_of
-from gateway.config.kinds import written_value
-from gateway.config.page import printed
+from gateway.config.documents import example, key_tables, schema
+from gateway.config.key import written_value
+from gateway.config.model_settings import HostSettings, ModelSettings
 from gateway.config.read import Configuration, read_configuration
-from gateway.config.schema import schema
-from gateway.config.settings import Flags, HostSettings, ModelSettings, Settings
+from gateway.config.settings import Flags, Settings
+from gateway.config.tables import GROUPS, HEADINGS, HOSTS, MODELS, Definition, keys_of
 from tests.support.certificates import write_certificate
 
 PAGE = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text("utf-8")
@@ -151,4 +150,4 @@ def _document(table: str, name: str, value: Any) -> dict[str, Any]:
 
 
 def test_the_page_has_every_key() -> None:
-    assert "\n".join(printed()) in PAGE
+    assert "\n".join(key_tables()) in PAGE

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from gateway.config.mistakes import ConfigError
 from gateway.config.model import Model, models_of
-from gateway.config.models import DEMO_FOLDER
+from gateway.config.model_folders import DEMO_FOLDER
 from gateway.config.read import Configuration, Located, read_configuration, read_settings
-from gateway.config.settings import ConfigError, Flags, Settings
+from gateway.config.settings import Flags, Settings
 
 MODEL = '[models.a]\npath = "demo"\n'
 

@@ -19,12 +19,13 @@ from msgspec.inspect import (
     VarTupleType,
 )
 
-from gateway.config.keys import MODELS, SECTIONS, Definition, keys_of, label
-from gateway.config.kinds import toml_text, written_value
-from gateway.config.locations import Place
-from gateway.config.mistakes import Mistake
+from gateway.config.key import Section, toml_text, written_value
+from gateway.config.mistakes import ConfigError, Mistake
+from gateway.config.model_settings import ModelSettings
 from gateway.config.read import Configuration, read_configuration
-from gateway.config.settings import ConfigError, DiscoverySettings, Flags, ModelSettings, Section
+from gateway.config.settings import DiscoverySettings, Flags
+from gateway.config.tables import MODELS, SECTIONS, Definition, keys_of, label
+from gateway.config.toml_file import Place
 from tests.support.toml_files import Draw, Plan, Spelled, Written, kind_of, list_of, plans, written
 
 Read = Callable[[str], Configuration]

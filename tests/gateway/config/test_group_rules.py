@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from gateway.config.changes import changes
-from gateway.config.groups import Group
-from gateway.config.model import groups_of
+from gateway.config.mistakes import ConfigError
+from gateway.config.model import Group, groups_of
+from gateway.config.model_settings import GroupSettings
 from gateway.config.read import read_settings
-from gateway.config.settings import ConfigError, Flags, GroupSettings, Settings
+from gateway.config.settings import Flags, Settings
 
 MODELS = """
 [models.a]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.config.groups import Group, Groups, kept_bytes
+from gateway.config.model import Group, Groups, kept_bytes
 from gateway.memory.decisions import Admit, Evict, Refuse
 from tests.gateway.memory.account import LATER, PATIENCE_S, UNIT, Account, recalls
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from gateway.config import places
+from gateway.config import machine_rules as places
 from tests.support.faults import no_threads
 
 A, B, DEAD = (places.Sought("path", each) for each in ("a", "b", "dead"))

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.models import DEMO_FOLDER
+from gateway.config.mistakes import ConfigError
+from gateway.config.model_folders import DEMO_FOLDER
 from gateway.config.read import read_configuration
-from gateway.config.settings import ConfigError, Flags
+from gateway.config.settings import Flags
 
 CONFIG = json.loads((DEMO_FOLDER / "config.json").read_text())
 HEADS = CONFIG["num_attention_heads"]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gateway.config.model import Model
-from gateway.config.models import DEMO_FOLDER
-from gateway.config.settings import ModelSettings
+from gateway.config.model_folders import DEMO_FOLDER
+from gateway.config.model_settings import ModelSettings
 from gateway.http.ollama.files import ModelFileReader
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"

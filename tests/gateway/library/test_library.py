@@ -10,14 +10,10 @@ from typing import Any
 
 import pytest
 
-from gateway.config.models import DEMO_FOLDER
+from gateway.config.model_folders import DEMO_FOLDER
+from gateway.config.model_settings import ModelSettings
 from gateway.config.read import Configuration, Located
-from gateway.config.settings import (
-    DiscoverySettings,
-    GatewaySettings,
-    ModelSettings,
-    Settings,
-)
+from gateway.config.settings import DiscoverySettings, GatewaySettings, Settings
 from gateway.library.catalogue import (
     ServedModel,
     catalogue,

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.config.ranks import _check_heads
+from gateway.config.machine_rules import _check_heads
 from gateway.http.ollama.files import _read
 from gateway.library.catalogue import catalogue, look_up, put_aside, remove, with_configured
 from gateway.library.description import Description, describe

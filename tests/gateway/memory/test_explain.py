@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.config.groups import Group, Groups
+from gateway.config.model import Group, Groups
 from gateway.memory import explain
 from gateway.memory.claim import Claim
 from gateway.memory.holder import Need

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
-from gateway.config.groups import Group, Groups
+from gateway.config.model import Group, Groups
 from gateway.memory.admission import Admission
 from gateway.memory.claim import Claim
 from gateway.memory.holder import Holder

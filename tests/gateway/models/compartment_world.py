@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
 
-from gateway.config.in_force import InForce
+from gateway.config.changes import InForce
 from gateway.config.model import Model
-from gateway.config.settings import ModelSettings, Settings
+from gateway.config.model_settings import ModelSettings
+from gateway.config.settings import Settings
 from gateway.memory.estimate.estimate import Estimate
 from gateway.memory.steward import Steward
 from gateway.models.compartment import Compartment

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from gateway.config.model import Model
-from gateway.config.settings import ModelSettings
+from gateway.config.model_settings import ModelSettings
 from gateway.memory.admission import Admission
 from gateway.memory.estimate.learned import Learned
 from gateway.memory.steward import Steward

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
-from gateway.config.network import exposed
+from gateway.config.machine_rules import exposed
 from gateway.config.settings import GatewaySettings
 from gateway.http.connection.neighbourhood import neighbourhood
 from gateway.http.connection.origins import complaint

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.config.kinds import UnexpectedError, read_value, time
+from gateway.config.key import UnexpectedError, read_value, time
 from gateway.system.notation import format_time, parse_time
 
 

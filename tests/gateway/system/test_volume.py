@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.models import locate
+from gateway.config.model_folders import locate
 from gateway.system import machine as volume
 from gateway.system.machine import away, denied, is_denied, is_mounted, volume_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from gateway.config.models import DEMO_FOLDER
+from gateway.config.model_folders import DEMO_FOLDER
 from worker.engines.batched import BatchedEngine
 from worker.engines.context import ContextInForce
 from worker.engines.limits import Limits

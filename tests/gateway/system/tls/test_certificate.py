@@ -12,8 +12,7 @@ from cryptography.hazmat.primitives import serialization
 
 from gateway.access.api_key import Terms
 from gateway.access.key_file import KeyFile
-from gateway.config.network import network_cautions, network_complaints
-from gateway.config.places import Places
+from gateway.config.machine_rules import Places, network_cautions, network_complaints
 from gateway.config.settings import GatewaySettings, Settings
 from gateway.system.tls import CertificateError, Certificates, check, distrust, ends_soon, trusting
 from tests.support.certificates import write_certificate

@@ -235,3 +235,7 @@ def toml_text(text: str) -> str:
 def toml_key(name: str) -> str:
     """A key in TOML, in quotes where it needs them."""
     return name if _BARE.fullmatch(name) else toml_text(name)
+
+
+class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the file's tables; a table's docstring tells people what it is for."""

@@ -1,4 +1,4 @@
-"""The definitions of the settings as tables to look keys up in."""
+"""The tables of the configuration file and their keys, to be looked up by name and gone through."""
 
 from __future__ import annotations
 
@@ -10,16 +10,10 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from gateway.config.kinds import Key, key_of, read_value, toml_key, toml_text, written_value
-from gateway.config.locations import Place
-from gateway.config.settings import (
-    DiscoverySettings,
-    GroupSettings,
-    HostSettings,
-    ModelSettings,
-    Section,
-    Settings,
-)
+from gateway.config.key import Key, Section, key_of, read_value, toml_key, toml_text, written_value
+from gateway.config.model_settings import GroupSettings, HostSettings, ModelSettings
+from gateway.config.settings import DiscoverySettings, Settings
+from gateway.config.toml_file import Place
 
 
 class Definition(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Where a model's files are, by what the operator wrote."""
+"""Where a model's files are, by what the operator wrote, and whether they can be reached."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import gateway
-from gateway.system.machine import away, denied, is_denied
+from gateway.system.machine import DeniedError, away, denied, is_denied
 from protocol.model_files import read_file
 
 DEMO_ID: Final = "demo"
@@ -242,3 +242,23 @@ def hugging_face_cache() -> Path:
         return Path(cache)
     home = os.environ.get("HF_HOME")
     return Path(home or Path.home() / ".cache" / "huggingface") / "hub"
+
+
+def check_reach(located: str) -> None:
+    """Blocks as long as the disk takes. `located` is an absolute folder, or a repository in the
+    Hugging Face cache.
+
+    Raises:
+        AwayError: their disk isn't mounted.
+        DeniedError: the system keeps them from this program.
+    """
+    folder = Path(located)
+    if (absent := away(folder if folder.is_absolute() else hugging_face_cache())) is not None:
+        raise absent
+    try:
+        with (find_folder(located) / "config.json").open("rb"):
+            pass
+    except OSError as error:
+        # Whatever else it is, whoever reads them says it better.
+        if (sentence := denied(error)) is not None:
+            raise DeniedError(sentence) from error

@@ -1,12 +1,13 @@
-"""One model."""
+"""Tables of the configuration file that have a name each: models, groups of them, other hosts."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
-from msgspec import field
+from msgspec import Meta, Struct, field
 
-from gateway.config.kinds import (
+from gateway.config.key import (
+    Section,
     Text,
     arguments,
     choice,
@@ -17,10 +18,25 @@ from gateway.config.kinds import (
     time,
     whole,
 )
-from gateway.config.models import expand_home
-from gateway.config.rank_places import LOCAL, RankPlace
-from gateway.config.settings.section import Section
+from gateway.config.model_folders import expand_home
 from protocol.ranks import RankBackend, RankSplit
+
+# The gateway's own machine.
+LOCAL: Final = "local"
+_Word: TypeAlias = Annotated[str, Meta(min_length=1)]
+
+
+class RankPlace(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A host by its name, and the addresses at which the other ranks reach this one there; none: by
+    the host's only one, or what leads to it.
+    """
+
+    host: _Word
+    interfaces: tuple[_Word, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not all(each.isprintable() for each in (self.host, *self.interfaces)):
+            raise ValueError("names and addresses have printable characters alone")
 
 
 class ModelSettings(Section, frozen=True):
@@ -149,3 +165,55 @@ class ModelSettings(Section, frozen=True):
     def interpreter(self) -> str | None:
         """`python`, with the home that a `~` stands for."""
         return None if self.python is None else str(expand_home(self.python))
+
+
+class GroupSettings(Section, frozen=True):
+    """Models that belong together; the table's name is the group's."""
+
+    models: Annotated[
+        tuple[Text, ...],
+        texts(
+            "Its members, at least two: models that have a table of their own.",
+            "ids of models",
+            example=("coder", "embedder"),
+        ),
+    ]
+    together: Annotated[
+        bool, switch("Whoever loads one of them loads all, or none if there is no room.")
+    ] = False
+    swap: Annotated[bool, switch("One of them is loaded at a time; another takes its place.")] = (
+        False
+    )
+    reserve: Annotated[
+        bool,
+        switch(
+            "Room for all of them, or with swap for the largest, is kept from other models' loads; "
+            "meanwhile it is lent, and called back."
+        ),
+    ] = False
+
+
+class HostSettings(Section, frozen=True):
+    """Another machine that models' ranks may run on; the table's name is the host's.
+    `bulkhead agent` runs there, and says at its first start what belongs here.
+    """
+
+    url: Annotated[
+        Text,
+        text(
+            "Where its agent serves.",
+            "an address such as https://studio2.local:8643",
+            example="https://studio2.local:8643",
+        ),
+    ]
+    key_file: Annotated[
+        Text, text("A copy of the agent's key, with mode 0600.", "a file", example="~/studio2.key")
+    ]
+    fingerprint: Annotated[
+        Text,
+        text(
+            "The SHA-256 fingerprint of the agent's certificate, which is trusted by it alone.",
+            "SHA256: and 43 characters, or 64 hexadecimal digits",
+            example=f"SHA256:{'A' * 43}",
+        ),
+    ]

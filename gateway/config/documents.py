@@ -1,0 +1,127 @@
+"""What is made from the definitions of the keys: an example, a JSON schema, tables in Markdown.
+
+Taplo, and Even Better TOML with it, takes the schema from a first line `#:schema PATH`.
+`python -m gateway.config.documents` prints the tables of docs/configuration.md.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import msgspec
+
+from gateway.config.key import Section, toml_text, written_value
+from gateway.config.model_folders import DEMO_ID
+from gateway.config.model_settings import GroupSettings, HostSettings, ModelSettings
+from gateway.config.settings import Settings
+from gateway.config.tables import HEADINGS, MODELS, Definition, about, keys_of
+from gateway.system.notation import TIME_PATTERN
+
+_COLUMNS: Final = 78
+_NAMES: Final[dict[type[Section], str]] = {
+    HostSettings: "[hosts.studio2]",
+    ModelSettings: f"[models.{toml_text(DEMO_ID)}]",
+    GroupSettings: "[groups.coding]",
+}
+# There may be no other machine, and no models to group.
+_NOT_IN_FORCE: Final = (HostSettings, GroupSettings)
+
+
+def example() -> str:
+    """TOML that is valid as it is: it serves the embedded model with all defaults."""
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    yield from _comment("Bulkhead's configuration. Every key may be left out: these are defaults.")
+    yield from _comment('Times are seconds, or text such as "500ms", "30s", "5m", "2h" or "7d".')
+    for heading, section in HEADINGS.items():
+        yield from ("", *_comment(about(section)))
+        lines = (_NAMES.get(section, heading), *_keys(section))
+        if section in _NOT_IN_FORCE:
+            yield from (each if each.startswith("#") or not each else f"# {each}" for each in lines)
+        else:
+            yield from lines
+
+
+def _keys(section: type[Section]) -> Iterator[str]:
+    for definition in keys_of(section).values():
+        yield from ("", *_comment(definition.key.about), *_comment(definition.key.expectation))
+        yield _assignment(definition)
+
+
+def _assignment(definition: Definition) -> str:
+    """The default. Where there is none, an example: in force only if the key must be given."""
+    if definition.default is not None:
+        return f"{definition.name} = {written_value(definition.default)}"
+    written = f"{definition.name} = {written_value(definition.key.example)}"
+    return written if definition.required else f"# {written}  # else {definition.key.unset}"
+
+
+def _comment(text: str) -> Iterable[str]:
+    return textwrap.wrap(
+        text, _COLUMNS, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False
+    )
+
+
+def schema() -> dict[str, Any]:
+    """Draft 2020-12. What holds between keys can't be said in it."""
+    _, tables = msgspec.json.schema_components([Settings], ref_template="#/$defs/{name}")
+    tables = _as_toml(tables)
+    top = tables.pop(Settings.__name__)
+    del top["properties"]["discovery"]
+    # Either the key, or a model of its name.
+    top["properties"][MODELS]["properties"] = {
+        name: {"anyOf": [key, {"$ref": f"#/$defs/{ModelSettings.__name__}"}]}
+        for name, key in tables.pop("DiscoverySettings")["properties"].items()
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **top,
+        "title": "Bulkhead's configuration",
+        "$defs": tables,
+    }
+
+
+def _as_toml(schema: Any) -> Any:
+    """The same of values as a file has them: TOML knows no null, and times may be text."""
+    match schema:
+        case {"anyOf": [only, {"type": "null"}], **said}:
+            said.pop("default", None)
+            return {**_as_toml(only), **said}
+        case {"type": "number", **said}:
+            return {**said, "type": ["number", "string"], "pattern": TIME_PATTERN}
+        case dict():
+            return {name: _as_toml(each) for name, each in schema.items()}
+        case list():
+            return list(map(_as_toml, schema))
+        case _:
+            return schema
+
+
+def key_tables() -> Iterator[str]:
+    """Lines of Markdown: a table of keys for each table of the file."""
+    for heading, section in HEADINGS.items():
+        yield from (f"### `{heading}`", "", about(section), "")
+        yield "| key | default | meaning | expected | a reload |"
+        yield "| --- | --- | --- | --- | --- |"
+        yield from map(_row, keys_of(section).values())
+        yield ""
+
+
+def _row(definition: Definition) -> str:
+    key = definition.key
+    default = definition.shown(definition.default)
+    if definition.required:
+        default = "must be given"
+    elif definition.default is not None:
+        default = f"`{default}`"
+    taken = "needs a restart" if key.restart else "takes it"
+    cells = (f"`{definition.name}`", default, key.about, key.expected, taken)
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    print("\n".join(key_tables()))

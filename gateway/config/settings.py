@@ -1,0 +1,357 @@
+"""Every table of the configuration file: its keys with their types, bounds, defaults and meanings.
+
+Validation, `bulkhead config example`, the JSON schema and docs/configuration.md are all made from
+these definitions. The tables of models, groups and hosts are in `model_settings`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final, TypeAlias
+
+from msgspec import Meta, Struct, field
+
+from gateway.config.key import (
+    Budget,
+    Section,
+    Size,
+    Text,
+    byte_size,
+    memory_budget,
+    switch,
+    text,
+    texts,
+    time,
+    whole,
+)
+from gateway.config.model_folders import expand_home
+from gateway.config.model_settings import GroupSettings, HostSettings, ModelSettings
+from gateway.system.notation import parse_size
+
+
+class Flags(Struct, frozen=True, kw_only=True):
+    """What the command line of `serve` may say; None where it says nothing."""
+
+    config: Path | None = None
+    host: str | None = None
+    port: int | None = None
+    state_dir: Path | None = None
+    models: tuple[str, ...] = ()
+    memory_budget: str | None = None
+    spare: int | None = None
+
+
+class GatewaySettings(Section, frozen=True):
+    """The gateway itself."""
+
+    host: Annotated[
+        Text,
+        text(
+            "Address to listen on; others than loopback need API keys. 0.0.0.0 or :: is all.",
+            "an address of this machine",
+            restart=True,
+        ),
+    ] = "127.0.0.1"
+    port: Annotated[
+        int, whole("Port to listen on; 0 takes a free one.", 0, 65535, restart=True)
+    ] = 8642
+    state_dir: Annotated[
+        Text | None,
+        text(
+            "Folder for lock, sockets, logs and prompts.",
+            "a folder",
+            example="~/bulkhead",
+            unset="the platform's folder",
+            restart=True,
+        ),
+    ] = None
+    drain_s: Annotated[
+        float, time("What running answers get to finish, before an unload or the end.")
+    ] = 30.0
+    keep_awake: Annotated[
+        bool, switch("A Mac doesn't go to sleep by itself while requests run or models load.")
+    ] = True
+    allow: Annotated[
+        tuple[Text, ...],
+        texts(
+            'If given, only models in these folders, or repositories such as "mlx-community/*".',
+            "folders and repositories",
+        ),
+    ] = ()
+
+    allowed_hosts: Annotated[
+        tuple[Text, ...],
+        texts(
+            "Names that requests may have as their Host beside this machine's own; they need API "
+            "keys.",
+            "names",
+        ),
+    ] = ()
+    allowed_origins: Annotated[
+        tuple[Text, ...],
+        texts(
+            "Web pages that may use everything here from a browser; no other may.",
+            'origins such as "https://chat.example"',
+        ),
+    ] = ()
+    tls_certificate: Annotated[
+        Text | None,
+        text(
+            "Certificate in PEM, with those that vouch for it behind it; a reload takes a renewed "
+            "one of the same file.",
+            "a file",
+            example="~/tls/mac.crt",
+            unset="plain HTTP",
+            restart=True,
+        ),
+    ] = None
+    tls_key: Annotated[
+        Text | None,
+        text(
+            "The key of the certificate, in PEM and without a password; a reload takes a renewed "
+            "one of the same file.",
+            "a file",
+            example="~/tls/mac.key",
+            unset="plain HTTP",
+            restart=True,
+        ),
+    ] = None
+    image_folders: Annotated[
+        tuple[Text, ...],
+        texts(
+            "Requests may name pictures in these folders, by path or file: address; links that "
+            "lead out of them are not followed.",
+            "folders",
+        ),
+    ] = ()
+    remote_images: Annotated[
+        bool,
+        switch("Pictures are fetched from http and https addresses, if these are of the internet."),
+    ] = False
+    max_connections: Annotated[
+        int, whole("Connections at a time; the limit of open files may allow fewer.", 8)
+    ] = 2048
+    max_connections_per_address: Annotated[
+        int,
+        whole(
+            "Of these from one address, or one /64 network of IPv6; this machine has no bound.", 1
+        ),
+    ] = 256
+
+    @property
+    def tls(self) -> bool:
+        return self.tls_certificate is not None
+
+
+class HubSettings(Section, frozen=True):
+    """Where `bulkhead pull` gets models from."""
+
+    endpoint: Annotated[
+        Text | None,
+        text(
+            "The hub, or a mirror that speaks as it does. The token is HF_TOKEN, or that of "
+            "`hf auth login`.",
+            "an address such as https://huggingface.co",
+            example="https://huggingface.co",
+            unset="HF_ENDPOINT, or huggingface.co",
+        ),
+    ] = None
+    folder: Annotated[
+        Text | None,
+        text(
+            "Copy models from this folder instead, which has them as OWNER/NAME or as a Hugging "
+            "Face cache.",
+            "a folder",
+            example="/Volumes/models",
+            unset="the hub is asked",
+        ),
+    ] = None
+
+    @property
+    def at(self) -> str | None:
+        """`folder`, with the home that a `~` stands for."""
+        return None if self.folder is None else str(expand_home(self.folder))
+
+
+# What `discover` has for the Hugging Face cache, wherever that is.
+HUGGING_FACE: Final = "huggingface"
+
+
+class DiscoverySettings(Section, frozen=True):
+    """What holds for models that have no table of their own."""
+
+    # These keys stand beside the models' tables in the table that holds these.
+
+    discover: Annotated[
+        tuple[Text, ...],
+        texts(
+            "Models in these folders, and in the Hugging Face cache if it is named, are served "
+            "without a table of their own.",
+            f'folders and "{HUGGING_FACE}"',
+        ),
+    ] = (HUGGING_FACE,)
+
+
+class QueueSettings(Section, frozen=True):
+    """Requests that wait."""
+
+    depth: Annotated[
+        int, whole("Requests that may wait for one model; more are refused with 429.", 1)
+    ] = 512
+    deadline_s: Annotated[
+        float, time("Longest wait for a model; X-Deadline-S sets another for one request.")
+    ] = 300.0
+    max_wait_s: Annotated[float, time("Who waits longer for memory may displace a busy model.")] = (
+        60.0
+    )
+
+
+class PromptCacheSettings(Section, frozen=True):
+    """Prompts that were computed once, kept for those that begin alike."""
+
+    # Sizes are as they were written. By default, eight hours a day at the bound write 600 TB in
+    # five years, which is what makers of disks of 1 TB warrant.
+    disk: Annotated[
+        Size,
+        byte_size(
+            "What they may take of the disk, in the state folder; 0 keeps them in memory alone.",
+            restart=True,
+        ),
+    ] = "20GB"
+    disk_writes_per_hour: Annotated[
+        Size,
+        byte_size("What is written to the disk in an hour at most, as it wears.", restart=True),
+    ] = "40GB"
+
+    shared: Annotated[
+        bool, switch("All API keys find each other's prompts, and can tell what others have asked.")
+    ] = False
+
+    @property
+    def disk_bytes(self) -> int:
+        return parse_size(self.disk)
+
+    @property
+    def disk_writes_per_hour_bytes(self) -> int:
+        return parse_size(self.disk_writes_per_hour)
+
+
+class MailboxSettings(Section, frozen=True):
+    """Answers that wait for their clients, and responses that are stored."""
+
+    keep_s: Annotated[float, time("How long an answer waits in the mailbox once it is there.")] = (
+        3600.0
+    )
+    size: Annotated[
+        Size, byte_size("What the mailbox may hold on the disk; the oldest answers make room.")
+    ] = "1GB"
+    depth: Annotated[
+        int, whole("Background responses that may wait; more are refused with 429.", 1)
+    ] = 256
+    deadline_s: Annotated[
+        float,
+        time(
+            "Longest wait of a background response, or a chat with X-Mailbox; X-Deadline-S sets "
+            "another for one request."
+        ),
+    ] = 86_400.0
+    concurrency: Annotated[
+        int, whole("Background responses that one model makes at a time.", 1)
+    ] = 4
+
+    @property
+    def size_bytes(self) -> int:
+        return parse_size(self.size)
+
+
+class MemorySettings(Section, frozen=True):
+    """What the workers may hold together."""
+
+    # Sizes are as they were written; a percentage is of the memory that models are in:
+    # the machine's, or a card's.
+    budget: Annotated[
+        Budget,
+        memory_budget("What all workers may hold; auto is what MLX may use, less the headroom."),
+    ] = "auto"
+    headroom: Annotated[Size, byte_size("What an automatic budget leaves to everything else.")] = (
+        "2GB"
+    )
+    ordinary_tokens: Annotated[
+        int,
+        whole(
+            "A model is loaded once there is room for one sequence of so many tokens; what longer "
+            "and more of them take is lent.",
+            1,
+        ),
+    ] = 4096
+    wire_weights: Annotated[
+        bool,
+        switch(
+            "Ask macOS to keep weights resident. It may unwire them all the same, and wired memory "
+            "has taken part in panics of the machine."
+        ),
+    ] = False
+
+
+class WorkersSettings(Section, frozen=True):
+    """The processes that hold the models."""
+
+    spare: Annotated[int, whole("Workers that have done their imports and wait for a model.")] = 1
+    # At once is no time to load in, or to make a step.
+    load_timeout_s: Annotated[
+        float, time("Longest time from a worker's start until the model answers.", least_s=0.1)
+    ] = 600.0
+    restart_limit: Annotated[
+        int, whole("Deaths within the window that are answered by a start at once.")
+    ] = 3
+    restart_window_s: Annotated[float, time("The window in which deaths are counted.")] = 60.0
+    backoff_limit: Annotated[
+        int, whole("Then so many starts after a pause, and then the breaker opens.")
+    ] = 5
+    backoff_first_s: Annotated[float, time("The first pause; each is twice the one before.")] = 1.0
+    backoff_longest_s: Annotated[float, time("The longest pause.")] = 60.0
+    breaker_retry_s: Annotated[
+        float, time("Time until the open breaker lets one start be tried.")
+    ] = 300.0
+    heartbeat_timeout_s: Annotated[
+        float, time("A worker that is silent for so long, and 2 s at least, is hung.", least_s=0.1)
+    ] = 10.0
+    stall_timeout_s: Annotated[
+        float, time("A worker that has work and makes no step for so long is hung.", least_s=0.1)
+    ] = 60.0
+    # No chunk would be short enough for less.
+    prefill_stall_s: Annotated[
+        float,
+        time(
+            "The longest that a prompt's chunk holds up running streams beside one step; a worker "
+            "takes it at its load.",
+            least_s=0.01,
+        ),
+    ] = 0.1
+
+
+_Name: TypeAlias = Annotated[str, Meta(min_length=1)]
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole configuration. `models` is by id, `hosts` and `groups` by name; `discovery` are the
+    keys in the models' table that are no models.
+    """
+
+    gateway: GatewaySettings = field(default_factory=GatewaySettings)
+    memory: MemorySettings = field(default_factory=MemorySettings)
+    workers: WorkersSettings = field(default_factory=WorkersSettings)
+    queue: QueueSettings = field(default_factory=QueueSettings)
+    prompt_cache: PromptCacheSettings = field(default_factory=PromptCacheSettings)
+    mailbox: MailboxSettings = field(default_factory=MailboxSettings)
+    hub: HubSettings = field(default_factory=HubSettings)
+    discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
+    hosts: Annotated[
+        dict[_Name, HostSettings], Meta(description="Other machines by their names.")
+    ] = field(default_factory=dict)
+    models: Annotated[dict[_Name, ModelSettings], Meta(description="The models by their ids.")] = (
+        field(default_factory=dict)
+    )
+    groups: Annotated[
+        dict[_Name, GroupSettings], Meta(description="Groups of models by their names.")
+    ] = field(default_factory=dict)
