@@ -16,7 +16,7 @@ from msgspec import Struct
 from gateway.config.model import Model
 from gateway.memory.steward import HeldState
 from gateway.models import refusals
-from gateway.models.lifecycle import Event, State
+from gateway.models.lifecycle import ModelEvent, State
 from gateway.models.parts import GatewayParts
 from gateway.models.performer import Performer
 from gateway.requests.request import Request, RequestState
@@ -185,7 +185,7 @@ class Compartment:
         elif wanted:
             self.preload()
         elif self.traffic.busy:
-            self.condition.handle(Event.DEMAND)
+            self.condition.handle(ModelEvent.DEMAND)
 
     def leave(self) -> tuple[int, bytes] | None:
         """Another gateway has it. Of its worker, if there is one, the incarnation and what was
@@ -216,17 +216,17 @@ class Compartment:
             return
         self.traffic.dispatch()
         if not self.condition.on_its_way:
-            self.condition.handle(Event.DEMAND)
+            self.condition.handle(ModelEvent.DEMAND)
 
     def tick(self, now: float, remind_after_s: float) -> None:
         """To be called a few times a second."""
         self.traffic.tick(now, remind_after_s)
         unwanted = not (self.traffic.busy or self._performer.kept or self.tenancy.wanted_along)
         if self.state is State.WAITING and unwanted:
-            self.condition.handle(Event.UNWANTED)
+            self.condition.handle(ModelEvent.UNWANTED)
         if self.state is State.DRAINING and self.traffic.running == 0:
             # From here on the worker has nothing to do but to release its memory.
-            self.condition.handle(Event.DRAINED)
+            self.condition.handle(ModelEvent.DRAINED)
         if self.state is State.UNLOADED and self._performer.kept and self.tenancy.to_read_again:
             self.preload()
         self.tenancy.tick()
@@ -238,12 +238,12 @@ class Compartment:
     def load(self) -> None:
         self._forget_deaths()
         self._performer.load_ordered = self.state is not State.READY
-        self.condition.handle(Event.LOAD)
+        self.condition.handle(ModelEvent.LOAD)
 
     def preload(self) -> None:
         """For the gateway's start."""
         self._performer.load_ordered = self.state is not State.READY
-        self.condition.handle(Event.PRELOAD)
+        self.condition.handle(ModelEvent.PRELOAD)
 
     def unload(self, *, hold: bool, force: bool) -> None:
         self._performer.load_ordered = False
@@ -251,7 +251,7 @@ class Compartment:
         # Requests that it leaves behind would load it again, which only an operator may.
         hold = hold or not self.model.settings.on_request
         self.condition.handle(
-            Event.HOLD if hold else Event.UNLOAD, refusal=refusals.held(self.model.id)
+            ModelEvent.HOLD if hold else ModelEvent.UNLOAD, refusal=refusals.held(self.model.id)
         )
         if force:
             self._deadlines.cut_drain()
@@ -259,13 +259,13 @@ class Compartment:
     def restart(self, *, force: bool) -> None:
         self._forget_deaths()
         self._performer.load_ordered = True
-        self.condition.handle(Event.RESTART)
+        self.condition.handle(ModelEvent.RESTART)
         if force:
             self._deadlines.cut_drain()
 
     def kill(self, *, force: bool) -> None:
         self._performer.load_ordered = False
-        self.condition.handle(Event.DESTROY if force else Event.KILL)
+        self.condition.handle(ModelEvent.DESTROY if force else ModelEvent.KILL)
 
     def _forget_deaths(self) -> None:
         self.recovery.forget()
@@ -286,28 +286,28 @@ class Compartment:
             self._removed = False
             self._forget_deaths()
             self._performer.load_ordered = True
-            self.condition.handle(Event.RETURNED)
+            self.condition.handle(ModelEvent.RETURNED)
         elif not same:
             self._forget_deaths()
             if self._loaded:
                 # It is to be so again, although nobody may wait for it.
                 self._performer.load_ordered = True
-            self.condition.handle(Event.CHANGED, "its settings changed")
+            self.condition.handle(ModelEvent.CHANGED, "its settings changed")
         elif self.state is State.UNLOADED:
-            self.condition.handle(Event.CHANGED)
+            self.condition.handle(ModelEvent.CHANGED)
 
     def look_again(self) -> None:
         """Its disk is there again: whoever waits for it, or wants it kept, may have it now."""
         if self.state in (State.UNLOADED, State.FAILED):
             self._forget_deaths()
-            self.condition.handle(Event.CHANGED)
+            self.condition.handle(ModelEvent.CHANGED)
 
     def remove(self) -> None:
         """It isn't configured any more: nothing new, what runs may finish within the drain time."""
         self._removed = True
         self._performer.load_ordered = False
         self.condition.handle(
-            Event.REMOVED,
+            ModelEvent.REMOVED,
             "it was taken out of the configuration",
             refusal=refusals.removed(self.model.id),
         )
@@ -315,7 +315,9 @@ class Compartment:
     def end(self) -> None:
         """For the gateway's own end: no drain, the polite ladder, and no start after it."""
         self._performer.load_ordered = False
-        self.condition.handle(Event.SHUTDOWN, "the gateway ends", refusal=refusals.shutting_down())
+        self.condition.handle(
+            ModelEvent.SHUTDOWN, "the gateway ends", refusal=refusals.shutting_down()
+        )
 
     async def close(self) -> None:
         self._deadlines.disarm()

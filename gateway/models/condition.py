@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from gateway.models.lifecycle import HOLDING, Circumstances, Effect, Event, Lifecycle, State
+from gateway.models.lifecycle import HOLDING, Circumstances, Effect, Lifecycle, ModelEvent, State
 from gateway.system.events import EventLog
 from gateway.system.refusal import Refusal
-from gateway.workers.restarts import Verdict
+from gateway.workers.restarts import RestartVerdict
 
 # There was a process, or nearly: why it is gone is worth knowing.
-_ENDS: Final = (Event.EXIT, Event.START_FAILED)
+_ENDS: Final = (ModelEvent.EXIT, ModelEvent.START_FAILED)
 # It can't be loaded as things are.
-_NOT_HAD: Final = (Event.NO_ROOM, Event.UNREADABLE)
+_NOT_HAD: Final = (ModelEvent.NO_ROOM, ModelEvent.UNREADABLE)
 _LEAVING: Final = (State.DRAINING, State.STOPPING)
 # Here an event may be news although the state stays what it was.
 _AT_REST: Final = (State.UNLOADED, State.HELD)
@@ -23,7 +23,7 @@ _AT_REST: Final = (State.UNLOADED, State.HELD)
 class Effector(Protocol):
     """Does what the life cycle decides on, and knows what its decisions depend on."""
 
-    def circumstances(self, event: Event, verdict: Verdict) -> Circumstances: ...
+    def circumstances(self, event: ModelEvent, verdict: RestartVerdict) -> Circumstances: ...
 
     def unavailable(self) -> Refusal:
         """Why a request can't be served in the present state."""
@@ -31,7 +31,7 @@ class Effector(Protocol):
     def entered(self, before: State) -> None:
         """Another state than `before` was entered; its effects follow."""
 
-    def perform(self, effect: Effect, event: Event, refusal: Refusal) -> None: ...
+    def perform(self, effect: Effect, event: ModelEvent, refusal: Refusal) -> None: ...
 
 
 class Condition:
@@ -43,7 +43,7 @@ class Condition:
         self._reason: str | None = None
         self._failure: Refusal | None = None
         self._end_reason: str | None = None
-        self._end_cause: Event | None = None
+        self._end_cause: ModelEvent | None = None
         # What those are told who want a model that is held.
         self._hold: Refusal | None = None
         self._left: Refusal | None = None
@@ -70,7 +70,7 @@ class Condition:
         return self._end_reason
 
     @property
-    def end_cause(self) -> Event | None:
+    def end_cause(self) -> ModelEvent | None:
         """What had the present process, or the last one, ended; None: nothing did, it ended."""
         return self._end_cause
 
@@ -148,11 +148,11 @@ class Condition:
 
     def handle(
         self,
-        event: Event,
+        event: ModelEvent,
         reason: str | None = None,
         *,
         refusal: Refusal | None = None,
-        verdict: Verdict = Verdict.RESTART,
+        verdict: RestartVerdict = RestartVerdict.RESTART,
     ) -> None:
         """Take in an event, and have its effects performed.
 
@@ -168,7 +168,7 @@ class Condition:
         effects = self._lifecycle.handle(event, self._effector.circumstances(event, verdict))
         if event in HOLDING:
             self._hold = refusal
-        if self.state is not before or (self.state in _AT_REST and event is not Event.DEMAND):
+        if self.state is not before or (self.state in _AT_REST and event is not ModelEvent.DEMAND):
             self._explain(event, reason, refusal)
         if self.state is not before:
             if self.state is State.STARTING:
@@ -197,7 +197,7 @@ class Condition:
             return self._hold
         return self._failure if self._lifecycle.fails else None
 
-    def _explain(self, event: Event, reason: str | None, refusal: Refusal) -> None:
+    def _explain(self, event: ModelEvent, reason: str | None, refusal: Refusal) -> None:
         """What an event's reason becomes in the state that it has led to."""
         match self.state:
             case State.DRAINING | State.STOPPING:

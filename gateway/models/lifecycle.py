@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from gateway.workers.restarts import Verdict
+from gateway.workers.restarts import RestartVerdict
 
 
 class State(StrEnum):
@@ -26,7 +26,7 @@ class State(StrEnum):
     FAILED = "failed"
 
 
-class Event(StrEnum):
+class ModelEvent(StrEnum):
     DEMAND = "a request arrived"
     LOAD = "operator: load"
     UNLOAD = "operator: unload"
@@ -94,7 +94,7 @@ class Circumstances(NamedTuple):
 
     requests_wait: bool = False
     kept: bool = False
-    verdict: Verdict = Verdict.RESTART
+    verdict: RestartVerdict = RestartVerdict.RESTART
 
 
 class Rule(NamedTuple):
@@ -116,168 +116,169 @@ _DRAINING, _STOPPING = State.DRAINING, State.STOPPING
 _PARK = Effect.PARK_RUNNING
 
 # Nothing loads the model after these but an order, or the configuration.
-HOLDING: Final = (Event.HOLD, Event.REMOVED, Event.SHUTDOWN)
+HOLDING: Final = (ModelEvent.HOLD, ModelEvent.REMOVED, ModelEvent.SHUTDOWN)
 
 _ASLEEP: Final = {
-    Event.LOAD: Rule(_W, (Effect.ASK,)),
-    Event.RESTART: Rule(_W, (Effect.ASK,)),
+    ModelEvent.LOAD: Rule(_W, (Effect.ASK,)),
+    ModelEvent.RESTART: Rule(_W, (Effect.ASK,)),
     **dict.fromkeys(HOLDING, Rule(_H, (Effect.REFUSE_WAITING,))),
 }
 
 _COMING_UP: Final = {
-    Event.UNLOAD: Rule(_STOPPING, (Effect.STOP,), Aim.REST),
+    ModelEvent.UNLOAD: Rule(_STOPPING, (Effect.STOP,), Aim.REST),
     **dict.fromkeys(HOLDING, Rule(_STOPPING, (Effect.REFUSE_WAITING, Effect.STOP), Aim.HOLD)),
-    Event.RESTART: Rule(_STOPPING, (Effect.STOP,), Aim.START),
-    Event.CHANGED: Rule(_STOPPING, (Effect.STOP,), Aim.START),
-    Event.KILL: Rule(_STOPPING, (Effect.KILL,), Aim.REVIVE),
-    Event.DESTROY: Rule(_STOPPING, (Effect.DESTROY,), Aim.REVIVE),
-    Event.MISBEHAVED: Rule(_STOPPING, (Effect.KILL,), Aim.JUDGE),
-    Event.DEADLINE: Rule(_STOPPING, (Effect.STOP,), Aim.JUDGE),
-    Event.TOO_SLOW: Rule(_STOPPING, (Effect.REFUSE_WAITING, Effect.STOP), Aim.FAIL),
-    Event.EXIT: Rule(_U, aim=Aim.JUDGE),
+    ModelEvent.RESTART: Rule(_STOPPING, (Effect.STOP,), Aim.START),
+    ModelEvent.CHANGED: Rule(_STOPPING, (Effect.STOP,), Aim.START),
+    ModelEvent.KILL: Rule(_STOPPING, (Effect.KILL,), Aim.REVIVE),
+    ModelEvent.DESTROY: Rule(_STOPPING, (Effect.DESTROY,), Aim.REVIVE),
+    ModelEvent.MISBEHAVED: Rule(_STOPPING, (Effect.KILL,), Aim.JUDGE),
+    ModelEvent.DEADLINE: Rule(_STOPPING, (Effect.STOP,), Aim.JUDGE),
+    ModelEvent.TOO_SLOW: Rule(_STOPPING, (Effect.REFUSE_WAITING, Effect.STOP), Aim.FAIL),
+    ModelEvent.EXIT: Rule(_U, aim=Aim.JUDGE),
 }
 
-TABLE: Final[dict[State, dict[Event, Rule]]] = {
+TABLE: Final[dict[State, dict[ModelEvent, Rule]]] = {
     State.UNLOADED: {
         **_ASLEEP,
-        Event.PRELOAD: Rule(_W, (Effect.ASK,)),
-        Event.ALONG: Rule(_W, (Effect.ASK,)),
+        ModelEvent.PRELOAD: Rule(_W, (Effect.ASK,)),
+        ModelEvent.ALONG: Rule(_W, (Effect.ASK,)),
         # What could not be had may be there now.
-        Event.CHANGED: Rule(_U, aim=Aim.REVIVE),
-        Event.DEMAND: Rule(_W, (Effect.ASK,)),
-        Event.UNLOAD: Rule(_U),
-        Event.KILL: Rule(_U),
-        Event.DESTROY: Rule(_U),
+        ModelEvent.CHANGED: Rule(_U, aim=Aim.REVIVE),
+        ModelEvent.DEMAND: Rule(_W, (Effect.ASK,)),
+        ModelEvent.UNLOAD: Rule(_U),
+        ModelEvent.KILL: Rule(_U),
+        ModelEvent.DESTROY: Rule(_U),
     },
     State.HELD: {
         **_ASLEEP,
-        Event.CHANGED: Rule(_H),
-        Event.RETURNED: Rule(_W, (Effect.ASK,)),
-        Event.DEMAND: Rule(_H, (Effect.REFUSE_WAITING,)),
-        Event.UNLOAD: Rule(_H),
-        Event.KILL: Rule(_H),
-        Event.DESTROY: Rule(_H),
+        ModelEvent.CHANGED: Rule(_H),
+        ModelEvent.RETURNED: Rule(_W, (Effect.ASK,)),
+        ModelEvent.DEMAND: Rule(_H, (Effect.REFUSE_WAITING,)),
+        ModelEvent.UNLOAD: Rule(_H),
+        ModelEvent.KILL: Rule(_H),
+        ModelEvent.DESTROY: Rule(_H),
     },
     State.WAITING: {
-        Event.LOAD: Rule(_W),
-        Event.RESTART: Rule(_W),
-        Event.UNLOAD: Rule(_W, aim=Aim.REST),
-        Event.KILL: Rule(_W, aim=Aim.REVIVE),
-        Event.DESTROY: Rule(_W, aim=Aim.REVIVE),
+        ModelEvent.LOAD: Rule(_W),
+        ModelEvent.RESTART: Rule(_W),
+        ModelEvent.UNLOAD: Rule(_W, aim=Aim.REST),
+        ModelEvent.KILL: Rule(_W, aim=Aim.REVIVE),
+        ModelEvent.DESTROY: Rule(_W, aim=Aim.REVIVE),
         **dict.fromkeys(HOLDING, Rule(_H, (Effect.WITHDRAW, Effect.REFUSE_WAITING))),
-        Event.CHANGED: Rule(_W, (Effect.WITHDRAW, Effect.ASK)),
-        Event.UNWANTED: Rule(_U, (Effect.WITHDRAW,)),
-        Event.ADMITTED: Rule(_STARTING, (Effect.SPAWN,)),
-        Event.NO_ROOM: Rule(_U, (Effect.REFUSE_WAITING,)),
-        Event.UNREADABLE: Rule(_U, (Effect.REFUSE_WAITING,)),
+        ModelEvent.CHANGED: Rule(_W, (Effect.WITHDRAW, Effect.ASK)),
+        ModelEvent.UNWANTED: Rule(_U, (Effect.WITHDRAW,)),
+        ModelEvent.ADMITTED: Rule(_STARTING, (Effect.SPAWN,)),
+        ModelEvent.NO_ROOM: Rule(_U, (Effect.REFUSE_WAITING,)),
+        ModelEvent.UNREADABLE: Rule(_U, (Effect.REFUSE_WAITING,)),
     },
     State.BACKOFF: {
         **_ASLEEP,
-        Event.CHANGED: Rule(_U, aim=Aim.REVIVE),
-        Event.DEMAND: Rule(_B),
-        Event.UNLOAD: Rule(_B, aim=Aim.REST),
-        Event.KILL: Rule(_B, aim=Aim.REVIVE),
-        Event.DESTROY: Rule(_B, aim=Aim.REVIVE),
-        Event.RETRY: Rule(_U, aim=Aim.REVIVE),
+        ModelEvent.CHANGED: Rule(_U, aim=Aim.REVIVE),
+        ModelEvent.DEMAND: Rule(_B),
+        ModelEvent.UNLOAD: Rule(_B, aim=Aim.REST),
+        ModelEvent.KILL: Rule(_B, aim=Aim.REVIVE),
+        ModelEvent.DESTROY: Rule(_B, aim=Aim.REVIVE),
+        ModelEvent.RETRY: Rule(_U, aim=Aim.REVIVE),
     },
     State.FAILED: {
         **_ASLEEP,
         # What was wrong may have been mended.
-        Event.CHANGED: Rule(_U, aim=Aim.REVIVE),
-        Event.DEMAND: Rule(_F, (Effect.REFUSE_WAITING,)),
-        Event.UNLOAD: Rule(_U),
-        Event.KILL: Rule(_F),
-        Event.DESTROY: Rule(_F),
-        Event.RETRY: Rule(_U, aim=Aim.REVIVE),
+        ModelEvent.CHANGED: Rule(_U, aim=Aim.REVIVE),
+        ModelEvent.DEMAND: Rule(_F, (Effect.REFUSE_WAITING,)),
+        ModelEvent.UNLOAD: Rule(_U),
+        ModelEvent.KILL: Rule(_F),
+        ModelEvent.DESTROY: Rule(_F),
+        ModelEvent.RETRY: Rule(_U, aim=Aim.REVIVE),
     },
     State.STARTING: {
         **_COMING_UP,
-        Event.LOAD: Rule(_STARTING),
-        Event.HELLO: Rule(_LOADING, (Effect.SEND_LOAD,)),
-        Event.FOREIGN: Rule(_STOPPING, (Effect.REFUSE_WAITING, Effect.STOP), Aim.FAIL),
-        Event.NOT_STARTED: Rule(_F, (Effect.REFUSE_WAITING,)),
-        Event.START_FAILED: Rule(_U, aim=Aim.JUDGE),
+        ModelEvent.LOAD: Rule(_STARTING),
+        ModelEvent.HELLO: Rule(_LOADING, (Effect.SEND_LOAD,)),
+        ModelEvent.FOREIGN: Rule(_STOPPING, (Effect.REFUSE_WAITING, Effect.STOP), Aim.FAIL),
+        ModelEvent.NOT_STARTED: Rule(_F, (Effect.REFUSE_WAITING,)),
+        ModelEvent.START_FAILED: Rule(_U, aim=Aim.JUDGE),
     },
     State.LOADING: {
         **_COMING_UP,
-        Event.LOAD: Rule(_LOADING),
-        Event.LOADED: Rule(_READY, (Effect.DISPATCH,)),
-        Event.HUNG: Rule(_STOPPING, (Effect.DUMP_AND_DESTROY,), Aim.JUDGE),
-        Event.LOAD_FAILED: Rule(_STOPPING, (Effect.STOP,), Aim.JUDGE),
-        Event.LOAD_IMPOSSIBLE: Rule(_STOPPING, (Effect.REFUSE_WAITING, Effect.STOP), Aim.FAIL),
+        ModelEvent.LOAD: Rule(_LOADING),
+        ModelEvent.LOADED: Rule(_READY, (Effect.DISPATCH,)),
+        ModelEvent.HUNG: Rule(_STOPPING, (Effect.DUMP_AND_DESTROY,), Aim.JUDGE),
+        ModelEvent.LOAD_FAILED: Rule(_STOPPING, (Effect.STOP,), Aim.JUDGE),
+        ModelEvent.LOAD_IMPOSSIBLE: Rule(_STOPPING, (Effect.REFUSE_WAITING, Effect.STOP), Aim.FAIL),
     },
     State.READY: {
-        Event.LOAD: Rule(_READY),
-        Event.UNLOAD: Rule(_DRAINING, (Effect.DRAIN,), Aim.REST),
-        Event.HOLD: Rule(_DRAINING, (Effect.REFUSE_WAITING, Effect.DRAIN), Aim.HOLD),
-        Event.REMOVED: Rule(_DRAINING, (Effect.REFUSE_WAITING, Effect.DRAIN), Aim.HOLD),
-        Event.SHUTDOWN: Rule(_STOPPING, (_PARK, Effect.STOP), Aim.HOLD),
-        Event.RESTART: Rule(_DRAINING, (Effect.DRAIN,), Aim.START),
-        Event.CHANGED: Rule(_DRAINING, (Effect.DRAIN,), Aim.START),
-        Event.KILL: Rule(_STOPPING, (_PARK, Effect.KILL), Aim.REVIVE),
-        Event.DESTROY: Rule(_STOPPING, (_PARK, Effect.DESTROY), Aim.REVIVE),
-        Event.MISBEHAVED: Rule(_STOPPING, (_PARK, Effect.KILL), Aim.JUDGE),
-        Event.HUNG: Rule(_STOPPING, (_PARK, Effect.DUMP_AND_DESTROY), Aim.JUDGE),
-        Event.EVICT: Rule(_STOPPING, (_PARK, Effect.STOP), Aim.REST),
-        Event.EXPIRED: Rule(_STOPPING, (_PARK, Effect.STOP), Aim.REST),
-        Event.OVERGROWN: Rule(_STOPPING, (_PARK, Effect.STOP), Aim.REVIVE),
-        Event.EXIT: Rule(_U, (_PARK,), Aim.JUDGE),
+        ModelEvent.LOAD: Rule(_READY),
+        ModelEvent.UNLOAD: Rule(_DRAINING, (Effect.DRAIN,), Aim.REST),
+        ModelEvent.HOLD: Rule(_DRAINING, (Effect.REFUSE_WAITING, Effect.DRAIN), Aim.HOLD),
+        ModelEvent.REMOVED: Rule(_DRAINING, (Effect.REFUSE_WAITING, Effect.DRAIN), Aim.HOLD),
+        ModelEvent.SHUTDOWN: Rule(_STOPPING, (_PARK, Effect.STOP), Aim.HOLD),
+        ModelEvent.RESTART: Rule(_DRAINING, (Effect.DRAIN,), Aim.START),
+        ModelEvent.CHANGED: Rule(_DRAINING, (Effect.DRAIN,), Aim.START),
+        ModelEvent.KILL: Rule(_STOPPING, (_PARK, Effect.KILL), Aim.REVIVE),
+        ModelEvent.DESTROY: Rule(_STOPPING, (_PARK, Effect.DESTROY), Aim.REVIVE),
+        ModelEvent.MISBEHAVED: Rule(_STOPPING, (_PARK, Effect.KILL), Aim.JUDGE),
+        ModelEvent.HUNG: Rule(_STOPPING, (_PARK, Effect.DUMP_AND_DESTROY), Aim.JUDGE),
+        ModelEvent.EVICT: Rule(_STOPPING, (_PARK, Effect.STOP), Aim.REST),
+        ModelEvent.EXPIRED: Rule(_STOPPING, (_PARK, Effect.STOP), Aim.REST),
+        ModelEvent.OVERGROWN: Rule(_STOPPING, (_PARK, Effect.STOP), Aim.REVIVE),
+        ModelEvent.EXIT: Rule(_U, (_PARK,), Aim.JUDGE),
     },
     State.DRAINING: {
-        Event.DEMAND: Rule(_DRAINING),
-        Event.LOAD: Rule(_DRAINING),
-        Event.RESTART: Rule(_DRAINING),
-        Event.UNLOAD: Rule(_DRAINING),
-        Event.HOLD: Rule(_DRAINING, (Effect.REFUSE_WAITING,)),
-        Event.REMOVED: Rule(_DRAINING, (Effect.REFUSE_WAITING,)),
-        Event.SHUTDOWN: Rule(_STOPPING, (_PARK, Effect.STOP)),
-        Event.CHANGED: Rule(_DRAINING),
-        Event.RETURNED: Rule(_DRAINING),
-        Event.KILL: Rule(_STOPPING, (_PARK, Effect.KILL)),
-        Event.DESTROY: Rule(_STOPPING, (_PARK, Effect.DESTROY)),
-        Event.MISBEHAVED: Rule(_STOPPING, (_PARK, Effect.KILL)),
-        Event.HUNG: Rule(_STOPPING, (_PARK, Effect.DUMP_AND_DESTROY)),
-        Event.DRAINED: Rule(_STOPPING, (Effect.STOP,)),
-        Event.DEADLINE: Rule(_STOPPING, (_PARK, Effect.STOP)),
-        Event.EXIT: Rule(_U, (_PARK,)),
+        ModelEvent.DEMAND: Rule(_DRAINING),
+        ModelEvent.LOAD: Rule(_DRAINING),
+        ModelEvent.RESTART: Rule(_DRAINING),
+        ModelEvent.UNLOAD: Rule(_DRAINING),
+        ModelEvent.HOLD: Rule(_DRAINING, (Effect.REFUSE_WAITING,)),
+        ModelEvent.REMOVED: Rule(_DRAINING, (Effect.REFUSE_WAITING,)),
+        ModelEvent.SHUTDOWN: Rule(_STOPPING, (_PARK, Effect.STOP)),
+        ModelEvent.CHANGED: Rule(_DRAINING),
+        ModelEvent.RETURNED: Rule(_DRAINING),
+        ModelEvent.KILL: Rule(_STOPPING, (_PARK, Effect.KILL)),
+        ModelEvent.DESTROY: Rule(_STOPPING, (_PARK, Effect.DESTROY)),
+        ModelEvent.MISBEHAVED: Rule(_STOPPING, (_PARK, Effect.KILL)),
+        ModelEvent.HUNG: Rule(_STOPPING, (_PARK, Effect.DUMP_AND_DESTROY)),
+        ModelEvent.DRAINED: Rule(_STOPPING, (Effect.STOP,)),
+        ModelEvent.DEADLINE: Rule(_STOPPING, (_PARK, Effect.STOP)),
+        ModelEvent.EXIT: Rule(_U, (_PARK,)),
     },
     State.STOPPING: {
-        Event.DEMAND: Rule(_STOPPING),
-        Event.LOAD: Rule(_STOPPING),
-        Event.RESTART: Rule(_STOPPING),
-        Event.UNLOAD: Rule(_STOPPING),
+        ModelEvent.DEMAND: Rule(_STOPPING),
+        ModelEvent.LOAD: Rule(_STOPPING),
+        ModelEvent.RESTART: Rule(_STOPPING),
+        ModelEvent.UNLOAD: Rule(_STOPPING),
         **dict.fromkeys(HOLDING, Rule(_STOPPING, (Effect.REFUSE_WAITING,))),
-        Event.CHANGED: Rule(_STOPPING),
-        Event.RETURNED: Rule(_STOPPING),
-        Event.KILL: Rule(_STOPPING, (Effect.KILL,)),
-        Event.DESTROY: Rule(_STOPPING, (Effect.DESTROY,)),
+        ModelEvent.CHANGED: Rule(_STOPPING),
+        ModelEvent.RETURNED: Rule(_STOPPING),
+        ModelEvent.KILL: Rule(_STOPPING, (Effect.KILL,)),
+        ModelEvent.DESTROY: Rule(_STOPPING, (Effect.DESTROY,)),
         # The worker's last words may cross the order to stop.
-        Event.HELLO: Rule(_STOPPING),
-        Event.LOADED: Rule(_STOPPING),
-        Event.LOAD_FAILED: Rule(_STOPPING),
-        Event.LOAD_IMPOSSIBLE: Rule(_STOPPING),
-        Event.MISBEHAVED: Rule(_STOPPING, (Effect.KILL,)),
-        Event.FOREIGN: Rule(_STOPPING),
-        Event.EXIT: Rule(_U),
+        ModelEvent.HELLO: Rule(_STOPPING),
+        ModelEvent.LOADED: Rule(_STOPPING),
+        ModelEvent.LOAD_FAILED: Rule(_STOPPING),
+        ModelEvent.LOAD_IMPOSSIBLE: Rule(_STOPPING),
+        ModelEvent.MISBEHAVED: Rule(_STOPPING, (Effect.KILL,)),
+        ModelEvent.FOREIGN: Rule(_STOPPING),
+        ModelEvent.EXIT: Rule(_U),
     },
 }
 
 # What an event makes of a process that is on its way out already.
-_REDIRECTED: Final[dict[Event, dict[Aim, Aim]]] = {
-    Event.LOAD: dict.fromkeys(Aim, Aim.START),
-    Event.RESTART: dict.fromkeys(Aim, Aim.START),
-    Event.RETURNED: dict.fromkeys(Aim, Aim.START),
-    Event.UNLOAD: dict.fromkeys(Aim, Aim.REST) | {Aim.HOLD: Aim.HOLD},
+_REDIRECTED: Final[dict[ModelEvent, dict[Aim, Aim]]] = {
+    ModelEvent.LOAD: dict.fromkeys(Aim, Aim.START),
+    ModelEvent.RESTART: dict.fromkeys(Aim, Aim.START),
+    ModelEvent.RETURNED: dict.fromkeys(Aim, Aim.START),
+    ModelEvent.UNLOAD: dict.fromkeys(Aim, Aim.REST) | {Aim.HOLD: Aim.HOLD},
     **dict.fromkeys(HOLDING, dict.fromkeys(Aim, Aim.HOLD)),
     # An order stays as it is; what was wrong may have been mended.
-    Event.CHANGED: {each: each for each in Aim} | dict.fromkeys((Aim.JUDGE, Aim.FAIL), Aim.REVIVE),
-    Event.KILL: dict.fromkeys(Aim, Aim.REVIVE) | {Aim.HOLD: Aim.HOLD, Aim.FAIL: Aim.FAIL},
+    ModelEvent.CHANGED: {each: each for each in Aim}
+    | dict.fromkeys((Aim.JUDGE, Aim.FAIL), Aim.REVIVE),
+    ModelEvent.KILL: dict.fromkeys(Aim, Aim.REVIVE) | {Aim.HOLD: Aim.HOLD, Aim.FAIL: Aim.FAIL},
 }
-_REDIRECTED[Event.DESTROY] = _REDIRECTED[Event.KILL]
+_REDIRECTED[ModelEvent.DESTROY] = _REDIRECTED[ModelEvent.KILL]
 
 _VERDICTS: Final = {
-    Verdict.BACK_OFF: (State.BACKOFF, ()),
-    Verdict.GIVE_UP: (State.FAILED, (Effect.REFUSE_WAITING,)),
+    RestartVerdict.BACK_OFF: (State.BACKOFF, ()),
+    RestartVerdict.GIVE_UP: (State.FAILED, (Effect.REFUSE_WAITING,)),
 }
 
 
@@ -321,7 +322,7 @@ class Lifecycle:
         """The end of the process, should it come now, is for the restart policy to judge."""
         return self.alive and self._aim in (None, Aim.JUDGE)
 
-    def handle(self, event: Event, circumstances: Circumstances) -> tuple[Effect, ...]:
+    def handle(self, event: ModelEvent, circumstances: Circumstances) -> tuple[Effect, ...]:
         """Take in an event; returns the effects to perform, in order.
 
         Raises:
@@ -330,9 +331,9 @@ class Lifecycle:
         rule = TABLE[self.state].get(event)
         if rule is None:
             raise ImpossibleTransitionError(f"{event!s} while {self.state!s}")
-        if event is Event.EXIT or (rule.state is State.UNLOADED and rule.aim is not None):
+        if event is ModelEvent.EXIT or (rule.state is State.UNLOADED and rule.aim is not None):
             return rule.effects + self._resolve(self._aim or rule.aim or Aim.REST, circumstances)
-        if event is Event.DEMAND and self._aim in (Aim.HOLD, Aim.FAIL):
+        if event is ModelEvent.DEMAND and self._aim in (Aim.HOLD, Aim.FAIL):
             return (Effect.REFUSE_WAITING,)
         if self.state in (State.BACKOFF, State.WAITING) and rule.aim is not None:
             if _wanted(rule.aim, circumstances):

@@ -10,7 +10,7 @@ from typing import Final
 from gateway.config.model import Model
 from gateway.models import refusals
 from gateway.models.condition import Condition
-from gateway.models.lifecycle import Circumstances, Effect, Event, State
+from gateway.models.lifecycle import Circumstances, Effect, ModelEvent, State
 from gateway.models.parts import GatewayParts, ModelParts
 from gateway.models.recovery import Deadlines, Recovery
 from gateway.models.supervisor import WorkerSupervisor
@@ -20,14 +20,14 @@ from gateway.system.refusal import Refusal
 from gateway.system.tasks import Tasks
 from gateway.workers import ladder
 from gateway.workers.process import ExitStatus
-from gateway.workers.restarts import Verdict
+from gateway.workers.restarts import RestartVerdict
 from gateway.workers.worker import Listener, Worker
 from gateway.workers.worker_log import WorkerLog
 
 # mlx-vlm's models take one sequence after the other: one runs, and the next is decoded meanwhile.
 _BESIDE_PICTURES: Final = 2
 # Deaths by these are the worker's own; orders and shutdowns are not.
-_BLAMED: Final = (Event.MISBEHAVED, Event.HUNG, Event.EXIT)
+_BLAMED: Final = (ModelEvent.MISBEHAVED, ModelEvent.HUNG, ModelEvent.EXIT)
 
 
 class Performer:
@@ -87,7 +87,7 @@ class Performer:
 
     # What the life cycle asks
 
-    def circumstances(self, event: Event, verdict: Verdict) -> Circumstances:
+    def circumstances(self, event: ModelEvent, verdict: RestartVerdict) -> Circumstances:
         traffic = self.parts.traffic
         guilty = traffic.guilty if event in _BLAMED and self.parts.condition.judged else 0
         return Circumstances(
@@ -119,7 +119,7 @@ class Performer:
             case _:
                 pass
 
-    def perform(self, effect: Effect, event: Event, refusal: Refusal) -> None:
+    def perform(self, effect: Effect, event: ModelEvent, refusal: Refusal) -> None:
         supervisor = self.supervisor
         match effect:
             case Effect.ASK:

@@ -21,7 +21,7 @@ from msgspec import Struct
 from gateway.config.changes import InForce
 from gateway.models import refusals
 from gateway.models.condition import Condition
-from gateway.models.lifecycle import Event, State
+from gateway.models.lifecycle import ModelEvent, State
 from gateway.models.parts import GatewayParts, ModelParts
 from gateway.system.clock import Timer
 from gateway.system.log_lines import about
@@ -29,7 +29,7 @@ from gateway.system.notation import format_size
 from gateway.system.refusal import Refusal
 from gateway.workers.host import THIS_MACHINE
 from gateway.workers.process import ExitStatus
-from gateway.workers.restarts import RestartPolicy, Verdict, limits
+from gateway.workers.restarts import RestartPolicy, RestartVerdict, restart_limits
 from gateway.workers.worker import Worker
 from gateway.workers.worker_log import WorkerLog
 
@@ -67,7 +67,7 @@ class Deadlines:
     def cut_drain(self) -> None:
         """Let a drain last no longer, if there is one."""
         if self._condition.state is State.DRAINING:
-            self._condition.handle(Event.DEADLINE)
+            self._condition.handle(ModelEvent.DEADLINE)
 
     def forget_timeouts(self) -> None:
         """The next load that is too slow is the first one."""
@@ -88,7 +88,7 @@ class Deadlines:
         seconds = self._in_force.settings.workers.load_timeout_s
         reason = f"it was not loaded within {seconds:g} s (workers.load_timeout_s)"
         self._condition.handle(
-            Event.TOO_SLOW if again else Event.DEADLINE,
+            ModelEvent.TOO_SLOW if again else ModelEvent.DEADLINE,
             f"{reason}, twice" if again else reason,
             refusal=refusals.load_too_slow(self._model_id, reason),
         )
@@ -124,22 +124,22 @@ logger = logging.getLogger(__name__)
 
 # After these ends there is another worker, by what whoever counts restarts calls them.
 _CAUSES: Final = {
-    Event.EXIT: "crashed",
-    Event.HUNG: "hung",
-    Event.MISBEHAVED: "misbehaved",
-    Event.LOAD_FAILED: "load failed",
-    Event.DEADLINE: "load too slow",
-    Event.START_FAILED: "not started",
-    Event.OVERGROWN: "overgrown",
-    Event.RESTART: "operator",
-    Event.CHANGED: "configuration",
+    ModelEvent.EXIT: "crashed",
+    ModelEvent.HUNG: "hung",
+    ModelEvent.MISBEHAVED: "misbehaved",
+    ModelEvent.LOAD_FAILED: "load failed",
+    ModelEvent.DEADLINE: "load too slow",
+    ModelEvent.START_FAILED: "not started",
+    ModelEvent.OVERGROWN: "overgrown",
+    ModelEvent.RESTART: "operator",
+    ModelEvent.CHANGED: "configuration",
 }
 
 
 class _Ruling(NamedTuple):
     """`next_attempt_s` is from now; None: at once, or never."""
 
-    verdict: Verdict
+    verdict: RestartVerdict
     next_attempt_s: float | None = None
 
 
@@ -152,12 +152,12 @@ class Recovery:
         self.last_exit: LastExit | None = None
         self.restarts = 0
         self.restarts_by = Counter(dict.fromkeys(_CAUSES.values(), 0))
-        self._end: Event | None = None
+        self._end: ModelEvent | None = None
         self._model_id = model_id
         self._condition, self._traffic, self._tenancy, self._log, _ = parts
         self._in_force = gateway.in_force
         self._events = gateway.events
-        self._policy = RestartPolicy(limits(gateway.in_force.settings.workers))
+        self._policy = RestartPolicy(restart_limits(gateway.in_force.settings.workers))
         self._died = False
         self._excused = False
         self._loop = asyncio.get_running_loop()
@@ -179,7 +179,7 @@ class Recovery:
     def ended(self, worker: Worker, status: ExitStatus) -> None:
         """The process of a worker is gone."""
         ordered = not self._condition.judged
-        self._end = self._condition.end_cause or (None if ordered else Event.EXIT)
+        self._end = self._condition.end_cause or (None if ordered else ModelEvent.EXIT)
         expected = ordered and (self._condition.state is State.STOPPING or status.code == 0)
         who = "" if worker.followers is None else f"rank 0 on {THIS_MACHINE} "
         reason = (
@@ -204,10 +204,10 @@ class Recovery:
         )
         self._tenancy.gone(worker.pid, clean=status.code == 0)
         if ordered:
-            self._condition.handle(Event.EXIT)
+            self._condition.handle(ModelEvent.EXIT)
         else:
             how = str(status) if worker.loss is None else None
-            self._judge(Event.EXIT, reason, how, self.last_exit.log_tail)
+            self._judge(ModelEvent.EXIT, reason, how, self.last_exit.log_tail)
 
     def not_started(self, error: Exception) -> None:
         """No process could be started."""
@@ -215,9 +215,9 @@ class Recovery:
         if isinstance(error, FileNotFoundError | PermissionError):
             reason = f"no worker can be started: {error}"
             refusal = Refusal("model_unavailable", f"{self._model_id!r}: {reason}", lasting=True)
-            self._condition.handle(Event.NOT_STARTED, reason, refusal=refusal)
+            self._condition.handle(ModelEvent.NOT_STARTED, reason, refusal=refusal)
             return
-        self._end = Event.START_FAILED
+        self._end = ModelEvent.START_FAILED
         # Descriptors, processes or memory may be there later.
         logger.error(
             "%s: no worker could be started: %s",
@@ -226,7 +226,7 @@ class Recovery:
             extra=about(model=self._model_id),
             exc_info=None if isinstance(error, OSError) else error,
         )
-        self._judge(Event.START_FAILED, "it could not be started", str(error), [])
+        self._judge(ModelEvent.START_FAILED, "it could not be started", str(error), [])
 
     @property
     def retry_after_s(self) -> int | None:
@@ -252,14 +252,14 @@ class Recovery:
             self._timer.cancel()
             self._timer = None
 
-    def _judge(self, event: Event, reason: str, status: str | None, tail: list[str]) -> None:
+    def _judge(self, event: ModelEvent, reason: str, status: str | None, tail: list[str]) -> None:
         """An unexpected death."""
         self._died = True
         if self._tenancy.lost_bytes:
             reason += f" (an earlier end has stranded {format_size(self._tenancy.lost_bytes)})"
-            ruling = _Ruling(Verdict.GIVE_UP)
-        elif event is Event.EXIT and (self._excused or self._traffic.guilty):
-            ruling = _Ruling(Verdict.RESTART)
+            ruling = _Ruling(RestartVerdict.GIVE_UP)
+        elif event is ModelEvent.EXIT and (self._excused or self._traffic.guilty):
+            ruling = _Ruling(RestartVerdict.RESTART)
         else:
             ruling = self._rule()
         loss = refusals.lost(
@@ -275,7 +275,7 @@ class Recovery:
     def _rule(self) -> _Ruling:
         """The policy judges, and the next attempt is awaited."""
         now = self._loop.time()
-        self._policy.limits = limits(self._in_force.settings.workers)
+        self._policy.limits = restart_limits(self._in_force.settings.workers)
         judgement = self._policy.died(now)
         if judgement.until is None:
             return _Ruling(judgement.verdict)
@@ -292,4 +292,4 @@ class Recovery:
 
     def _try_again(self) -> None:
         self._timer = None
-        self._condition.handle(Event.RETRY)
+        self._condition.handle(ModelEvent.RETRY)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from gateway.config.model import Model
 from gateway.models import refusals
-from gateway.models.lifecycle import Event, ImpossibleTransitionError, State
+from gateway.models.lifecycle import ImpossibleTransitionError, ModelEvent, State
 from gateway.models.parts import GatewayParts, ModelParts
 from gateway.requests.traffic import ProtocolBreachError, WorkerConnection
 from gateway.system.log_lines import about
@@ -17,7 +17,7 @@ from gateway.system.memory_reading import FootprintError
 from gateway.system.notation import format_size
 from gateway.workers.hang import HangDetector
 from gateway.workers.host import THIS_MACHINE
-from gateway.workers.ladder import Rung, Step
+from gateway.workers.ladder import LadderStep, Rung
 from gateway.workers.process import ExitStatus
 from gateway.workers.worker import Listener, Worker
 from protocol.answers import Embedded, Output, Rendered, RequestFailed
@@ -112,7 +112,7 @@ class WorkerSupervisor:
                 reason = f"rank 0 on {THIS_MACHINE}: {reason}" if loss is None else loss.reason
             self._log_error("hangs", reason)
             self._events.emit("hang", self._model.id, pid=self.worker.pid, reason=reason)
-            self._condition.handle(Event.HUNG, reason)
+            self._condition.handle(ModelEvent.HUNG, reason)
 
     # To the worker
 
@@ -264,12 +264,12 @@ class WorkerSupervisor:
 
     def worker_misbehaved(self, worker: Worker, reason: str) -> None:
         self._log_error("is ended", reason)
-        self._condition.handle(Event.MISBEHAVED, reason)
+        self._condition.handle(ModelEvent.MISBEHAVED, reason)
 
     def worker_outgrew(self, worker: Worker, reason: str) -> None:
         if self._condition.state is State.READY:
             self._log_error("is ended", reason)
-            self._condition.handle(Event.OVERGROWN, reason)
+            self._condition.handle(ModelEvent.OVERGROWN, reason)
 
     def worker_is_foreign(self, worker: Worker, reason: str) -> None:
         if self._condition.state not in (State.STARTING, State.STOPPING):
@@ -277,9 +277,9 @@ class WorkerSupervisor:
             return
         self._log_error("is ended", reason)
         refusal = refusals.foreign_worker(self._model.id, reason)
-        self._condition.handle(Event.FOREIGN, refusal.message, refusal=refusal)
+        self._condition.handle(ModelEvent.FOREIGN, refusal.message, refusal=refusal)
 
-    def worker_outlived(self, worker: Worker, step: Step, seconds: float) -> None:
+    def worker_outlived(self, worker: Worker, step: LadderStep, seconds: float) -> None:
         self._events.emit(
             "escalation", self._model.id, pid=worker.pid, outlived=str(step), seconds=seconds
         )
@@ -292,12 +292,12 @@ class WorkerSupervisor:
             case Hello(incarnation=incarnation) if incarnation != worker.incarnation:
                 self.worker_misbehaved(worker, f"it says it is incarnation {incarnation}")
             case Hello():
-                self._condition.handle(Event.HELLO)
+                self._condition.handle(ModelEvent.HELLO)
             case Ready() as ready:
                 self._tenancy.reload_s = self._loop.time() - self._began_at
                 self._traffic.meter.load_s.observe(self._tenancy.reload_s)
                 self._tasks.start(self._measure(), "first reading")
-                self._condition.handle(Event.LOADED)
+                self._condition.handle(ModelEvent.LOADED)
                 self._events.emit(
                     "ready",
                     self._model.id,
@@ -307,7 +307,7 @@ class WorkerSupervisor:
                 )
             case LoadFailed(reason=reason, permanent=permanent):
                 self._condition.handle(
-                    Event.LOAD_IMPOSSIBLE if permanent else Event.LOAD_FAILED,
+                    ModelEvent.LOAD_IMPOSSIBLE if permanent else ModelEvent.LOAD_FAILED,
                     reason,
                     refusal=refusals.load_failed(
                         self._model.id,

@@ -13,7 +13,7 @@ from gateway.memory.holder import Need
 from gateway.memory.steward import HeldState, Steward
 from gateway.models import refusals
 from gateway.models.condition import Condition
-from gateway.models.lifecycle import Event, State
+from gateway.models.lifecycle import ModelEvent, State
 from gateway.requests.traffic import Traffic
 from gateway.system.clock import present_clock
 from gateway.system.log_lines import about
@@ -146,7 +146,7 @@ class Tenancy:
         """To be called a few times a second: who is idle for too long has to go."""
         now = self._clock.now()
         if self._condition.state is State.READY and not self.busy and self._expired(now):
-            self._condition.handle(Event.EXPIRED, f"idle for {self._idle_s(now):.0f} s")
+            self._condition.handle(ModelEvent.EXPIRED, f"idle for {self._idle_s(now):.0f} s")
 
     def dont_read_again(self) -> None:
         """An operator wants it unloaded."""
@@ -228,7 +228,7 @@ class Tenancy:
         return self.waits_for_memory and (self.busy or self._kept())
 
     def load_along(self) -> None:
-        self._condition.handle(Event.ALONG)
+        self._condition.handle(ModelEvent.ALONG)
 
     def note_wait(self, reason: str) -> None:
         """Why there is no room for it yet."""
@@ -237,7 +237,7 @@ class Tenancy:
     def admitted(self, floor_bytes: int) -> None:
         """There is room for it, and so many bytes are its own."""
         self.granted_bytes = floor_bytes
-        self._condition.handle(Event.ADMITTED)
+        self._condition.handle(ModelEvent.ADMITTED)
 
     def take_limit(self, limit_bytes: int) -> None:
         """Its worker may hold so much from now on."""
@@ -267,29 +267,29 @@ class Tenancy:
 
     def replace(self, reason: str) -> None:
         """Another worker has to take its place."""
-        self._condition.handle(Event.OVERGROWN, reason)
+        self._condition.handle(ModelEvent.OVERGROWN, reason)
 
     def hangs(self, reason: str) -> None:
         """It doesn't do what it was told."""
-        self._condition.handle(Event.HUNG, reason)
+        self._condition.handle(ModelEvent.HUNG, reason)
 
     def has_no_room(self, refusal: Refusal) -> None:
         """There never will be, as things are."""
         logger.warning(
             "%s isn't loaded: %s", self.model.id, refusal.message, extra=about(model=self.model.id)
         )
-        self._condition.handle(Event.NO_ROOM, refusal=refusal)
+        self._condition.handle(ModelEvent.NO_ROOM, refusal=refusal)
 
     def cannot_be_read(self, reason: str, *, watched: bool) -> None:
         """What it needs can't be told now; it may be later. `watched`: somebody will say when."""
         refusal = refusals.load_failed(self.model.id, reason, retry_after_s=_READ_AGAIN_S)
         logger.warning("%s", refusal.message, extra=about(model=self.model.id))
-        self._condition.handle(Event.UNREADABLE, reason, refusal=refusal)
+        self._condition.handle(ModelEvent.UNREADABLE, reason, refusal=refusal)
         self._read_again_at = self._clock.now() + (_WATCHED_S if watched else _READ_AGAIN_S)
 
     def evict(self, reason: str) -> None:
         """Another model needs its memory; who is cut off goes on later."""
-        self._condition.handle(Event.EVICT, reason)
+        self._condition.handle(ModelEvent.EVICT, reason)
 
     def lost_memory(self, missing_bytes: int) -> None:
         """So much of what its last worker held did not come back: it isn't restarted any more

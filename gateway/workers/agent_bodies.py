@@ -98,7 +98,7 @@ class Started(Struct, frozen=True):
     pid: int
 
 
-class Wish(Struct, frozen=True):
+class MemoryWish(Struct, frozen=True):
     """A rank is to be promised so much."""
 
     wanted_bytes: _Count
@@ -110,7 +110,7 @@ class Promised(Struct, frozen=True):
     promised_bytes: int
 
 
-class Turn(Struct, frozen=True):
+class LeaseTurn(Struct, frozen=True):
     """`confirmed` is the number of the last answer that the gateway has got; `unwanted` are ranks
     that it knows nothing of, and that must end.
     """
@@ -119,14 +119,14 @@ class Turn(Struct, frozen=True):
     unwanted: Annotated[tuple[_Id, ...], Meta(max_length=1024)] = ()
 
 
-class Line(Struct, frozen=True):
+class PrintedLine(Struct, frozen=True):
     """What a rank has printed."""
 
     rank: str
     text: str
 
 
-class Ended(Struct, frozen=True):
+class RankEnded(Struct, frozen=True):
     """How a rank ended, and why if the agent ended it by itself: then `by_host` is true."""
 
     rank: str
@@ -135,15 +135,15 @@ class Ended(Struct, frozen=True):
     by_host: bool = False
 
 
-class News(Struct, frozen=True):
+class RankNews(Struct, frozen=True):
     """The answer to a turn: what has happened since the one before. `lost_lines` were printed
     faster than they were asked for.
     """
 
     number: int
-    lines: tuple[Line, ...] = ()
+    lines: tuple[PrintedLine, ...] = ()
     lost_lines: int = 0
-    ended: tuple[Ended, ...] = ()
+    ended: tuple[RankEnded, ...] = ()
 
 
 class FootprintBody(Struct, frozen=True):

@@ -14,10 +14,10 @@ from gateway.memory.cards import sharing
 from gateway.system.log_lines import about
 from gateway.system.memory_reading import Footprint
 from gateway.system.tasks import Tasks
-from gateway.workers.host import Host, LocalHost, RankEnd, RankOrder, RankProcess, own_address
-from gateway.workers.ladder import Step
+from gateway.workers.host import LocalHost, RankEnd, RankHost, RankOrder, RankProcess, own_address
+from gateway.workers.ladder import LadderStep
 from gateway.workers.process import ExitStatus
-from gateway.workers.rank_group import Fate
+from gateway.workers.rank_group import RankGroup
 from gateway.workers.rank_memory import Promise, of_all, of_each, within
 from protocol.channel import new_keys
 from protocol.endpoint import endpoint
@@ -49,7 +49,7 @@ class Plan(Struct, frozen=True):
     incarnation: int
     backend: RankBackend
     split: RankSplit
-    hosts: Sequence[Host]
+    hosts: Sequence[RankHost]
     interfaces: Sequence[Sequence[str]]
     silence_s: float
     needed_bytes: int = 0
@@ -58,10 +58,10 @@ class Plan(Struct, frozen=True):
     python: str | None = None
 
 
-class Follower:
+class FollowingRank:
     """One of them. `process` is there once it is started, `end` once it has ended."""
 
-    def __init__(self, rank: int, host: Host) -> None:
+    def __init__(self, rank: int, host: RankHost) -> None:
         self.rank = rank
         self.host = host
         self.process: RankProcess | None = None
@@ -85,23 +85,23 @@ class Follower:
         self.footprint_bytes = found.current_bytes
         return found
 
-    async def take(self, step: Step) -> None:
+    async def take(self, step: LadderStep) -> None:
         """Raises: OSError."""
         match step:
             case _ if self.running is None:
                 return
-            case Step.DUMP:
+            case LadderStep.DUMP:
                 await self.running.dump()
-            case Step.ASK:
+            case LadderStep.ASK:
                 # Rank 0 passes it on, at the end of the step that all of them are in.
                 return
-            case Step.TERMINATE:
+            case LadderStep.TERMINATE:
                 await self.running.end()
-            case Step.KILL:
+            case LadderStep.KILL:
                 await self.running.kill()
 
 
-class Leader(Protocol):
+class RankZero(Protocol):
     """Rank 0, which is told what becomes of the others."""
 
     def followers_started(self, failure: str | None) -> None:
@@ -121,7 +121,7 @@ class Followers:
     loop.
     """
 
-    def __init__(self, plan: Plan, path: Path, leader: Leader) -> None:
+    def __init__(self, plan: Plan, path: Path, leader: RankZero) -> None:
         """Rank 0 is the `leader`, and will listen at `path`."""
         self._plan = plan
         self._path = path
@@ -129,12 +129,12 @@ class Followers:
         self._keys = new_keys()
         self._tasks = Tasks(f"ranks of {plan.model_id}")
         self._told: asyncio.Future[Ranks | None] = asyncio.get_running_loop().create_future()
-        self.fate = Fate()
+        self.fate = RankGroup()
         self._endpoint = endpoint(path)
         self._promised_bytes: dict[int, int] = {}
         self.promise = Promise()
         self._asking = False
-        self.each = [Follower(rank, host) for rank, host in enumerate(plan.hosts) if rank]
+        self.each = [FollowingRank(rank, host) for rank, host in enumerate(plan.hosts) if rank]
         self._tasks.start(self._start(), "start")
 
     @property
@@ -165,7 +165,7 @@ class Followers:
         await asyncio.gather(*there, return_exceptions=True)
         return [each for each in found if each is not None]
 
-    async def take(self, step: Step) -> None:
+    async def take(self, step: LadderStep) -> None:
         """Take a step to end all of them; what fails is up to the next one."""
         self.fate.take(step)
         await asyncio.gather(*(self._take(each, step) for each in self.each))
@@ -307,7 +307,7 @@ class Followers:
         if self.fate.may_start:
             self._leader.promise_moved(None)
 
-    async def _ask_host(self, follower: Follower, wish_bytes: int) -> bool:
+    async def _ask_host(self, follower: FollowingRank, wish_bytes: int) -> bool:
         """Whether it has answered."""
         if follower.running is None:
             return False
@@ -320,7 +320,7 @@ class Followers:
         self.promise.keeps(follower.rank, follower.host.name, kept_bytes)
         return True
 
-    def _order(self, follower: Follower) -> RankOrder:
+    def _order(self, follower: FollowingRank) -> RankOrder:
         plan, rank = self._plan, follower.rank
         environment = {}
         if plan.cards and follower.is_here:
@@ -340,7 +340,7 @@ class Followers:
             needed_bytes=self._promised_bytes.get(rank, 0),
         )
 
-    async def _wait(self, follower: Follower, process: RankProcess) -> None:
+    async def _wait(self, follower: FollowingRank, process: RankProcess) -> None:
         follower.end = await process.ended()
         logger.info(
             "%s: rank %d ended: %s",
@@ -361,7 +361,7 @@ class Followers:
             self.fate.end()
             self._leader.end_ranks()
 
-    async def _take(self, follower: Follower, step: Step) -> None:
+    async def _take(self, follower: FollowingRank, step: LadderStep) -> None:
         try:
             await asyncio.wait_for(follower.take(step), _ANSWER_S)
         except (OSError, TimeoutError) as error:

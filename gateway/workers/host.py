@@ -93,7 +93,7 @@ class RankProcess(Protocol):
         """
 
 
-class Host(Protocol):
+class RankHost(Protocol):
     """A machine."""
 
     @property

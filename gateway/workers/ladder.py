@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 
-class Step(StrEnum):
+class LadderStep(StrEnum):
     """By what a worker outlives, or ends after."""
 
     DUMP = "dumping its stacks"
@@ -20,7 +20,7 @@ class Step(StrEnum):
 
 
 class Rung(NamedTuple):
-    step: Step
+    step: LadderStep
     deadline_s: float
 
 
@@ -53,10 +53,10 @@ def hung(footprint_bytes: int | None) -> tuple[Rung, ...]:
     """For a worker that would not hear a polite word; its stacks go to its log first. A large one
     may still hear SIGTERM, and what it could strand is worth the wait.
     """
-    rungs = (Rung(Step.DUMP, _DUMP_S), Rung(Step.KILL, _AFTER_KILL_S))
+    rungs = (Rung(LadderStep.DUMP, _DUMP_S), Rung(LadderStep.KILL, _AFTER_KILL_S))
     if (footprint_bytes or 0) < _LARGE_BYTES:
         return rungs
-    return (rungs[0], Rung(Step.TERMINATE, _patience_s(footprint_bytes) / 2), rungs[1])
+    return (rungs[0], Rung(LadderStep.TERMINATE, _patience_s(footprint_bytes) / 2), rungs[1])
 
 
 def orphaned(footprint_bytes: int | None) -> tuple[Rung, ...]:
@@ -70,14 +70,14 @@ def bereaved(footprint_bytes: int | None) -> tuple[Rung, ...]:
     """
     patience_s = _BEREAVED_S + _BEREAVED_S_PER_GB * (footprint_bytes or 0) / 1e9
     return (
-        Rung(Step.TERMINATE, min(patience_s, _LONGEST_BEREAVED_S)),
-        Rung(Step.KILL, _AFTER_KILL_S),
+        Rung(LadderStep.TERMINATE, min(patience_s, _LONGEST_BEREAVED_S)),
+        Rung(LadderStep.KILL, _AFTER_KILL_S),
     )
 
 
 def immediate() -> tuple[Rung, ...]:
     """For kill by force."""
-    return (Rung(Step.KILL, _AFTER_KILL_S),)
+    return (Rung(LadderStep.KILL, _AFTER_KILL_S),)
 
 
 def longest_s() -> float:
@@ -91,7 +91,7 @@ def _patience_s(footprint_bytes: int | None) -> float:
 
 def _rungs(patience_s: float) -> tuple[Rung, ...]:
     return (
-        Rung(Step.ASK, patience_s),
-        Rung(Step.TERMINATE, patience_s / 2),
-        Rung(Step.KILL, _AFTER_KILL_S),
+        Rung(LadderStep.ASK, patience_s),
+        Rung(LadderStep.TERMINATE, patience_s / 2),
+        Rung(LadderStep.KILL, _AFTER_KILL_S),
     )

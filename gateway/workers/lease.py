@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from gateway.workers import ladder
-from gateway.workers.ladder import Step
+from gateway.workers.ladder import LadderStep
 from protocol.grace import grace_s
 
 # A link that was closed, by a gateway that died above all, has so long to come back.
@@ -183,7 +183,7 @@ class Tenants:
     def _ends_within(self, rank_id: str, now: float, reason: str) -> None:
         most_bytes = self._most_bytes[rank_id]
         rungs = ladder.orphaned(most_bytes)
-        gentle_s = sum(each.deadline_s for each in rungs if each.step is Step.TERMINATE)
+        gentle_s = sum(each.deadline_s for each in rungs if each.step is LadderStep.TERMINATE)
         # The agent may die on that way: then each rank ends by itself.
         at = now + gentle_s + grace_s(most_bytes) + _SLACK_S
         self._ends.setdefault(rank_id, _End(at, reason))

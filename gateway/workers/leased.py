@@ -12,7 +12,7 @@ from typing import Final
 
 from gateway.system.lane import Lane
 from gateway.system.tasks import Tasks
-from gateway.workers.agent_bodies import LEASE_OVER, Line, News, Turn
+from gateway.workers.agent_bodies import LEASE_OVER, LeaseTurn, PrintedLine, RankNews
 from gateway.workers.host import RankEnd
 from gateway.workers.lease import Contact, Tenants
 from gateway.workers.pinned import PinnedClient, RefusedError
@@ -113,10 +113,10 @@ class Leasehold:
     async def _follow(self) -> None:
         while not self.over:
             unwanted = self._tenants.unwanted
-            turn = Turn(self._contact.number, unwanted)
+            turn = LeaseTurn(self._contact.number, unwanted)
             try:
                 news = await self._client.post(
-                    f"/v1/leases/{self.lease}/turn", turn, News, self._turn_s
+                    f"/v1/leases/{self.lease}/turn", turn, RankNews, self._turn_s
                 )
             except RefusedError as error:
                 self._failure = str(error)
@@ -147,7 +147,7 @@ class Leasehold:
                 self._failure = str(error)
             await asyncio.sleep(_RETRY_S)
 
-    def _take(self, news: News) -> None:
+    def _take(self, news: RankNews) -> None:
         if news.lost_lines:
             logger.warning("%d lines of ranks on %s are lost", news.lost_lines, self._host)
         if news.lines and self._writes < _MOST_WRITES:
@@ -165,7 +165,7 @@ class Leasehold:
         if rank is not None:
             rank.ended(end)
 
-    def _write(self, ranks: dict[str, LeasedRank], lines: Iterable[Line]) -> None:
+    def _write(self, ranks: dict[str, LeasedRank], lines: Iterable[PrintedLine]) -> None:
         """Runs in the lane: a disk may be slow."""
         self._writes -= 1
         for each in lines:

@@ -106,7 +106,7 @@ def _end(record: WorkerRecord, children: Iterable[ProcessIdentity]) -> Swept:
     logger.warning("Ending worker %d of an earlier gateway (%s)", process.pid, record.name)
     began = time.monotonic()
     for rung in ladder.orphaned(_footprint_bytes(process.pid)):
-        if rung.step is ladder.Step.TERMINATE:
+        if rung.step is ladder.LadderStep.TERMINATE:
             send(process, signal.SIGTERM, signal.SIGCONT)
         else:
             send(process, signal.SIGKILL)

@@ -24,7 +24,7 @@ from gateway.system.lane import start_thread
 from gateway.system.memory import BackEnd, back_end
 from gateway.system.processes import ProcessGoneError, ProcessIdentity, alive, identify, send
 from gateway.workers.leftovers import WorkerRecord, WorkerRecords
-from gateway.workers.worker_log import Output, ProcessLog, WorkerLog
+from gateway.workers.worker_log import OutputPipe, ProcessLog, WorkerLog
 from protocol.process_exit import ProcessExit
 
 WORKER: Final = Path(gateway.__file__).resolve().parent.parent / "worker" / "__main__.py"
@@ -119,7 +119,7 @@ class WorkerProcess:
         self.log = log
         self._records = records
         self._on_exit = on_exit
-        self._output: Output | None = None
+        self._output: OutputPipe | None = None
         # Before the process, so that there never is one that nobody reads or reaps; None: there
         # is none.
         begun: Future[subprocess.Popen[bytes] | None] = Future()
@@ -171,7 +171,7 @@ class WorkerProcess:
         if popen is None or popen.stdout is None:
             return
         with popen.stdout:
-            self._output = Output(os.dup(popen.stdout.fileno()))
+            self._output = OutputPipe(os.dup(popen.stdout.fileno()))
         copy_lines(self._output, lambda: self.log, popen.pid)
 
     def _reap(self, begun: Future[subprocess.Popen[bytes] | None]) -> None:
@@ -189,7 +189,7 @@ class WorkerProcess:
         )
 
 
-def copy_lines(output: Output, log: Callable[[], ProcessLog], pid: int) -> None:
+def copy_lines(output: OutputPipe, log: Callable[[], ProcessLog], pid: int) -> None:
     """Blocks until the process has ended, or its output is somebody else's."""
     failed = False
     for line in output.lines():
@@ -264,7 +264,7 @@ class AdoptedProcess:
         self.log = log
         self.identity = identity
         self._descriptor = output
-        self._output: Output | None = None
+        self._output: OutputPipe | None = None
         self._log_thread: threading.Thread | None = None
         self._records = records
         self._on_exit = on_exit
@@ -292,7 +292,7 @@ class AdoptedProcess:
     def read_output(self, begun: bytes) -> None:
         """From now on, nobody else does; `begun` is what was read of a line already."""
         if self._output is None:
-            self._output = Output(self._descriptor, begun)
+            self._output = OutputPipe(self._descriptor, begun)
             output = self._output
             self._log_thread = start_thread(
                 lambda: copy_lines(output, lambda: self.log, self.pid), f"log-{self.pid}"

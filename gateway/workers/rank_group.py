@@ -24,16 +24,16 @@ from typing import Final
 from msgspec import Struct
 
 from gateway.workers.host import THIS_MACHINE, RankEnd
-from gateway.workers.ladder import Step
+from gateway.workers.ladder import LadderStep
 from gateway.workers.process import ExitStatus
 from protocol.ranks import LEFT_ALONE
 
 _UNKNOWN: Final = ExitStatus(None, None)
 _UNHEARD: Final = "rank 0 heard nothing of it any more"
 # What a step ends processes by, or leaves them to end by.
-_SIGNALS: Final[Mapping[Step | None, tuple[str, ...]]] = {
-    Step.TERMINATE: ("SIGTERM",),
-    Step.KILL: ("SIGTERM", "SIGKILL"),
+_SIGNALS: Final[Mapping[LadderStep | None, tuple[str, ...]]] = {
+    LadderStep.TERMINATE: ("SIGTERM",),
+    LadderStep.KILL: ("SIGTERM", "SIGKILL"),
 }
 
 
@@ -61,7 +61,7 @@ class _Ended(Struct, frozen=True):
     rank: int
     host: str
     end: RankEnd
-    step: Step | None
+    step: LadderStep | None
 
     @property
     def faulty(self) -> bool:
@@ -88,7 +88,7 @@ class RankFailure:
         if self._missed is None:
             self._missed = (rank, host)
 
-    def ended(self, rank: int, host: str, end: RankEnd, step: Step | None) -> None:
+    def ended(self, rank: int, host: str, end: RankEnd, step: LadderStep | None) -> None:
         """One has ended, after this step."""
         if self._in_order:
             return
@@ -135,7 +135,7 @@ def _left_alone(ended: _Ended) -> bool:
 LEADER_FOLLOWS_S: Final = 60.0
 
 
-class Fate:
+class RankGroup:
     """Rank 0 is there from the beginning, the others follow."""
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ class Fate:
         self._running: set[int] = set()
         self._still_comes = True
         self._ending = False
-        self._step: Step | None = None
+        self._step: LadderStep | None = None
         # The follower that rule 2 is about, and its host.
         self._left: tuple[int, str] | None = None
 
@@ -168,14 +168,14 @@ class Fate:
     def over(self) -> bool:
         return self._leader_ended and self.followers_gone
 
-    def started(self, rank: int) -> Step | None:
+    def started(self, rank: int) -> LadderStep | None:
         """A follower is there, or may be: how it is to be ended at once, if the others were told
         while it was on its way.
         """
         self._running.add(rank)
         if self.may_start:
             return None
-        return Step.KILL if self._step is Step.KILL else Step.TERMINATE
+        return LadderStep.KILL if self._step is LadderStep.KILL else LadderStep.TERMINATE
 
     def none_more(self) -> None:
         """No other follower comes."""
@@ -185,7 +185,7 @@ class Fate:
         """Somebody is about to end all of them."""
         self._ending = True
 
-    def take(self, step: Step) -> None:
+    def take(self, step: LadderStep) -> None:
         """All that are there are told this."""
         self._ending = True
         self._step = step
@@ -238,6 +238,6 @@ class Fate:
         return self._ending and not self._bereaved
 
     @property
-    def _sign(self) -> Step | None:
+    def _sign(self) -> LadderStep | None:
         """What processes may end by, if they haven't ended by themselves."""
-        return self._step if self._step in (Step.TERMINATE, Step.KILL) else None
+        return self._step if self._step in (LadderStep.TERMINATE, LadderStep.KILL) else None

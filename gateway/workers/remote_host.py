@@ -21,6 +21,7 @@ from gateway.workers.agent_bodies import (
     API,
     FootprintBody,
     HostBody,
+    MemoryWish,
     Opened,
     Opening,
     OrderBody,
@@ -28,7 +29,6 @@ from gateway.workers.agent_bodies import (
     PortsBody,
     Promised,
     Started,
-    Wish,
 )
 from gateway.workers.host import HostFigures, RankEnd, RankOrder, versions
 from gateway.workers.leased import LeasedRank, Leasehold
@@ -159,7 +159,7 @@ class AgentLink:
     async def raise_promise(self, rank: LeasedRank, wanted_bytes: int) -> int:
         """What it may hold from now on, in bytes. Raises: OSError."""
         path = f"/v1/ranks/{rank.id}/promise"
-        promised = await self._client.post(path, Wish(wanted_bytes), Promised, _ANSWER_S)
+        promised = await self._client.post(path, MemoryWish(wanted_bytes), Promised, _ANSWER_S)
         if self._leasehold is not None:
             self._leasehold.measured(rank, promised.promised_bytes)
         return promised.promised_bytes

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from gateway.config.settings import WorkersSettings
 
 
-class Limits(NamedTuple):
+class RestartLimits(NamedTuple):
     """`restarts` within `window_s` come at once; then `backoffs` that double from `first_s` up to
     `longest_s`; then the breaker opens for `retry_s`. Times in seconds.
     """
@@ -27,7 +27,7 @@ class Limits(NamedTuple):
     retry_s: float
 
 
-class Verdict(StrEnum):
+class RestartVerdict(StrEnum):
     """What follows an unexpected death."""
 
     RESTART = "restart"
@@ -38,7 +38,7 @@ class Verdict(StrEnum):
 class Judgement(NamedTuple):
     """`until` is when the next attempt may come, on the caller's clock; None: at once."""
 
-    verdict: Verdict
+    verdict: RestartVerdict
     until: float | None
 
 
@@ -51,7 +51,7 @@ class RestartPolicy:
     the breaker again at once.
     """
 
-    def __init__(self, limits: Limits, jitter: Callable[[], float] = random.random) -> None:
+    def __init__(self, limits: RestartLimits, jitter: Callable[[], float] = random.random) -> None:
         """`jitter` gives numbers from 0 to 1; a delay is shortened by up to a half of it."""
         self.limits = limits
         self._jitter = jitter
@@ -78,11 +78,11 @@ class RestartPolicy:
         self._deaths.append(now)
         if not self._trial:
             if not self._backoffs and len(self._deaths) <= self.limits.restarts:
-                return Judgement(Verdict.RESTART, None)
+                return Judgement(RestartVerdict.RESTART, None)
             if self._backoffs < self.limits.backoffs:
-                return Judgement(Verdict.BACK_OFF, now + self._next_delay_s())
+                return Judgement(RestartVerdict.BACK_OFF, now + self._next_delay_s())
         self._trial = True
-        return Judgement(Verdict.GIVE_UP, now + self.limits.retry_s)
+        return Judgement(RestartVerdict.GIVE_UP, now + self.limits.retry_s)
 
     def forget(self) -> None:
         """Close the breaker."""
@@ -97,8 +97,8 @@ class RestartPolicy:
         return delay_s * (1.0 - self._jitter() / 2)
 
 
-def limits(settings: WorkersSettings) -> Limits:
-    return Limits(
+def restart_limits(settings: WorkersSettings) -> RestartLimits:
+    return RestartLimits(
         restarts=settings.restart_limit,
         window_s=settings.restart_window_s,
         backoffs=settings.backoff_limit,

@@ -19,7 +19,7 @@ from gateway.system.tasks import Tasks
 from gateway.workers import ladder
 from gateway.workers.hang import HangDetector
 from gateway.workers.process import ExitStatus
-from gateway.workers.restarts import RestartPolicy, limits
+from gateway.workers.restarts import RestartPolicy, restart_limits
 from gateway.workers.worker import Listener, Worker
 from protocol.life import Heartbeat, Hello
 from protocol.messages import WorkerMessage
@@ -50,7 +50,7 @@ class Spares:
     ) -> None:
         self._in_force = in_force
         self._start = start
-        self._policy = RestartPolicy(limits(in_force.settings.workers))
+        self._policy = RestartPolicy(restart_limits(in_force.settings.workers))
         self._events = events
         self._spares: dict[Worker, _Spare] = {}
         self._not_before = 0.0
@@ -86,7 +86,7 @@ class Spares:
         for spare in self._spares.values():
             spare.started_at += absent_s
         wanted = 0 if self._useless else min(settings.spare, at_most)
-        self._policy.limits = limits(settings)
+        self._policy.limits = restart_limits(settings)
         for worker, spare in list(self._spares.items()):
             if spare.dismissed:
                 continue
@@ -140,7 +140,7 @@ class Spares:
         self._events.emit("spare", None, pid=worker.pid, change="foreign", reason=reason)
         self._end(worker, f"{reason}. There is none any more until the gateway is restarted")
 
-    def worker_outlived(self, worker: Worker, step: ladder.Step, seconds: float) -> None:
+    def worker_outlived(self, worker: Worker, step: ladder.LadderStep, seconds: float) -> None:
         self._events.emit("escalation", None, pid=worker.pid, outlived=str(step), seconds=seconds)
 
     def worker_ended(self, worker: Worker, status: ExitStatus) -> None:

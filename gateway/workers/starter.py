@@ -19,7 +19,7 @@ from gateway.memory.estimate.estimate import Estimate
 from gateway.system.events import EventLog, Kind
 from gateway.system.state_dir import StateDir
 from gateway.workers.followers import Followers, Plan
-from gateway.workers.host import Host, LocalHost
+from gateway.workers.host import LocalHost, RankHost
 from gateway.workers.leftovers import WorkerRecords
 from gateway.workers.link import Link
 from gateway.workers.process import AdoptedProcess, ExitStatus, ProcessOrder, WorkerProcess
@@ -145,12 +145,12 @@ class Starter:
         self,
         worker: Worker,
         model: Model,
-        there: Mapping[str, Host],
+        there: Mapping[str, RankHost],
         log: WorkerLog,
         estimated: Estimate | None,
     ) -> None:
         settings = model.settings
-        here: Host = LocalHost(log, self._records, self._room_bytes)
+        here: RankHost = LocalHost(log, self._records, self._room_bytes)
         floor_bytes, whole_bytes = (
             (0, 0) if estimated is None else (estimated.floor_bytes, estimated.whole_bytes)
         )

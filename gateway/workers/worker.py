@@ -21,7 +21,7 @@ from gateway.system.memory_reading import Footprint, together
 from gateway.system.processes import Descendants, ProcessIdentity
 from gateway.system.tasks import Tasks
 from gateway.workers.followers import Followers
-from gateway.workers.ladder import Rung, Step, bereaved
+from gateway.workers.ladder import LadderStep, Rung, bereaved
 from gateway.workers.link import Link
 from gateway.workers.process import AdoptedProcess, ExitStatus, WorkerProcess
 from gateway.workers.rank_group import Loss
@@ -83,7 +83,7 @@ class Listener(Protocol):
     def worker_is_foreign(self, worker: Worker, reason: str) -> None:
         """It is of another version than this gateway, and so would the next one be."""
 
-    def worker_outlived(self, worker: Worker, step: Step, seconds: float) -> None:
+    def worker_outlived(self, worker: Worker, step: LadderStep, seconds: float) -> None:
         """A step of its stop ladder has not ended it."""
 
     def worker_ended(self, worker: Worker, status: ExitStatus) -> None:
@@ -322,7 +322,7 @@ class Worker:
         for rung in rungs:
             if self.ended.is_set() or self._left:
                 return
-            if rung.step is Step.ASK and not self._link.connected:
+            if rung.step is LadderStep.ASK and not self._link.connected:
                 continue  # It can't hear yet, and holds nothing yet: SIGTERM is as gentle.
             began = self._loop.time()
             try:
@@ -333,7 +333,7 @@ class Worker:
                 logger.exception("Worker %d: %s", self.pid, rung.step, extra=about(pid=self.pid))
                 continue
             if not await until_set(self.ended, rung.deadline_s):
-                if rung.step is not Step.DUMP:
+                if rung.step is not LadderStep.DUMP:
                     self._supervisor.worker_outlived(self, rung.step, rung.deadline_s)
                 continue
             seconds = self._loop.time() - began
@@ -357,17 +357,17 @@ class Worker:
             extra=about(pid=self.pid),
         )
 
-    def _take(self, step: Step) -> None:
+    def _take(self, step: LadderStep) -> None:
         match step:
-            case Step.DUMP:
+            case LadderStep.DUMP:
                 self._process.send_signal(DUMP_STACKS)
                 # One that was stopped couldn't.
                 self._process.send_signal(signal.SIGCONT)
-            case Step.ASK:
+            case LadderStep.ASK:
                 self._link.send(Stop())
-            case Step.TERMINATE:
+            case LadderStep.TERMINATE:
                 self._process.send_signal(signal.SIGTERM)
-            case Step.KILL:
+            case LadderStep.KILL:
                 self._process.send_signal(signal.SIGKILL)
 
     def _on_message(self, message: WorkerMessage) -> None:

@@ -22,7 +22,7 @@ from gateway.system.log_lines import stamp
 _LONGEST_LINE_BYTES: Final = 8192
 
 
-class Output:
+class OutputPipe:
     """Owns the pipe. One thread reads; `stop` may come from another."""
 
     def __init__(self, descriptor: int, begun: bytes = b"") -> None:

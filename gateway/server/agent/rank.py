@@ -11,7 +11,7 @@ from gateway.system.memory_reading import Footprint
 from gateway.workers import ladder
 from gateway.workers.agent_bodies import OrderBody
 from gateway.workers.host import LocalRank, RankEnd, RankOrder
-from gateway.workers.ladder import Step
+from gateway.workers.ladder import LadderStep
 from gateway.workers.leftovers import WorkerRecords
 from gateway.workers.worker_log import RankLog, WorkerLog
 
@@ -86,7 +86,7 @@ class HostedRank:
         end.add_done_callback(lambda _: ended.set())
         try:
             for rung in ladder.orphaned(self.footprint_bytes):
-                if rung.step is Step.TERMINATE:
+                if rung.step is LadderStep.TERMINATE:
                     await self._rank.end()
                 else:
                     await self._rank.kill()

@@ -26,6 +26,8 @@ from gateway.workers.agent_bodies import (
     FootprintBody,
     HostBody,
     HostMemoryBody,
+    LeaseTurn,
+    MemoryWish,
     Opened,
     Opening,
     OrderBody,
@@ -33,8 +35,6 @@ from gateway.workers.agent_bodies import (
     PortsBody,
     Promised,
     Started,
-    Turn,
-    Wish,
 )
 from gateway.workers.host import free_ports
 
@@ -85,7 +85,7 @@ async def _open(request: Request) -> Response:
 
 async def _turn(request: Request) -> Response:
     session = _sessions(request).session(request.path_params["lease"])
-    turn = await read_json(request, Turn)
+    turn = await read_json(request, LeaseTurn)
     left = asyncio.ensure_future(_left(request))
     try:
         return _json(await session.turn(turn, left))
@@ -120,7 +120,7 @@ async def _footprint(request: Request) -> Response:
 
 
 async def _promise(request: Request) -> Response:
-    wish = await read_json(request, Wish)
+    wish = await read_json(request, MemoryWish)
     sessions = _sessions(request)
     # It may have ended while the body came.
     rank = sessions.rank(request.path_params["rank"])

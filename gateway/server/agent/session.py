@@ -13,7 +13,7 @@ from gateway.server.agent.news import NewsDesk
 from gateway.server.agent.rank import HostedRank
 from gateway.system.refusal import Refusal
 from gateway.system.tasks import Tasks
-from gateway.workers.agent_bodies import Ended, News, OrderBody, Turn
+from gateway.workers.agent_bodies import LeaseTurn, OrderBody, RankEnded, RankNews
 from gateway.workers.lease import Lease
 from gateway.workers.leftovers import WorkerRecords
 from gateway.workers.worker_log import WorkerLog
@@ -63,7 +63,7 @@ class Session:
         self._tasks.start(self._follow(rank), f"rank {rank.pid}")
         return rank
 
-    async def turn(self, turn: Turn, left: Awaitable[object]) -> News:
+    async def turn(self, turn: LeaseTurn, left: Awaitable[object]) -> RankNews:
         """What is new, as soon as there is something, or after a short while. `left` ends when the
         connection does.
 
@@ -132,7 +132,7 @@ class Session:
             raise AssertionError("a rank of this host ended without a status")
         by_host = rank.ended_by is not None
         by = f"its host's agent has ended it, as {rank.ended_by}: " if by_host else ""
-        self._desk.add_end(Ended(rank.id, end.status, f"{by}{end.status}", by_host))
+        self._desk.add_end(RankEnded(rank.id, end.status, f"{by}{end.status}", by_host))
 
     def _wake(self) -> None:
         # The loop may be closed by now.

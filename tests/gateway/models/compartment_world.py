@@ -14,12 +14,12 @@ from gateway.config.settings import Settings
 from gateway.memory.estimate.estimate import Estimate
 from gateway.memory.steward import Steward
 from gateway.models.compartment import Compartment
-from gateway.models.lifecycle import Event, State
+from gateway.models.lifecycle import ModelEvent, State
 from gateway.models.parts import GatewayParts
 from gateway.models.tenancy import Tenancy
 from gateway.requests.request import Request, Terms
 from gateway.system.events import EventLog
-from gateway.workers.ladder import Rung, Step
+from gateway.workers.ladder import LadderStep, Rung
 from gateway.workers.process import ExitStatus
 from gateway.workers.report import WorkerMemory, WorkerReport
 from gateway.workers.starter import Starter
@@ -54,7 +54,7 @@ class ScriptedWorker:
         self.descendants = _Descendants()
         self.told: list[Message] = []
         self.heard = asyncio.Event()
-        self.climbed: list[Step] = []
+        self.climbed: list[LadderStep] = []
         self._supervisor = supervisor
 
     def send(self, message: Message) -> None:
@@ -141,7 +141,7 @@ class ModelWorld:
         )
         model = Model("m", "/m", ModelSettings(path="/m", preload=preload))
         self.compartment = Compartment(model, WorkerLog(folder / "m.log"), gateway)
-        self.entries: list[tuple[Event, State, State]] = []
+        self.entries: list[tuple[ModelEvent, State, State]] = []
         self.nested = 0
         self._record()
 
@@ -209,7 +209,7 @@ class ModelWorld:
         handle = self.compartment.condition.handle
         depth = 0
 
-        def recorded(event: Event, *arguments: object, **options: object) -> None:
+        def recorded(event: ModelEvent, *arguments: object, **options: object) -> None:
             nonlocal depth
             self.nested += depth > 0
             depth += 1

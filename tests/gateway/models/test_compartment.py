@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gateway.models.lifecycle import Event, State
+from gateway.models.lifecycle import ModelEvent, State
 from gateway.system.clock import until_set
 from protocol.life import Load
 from protocol.requests import Generate
@@ -23,10 +23,10 @@ async def test_a_load_enters_the_condition_once_a_state(tmp_path: Path) -> None:
     world.say_ready()
     world.request("fifth")
     assert world.entries == [
-        (Event.DEMAND, State.UNLOADED, State.WAITING),
-        (Event.ADMITTED, State.WAITING, State.STARTING),
-        (Event.HELLO, State.STARTING, State.LOADING),
-        (Event.LOADED, State.LOADING, State.READY),
+        (ModelEvent.DEMAND, State.UNLOADED, State.WAITING),
+        (ModelEvent.ADMITTED, State.WAITING, State.STARTING),
+        (ModelEvent.HELLO, State.STARTING, State.LOADING),
+        (ModelEvent.LOADED, State.LOADING, State.READY),
     ]
     assert world.nested == 0
     assert [type(each) for each in world.worker.told] == [Load, *5 * [Generate]]

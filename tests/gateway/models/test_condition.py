@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from gateway.models import refusals
 from gateway.models.condition import Condition
-from gateway.models.lifecycle import Circumstances, Effect, Event, State
+from gateway.models.lifecycle import Circumstances, Effect, ModelEvent, State
 from gateway.system.events import EventLog
 from gateway.system.refusal import Refusal
-from gateway.workers.restarts import Verdict
+from gateway.workers.restarts import RestartVerdict
 
 HELD = refusals.held("m")
-LOADED = (Event.LOAD, Event.ADMITTED, Event.HELLO, Event.LOADED)
+LOADED = (ModelEvent.LOAD, ModelEvent.ADMITTED, ModelEvent.HELLO, ModelEvent.LOADED)
 BUDGET = "the budget is 900 MB now"
 
 
@@ -22,7 +22,7 @@ class _Model:
         self.log = EventLog()
         self.condition = Condition("m", self.log, self)
 
-    def circumstances(self, event: Event, verdict: Verdict) -> Circumstances:
+    def circumstances(self, event: ModelEvent, verdict: RestartVerdict) -> Circumstances:
         return Circumstances(verdict=verdict)
 
     def unavailable(self) -> Refusal:
@@ -31,11 +31,11 @@ class _Model:
     def entered(self, before: State) -> None:
         pass
 
-    def perform(self, effect: Effect, event: Event, refusal: Refusal) -> None:
+    def perform(self, effect: Effect, event: ModelEvent, refusal: Refusal) -> None:
         if effect is Effect.REFUSE_WAITING:
             self.told.append(refusal)
 
-    def after(self, *events: Event) -> Condition:
+    def after(self, *events: ModelEvent) -> Condition:
         for event in events:
             self.condition.handle(event)
         return self.condition
@@ -44,11 +44,11 @@ class _Model:
 async def test_what_ended_a_worker_is_no_reason_for_what_is_ordered_later() -> None:
     model = _Model()
     condition = model.after(*LOADED)
-    condition.handle(Event.EVICT, BUDGET)
+    condition.handle(ModelEvent.EVICT, BUDGET)
     assert (condition.state, condition.reason) == (State.STOPPING, BUDGET)
-    condition.handle(Event.EXIT)
+    condition.handle(ModelEvent.EXIT)
     assert (condition.state, condition.reason) == (State.UNLOADED, BUDGET)
-    condition.handle(Event.HOLD, refusal=HELD)
+    condition.handle(ModelEvent.HOLD, refusal=HELD)
     assert (condition.state, condition.reason) == (State.HELD, HELD.message)
     assert condition.failure is HELD
 
@@ -56,20 +56,20 @@ async def test_what_ended_a_worker_is_no_reason_for_what_is_ordered_later() -> N
 async def test_a_hold_during_another_end_is_what_holds_it() -> None:
     model = _Model()
     condition = model.after(*LOADED)
-    condition.handle(Event.EVICT, BUDGET)
-    condition.handle(Event.HOLD, refusal=HELD)
-    condition.handle(Event.EXIT)
+    condition.handle(ModelEvent.EVICT, BUDGET)
+    condition.handle(ModelEvent.HOLD, refusal=HELD)
+    condition.handle(ModelEvent.EXIT)
     assert (condition.state, condition.reason) == (State.HELD, HELD.message)
 
 
 async def test_the_reason_of_one_worker_is_not_the_next_ones() -> None:
     model = _Model()
     condition = model.after(*LOADED)
-    condition.handle(Event.CHANGED, "its settings changed")
+    condition.handle(ModelEvent.CHANGED, "its settings changed")
     assert (condition.state, condition.end_reason) == (State.DRAINING, "its settings changed")
-    condition.handle(Event.EXIT)
+    condition.handle(ModelEvent.EXIT)
     assert (condition.state, condition.reason) == (State.WAITING, None)
-    model.after(*LOADED[1:], Event.KILL)
+    model.after(*LOADED[1:], ModelEvent.KILL)
     assert (condition.state, condition.reason, condition.end_reason) == (State.STOPPING, None, None)
 
 
@@ -78,7 +78,7 @@ async def test_progress_is_told_on_the_way_up_only() -> None:
     condition = model.after(*LOADED[:3])
     condition.progress("loading: 1 GB of 5 GB")
     assert condition.describe() == "is loading: loading: 1 GB of 5 GB"
-    condition.handle(Event.UNLOAD)
+    condition.handle(ModelEvent.UNLOAD)
     assert (condition.state, condition.reason) == (State.STOPPING, None)
     condition.progress("loading: 2 GB of 5 GB")
     assert condition.reason is None
@@ -87,12 +87,12 @@ async def test_progress_is_told_on_the_way_up_only() -> None:
 async def test_a_cause_that_cuts_a_drain_short_is_the_reason_of_the_end() -> None:
     condition = _Model().after(*LOADED)
     removed = refusals.removed("m")
-    condition.handle(Event.REMOVED, "taken out", refusal=removed)
-    condition.handle(Event.HUNG, "no heartbeat")
+    condition.handle(ModelEvent.REMOVED, "taken out", refusal=removed)
+    condition.handle(ModelEvent.HUNG, "no heartbeat")
     assert condition.end_reason == "no heartbeat"
-    condition.handle(Event.MISBEHAVED, "and then it lied")
+    condition.handle(ModelEvent.MISBEHAVED, "and then it lied")
     assert condition.end_reason == "no heartbeat"
-    condition.handle(Event.EXIT)
+    condition.handle(ModelEvent.EXIT)
     assert (condition.end_reason, condition.failure) == (None, removed)
 
 
@@ -100,41 +100,41 @@ async def test_a_load_that_will_fail_again_is_told_so_while_it_stops() -> None:
     model = _Model()
     failed = refusals.load_failed("m", "no weights", retry_after_s=None)
     condition = model.after(*LOADED[:3])
-    condition.handle(Event.LOAD_IMPOSSIBLE, "no weights", refusal=failed)
+    condition.handle(ModelEvent.LOAD_IMPOSSIBLE, "no weights", refusal=failed)
     assert condition.state is State.STOPPING
-    condition.handle(Event.DEMAND)
+    condition.handle(ModelEvent.DEMAND)
     assert model.told == [failed, failed]
     assert failed.retry_after_s is None
-    condition.handle(Event.EXIT)
+    condition.handle(ModelEvent.EXIT)
     assert (condition.state, condition.reason) == (State.FAILED, "no weights")
-    condition.handle(Event.UNLOAD)
+    condition.handle(ModelEvent.UNLOAD)
     assert (condition.reason, condition.failure) == (None, None)
 
 
 async def test_what_did_not_fit_is_forgotten_with_the_configuration() -> None:
-    condition = _Model().after(Event.LOAD)
-    condition.handle(Event.NO_ROOM, refusal=Refusal("insufficient_memory", "too large"))
+    condition = _Model().after(ModelEvent.LOAD)
+    condition.handle(ModelEvent.NO_ROOM, refusal=Refusal("insufficient_memory", "too large"))
     assert (condition.state, condition.reason) == (State.UNLOADED, "too large")
-    condition.handle(Event.CHANGED)
+    condition.handle(ModelEvent.CHANGED)
     assert (condition.reason, condition.failure) == (None, None)
 
 
 async def test_a_death_is_explained() -> None:
     condition = _Model().after(*LOADED)
     condition.handle(
-        Event.EXIT, "it crashed; the next attempt comes soon", verdict=Verdict.BACK_OFF
+        ModelEvent.EXIT, "it crashed; the next attempt comes soon", verdict=RestartVerdict.BACK_OFF
     )
     assert condition.describe() == "is backoff: it crashed; the next attempt comes soon"
-    condition.handle(Event.UNLOAD)
+    condition.handle(ModelEvent.UNLOAD)
     assert (condition.state, condition.reason) == (State.UNLOADED, None)
 
 
 async def test_the_gateways_end_is_no_order_of_the_operator() -> None:
     model = _Model()
-    condition = model.after(Event.PRELOAD, *LOADED[1:])
-    condition.handle(Event.SHUTDOWN, "the gateway ends", refusal=refusals.shutting_down())
+    condition = model.after(ModelEvent.PRELOAD, *LOADED[1:])
+    condition.handle(ModelEvent.SHUTDOWN, "the gateway ends", refusal=refusals.shutting_down())
     assert condition.reason == "the gateway ends"
-    condition.handle(Event.EXIT)
+    condition.handle(ModelEvent.EXIT)
     assert condition.reason == refusals.shutting_down().message
     told = " ".join(str(event) for event in model.log.recent(100))
     assert "operator" not in told

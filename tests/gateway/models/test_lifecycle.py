@@ -12,13 +12,13 @@ from gateway.models.lifecycle import (
     TABLE,
     Circumstances,
     Effect,
-    Event,
     ImpossibleTransitionError,
     Lifecycle,
+    ModelEvent,
     State,
     printed,
 )
-from gateway.workers.restarts import Verdict
+from gateway.workers.restarts import RestartVerdict
 
 _SETTLED = {State.UNLOADED, State.HELD, State.FAILED, State.READY}
 _WITHOUT_PROCESS = {State.UNLOADED, State.HELD, State.WAITING, State.FAILED, State.BACKOFF}
@@ -31,16 +31,16 @@ _NEEDS_PROCESS = {
 }
 # What a healthy worker and its supervisor do by themselves, once nobody asks for anything more.
 _FAIR = {
-    State.WAITING: Event.ADMITTED,
-    State.STARTING: Event.HELLO,
-    State.LOADING: Event.LOADED,
-    State.DRAINING: Event.EXIT,
-    State.STOPPING: Event.EXIT,
-    State.BACKOFF: Event.RETRY,
+    State.WAITING: ModelEvent.ADMITTED,
+    State.STARTING: ModelEvent.HELLO,
+    State.LOADING: ModelEvent.LOADED,
+    State.DRAINING: ModelEvent.EXIT,
+    State.STOPPING: ModelEvent.EXIT,
+    State.BACKOFF: ModelEvent.RETRY,
 }
 _OPERATOR = {
-    *(Event.LOAD, Event.UNLOAD, Event.HOLD),
-    *(Event.RESTART, Event.KILL, Event.DESTROY),
+    *(ModelEvent.LOAD, ModelEvent.UNLOAD, ModelEvent.HOLD),
+    *(ModelEvent.RESTART, ModelEvent.KILL, ModelEvent.DESTROY),
 }
 
 
@@ -57,32 +57,34 @@ class _World:
         self.asks = False
 
     @property
-    def possible(self) -> list[Event]:
+    def possible(self) -> list[ModelEvent]:
         """What can happen: the table's events, less those that contradict the process's absence."""
         events = list(TABLE[self.lifecycle.state])
         if self.lifecycle.on_its_way:
             # A request may arrive, and is no event.
-            assert Event.DEMAND not in events
-            events.append(Event.DEMAND)
-        if Event.NOT_STARTED in events and self.lifecycle.state is not State.STARTING:
-            events.remove(Event.NOT_STARTED)
-        if Event.DRAINED in events and self.running:
-            events.remove(Event.DRAINED)
-        if Event.UNWANTED in events and (self.waiting or self.kept):
-            events.remove(Event.UNWANTED)
+            assert ModelEvent.DEMAND not in events
+            events.append(ModelEvent.DEMAND)
+        if ModelEvent.NOT_STARTED in events and self.lifecycle.state is not State.STARTING:
+            events.remove(ModelEvent.NOT_STARTED)
+        if ModelEvent.DRAINED in events and self.running:
+            events.remove(ModelEvent.DRAINED)
+        if ModelEvent.UNWANTED in events and (self.waiting or self.kept):
+            events.remove(ModelEvent.UNWANTED)
         return events
 
-    def happen(self, event: Event, verdict: Verdict = Verdict.RESTART) -> tuple[Effect, ...]:
-        if event is Event.DEMAND:
+    def happen(
+        self, event: ModelEvent, verdict: RestartVerdict = RestartVerdict.RESTART
+    ) -> tuple[Effect, ...]:
+        if event is ModelEvent.DEMAND:
             self.waiting += 1
             if self.lifecycle.on_its_way:
                 if self.lifecycle.state is State.READY:
                     self._perform(Effect.DISPATCH)
                 return ()
-        if event in (Event.ADMITTED, Event.NO_ROOM, Event.UNREADABLE):
+        if event in (ModelEvent.ADMITTED, ModelEvent.NO_ROOM, ModelEvent.UNREADABLE):
             assert self.asks
             self.asks = False
-        if event in (Event.EXIT, Event.NOT_STARTED, Event.START_FAILED):
+        if event in (ModelEvent.EXIT, ModelEvent.NOT_STARTED, ModelEvent.START_FAILED):
             assert self.process
             self.process = self.asked_to_end = False
         requests_wait = self.waiting + self.running > 0
@@ -146,16 +148,23 @@ class _World:
 
     def crash_until_settled(self) -> None:
         """Every process ends as soon as it lives: the policy gives up, and that is rest too."""
-        verdicts = iter((Verdict.RESTART, Verdict.BACK_OFF, Verdict.BACK_OFF, Verdict.GIVE_UP))
+        verdicts = iter(
+            (
+                RestartVerdict.RESTART,
+                RestartVerdict.BACK_OFF,
+                RestartVerdict.BACK_OFF,
+                RestartVerdict.GIVE_UP,
+            )
+        )
         for _ in range(20):
             if self.lifecycle.state is State.BACKOFF:
-                self.happen(Event.RETRY)
+                self.happen(ModelEvent.RETRY)
             elif self.lifecycle.state is State.WAITING:
-                self.happen(Event.ADMITTED)
+                self.happen(ModelEvent.ADMITTED)
             elif self.lifecycle.judged:
-                self.happen(Event.EXIT, next(verdicts))
+                self.happen(ModelEvent.EXIT, next(verdicts))
             elif self.lifecycle.alive:
-                self.happen(Event.EXIT)
+                self.happen(ModelEvent.EXIT)
             else:
                 break
             self.check()
@@ -176,10 +185,12 @@ class _RandomLife(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def something_happens(self, data: st.DataObject) -> None:
-        for event in data.draw(st.lists(st.sampled_from(list(Event)), min_size=1, max_size=20)):
+        for event in data.draw(
+            st.lists(st.sampled_from(list(ModelEvent)), min_size=1, max_size=20)
+        ):
             if event in self.world.possible:
                 _RandomLife.steps += 1
-                self.world.happen(event, data.draw(st.sampled_from(Verdict)))
+                self.world.happen(event, data.draw(st.sampled_from(RestartVerdict)))
                 self.world.check()
             elif event not in TABLE[self.world.lifecycle.state]:
                 self._cannot_happen(event)
@@ -192,7 +203,7 @@ class _RandomLife(RuleBasedStateMachine):
     def every_worker_crashes(self) -> None:
         self.world.crash_until_settled()
 
-    def _cannot_happen(self, event: Event) -> None:
+    def _cannot_happen(self, event: ModelEvent) -> None:
         before = dict(vars(self.world.lifecycle))
         with pytest.raises(ImpossibleTransitionError, match=self.world.lifecycle.state):
             self.world.lifecycle.handle(event, Circumstances())
@@ -228,7 +239,7 @@ def test_random_lives(lives: int, steps: int):
     assert _RandomLife.steps - before >= steps
 
 
-Step = Event | tuple[Event, Verdict]
+Step = ModelEvent | tuple[ModelEvent, RestartVerdict]
 
 
 def _after(*steps: Step, kept: bool = False) -> _World:
@@ -258,7 +269,7 @@ def _all_worlds() -> dict[tuple[object, ...], tuple[Step, ...]]:
     queue: deque[tuple[Step, ...]] = deque([()])
     while queue:
         way = queue.popleft()
-        for event, verdict in itertools.product(_after(*way).possible, Verdict):
+        for event, verdict in itertools.product(_after(*way).possible, RestartVerdict):
             world = _after(*way, (event, verdict))
             if _key(world) not in ways:
                 ways[_key(world)] = (*way, (event, verdict))
@@ -283,16 +294,16 @@ class TestEverySituation:
 
     def test_each_takes_every_order_of_the_operator_and_every_request(self):
         for way in _all_worlds().values():
-            assert set(_after(*way).possible) >= {*_OPERATOR, Event.DEMAND}
+            assert set(_after(*way).possible) >= {*_OPERATOR, ModelEvent.DEMAND}
 
     def test_a_process_may_end_at_any_time(self):
         for way in _all_worlds().values():
             world = _after(*way)
-            assert world.process == (Event.EXIT in world.possible)
+            assert world.process == (ModelEvent.EXIT in world.possible)
 
     def test_load_always_leads_to_a_ready_model(self):
         for way in _all_worlds().values():
-            world = _after(*way, Event.LOAD)
+            world = _after(*way, ModelEvent.LOAD)
             if world.lifecycle.state is not State.READY:
                 world.settle()
             assert world.lifecycle.state is State.READY, way
@@ -313,131 +324,197 @@ class TestRules:
 
     def test_a_request_loads_a_model(self):
         world = _World()
-        assert world.happen(Event.DEMAND) == (Effect.ASK,)
-        assert world.happen(Event.ADMITTED) == (Effect.SPAWN,)
-        assert world.happen(Event.HELLO) == (Effect.SEND_LOAD,)
-        assert world.happen(Event.LOADED) == (Effect.DISPATCH,)
+        assert world.happen(ModelEvent.DEMAND) == (Effect.ASK,)
+        assert world.happen(ModelEvent.ADMITTED) == (Effect.SPAWN,)
+        assert world.happen(ModelEvent.HELLO) == (Effect.SEND_LOAD,)
+        assert world.happen(ModelEvent.LOADED) == (Effect.DISPATCH,)
         assert (world.running, world.waiting) == (1, 0)
 
     def test_a_request_during_a_drain_starts_the_model_again(self):
         world = _after(
-            Event.LOAD, Event.ADMITTED, Event.HELLO, Event.LOADED, Event.UNLOAD, Event.DEMAND
+            ModelEvent.LOAD,
+            ModelEvent.ADMITTED,
+            ModelEvent.HELLO,
+            ModelEvent.LOADED,
+            ModelEvent.UNLOAD,
+            ModelEvent.DEMAND,
         )
-        assert Effect.ASK in world.happen(Event.EXIT)
+        assert Effect.ASK in world.happen(ModelEvent.EXIT)
 
     def test_a_held_model_refuses_at_once_and_also_while_it_ends(self):
-        world = _after(Event.LOAD, Event.ADMITTED, Event.HELLO, Event.LOADED, Event.HOLD)
-        assert world.happen(Event.DEMAND) == (Effect.REFUSE_WAITING,)
-        world.happen(Event.EXIT)
+        world = _after(
+            ModelEvent.LOAD,
+            ModelEvent.ADMITTED,
+            ModelEvent.HELLO,
+            ModelEvent.LOADED,
+            ModelEvent.HOLD,
+        )
+        assert world.happen(ModelEvent.DEMAND) == (Effect.REFUSE_WAITING,)
+        world.happen(ModelEvent.EXIT)
         assert world.lifecycle.state is State.HELD
-        assert world.happen(Event.DEMAND) == (Effect.REFUSE_WAITING,)
+        assert world.happen(ModelEvent.DEMAND) == (Effect.REFUSE_WAITING,)
         assert world.lifecycle.state is State.HELD
 
     def test_a_load_that_will_fail_again_is_not_tried_again_by_a_request(self):
-        world = _after(Event.DEMAND, Event.ADMITTED, Event.HELLO, Event.LOAD_IMPOSSIBLE, Event.EXIT)
+        world = _after(
+            ModelEvent.DEMAND,
+            ModelEvent.ADMITTED,
+            ModelEvent.HELLO,
+            ModelEvent.LOAD_IMPOSSIBLE,
+            ModelEvent.EXIT,
+        )
         assert world.lifecycle.state is State.FAILED
-        assert world.happen(Event.DEMAND) == (Effect.REFUSE_WAITING,)
-        assert world.happen(Event.LOAD) == (Effect.ASK,)
+        assert world.happen(ModelEvent.DEMAND) == (Effect.REFUSE_WAITING,)
+        assert world.happen(ModelEvent.LOAD) == (Effect.ASK,)
 
     def test_a_restart_brings_the_model_back_without_a_request(self):
-        world = _after(Event.LOAD, Event.ADMITTED, Event.HELLO, Event.LOADED, Event.RESTART)
-        assert world.happen(Event.EXIT)[-1] is Effect.ASK
+        world = _after(
+            ModelEvent.LOAD,
+            ModelEvent.ADMITTED,
+            ModelEvent.HELLO,
+            ModelEvent.LOADED,
+            ModelEvent.RESTART,
+        )
+        assert world.happen(ModelEvent.EXIT)[-1] is Effect.ASK
 
     def test_a_crash_parks_what_runs_and_starts_again_for_it(self):
-        world = _after(Event.DEMAND, Event.ADMITTED, Event.HELLO, Event.LOADED)
-        assert world.happen(Event.EXIT) == (Effect.PARK_RUNNING, Effect.ASK)
+        world = _after(ModelEvent.DEMAND, ModelEvent.ADMITTED, ModelEvent.HELLO, ModelEvent.LOADED)
+        assert world.happen(ModelEvent.EXIT) == (Effect.PARK_RUNNING, Effect.ASK)
         assert (world.waiting, world.running) == (1, 0)
 
     def test_a_crash_that_nobody_waits_for_leaves_the_model_unloaded(self):
-        world = _after(Event.LOAD, Event.ADMITTED, Event.HELLO, Event.LOADED)
-        world.happen(Event.EXIT)
+        world = _after(ModelEvent.LOAD, ModelEvent.ADMITTED, ModelEvent.HELLO, ModelEvent.LOADED)
+        world.happen(ModelEvent.EXIT)
         assert world.lifecycle.state is State.UNLOADED
 
     def test_a_model_to_keep_comes_back_after_a_crash_and_a_kill_but_not_after_an_unload(self):
-        ready = (Event.LOAD, Event.ADMITTED, Event.HELLO, Event.LOADED)
-        for way in ((Event.EXIT,), (Event.KILL, Event.EXIT), (Event.DESTROY, Event.EXIT)):
-            assert _after(*ready, *way, kept=True).lifecycle.state is State.WAITING
-        assert _after(*ready, Event.UNLOAD, Event.EXIT, kept=True).lifecycle.state is State.UNLOADED
-
-    @pytest.mark.parametrize("fault", [Event.EXIT, Event.HUNG, Event.MISBEHAVED])
-    def test_the_policy_decides_what_follows_a_death(self, fault: Event):
-        for verdict, state, waiting in (
-            (Verdict.RESTART, State.WAITING, 1),
-            (Verdict.BACK_OFF, State.BACKOFF, 1),
-            (Verdict.GIVE_UP, State.FAILED, 0),
+        ready = (ModelEvent.LOAD, ModelEvent.ADMITTED, ModelEvent.HELLO, ModelEvent.LOADED)
+        for way in (
+            (ModelEvent.EXIT,),
+            (ModelEvent.KILL, ModelEvent.EXIT),
+            (ModelEvent.DESTROY, ModelEvent.EXIT),
         ):
-            world = _after(Event.DEMAND, Event.ADMITTED, Event.HELLO, Event.LOADED)
-            if fault is not Event.EXIT:
+            assert _after(*ready, *way, kept=True).lifecycle.state is State.WAITING
+        assert (
+            _after(*ready, ModelEvent.UNLOAD, ModelEvent.EXIT, kept=True).lifecycle.state
+            is State.UNLOADED
+        )
+
+    @pytest.mark.parametrize("fault", [ModelEvent.EXIT, ModelEvent.HUNG, ModelEvent.MISBEHAVED])
+    def test_the_policy_decides_what_follows_a_death(self, fault: ModelEvent):
+        for verdict, state, waiting in (
+            (RestartVerdict.RESTART, State.WAITING, 1),
+            (RestartVerdict.BACK_OFF, State.BACKOFF, 1),
+            (RestartVerdict.GIVE_UP, State.FAILED, 0),
+        ):
+            world = _after(
+                ModelEvent.DEMAND, ModelEvent.ADMITTED, ModelEvent.HELLO, ModelEvent.LOADED
+            )
+            if fault is not ModelEvent.EXIT:
                 world.happen(fault)
                 assert world.lifecycle.judged
-            world.happen(Event.EXIT, verdict)
+            world.happen(ModelEvent.EXIT, verdict)
             assert (world.lifecycle.state, world.waiting) == (state, waiting)
 
     def test_a_death_that_was_ordered_is_not_judged(self):
-        for order in (Event.KILL, Event.UNLOAD, Event.RESTART, Event.HOLD):
-            world = _after(Event.LOAD, Event.ADMITTED, Event.HELLO, Event.LOADED, order)
+        for order in (ModelEvent.KILL, ModelEvent.UNLOAD, ModelEvent.RESTART, ModelEvent.HOLD):
+            world = _after(
+                ModelEvent.LOAD, ModelEvent.ADMITTED, ModelEvent.HELLO, ModelEvent.LOADED, order
+            )
             assert not world.lifecycle.judged
 
     def test_a_request_in_a_backoff_waits_for_the_next_attempt(self):
         world = _after(
-            Event.DEMAND, Event.ADMITTED, Event.HELLO, (Event.EXIT, Verdict.BACK_OFF), Event.DEMAND
+            ModelEvent.DEMAND,
+            ModelEvent.ADMITTED,
+            ModelEvent.HELLO,
+            (ModelEvent.EXIT, RestartVerdict.BACK_OFF),
+            ModelEvent.DEMAND,
         )
         assert world.lifecycle.state is State.BACKOFF
-        assert world.happen(Event.RETRY) == (Effect.ASK,)
+        assert world.happen(ModelEvent.RETRY) == (Effect.ASK,)
 
     def test_an_unload_ends_a_backoff_that_nobody_waits_for(self):
-        way = (Event.LOAD, Event.ADMITTED, Event.HELLO, (Event.EXIT, Verdict.BACK_OFF))
-        assert _after(*way, Event.UNLOAD).lifecycle.state is State.UNLOADED
-        assert _after(*way, Event.KILL).lifecycle.state is State.UNLOADED
-        assert _after(*way, Event.KILL, kept=True).lifecycle.state is State.BACKOFF
-        assert _after(*way, Event.DEMAND, Event.UNLOAD).lifecycle.state is State.BACKOFF
+        way = (
+            ModelEvent.LOAD,
+            ModelEvent.ADMITTED,
+            ModelEvent.HELLO,
+            (ModelEvent.EXIT, RestartVerdict.BACK_OFF),
+        )
+        assert _after(*way, ModelEvent.UNLOAD).lifecycle.state is State.UNLOADED
+        assert _after(*way, ModelEvent.KILL).lifecycle.state is State.UNLOADED
+        assert _after(*way, ModelEvent.KILL, kept=True).lifecycle.state is State.BACKOFF
+        assert _after(*way, ModelEvent.DEMAND, ModelEvent.UNLOAD).lifecycle.state is State.BACKOFF
 
     def test_an_evicted_model_waits_for_memory_if_anybody_waits_for_it(self):
-        ready = (Event.DEMAND, Event.ADMITTED, Event.HELLO, Event.LOADED)
-        world = _after(*ready, Event.EVICT)
+        ready = (ModelEvent.DEMAND, ModelEvent.ADMITTED, ModelEvent.HELLO, ModelEvent.LOADED)
+        world = _after(*ready, ModelEvent.EVICT)
         assert (world.waiting, world.running) == (1, 0)
         assert not world.lifecycle.judged
-        assert world.happen(Event.EXIT) == (Effect.ASK,)
+        assert world.happen(ModelEvent.EXIT) == (Effect.ASK,)
 
     def test_a_worker_that_holds_too_much_is_replaced_and_it_is_no_death(self):
-        world = _after(Event.DEMAND, Event.ADMITTED, Event.HELLO, Event.LOADED, Event.OVERGROWN)
+        world = _after(
+            ModelEvent.DEMAND,
+            ModelEvent.ADMITTED,
+            ModelEvent.HELLO,
+            ModelEvent.LOADED,
+            ModelEvent.OVERGROWN,
+        )
         assert not world.lifecycle.judged
         assert (world.waiting, world.running) == (1, 0)
-        assert world.happen(Event.EXIT) == (Effect.ASK,)
+        assert world.happen(ModelEvent.EXIT) == (Effect.ASK,)
 
     def test_a_model_that_never_fits_refuses_and_rests(self):
-        world = _after(Event.DEMAND)
-        assert world.happen(Event.NO_ROOM) == (Effect.REFUSE_WAITING,)
+        world = _after(ModelEvent.DEMAND)
+        assert world.happen(ModelEvent.NO_ROOM) == (Effect.REFUSE_WAITING,)
         assert world.lifecycle.state is State.UNLOADED
 
-    @pytest.mark.parametrize("order", [Event.UNLOAD, Event.KILL, Event.UNWANTED])
-    def test_a_turn_that_nobody_wants_is_given_up(self, order: Event):
-        assert _after(Event.LOAD).happen(order) == (Effect.WITHDRAW,)
-        if order is not Event.UNWANTED:
-            assert _after(Event.DEMAND).happen(order) == ()
+    @pytest.mark.parametrize("order", [ModelEvent.UNLOAD, ModelEvent.KILL, ModelEvent.UNWANTED])
+    def test_a_turn_that_nobody_wants_is_given_up(self, order: ModelEvent):
+        assert _after(ModelEvent.LOAD).happen(order) == (Effect.WITHDRAW,)
+        if order is not ModelEvent.UNWANTED:
+            assert _after(ModelEvent.DEMAND).happen(order) == ()
 
     def test_what_runs_when_a_held_model_is_stopped_is_refused(self):
-        world = _after(Event.DEMAND, Event.ADMITTED, Event.HELLO, Event.LOADED, Event.HOLD)
-        assert world.happen(Event.DEADLINE) == (
+        world = _after(
+            ModelEvent.DEMAND,
+            ModelEvent.ADMITTED,
+            ModelEvent.HELLO,
+            ModelEvent.LOADED,
+            ModelEvent.HOLD,
+        )
+        assert world.happen(ModelEvent.DEADLINE) == (
             Effect.PARK_RUNNING,
             Effect.REFUSE_WAITING,
             Effect.STOP,
         )
 
-    @pytest.mark.parametrize("order", [Event.KILL, Event.DESTROY])
+    @pytest.mark.parametrize("order", [ModelEvent.KILL, ModelEvent.DESTROY])
     @pytest.mark.parametrize("drained", [False, True], ids=["in its drain", "while it stops"])
-    def test_a_kill_does_not_forget_that_the_model_is_held(self, order: Event, drained: bool):
-        world = _after(Event.LOAD, Event.ADMITTED, Event.HELLO, Event.LOADED, Event.HOLD)
+    def test_a_kill_does_not_forget_that_the_model_is_held(self, order: ModelEvent, drained: bool):
+        world = _after(
+            ModelEvent.LOAD,
+            ModelEvent.ADMITTED,
+            ModelEvent.HELLO,
+            ModelEvent.LOADED,
+            ModelEvent.HOLD,
+        )
         if drained:
-            world.happen(Event.DEADLINE)
+            world.happen(ModelEvent.DEADLINE)
         world.happen(order)
-        world.happen(Event.EXIT)
+        world.happen(ModelEvent.EXIT)
         assert world.lifecycle.state is State.HELD
 
-    @pytest.mark.parametrize("order", [Event.KILL, Event.DESTROY])
-    def test_a_kill_does_not_forget_that_a_load_is_impossible(self, order: Event):
+    @pytest.mark.parametrize("order", [ModelEvent.KILL, ModelEvent.DESTROY])
+    def test_a_kill_does_not_forget_that_a_load_is_impossible(self, order: ModelEvent):
         world = _after(
-            Event.DEMAND, Event.ADMITTED, Event.HELLO, Event.LOAD_IMPOSSIBLE, order, Event.EXIT
+            ModelEvent.DEMAND,
+            ModelEvent.ADMITTED,
+            ModelEvent.HELLO,
+            ModelEvent.LOAD_IMPOSSIBLE,
+            order,
+            ModelEvent.EXIT,
         )
         assert world.lifecycle.state is State.FAILED
 

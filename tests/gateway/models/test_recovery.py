@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config.settings import Settings, WorkersSettings
-from gateway.models.lifecycle import Event, State
+from gateway.models.lifecycle import ModelEvent, State
 from gateway.workers.process import ExitStatus
 from tests.gateway.models.compartment_world import STOPPED, ModelWorld
 
@@ -84,7 +84,7 @@ async def test_pauses_come_before_the_breaker_opens_and_an_order_closes_it(
         assert world.state is State.BACKOFF
         assert recovery.retry_after_s is not None
         assert 5 <= recovery.retry_after_s <= 10
-        world.compartment.condition.handle(Event.RETRY)
+        world.compartment.condition.handle(ModelEvent.RETRY)
         assert recovery.retry_after_s is None
         world.come_up()
     world.crash()
@@ -121,7 +121,7 @@ async def test_the_next_attempt_comes_by_itself(
         clock.ahead_s += 0.2
         await asyncio.sleep(0)
     assert world.state is State.WAITING
-    assert world.entries[-1][0] is Event.RETRY
+    assert world.entries[-1][0] is ModelEvent.RETRY
 
 
 async def test_an_end_that_was_ordered_is_no_death(world: ModelWorld) -> None:
@@ -155,7 +155,7 @@ async def test_each_end_is_told_and_counted(world: ModelWorld) -> None:
 
 
 async def test_what_a_worker_did_wrong_is_the_reason_of_its_end(world: ModelWorld) -> None:
-    world.compartment.condition.handle(Event.HUNG, "no heartbeat")
+    world.compartment.condition.handle(ModelEvent.HUNG, "no heartbeat")
     world.crash()
     recovery = world.compartment.recovery
     assert recovery.last_exit is not None
@@ -211,7 +211,7 @@ async def test_what_could_not_be_started_now_is_tried_again(world: ModelWorld) -
     assert world.state is State.BACKOFF
     assert "too many open files" in str(world.compartment.condition.reason)
     world.workers.failure = None
-    world.compartment.condition.handle(Event.RETRY)
+    world.compartment.condition.handle(ModelEvent.RETRY)
     world.come_up()
     assert recovery.restarts == 3
     assert {k: v for k, v in recovery.restarts_by.items() if v} == {"crashed": 1, "not started": 2}

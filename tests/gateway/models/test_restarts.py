@@ -5,9 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.workers.restarts import Limits, RestartPolicy, Verdict
+from gateway.workers.restarts import RestartLimits, RestartPolicy, RestartVerdict
 
-LIMITS = Limits(restarts=2, window_s=60.0, backoffs=3, first_s=1.0, longest_s=3.0, retry_s=300.0)
+LIMITS = RestartLimits(
+    restarts=2, window_s=60.0, backoffs=3, first_s=1.0, longest_s=3.0, retry_s=300.0
+)
 
 
 def _policy(jitter: float = 0.0) -> RestartPolicy:
@@ -17,13 +19,13 @@ def _policy(jitter: float = 0.0) -> RestartPolicy:
 def test_restarts_then_backoffs_that_double_then_the_breaker():
     policy = _policy()
     judgements = [policy.died(10.0) for _ in range(7)]
-    assert judgements[:2] == [(Verdict.RESTART, None)] * 2
+    assert judgements[:2] == [(RestartVerdict.RESTART, None)] * 2
     assert judgements[2:5] == [
-        (Verdict.BACK_OFF, 11.0),
-        (Verdict.BACK_OFF, 12.0),
-        (Verdict.BACK_OFF, 13.0),
+        (RestartVerdict.BACK_OFF, 11.0),
+        (RestartVerdict.BACK_OFF, 12.0),
+        (RestartVerdict.BACK_OFF, 13.0),
     ]
-    assert judgements[5:] == [(Verdict.GIVE_UP, 310.0)] * 2
+    assert judgements[5:] == [(RestartVerdict.GIVE_UP, 310.0)] * 2
 
 
 def test_the_trial_after_the_breaker_has_one_chance():
@@ -31,7 +33,7 @@ def test_the_trial_after_the_breaker_has_one_chance():
     for _ in range(6):
         policy.died(0.0)
     policy.ready(400.0)
-    assert policy.died(401.0).verdict is Verdict.GIVE_UP
+    assert policy.died(401.0).verdict is RestartVerdict.GIVE_UP
 
 
 def test_a_worker_that_stays_well_for_a_window_clears_the_record():
@@ -39,7 +41,7 @@ def test_a_worker_that_stays_well_for_a_window_clears_the_record():
     for _ in range(6):
         policy.died(0.0)
     policy.ready(400.0)
-    assert policy.died(460.0) == (Verdict.RESTART, None)
+    assert policy.died(460.0) == (RestartVerdict.RESTART, None)
     assert policy.deaths == 1
 
 
@@ -47,13 +49,13 @@ def test_deaths_that_lie_far_apart_are_not_added_up():
     policy = _policy()
     for now in range(0, 1000, 40):
         policy.ready(now + 1.0)
-        assert policy.died(now + 39.0).verdict is Verdict.RESTART
+        assert policy.died(now + 39.0).verdict is RestartVerdict.RESTART
 
 
 def test_a_load_slower_than_the_window_is_not_tried_for_ever():
     policy = _policy()
     verdicts = [policy.died(now * 600.0).verdict for now in range(6)]
-    assert verdicts[-1] is Verdict.GIVE_UP
+    assert verdicts[-1] is RestartVerdict.GIVE_UP
 
 
 def test_an_order_of_the_operator_closes_the_breaker():
@@ -61,7 +63,7 @@ def test_an_order_of_the_operator_closes_the_breaker():
     for _ in range(6):
         policy.died(0.0)
     policy.forget()
-    assert policy.died(1.0).verdict is Verdict.RESTART
+    assert policy.died(1.0).verdict is RestartVerdict.RESTART
 
 
 def test_jitter_shortens_a_delay_by_up_to_a_half():
@@ -86,8 +88,8 @@ def test_never_more_restarts_at_once_within_a_window_than_allowed(
             policy.ready(now)
         now += passes_s
         verdict, until = policy.died(now)
-        assert (until is None) == (verdict is Verdict.RESTART)
-        if verdict is Verdict.RESTART:
+        assert (until is None) == (verdict is RestartVerdict.RESTART)
+        if verdict is RestartVerdict.RESTART:
             restarts.append(now)
         else:
             assert until is not None
@@ -109,4 +111,4 @@ def test_patience_without_end():
 
 def test_backoffs_without_a_pause():
     policy = RestartPolicy(LIMITS._replace(restarts=0, first_s=0.0), lambda: 0.0)
-    assert policy.died(7.0) == (Verdict.BACK_OFF, 7.0)
+    assert policy.died(7.0) == (RestartVerdict.BACK_OFF, 7.0)

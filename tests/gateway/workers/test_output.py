@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from gateway.workers.worker_log import Output
+from gateway.workers.worker_log import OutputPipe
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def test_lines_come_one_by_one(pipe: tuple[int, int]) -> None:
     write, read = pipe
     os.write(write, b"one\r\n10%\r20%\r\nno end")
     os.close(write)
-    assert list(Output(read).lines()) == ["one", "10%", "20%", "no end"]
+    assert list(OutputPipe(read).lines()) == ["one", "10%", "20%", "no end"]
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(read)
 
@@ -30,7 +30,7 @@ def test_a_line_without_an_end_is_cut(pipe: tuple[int, int]) -> None:
     write, read = pipe
     os.write(write, b"x" * 20_000)
     os.close(write)
-    lines = list(Output(read).lines())
+    lines = list(OutputPipe(read).lines())
     assert "".join(lines) == "x" * 20_000
     assert len(lines) > 1
 
@@ -38,7 +38,7 @@ def test_a_line_without_an_end_is_cut(pipe: tuple[int, int]) -> None:
 def test_another_goes_on_in_the_middle_of_a_line(pipe: tuple[int, int]) -> None:
     write, read = pipe
     for_the_next = os.dup(read)
-    first = Output(read)
+    first = OutputPipe(read)
     found: list[str] = []
     arrived = threading.Event()
 
@@ -56,6 +56,6 @@ def test_another_goes_on_in_the_middle_of_a_line(pipe: tuple[int, int]) -> None:
     os.write(write, b"un\nlast")
     os.close(write)
     assert found == ["whole"]
-    assert list(Output(for_the_next, first.rest).lines()) == ["begun", "last"]
+    assert list(OutputPipe(for_the_next, first.rest).lines()) == ["begun", "last"]
     # There is nobody to be told any more.
     first.stop()

@@ -34,7 +34,7 @@ class Witness:
 
     def __init__(self) -> None:
         self.statuses: list[ExitStatus] = []
-        self.outlived: list[ladder.Step] = []
+        self.outlived: list[ladder.LadderStep] = []
 
     def worker_said(self, worker: Worker, message: WorkerMessage) -> None:
         pass
@@ -48,7 +48,7 @@ class Witness:
     def worker_is_foreign(self, worker: Worker, reason: str) -> None:
         raise AssertionError(reason)
 
-    def worker_outlived(self, worker: Worker, step: ladder.Step, seconds: float) -> None:
+    def worker_outlived(self, worker: Worker, step: ladder.LadderStep, seconds: float) -> None:
         self.outlived.append(step)
 
     def worker_ended(self, worker: Worker, status: ExitStatus) -> None:
@@ -150,13 +150,16 @@ async def test_a_ladder_reaches_its_end(
     with shortage():
         climbing = asyncio.create_task(
             worker.climb(
-                (ladder.Rung(ladder.Step.TERMINATE, 0.5), ladder.Rung(ladder.Step.KILL, 30))
+                (
+                    ladder.Rung(ladder.LadderStep.TERMINATE, 0.5),
+                    ladder.Rung(ladder.LadderStep.KILL, 30),
+                )
             )
         )
         async with asyncio.timeout(30):
             await climbing
             assert worker.ended.is_set()
-    assert bench.witness.outlived == [ladder.Step.TERMINATE]
+    assert bench.witness.outlived == [ladder.LadderStep.TERMINATE]
     assert [each.signal for each in bench.witness.statuses] == ["SIGKILL"]
     await asyncio.to_thread(eventually, lambda: gone(pid))
     assert bench.traces == []

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from gateway.server.agent.news import NewsDesk
-from gateway.workers.agent_bodies import Ended
+from gateway.workers.agent_bodies import RankEnded
 from gateway.workers.process import ExitStatus
 
-END = Ended("a", ExitStatus(0, None), "exit code 0")
+END = RankEnded("a", ExitStatus(0, None), "exit code 0")
 
 
 def test_what_did_not_come_is_told_again_with_what_is_new():

@@ -19,12 +19,12 @@ from hypothesis.stateful import (
 
 from gateway.server.agent.news import NewsDesk
 from gateway.workers import ladder
-from gateway.workers.agent_bodies import Ended, News
+from gateway.workers.agent_bodies import RankEnded, RankNews
 from gateway.workers.host import RankEnd
-from gateway.workers.ladder import Rung, Step
+from gateway.workers.ladder import LadderStep, Rung
 from gateway.workers.lease import Contact, Lease, Tenants
 from gateway.workers.process import ExitStatus
-from gateway.workers.rank_group import LEADER_FOLLOWS_S, Fate
+from gateway.workers.rank_group import LEADER_FOLLOWS_S, RankGroup
 from protocol.grace import grace_s
 
 TICK_S = 0.25
@@ -79,13 +79,13 @@ class Process:
     def alive(self) -> bool:
         return self.status is None
 
-    def signal(self, step: Step, now: float) -> None:
+    def signal(self, step: LadderStep, now: float) -> None:
         match step:
-            case Step.TERMINATE:
+            case LadderStep.TERMINATE:
                 self.ordered = True
                 if not self.stubborn and self.ends_at is None:
                     self.ends_at = now + self.lag_s
-            case Step.KILL:
+            case LadderStep.KILL:
                 self.ordered = True
                 self.killed_at = now
             case _:
@@ -93,7 +93,7 @@ class Process:
 
     def orphan(self, now: float) -> None:
         """Whoever has started it is gone."""
-        self.signal(Step.TERMINATE, now)
+        self.signal(LadderStep.TERMINATE, now)
         at = now + grace_s(self.held)
         self.killed_at = at if self.killed_at is None else min(at, self.killed_at)
 
@@ -133,7 +133,7 @@ class Agent:
     def knows(self, lease: int) -> bool:
         return lease == self.number and self.over is not None
 
-    def turn(self, confirmed: int, unwanted: tuple[str, ...], now: float) -> News | None:
+    def turn(self, confirmed: int, unwanted: tuple[str, ...], now: float) -> RankNews | None:
         """None: the lease is over."""
         if self.over or self.lease is None:
             return None
@@ -152,7 +152,7 @@ class Agent:
     def climb(self, rank_id: str, now: float) -> None:
         if rank_id in self.ranks and rank_id not in self.climbing:
             process = self.ranks[rank_id]
-            process.signal(Step.TERMINATE, now)
+            process.signal(LadderStep.TERMINATE, now)
             self.climbing[rank_id] = now + ladder.orphaned(process.held)[0].deadline_s
 
     def tick(self, now: float) -> None:
@@ -161,7 +161,7 @@ class Agent:
             if process.status is not None:
                 del self.ranks[rank_id]
                 self.climbing.pop(rank_id, None)
-                self.desk.add_end(Ended(rank_id, process.status, str(process.status)))
+                self.desk.add_end(RankEnded(rank_id, process.status, str(process.status)))
         if self.away_until is not None:
             # The next one serves once it has ended what this one has left.
             if now >= self.away_until and not self.ranks:
@@ -173,7 +173,7 @@ class Agent:
             self.over = None
         for rank_id, kill_at in self.climbing.items():
             if now >= kill_at:
-                self.ranks[rank_id].signal(Step.KILL, now)
+                self.ranks[rank_id].signal(LadderStep.KILL, now)
 
     def kill(self, now: float) -> None:
         """And start it again."""
@@ -212,7 +212,7 @@ class Incarnation:
     """`followers` are those that are there, or may be: by their ranks, with their identities."""
 
     number: int
-    fate: Fate
+    fate: RankGroup
     leader: Process
     to_start: deque[int]
     followers: dict[int, Process] = field(default_factory=dict)
@@ -230,7 +230,7 @@ class Incarnation:
 class World(RuleBasedStateMachine):
     """Checks what is decided against what is alive."""
 
-    fate: Callable[[], Fate] = staticmethod(Fate)
+    fate: Callable[[], RankGroup] = staticmethod(RankGroup)
     tenants: Callable[[], Tenants] = staticmethod(Tenants)
     incarnations = 0
     lost_elsewhere = 0
@@ -460,16 +460,16 @@ class World(RuleBasedStateMachine):
                 self._take(rung.step)
                 current.ladders.append((rungs, self.now + rung.deadline_s))
 
-    def _take(self, step: Step) -> None:
+    def _take(self, step: LadderStep) -> None:
         current = self.incarnation
         current.fate.take(step)
         leader = current.leader
-        leader.signal(Step.TERMINATE if step is Step.ASK else step, self.now)
-        if step is not Step.ASK:
+        leader.signal(LadderStep.TERMINATE if step is LadderStep.ASK else step, self.now)
+        if step is not LadderStep.ASK:
             for rank in current.followers:
                 self._signal(rank, step)
 
-    def _signal(self, rank: int, step: Step) -> None:
+    def _signal(self, rank: int, step: LadderStep) -> None:
         current = self.incarnation
         process, host = current.followers[rank], self._host_of(rank)
         if host is None:
@@ -480,7 +480,11 @@ class World(RuleBasedStateMachine):
         if reaches and rank_id in agent.ranks:
             agent.ranks[rank_id].signal(step, self.now)
         hold = self.holds[host]
-        if not (reaches and self.answers[host]) and step is not Step.DUMP and hold is not None:
+        if (
+            not (reaches and self.answers[host])
+            and step is not LadderStep.DUMP
+            and hold is not None
+        ):
             hold.tenants.disown(rank_id)
 
     # Starts
@@ -615,7 +619,7 @@ class World(RuleBasedStateMachine):
         for each in list(hold.ids):
             self._ended_there(hold, each, RankEnd(None, "there is no such lease"))
 
-    def _hear(self, hold: Leasehold, news: News | None, unwanted: tuple[str, ...]) -> None:
+    def _hear(self, hold: Leasehold, news: RankNews | None, unwanted: tuple[str, ...]) -> None:
         if news is None:
             self._lose(hold, "the lease is over")
             return

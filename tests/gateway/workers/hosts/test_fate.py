@@ -7,17 +7,17 @@ from __future__ import annotations
 import pytest
 
 from gateway.workers.host import RankEnd
-from gateway.workers.ladder import Step
+from gateway.workers.ladder import LadderStep
 from gateway.workers.process import ExitStatus
-from gateway.workers.rank_group import LEADER_FOLLOWS_S, Fate, Loss
+from gateway.workers.rank_group import LEADER_FOLLOWS_S, Loss, RankGroup
 
 KILLED = RankEnd(ExitStatus(None, "SIGKILL"), "signal SIGKILL")
 LEFT = RankEnd(ExitStatus(0, None), "exit code 0")
 UNSEEN = RankEnd(None, "out of reach")
 
 
-def running(*ranks: int) -> Fate:
-    fate = Fate()
+def running(*ranks: int) -> RankGroup:
+    fate = RankGroup()
     for each in ranks:
         assert fate.started(each) is None
     fate.none_more()
@@ -95,14 +95,14 @@ def test_rank_0_that_follows_late_has_no_loss() -> None:
 @pytest.mark.parametrize(
     ("told", "then"),
     [
-        (Step.DUMP, Step.TERMINATE),
-        (Step.ASK, Step.TERMINATE),
-        (Step.TERMINATE, Step.TERMINATE),
-        (Step.KILL, Step.KILL),
+        (LadderStep.DUMP, LadderStep.TERMINATE),
+        (LadderStep.ASK, LadderStep.TERMINATE),
+        (LadderStep.TERMINATE, LadderStep.TERMINATE),
+        (LadderStep.KILL, LadderStep.KILL),
     ],
 )
-def test_one_that_comes_late_is_told_by_itself(told: Step, then: Step) -> None:
-    fate = Fate()
+def test_one_that_comes_late_is_told_by_itself(told: LadderStep, then: LadderStep) -> None:
+    fate = RankGroup()
     assert fate.started(1) is None
     assert fate.may_start
     fate.take(told)
@@ -111,10 +111,10 @@ def test_one_that_comes_late_is_told_by_itself(told: Step, then: Step) -> None:
 
 
 def test_one_that_comes_after_rank_0_is_told() -> None:
-    fate = Fate()
+    fate = RankGroup()
     assert fate.leader_ended(LEFT) == 0.0
     assert not fate.may_start
-    assert fate.started(1) is Step.TERMINATE
+    assert fate.started(1) is LadderStep.TERMINATE
     assert not fate.over
     fate.none_more()
     fate.follower_ended(1, "here", LEFT)
@@ -122,7 +122,7 @@ def test_one_that_comes_after_rank_0_is_told() -> None:
 
 
 def test_as_long_as_one_may_come_it_is_not_over() -> None:
-    fate = Fate()
+    fate = RankGroup()
     fate.leader_ended(LEFT)
     assert not fate.followers_gone
     assert not fate.over

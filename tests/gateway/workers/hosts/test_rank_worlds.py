@@ -7,9 +7,9 @@ from __future__ import annotations
 import pytest
 
 from gateway.workers.host import RankEnd
-from gateway.workers.ladder import Step
+from gateway.workers.ladder import LadderStep
 from gateway.workers.lease import Tenants
-from gateway.workers.rank_group import Fate
+from gateway.workers.rank_group import RankGroup
 from protocol.grace import grace_s
 from tests.gateway.workers.hosts.rank_world import World
 from tests.support.worlds import run_worlds
@@ -29,7 +29,7 @@ def test_random_worlds(worlds: int, incarnations: int, lost: int) -> None:
     assert World.lost_elsewhere >= lost
 
 
-class Alone(Fate):
+class Alone(RankGroup):
     """A follower that ends takes nobody along."""
 
     def follower_ended(self, rank: int, host: str, end: RankEnd) -> float | None:
@@ -37,7 +37,7 @@ class Alone(Fate):
         return None
 
 
-class Headless(Fate):
+class Headless(RankGroup):
     """Followers go on without rank 0."""
 
     def leader_ended(self, end: RankEnd) -> float | None:
@@ -45,22 +45,22 @@ class Headless(Fate):
         return None
 
 
-class Trusting(Fate):
+class Trusting(RankGroup):
     """Of a follower that leaves without a fault it is believed for ever that rank 0 knows why."""
 
     def must_end(self) -> bool:
         return super().must_end() and self._left is None
 
 
-class Latecomer(Fate):
+class Latecomer(RankGroup):
     """One that was on its way while the others were told is not told."""
 
-    def started(self, rank: int) -> Step | None:
+    def started(self, rank: int) -> LadderStep | None:
         super().started(rank)
         return None
 
 
-class Counting(Fate):
+class Counting(RankGroup):
     """An end that is told twice is another one's."""
 
     def follower_ended(self, rank: int, host: str, end: RankEnd) -> float | None:
@@ -69,7 +69,7 @@ class Counting(Fate):
         return super().follower_ended(rank, host, end)
 
 
-class Hasty(Fate):
+class Hasty(RankGroup):
     """It is over with rank 0."""
 
     @property
@@ -77,7 +77,7 @@ class Hasty(Fate):
         return self._leader_ended
 
 
-class Forgetful(Fate):
+class Forgetful(RankGroup):
     """One that is about to be started doesn't count."""
 
     @property
@@ -132,11 +132,11 @@ class Discreet(Tenants):
     ],
     ids=lambda each: each.__name__,
 )
-def test_a_defect_is_caught(defect: type[Fate] | type[Tenants]) -> None:
+def test_a_defect_is_caught(defect: type[RankGroup] | type[Tenants]) -> None:
     class Defective(World):
         pass
 
-    if issubclass(defect, Fate):
+    if issubclass(defect, RankGroup):
         Defective.fate = staticmethod(defect)
     else:
         Defective.tenants = staticmethod(defect)
