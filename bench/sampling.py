@@ -27,7 +27,7 @@ from bench.tiny import build_tiny_model
 from gateway.config.model_folders import DEMO_FOLDER
 from tests.support.shapes import wide_cache
 from worker.engines.batched import BatchedEngine
-from worker.engines.room import CacheShape, Room
+from worker.engines.room import CacheRoom, CacheSizes
 from worker.engines.sequence import Sequence as Row
 from worker.load.loading import LoadedModel, load
 from worker.sampling.adjustments import Adjustments
@@ -185,7 +185,9 @@ def _steps_ms(folder: Path, turns: int) -> list[list[float]]:
 
 
 def _decoding(model: LoadedModel, settings: Sequence[Settings], steps: int) -> Any:
-    engine = BatchedEngine(model.model, model.eos_token_ids, _ROWS, Room(CacheShape(0, 0, 1.0)))
+    engine = BatchedEngine(
+        model.model, model.eos_token_ids, _ROWS, CacheRoom(CacheSizes(0, 0, 1.0))
+    )
     for index, each in enumerate(settings):
         # The last to begin still runs when the first that did has made some more.
         tokens = steps + 4 * _ROWS

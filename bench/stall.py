@@ -95,12 +95,12 @@ def _print_row(name: str, time_: Time, unit: float, target: str) -> None:
 def _measure(model: Path, parsed: argparse.Namespace) -> list[Round]:
     # Here, not above: to import MLX takes hold of a GPU.
     from worker.engines.batched import BatchedEngine
-    from worker.engines.room import Room, measure
+    from worker.engines.room import CacheRoom, measure
     from worker.load.loading import load
     from worker.runtime.warm import Warming
 
     loaded = load(str(model), lambda _done, _total: None, lambda: False)
-    room = Room(measure(loaded.model))
+    room = CacheRoom(measure(loaded.model))
     engine = BatchedEngine(loaded.model, [], 32, room, loaded.weight_bytes, stall_s=_STALL_S)
     Warming(engine, None, room, _LONG_TOKENS, loaded.vocabulary).begin(awaited=False)
     chance = random.Random(1)

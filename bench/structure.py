@@ -31,8 +31,8 @@ from protocol.prompts import TextPrompt
 from protocol.requests import Constraint, Generate, Sampling
 from tests.worker.structure.hostile import HOSTILE
 from worker.engines.batched import BatchedEngine
-from worker.engines.context import Context
-from worker.engines.room import CacheShape, Room
+from worker.engines.limits import Context
+from worker.engines.room import CacheRoom, CacheSizes
 from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.path import Paths
 from worker.runtime.prompts import Prepared, prepare
@@ -141,7 +141,9 @@ def _steps_ms(model: LoadedModel, turns: int) -> list[list[float]]:
 
 
 def _decoding(model: LoadedModel, constrained: int) -> BatchedEngine:
-    engine = BatchedEngine(model.model, model.eos_token_ids, _ROWS, Room(CacheShape(0, 0, 1.0)))
+    engine = BatchedEngine(
+        model.model, model.eos_token_ids, _ROWS, CacheRoom(CacheSizes(0, 0, 1.0))
+    )
     for index in range(_ROWS):
         constraint = _RECORDS if index < constrained else None
         engine.add(_prepared(model, str(index), constraint, index).sequence)

@@ -1,6 +1,6 @@
 """Start of a worker process: `python -P .../worker/__main__.py --endpoint ... --parent ...`.
 
-With the name of an errand instead, the process does that and ends.
+With the name of an errand instead, the process runs the errand and ends.
 
 Started by path, because the search path isn't ours to trust: a folder called `worker` in the
 current directory or on PYTHONPATH must not shadow this one. `worker` and `protocol` come from
@@ -13,11 +13,17 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import json
 import os
 import sys
 from pathlib import Path
 from typing import Final
 
+# Read by MLX as it is imported. cuDNN's attention is planned anew for each shape, which takes 0.2
+# to 4 s, and in serving nearly every step has a new shape: on an H100 the first requests of a 0.9
+# GB model waited 27 s for plans, and 0.8 s without them; 32 streams ran at 0.7 of the speed (MLX
+# 0.32.4).
+_BACK_END: Final = {"MLX_CUDA_USE_CUDNN_SDPA": "0"}
 # Errands, and the files of `worker/errands/` that have them.
 _ERRANDS: Final = {"examine": "models", "measure": "models", "probe": "probe"}
 
@@ -47,10 +53,12 @@ def _pin_packages() -> None:
     for package in ("protocol", "worker"):
         _pin_package(package, Path(__file__).resolve().parent.parent)
 
-    from worker.back_end import settle
+    for name, value in _BACK_END.items():
+        # The operator's own setting stays.
+        os.environ.setdefault(name, value)
+
     from worker.import_structure import keep_import_structure
 
-    settle()
     keep_import_structure()
 
 
@@ -103,8 +111,17 @@ def _run_errand(name: str) -> None:
     getattr(module, name)(errand)
 
 
+def _print_device() -> None:
+    """As JSON, for a gateway: it never imports MLX."""
+    import mlx.core as mx
+
+    print(json.dumps(mx.device_info()))
+
+
 if __name__ == "__main__":
     match sys.argv[1:]:
+        case ["device"]:
+            _print_device()
         case [errand] if errand in _ERRANDS:
             _run_errand(errand)
         case _ if "--follow" in sys.argv:

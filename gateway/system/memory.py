@@ -93,7 +93,7 @@ def card_memory(pids: Collection[int]) -> CardMemory | None:
     return footprint_nvidia.card_memory(pids)
 
 
-_PROBE: Final = Path(gateway.__file__).resolve().parent.parent / "worker" / "device.py"
+_PROBE: Final = Path(gateway.__file__).resolve().parent.parent / "worker" / "__main__.py"
 _PROBE_S: Final = 30.0
 
 
@@ -126,7 +126,7 @@ def device_info() -> dict[str, Any]:
         OSError, ValueError, subprocess.SubprocessError: MLX can't be asked.
     """
     done = subprocess.run(
-        [sys.executable, "-P", str(_PROBE)],
+        [sys.executable, "-P", str(_PROBE), "device"],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=_PROBE_S,

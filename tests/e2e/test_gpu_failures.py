@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.faults import in_engine_step, sitecustomize
 from tests.support.gateway import START_S, Gateway, eventually
-from tests.worker.engines.test_healing import IGNORED, INTERACTIVITY, TIMEOUT, VICTIM, failure
+from tests.worker.engines.test_gpu_failures import IGNORED, INTERACTIVITY, TIMEOUT, VICTIM, failure
 
 # At some steps of the first worker that makes any: rows are in all states by then.
 FAILS = """

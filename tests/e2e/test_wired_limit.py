@@ -44,13 +44,13 @@ if os.path.exists({flag!r}):
 """
 FAILS_TO_BEGIN = """
 import os
-original = module.Conversation._begin
+original = module.WorkerLoop._begin
 def begin(self, task):
     if os.path.exists({flag!r}):
         os.remove({flag!r})
         raise RuntimeError("can't start new thread")
     original(self, task)
-module.Conversation._begin = begin
+module.WorkerLoop._begin = begin
 """
 QUESTION = "Tell me a story about a lighthouse."
 

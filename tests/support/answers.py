@@ -7,7 +7,7 @@ from typing import Any
 from protocol.parts import AnswerPart, Text
 from protocol.prompts import TextPrompt
 from protocol.requests import Generate, Sampling
-from worker.text.format import Format
+from worker.text.format import AnswerFormat
 from worker.text.stream import AnswerStream, answer_stream
 
 
@@ -26,7 +26,7 @@ def text_stream(
         stop=stop,
         include_stop=include_stop,
     )
-    return answer_stream(generate, prompt_ids, tokenizer, Format())
+    return answer_stream(generate, prompt_ids, tokenizer, AnswerFormat())
 
 
 def text_of(parts: list[AnswerPart]) -> str:

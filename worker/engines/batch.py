@@ -8,13 +8,12 @@ from time import perf_counter
 from typing import Any, Final, NamedTuple
 
 from worker.engines.pace import PrefillPace
-from worker.engines.prompt_scores import score_prompt, scored_chunk
 from worker.engines.room import Batch
 from worker.engines.sequence import Broken, Sequence, Token
 from worker.mlx_lm.generator import Generator, MakeGenerator, RowCaches, Stepped, Tap
 from worker.prompt_cache.cache import Taken
 from worker.prompt_cache.path import BLOCK_TOKENS
-from worker.sampling.scores import Score
+from worker.sampling.scores import Score, score_prompt, scored_chunk
 from worker.structure.sampler import ConstrainedSampler
 
 PREFILL_ROWS: Final = 8
@@ -271,7 +270,13 @@ class RowBatch:
             # Before the chunk, and after it.
             begin, end = row.seen_tokens, row.cached_tokens + response.progress[0]
             if row.prompt_scores is not None:
-                row.prompt_scores += score_prompt(logits[place], row.sequence, begin, end)
+                row.prompt_scores += score_prompt(
+                    logits[place],
+                    row.sequence.token_ids,
+                    begin,
+                    end,
+                    row.sequence.prompt_logprobs or 0,
+                )
 
     # For the prompt cache
 

@@ -7,11 +7,10 @@ from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from worker.engines.batch import AHEAD_TOKENS, Row, RowBatch
-from worker.engines.keeper import Keeper
-from worker.engines.need import Need
+from worker.engines.keeper import PromptKeeper
 from worker.engines.pace import PrefillPace
-from worker.engines.room import Batch, Room, largest_chunk, step_bytes
-from worker.engines.sequence import Broken, Sequence, Token
+from worker.engines.room import Batch, CacheRoom, largest_chunk, step_bytes
+from worker.engines.sequence import Broken, EngineNeed, Sequence, Token
 from worker.mlx_lm.generator import Generator, MakeGenerator
 from worker.prompt_cache.cache import PromptCache
 
@@ -49,7 +48,7 @@ class BatchedEngine:
         model: Any,
         eos_token_ids: Iterable[int],
         max_concurrency: int,
-        room: Room,
+        room: CacheRoom,
         weight_bytes: int = 0,
         prompt_cache: PromptCache | None = None,
         stall_s: float = 0.1,
@@ -66,7 +65,7 @@ class BatchedEngine:
         self._worth_bytes = max(weight_bytes, step_bytes())
         self._held: deque[Sequence] = deque()
         self._batches: deque[RowBatch] = deque()
-        self._keeper = None if prompt_cache is None else Keeper(prompt_cache, room)
+        self._keeper = None if prompt_cache is None else PromptKeeper(prompt_cache, room)
         # What it has computed last hasn't been kept yet.
         self._stepped: RowBatch | None = None
         self._stall_s = _CAUTION * stall_s
@@ -95,11 +94,11 @@ class BatchedEngine:
         return self._keeper is not None and self._keeper.fetching
 
     @property
-    def need(self) -> Need:
+    def need(self) -> EngineNeed:
         return self._rows_need if self._keeper is None else self._keeper.beside(self._rows_need)
 
     @property
-    def _rows_need(self) -> Need:
+    def _rows_need(self) -> EngineNeed:
         sizes = self._sizes()
         used_bytes = self._room.needed_bytes(sizes) if sizes else 0
         rows = [row for batch in self._batches for row in batch.rows]
@@ -109,7 +108,7 @@ class BatchedEngine:
             for each in list(self._held)[:free_rows]
         ]
         if not rows and not joining:
-            return Need(0, 0, 0)
+            return EngineNeed(0, 0, 0)
         grown = [Batch(len(each), _soon_tokens(each)) for each in self._batches if len(each)]
         if len(grown) > 1:
             wanted = [*grown, *(Batch(1, each) for each in joining)]
@@ -123,7 +122,7 @@ class BatchedEngine:
             if not rows or not self._room.holds([first]):
                 # Others may run before it, but it is the one that waits.
                 alone = first
-        return Need(
+        return EngineNeed(
             used_bytes,
             # A row at its end is computed a step further than it may become long.
             max(used_bytes, self._room.needed_bytes(wanted)),

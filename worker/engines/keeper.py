@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from worker.engines.batch import CachedRow, Row
-from worker.engines.need import Need
-from worker.engines.room import Batch, Room
-from worker.engines.sequence import Sequence
+from worker.engines.room import Batch, CacheRoom
+from worker.engines.sequence import EngineNeed, Sequence
 from worker.prompt_cache.cache import Computed, PromptCache, Taken
 from worker.prompt_cache.path import BLOCK_TOKENS, Path
 
@@ -35,10 +34,10 @@ class _Asked(NamedTuple):
     at: float
 
 
-class Keeper:
+class PromptKeeper:
     """What runs comes before what is kept: the cache has what rows leave of the limit."""
 
-    def __init__(self, cache: PromptCache, room: Room) -> None:
+    def __init__(self, cache: PromptCache, room: CacheRoom) -> None:
         self.cache = cache
         self._room = room
         self._fetching: set[str] = set()
@@ -50,7 +49,7 @@ class Keeper:
         # Prompts come that are long enough to be kept.
         self._has_seen_blocks = False
 
-    def beside(self, rows: Need) -> Need:
+    def beside(self, rows: EngineNeed) -> EngineNeed:
         """What sequences could use, and the cache beside them."""
         asked_bytes = max((each.limit_bytes for each in self._asked.values()), default=0)
         wanted_bytes = max(self._wanted_bytes, asked_bytes - rows.wanted_bytes)
@@ -85,7 +84,7 @@ class Keeper:
             self.cache.refused_bytes = 0
         self._limit_bytes = limit_bytes
         most_bytes = self._most_bytes(sizes)
-        if most_bytes is None or self.cache.shelf_bytes <= most_bytes:
+        if most_bytes is None or self.cache.evictable_bytes <= most_bytes:
             return
         if path is not None:
             self.cache.shrink(most_bytes, [path])
@@ -126,7 +125,7 @@ class Keeper:
         if now - asked_at >= _LOAN_S:
             del self._asked[request_id]
             return False
-        beside_bytes = self.cache.bytes_ - self.cache.shelf_bytes
+        beside_bytes = self.cache.bytes_ - self.cache.evictable_bytes
         needed_bytes = self._room.needed_bytes(joined) + beside_bytes + path_bytes
         self._asked[request_id] = _Asked(needed_bytes, asked_at)
         return True
@@ -213,16 +212,16 @@ class Keeper:
             return True
         if bytes_ <= most_bytes:
             self.cache.shrink(most_bytes - bytes_, paths)
-        if self.cache.shelf_bytes + bytes_ <= most_bytes:
+        if self.cache.evictable_bytes + bytes_ <= most_bytes:
             return True
         self.cache.refused_bytes = max(self.cache.refused_bytes, bytes_)
         return False
 
     def _most_bytes(self, sizes: Iterable[Batch]) -> int | None:
-        """What the cache may have on its shelf; None without a limit."""
+        """What the cache may have on its blocks; None without a limit."""
         if self._room.limit_bytes is None:
             return None
-        beside_bytes = self.cache.bytes_ - self.cache.shelf_bytes
+        beside_bytes = self.cache.bytes_ - self.cache.evictable_bytes
         return max(0, self._room.limit_bytes - self._room.needed_bytes(sizes) - beside_bytes)
 
     def _free_bytes(self, sizes: list[Batch]) -> int:

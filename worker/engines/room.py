@@ -19,7 +19,7 @@ _STEP_BYTES: Final = 64_000_000
 _STEP_BYTES_ON_CPU: Final = 8_000_000
 
 
-class CacheShape(NamedTuple):
+class CacheSizes(NamedTuple):
     """What a sequence takes: for each token, and at once. `peak` is the multiple of it that a batch
     takes at most, while it grows or is merged with another.
 
@@ -36,7 +36,7 @@ class CacheShape(NamedTuple):
         return rows * (steps * STEP_TOKENS * self.token_bytes + self.row_bytes)
 
 
-NO_CACHES = CacheShape(0, 0, 1.0)
+NO_CACHES = CacheSizes(0, 0, 1.0)
 
 
 class Batch(NamedTuple):
@@ -47,7 +47,7 @@ class Batch(NamedTuple):
 
 
 @dataclass
-class Room:
+class CacheRoom:
     """The limit of this process, and how much of it anything but caches takes.
 
     `limit_bytes` None is no bound. It changes as memory is lent and called back, and can grow to
@@ -55,7 +55,7 @@ class Room:
     for each token of the longest sequence.
     """
 
-    shape: CacheShape
+    shape: CacheSizes
     limit_bytes: int | None = None
     most_bytes: int | None = None
     fixed_bytes: int = 0
@@ -128,8 +128,8 @@ def step_bytes() -> int:
     return _STEP_BYTES_ON_CPU if mx.default_device() == mx.cpu else _STEP_BYTES
 
 
-def measure(model: Any, make: Callable[[], list[Any]] | None = None) -> CacheShape:
+def measure(model: Any, make: Callable[[], list[Any]] | None = None) -> CacheSizes:
     """Run two tokens through a model and look at its caches, mlx-lm's own if no others are made."""
     caches = make_caches(model) if make is None else make()
     mx.eval(model(mx.array([[0, 0]]), cache=caches))
-    return CacheShape(*bytes_of(caches), peak_share(len(caches)))
+    return CacheSizes(*bytes_of(caches), peak_share(len(caches)))

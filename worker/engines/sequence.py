@@ -1,21 +1,37 @@
-"""What engines take and give."""
+"""What engines take and give, and what any engine does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 
 from protocol.answers import FinishReason
-from worker.engines.need import Need
 from worker.prompt_cache.path import Path
 from worker.sampling.adjustments import Adjustments
 from worker.sampling.scores import Score
 from worker.sampling.settings import RowSampling
-from worker.structure.matching import Constrained
+from worker.structure.sampler import Constrained
 from worker.vision.inputs import PictureInputs
+
+
+class EngineNeed(NamedTuple):
+    """As limits of the whole process, in bytes; 0 while there is nothing to do.
+
+    `used_bytes` holds what runs now; with `wanted_bytes` everything that waits could run too; with
+    less than `least_bytes` not even the first sequence can. `prompt` numbers the prompt that the
+    first sequence is computing; 0 if it computes none. Beside that the prompt cache has
+    `cache_bytes`, and could use `cache_wanted_bytes`.
+    """
+
+    used_bytes: int
+    wanted_bytes: int
+    least_bytes: int
+    prompt: int = 0
+    cache_bytes: int = 0
+    cache_wanted_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -100,7 +116,7 @@ class Engine(Protocol):
     batching: bool
 
     @property
-    def need(self) -> Need:
+    def need(self) -> EngineNeed:
         """What it could use of memory."""
 
     @property

@@ -18,16 +18,15 @@ from protocol.answers import FinishReason
 from worker.engines.batch import CachedRow, Row
 from worker.engines.caches import Caches
 from worker.engines.decoding import UNSEEN_TOKENS, Decoded, RowSampler, decode, decode_ahead
-from worker.engines.gpu_failure import passing_kind
-from worker.engines.keeper import Keeper
-from worker.engines.need import Need
+from worker.engines.gpu_failures import passing_kind
+from worker.engines.keeper import PromptKeeper
 from worker.engines.pace import PrefillPace
-from worker.engines.prompt_scores import score_prompt, scored_chunk
-from worker.engines.room import Batch, Room, largest_chunk
-from worker.engines.sequence import Broken, Sequence, Token
+from worker.engines.room import Batch, CacheRoom, largest_chunk
+from worker.engines.sequence import Broken, EngineNeed, Sequence, Token
 from worker.mlx_lm.generator import LARGE_VOCABULARY
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import BLOCK_TOKENS
+from worker.sampling.scores import score_prompt, scored_chunk
 from worker.system.errors import one_sentence
 from worker.vision.inputs import PictureInputs
 
@@ -64,7 +63,7 @@ class SequentialEngine:
         self,
         model: Any,
         eos_token_ids: Iterable[int],
-        room: Room,
+        room: CacheRoom,
         caches: Caches | None = None,
         prompt_cache: PromptCache | None = None,
         draft: Any = None,
@@ -80,7 +79,7 @@ class SequentialEngine:
         self._caches = Caches(model, draft) if caches is None else caches
         self._eos_token_ids = frozenset(eos_token_ids)
         self._room = room
-        self._keeper = None if prompt_cache is None else Keeper(prompt_cache, room)
+        self._keeper = None if prompt_cache is None else PromptKeeper(prompt_cache, room)
         self._waiting: deque[Sequence] = deque()
         self._run: _Run | None = None
         # What it has computed last hasn't been kept yet.
@@ -110,18 +109,18 @@ class SequentialEngine:
         return self._keeper is not None and self._keeper.fetching
 
     @property
-    def need(self) -> Need:
+    def need(self) -> EngineNeed:
         return self._rows_need if self._keeper is None else self._keeper.beside(self._rows_need)
 
     @property
-    def _rows_need(self) -> Need:
+    def _rows_need(self) -> EngineNeed:
         if self._run is not None:
             bytes_ = self._room.needed_bytes(self._sizes())
-            return Need(bytes_, bytes_, bytes_, 0 if self._run.row.generated else self._begun)
+            return EngineNeed(bytes_, bytes_, bytes_, 0 if self._run.row.generated else self._begun)
         if self._waiting:
             bytes_ = self._room.needed_bytes([_size_of(self._waiting[0])])
-            return Need(0, bytes_, bytes_)
-        return Need(0, 0, 0)
+            return EngineNeed(0, bytes_, bytes_)
+        return EngineNeed(0, 0, 0)
 
     def make_room(self) -> None:
         if self._run is not None and not self._room.holds(self._sizes()):
@@ -296,7 +295,13 @@ class SequentialEngine:
             self._vocabulary = logits.shape[-1]
             mx.eval([each.state for each in run.caches])
             if row.prompt_scores is not None:
-                row.prompt_scores += score_prompt(logits[0], row.sequence, begin, begin + length)
+                row.prompt_scores += score_prompt(
+                    logits[0],
+                    row.sequence.token_ids,
+                    begin,
+                    begin + length,
+                    row.sequence.prompt_logprobs or 0,
+                )
             # Nobody else looks at them, so they are not computed.
             del logits
             mx.clear_cache()

@@ -11,7 +11,7 @@ from typing import Any
 from protocol.errands import Examine, Examined, Measure, Measured
 from protocol.prompts import ChatMessage, ChatPrompt
 from worker.engines.batched import BatchedEngine
-from worker.engines.room import Room
+from worker.engines.room import CacheRoom
 from worker.engines.room import measure as measure_caches
 from worker.engines.sequence import Sequence
 from worker.errands.errand import Errand
@@ -84,7 +84,7 @@ def measure(errand: Errand) -> None:
 
 def _generate(loaded: LoadedModel, asked: Measure) -> float:
     """Seconds."""
-    engine = BatchedEngine(loaded.model, (), 1, Room(measure_caches(loaded.model)))
+    engine = BatchedEngine(loaded.model, (), 1, CacheRoom(measure_caches(loaded.model)))
     prompt_ids = list(loaded.tokenizer.encode(asked.prompt))
     engine.add(Sequence("measured", prompt_ids, asked.tokens, sampling=None, ignore_eos=True))
     made, began = 0, time.monotonic()

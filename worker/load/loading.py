@@ -35,7 +35,7 @@ from worker.structure.compiled import Compiled
 from worker.structure.requests import Constraints
 from worker.system.errors import LoadAbandonedError, ModelError, one_sentence
 from worker.text.families import find_format
-from worker.text.format import Format
+from worker.text.format import AnswerFormat
 from worker.text.logprobs import TokenBytes
 from worker.text.template import ChatTemplate
 
@@ -60,7 +60,7 @@ class LoadedModel:
     sampling_defaults: SamplingDefaults
     config: dict[str, Any]
     folder: Path
-    answer_format: Format
+    answer_format: AnswerFormat
     chat_template: ChatTemplate
     constraints: Constraints
     # A decoder without what makes text of its states.
@@ -188,7 +188,7 @@ class _Words(NamedTuple):
 
     tokenizer: Any
     vocabulary: int
-    answer_format: Format
+    answer_format: AnswerFormat
     chat_template: ChatTemplate
     constraints: Constraints
 

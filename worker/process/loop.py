@@ -26,16 +26,24 @@ from protocol.requests import Cancel, Embed, Generate
 from protocol.signals import DUMP_STACKS
 from worker.process.answering import Answering, Outbox, rendered
 from worker.process.gateway import GatewayLink, ParentWatch
-from worker.runtime.engine_thread import Ended, EngineThread, GivenUp, Loaded, Lost, Remove, Stepped
+from worker.runtime.engine_thread import (
+    EngineEnded,
+    EngineStep,
+    EngineThread,
+    GivenUp,
+    ModelReady,
+    RankGone,
+    RemoveRequests,
+)
 from worker.system.imports import import_at_low_priority
-from worker.vectors.job import Job
+from worker.vectors.jobs import VectorJob
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from worker.engines.sequence import Token
     from worker.runtime.prompts import Prepared
-    from worker.vectors.job import Job
+    from worker.vectors.jobs import VectorJob
 
 logger = logging.getLogger("worker")
 _TOKENIZER_THREADS: Final = 2
@@ -60,27 +68,25 @@ def run(address: str, key: bytes, parent_pid: int, incarnation: int, *, spare: b
     # In C, so that it works although a thread holds the interpreter's lock.
     faulthandler.register(DUMP_STACKS, all_threads=True, chain=False)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    conversation = Conversation(address, key, incarnation, spare=spare)
+    loop = WorkerLoop(address, key, incarnation, spare=spare)
 
     def on_sigterm(_signal: int, _frame: FrameType | None) -> None:
-        conversation.request_stop()
+        loop.request_stop()
 
     signal.signal(signal.SIGTERM, on_sigterm)
-    conversation.watch = ParentWatch(
-        parent_pid, conversation.request_stop, conversation.orphan_grace_s
-    )
+    loop.watch = ParentWatch(parent_pid, loop.request_stop, loop.orphan_grace_s)
     try:
-        status = conversation.run()
+        status = loop.run()
     except Exception:
-        logger.exception("The conversation with the gateway failed")
-        status = conversation.break_off()
+        logger.exception("The main loop failed")
+        status = loop.break_off()
     sys.stdout.flush()
     sys.stderr.flush()
     # The memory is released by now. The interpreter's own end would wait for tokenizer threads.
     os._exit(status)
 
 
-class Conversation:
+class WorkerLoop:
     """Carries out what the gateway says, and says what becomes of it."""
 
     def __init__(self, address: str, key: bytes, incarnation: int, *, spare: bool) -> None:
@@ -89,7 +95,7 @@ class Conversation:
         work = partial(_work, incarnation=incarnation, spare=spare)
         self._engine = EngineThread(work, self._link.wake)
         self._preparation = Preparation(self._engine.emit)
-        self._loaded: Loaded | None = None
+        self._loaded: ModelReady | None = None
         self._requests: dict[str, Answering] = {}
         self._outbox = Outbox()
         self._stop_requested = False
@@ -136,15 +142,15 @@ class Conversation:
         if self._engine.may_hold_model:
             self._engine.finish()
             while time.monotonic() < over_at:
-                if isinstance(self._engine.next_event(), Ended):
+                if isinstance(self._engine.next_event(), EngineEnded):
                     break
                 time.sleep(_ENDING_LOOK_S)
         return 1
 
     def _idle_s(self, heartbeat_at: float, now: float) -> float:
         heartbeat_s = max(0.0, heartbeat_at - now)
-        beat_s = self._engine.beat.left_s(now)
-        return heartbeat_s if beat_s is None else min(heartbeat_s, beat_s)
+        output_s = self._engine.throttle.left_s(now)
+        return heartbeat_s if output_s is None else min(heartbeat_s, output_s)
 
     # From the gateway
 
@@ -155,7 +161,7 @@ class Conversation:
                     self._begin(task)
                 case Cancel(request_id=request_id):
                     if self._requests.pop(request_id, None) is not None:
-                        self._engine.post(Remove((request_id,)))
+                        self._engine.post(RemoveRequests((request_id,)))
                 case Load() | Limit() | ClearPromptCache() as command:
                     self._engine.post(command)
                 case Drain():
@@ -195,15 +201,15 @@ class Conversation:
     # From the engine
 
     def _read_engine(self) -> None:
-        self._engine.beat.look(time.monotonic())
+        self._engine.throttle.note_look(time.monotonic())
         while self._link.unsent < _UNSENT_FRAMES or self._stopping:
             event = self._engine.next_event()
-            if not isinstance(event, Stepped) or not self._outbox.fits(len(event.tokens)):
+            if not isinstance(event, EngineStep) or not self._outbox.fits(len(event.tokens)):
                 self._send_output()
             match event:
                 case None:
                     return
-                case Stepped(step, tokens):
+                case EngineStep(step, tokens):
                     self._add_step(step, tokens)
                 case RequestFailed() as failure:
                     self._engine.arriving -= 1
@@ -212,13 +218,13 @@ class Conversation:
                 case GivenUp(failure):
                     if self._requests.pop(failure.request_id, None) is not None:
                         self._send(failure)
-                case Loaded() as loaded:
+                case ModelReady() as loaded:
                     self._loaded = loaded
                     self._send(loaded.ready)
-                case Ended(failed):
+                case EngineEnded(failed):
                     self._exit_status = LEFT_ALONE if self._lost else int(failed)
                     return
-                case Lost(rank):
+                case RankGone(rank):
                     self._lose(rank)
                 case Embedded() as embedded:
                     if embedded.request_id in self._requests:
@@ -227,7 +233,7 @@ class Conversation:
                         self._requests.pop(embedded.request_id, None)
                 case Message() as message:
                     self._send(message)
-                case Job() as job:
+                case VectorJob() as job:
                     self._engine.arriving -= 1
                     if job.request_id in self._requests:
                         self._engine.post(job)
@@ -283,16 +289,16 @@ class Conversation:
             if delta.finish_reason is not None:
                 del self._requests[token.request_id]
                 if token.finish_reason is None:
-                    self._engine.post(Remove((token.request_id,)))
+                    self._engine.post(RemoveRequests((token.request_id,)))
 
     def _send_output(self) -> None:
         if (output := self._outbox.take()) is not None:
             self._send(output)
-            self._engine.beat.strike(time.monotonic())
+            self._engine.throttle.note_sent(time.monotonic())
 
     def _drop(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
-        self._engine.post(Remove((request_id,)))
+        self._engine.post(RemoveRequests((request_id,)))
 
     # To the gateway
 
@@ -325,7 +331,7 @@ class Conversation:
 class Preparation:
     """`emit` is called with each outcome, from these threads."""
 
-    def __init__(self, emit: Callable[[Prepared | Job | RequestFailed], None]) -> None:
+    def __init__(self, emit: Callable[[Prepared | VectorJob | RequestFailed], None]) -> None:
         self._emit = emit
         self._tokenizers = ThreadPoolExecutor(_TOKENIZER_THREADS, "tokenizer")
         # One request's at a time: decoded they are large, and texts need not wait for them.
@@ -335,7 +341,7 @@ class Preparation:
 
     def begin(
         self,
-        prepare: Callable[[Generate | Embed], Prepared | Job | RequestFailed],
+        prepare: Callable[[Generate | Embed], Prepared | VectorJob | RequestFailed],
         task: Generate | Embed,
     ) -> None:
         self._threads_for(task).submit(self._prepare, prepare, task)
@@ -351,7 +357,7 @@ class Preparation:
 
     def _prepare(
         self,
-        prepare: Callable[[Generate | Embed], Prepared | Job | RequestFailed],
+        prepare: Callable[[Generate | Embed], Prepared | VectorJob | RequestFailed],
         task: Generate | Embed,
     ) -> None:
         try:

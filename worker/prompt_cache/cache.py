@@ -11,10 +11,9 @@ from typing import Any, Final, NamedTuple
 from protocol.prompt_store import Entry
 from protocol.tokens import pack
 from worker.prompt_cache.blocks import Block, Cutter, Span
-from worker.prompt_cache.disk import Disk, Fetch, Speeds
+from worker.prompt_cache.disk import Disk, Fetch, MeasuredSpeeds, Payload, PayloadError, from_bytes
+from worker.prompt_cache.lru import LruBlocks
 from worker.prompt_cache.path import BLOCK_TOKENS, Path, snapshot_key, usable_depth
-from worker.prompt_cache.payload import Payload, PayloadError, from_bytes
-from worker.prompt_cache.shelf import Shelf
 
 logger = logging.getLogger("worker")
 
@@ -61,13 +60,13 @@ class PromptCache:
     """Not thread-safe: the engine thread calls everything."""
 
     def __init__(self, cutter: Cutter, disk: Disk | None) -> None:
-        self.speeds = Speeds() if disk is None else Speeds(disk.known)
+        self.speeds = MeasuredSpeeds() if disk is None else MeasuredSpeeds(disk.known)
         # So much was let go for want of room since the limit last grew.
         self.refused_bytes = 0
         self.rehearses = False
         self._cutter = cutter
         self._disk = disk
-        self._shelf: Shelf[Block] = Shelf()
+        self._blocks: LruBlocks[Block] = LruBlocks()
         self._coming: dict[str, _Coming] = {}
         # Until it is over the disk is taken to hang.
         self._late: Fetch | None = None
@@ -78,12 +77,12 @@ class PromptCache:
     def bytes_(self) -> int:
         """Memory that it holds."""
         pending_bytes = 0 if self._disk is None else self._disk.pending_bytes
-        return self._shelf.bytes_ + self._unstored_bytes + pending_bytes
+        return self._blocks.bytes_ + self._unstored_bytes + pending_bytes
 
     @property
-    def shelf_bytes(self) -> int:
+    def evictable_bytes(self) -> int:
         """Of that, what can be let go at once."""
-        return self._shelf.bytes_
+        return self._blocks.bytes_
 
     @property
     def block_bytes(self) -> int:
@@ -108,7 +107,7 @@ class PromptCache:
     def unnoticed(self) -> Iterator[None]:
         """Nothing that is kept is written to disk, and what prompts say of speeds is forgotten."""
         self.store()
-        speeds, self.speeds = self.speeds, Speeds()
+        speeds, self.speeds = self.speeds, MeasuredSpeeds()
         self.rehearses = True
         try:
             yield
@@ -119,14 +118,14 @@ class PromptCache:
     def depth(self, path: Path, tokens: int) -> int:
         """How many blocks of a sequence of so many tokens could be taken from memory now."""
         keys = path.keys[: usable_depth(tokens)]
-        depth = self._shelf.depth(keys)
+        depth = self._blocks.depth(keys)
         if self.needs_snapshots:
             return self._deepest(keys, depth)
         return depth
 
     def path_bytes(self, path: Path) -> int:
         """Memory that what a path begins with takes."""
-        return self._shelf.bytes_of(self._beginning(path))
+        return self._blocks.bytes_of(self._beginning(path))
 
     def take(self, path: Path, tokens: int) -> Taken | None:
         """Caches for a sequence from what is in memory; None if there is nothing of it."""
@@ -136,8 +135,8 @@ class PromptCache:
         if not depth:
             return None
         keys = path.keys[:depth]
-        snapshot = self._shelf.get(snapshot_key(keys[-1])) if self.needs_snapshots else None
-        caches = self._cutter.join([self._shelf.get(each) for each in keys], snapshot)
+        snapshot = self._blocks.get(snapshot_key(keys[-1])) if self.needs_snapshots else None
+        caches = self._cutter.join([self._blocks.get(each) for each in keys], snapshot)
         self._use(keys)
         return Taken(caches, depth * BLOCK_TOKENS)
 
@@ -173,14 +172,14 @@ class PromptCache:
         begin, end = self.depth(path, tokens), self._stored_depth(path, tokens)
         if end <= begin:
             return []
-        keys = [each for each in path.keys[:end] if each not in self._shelf]
+        keys = [each for each in path.keys[:end] if each not in self._blocks]
         bytes_ = len(keys) * self.block_bytes
         if not self.speeds.worth_reading(bytes_, (end - begin) * BLOCK_TOKENS):
             return []
         if bytes_ > room_bytes:
             self.refused_bytes = max(self.refused_bytes, bytes_)
             return []
-        if self.needs_snapshots and (key := snapshot_key(path.keys[end - 1])) not in self._shelf:
+        if self.needs_snapshots and (key := snapshot_key(path.keys[end - 1])) not in self._blocks:
             keys.append(key)
         return keys
 
@@ -219,7 +218,7 @@ class PromptCache:
             except PayloadError:
                 continue
             self.speeds.observe_read(len(payload), seconds + time.monotonic() - began_at)
-            self._shelf.put(key, block, block.nbytes)
+            self._blocks.put(key, block, block.nbytes)
         self._disk.look_again()
 
     def _goes_on(self, request_id: str) -> bool:
@@ -232,7 +231,7 @@ class PromptCache:
                 logger.warning(
                     "The disk is late with stored prompts: until it answers none is read"
                 )
-        elif any(each not in self._shelf for each in fetch.keys):
+        elif any(each not in self._blocks for each in fetch.keys):
             # Arrived and not taken over yet, or never to come.
             self.collect()
             if self._disk is not None and self._disk.look_again():
@@ -248,7 +247,7 @@ class PromptCache:
         spans = []
         for each in rows:
             keys, first = each.path.keys, each.first
-            while first < len(keys) and (keys[first] in self._shelf or keys[first] in coming):
+            while first < len(keys) and (keys[first] in self._blocks or keys[first] in coming):
                 first += 1
             coming.update(keys[first:])
             spans.append(Span(each.caches, each.row, first, len(keys)))
@@ -263,10 +262,10 @@ class PromptCache:
     def keep_snapshot(self, path: Path, caches: list[Any], row: int, depth: int) -> None:
         """Keep what can't be cut of a row that has seen just so many blocks."""
         key = snapshot_key(path.keys[depth - 1])
-        if key in self._shelf:
+        if key in self._blocks:
             return
         snapshot = self._cutter.snapshot(caches, row)
-        self._shelf.put(key, snapshot, snapshot.nbytes)
+        self._blocks.put(key, snapshot, snapshot.nbytes)
         self._use(path.keys[:depth])
         self._want_stored(key, path.keys[depth - 1], b"", "snapshot", snapshot)
 
@@ -282,7 +281,7 @@ class PromptCache:
         paths begin with; returns how much.
         """
         kept = frozenset[bytes]().union(*map(self._beginning, paths))
-        gone_bytes = self._shelf.shrink(max(0, most_bytes), kept)
+        gone_bytes = self._blocks.shrink(max(0, most_bytes), kept)
         self.refused_bytes += gone_bytes
         return gone_bytes
 
@@ -306,10 +305,10 @@ class PromptCache:
     def _let_go(self) -> int:
         for request_id in list(self._coming):
             self.forget(request_id)
-        return self._shelf.shrink(0)
+        return self._blocks.shrink(0)
 
     def _put(self, path: Path, at: int, key: bytes, block: Block, token_ids: Sequence[int]) -> None:
-        self._shelf.put(key, block, block.nbytes)
+        self._blocks.put(key, block, block.nbytes)
         if at < path.stored:
             return
         parent = path.keys[at - 1] if at else path.root
@@ -327,9 +326,9 @@ class PromptCache:
 
     def _use(self, keys: Sequence[bytes]) -> None:
         if self.needs_snapshots:
-            self._shelf.use(each for key in keys for each in (key, snapshot_key(key)))
+            self._blocks.use(each for key in keys for each in (key, snapshot_key(key)))
         else:
-            self._shelf.use(keys)
+            self._blocks.use(keys)
 
     def _beginning(self, path: Path) -> frozenset[bytes]:
         """The keys of its blocks, and that of the deepest snapshot."""
@@ -340,5 +339,6 @@ class PromptCache:
     def _deepest(self, keys: Sequence[bytes], depth: int) -> int:
         """The greatest depth up to this one with a snapshot."""
         return next(
-            (each for each in range(depth, 0, -1) if snapshot_key(keys[each - 1]) in self._shelf), 0
+            (each for each in range(depth, 0, -1) if snapshot_key(keys[each - 1]) in self._blocks),
+            0,
         )

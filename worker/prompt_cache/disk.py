@@ -1,5 +1,6 @@
-"""Blocks on disk: one thread writes and one reads, beside the engine's; and whether reading
-pays.
+"""Blocks on disk: written and read beside the engine, as bytes; and whether reading them pays.
+
+A block's bytes are a header that tells shapes and structure, and then those of its arrays.
 """
 
 from __future__ import annotations
@@ -10,9 +11,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import mlx.core as mx
+import msgspec
+import numpy as np
+from msgspec import Struct
 
 from protocol.prompt_store import Entry, Measured, PromptStore
+from worker.prompt_cache.blocks import Block
 
 logger = logging.getLogger("worker")
 # What is made faster than it can be written isn't written: it would hold memory meanwhile.
@@ -34,6 +41,7 @@ _NEWS: Final = 0.25
 # Less says more about the overhead than about the speed.
 _LEAST_BYTES: Final = 1_000_000
 _LEAST_TOKENS: Final = 64
+_LENGTH_BYTES: Final = 4
 
 
 class Disk:
@@ -196,7 +204,7 @@ class _Write(NamedTuple):
     era: int
 
 
-class Speeds:
+class MeasuredSpeeds:
     """Of reading in bytes and of prefill in tokens, a second; None before the first measurement."""
 
     def __init__(self, known: Measured = _NOTHING) -> None:
@@ -245,3 +253,69 @@ def _differs(now: float | None, told: float | None) -> bool:
 
 def _blend(before: float | None, measured: float) -> float:
     return measured if before is None else before + _WEIGHT * (measured - before)
+
+
+class PayloadError(ValueError):
+    """Bytes that are no block."""
+
+
+class _Header(Struct, array_like=True):
+    shapes: list[list[int]]
+    dtypes: list[str]
+    structure: Any
+
+
+class Payload:
+    """A block on its way to bytes."""
+
+    def __init__(self, block: Block) -> None:
+        """The block may still be computed, which isn't waited for."""
+        self._header = msgspec.msgpack.encode(
+            _Header(
+                [list(each.shape) for each in block.arrays],
+                [str(each.dtype).rpartition(".")[2] for each in block.arrays],
+                block.structure,
+            )
+        )
+        self._raw = [each.reshape(-1).view(mx.uint8) for each in block.arrays if each.size]
+        mx.async_eval(self._raw)  # type: ignore[no-untyped-call] # MLX leaves its types out
+
+    @property
+    def nbytes(self) -> int:
+        return _LENGTH_BYTES + len(self._header) + sum(each.size for each in self._raw)
+
+    def parts(self) -> list[bytes | memoryview]:
+        """Buffers to be written one after the other; they show the arrays' memory, without a copy.
+        Waits until it is computed.
+        """
+        length = len(self._header).to_bytes(_LENGTH_BYTES, "little")
+        return [length, self._header, *(np.asarray(each).data for each in self._raw)]
+
+
+def from_bytes(payload: bytes) -> Block:
+    """Raises: PayloadError."""
+    try:
+        header_end = _LENGTH_BYTES + int.from_bytes(payload[:_LENGTH_BYTES], "little")
+        header = msgspec.msgpack.decode(payload[_LENGTH_BYTES:header_end], type=_Header)
+        arrays = _arrays(memoryview(payload)[header_end:], header)
+    except (msgspec.MsgspecError, AttributeError, TypeError, ValueError) as error:
+        raise PayloadError(str(error)) from error
+    return Block(tuple(arrays), header.structure)
+
+
+def _arrays(rest: memoryview, header: _Header) -> Sequence[mx.array]:
+    arrays = []
+    for shape, name in zip(header.shapes, header.dtypes, strict=True):
+        dtype = getattr(mx, name)
+        bytes_ = dtype.size
+        for each in shape:
+            bytes_ *= each
+        if not bytes_:
+            arrays.append(mx.zeros(shape, dtype))
+            continue
+        raw = np.frombuffer(rest[:bytes_], np.uint8)
+        arrays.append(mx.array(raw).view(dtype).reshape(shape))
+        rest = rest[bytes_:]
+    if len(rest):
+        raise PayloadError(f"{len(rest)} bytes too many")
+    return arrays

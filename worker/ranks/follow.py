@@ -1,4 +1,4 @@
-"""What a follower's engine thread does: load its part, obey, release."""
+"""A follower: it loads its part of the model, and does what rank 0 tells, until rank 0 ends."""
 
 from __future__ import annotations
 
@@ -7,43 +7,64 @@ from typing import Any
 
 from protocol.life import Load
 from worker.engines.caches import Caches
-from worker.engines.limits import Limits
-from worker.engines.room import Room, measure
+from worker.engines.limits import MemoryLimits
+from worker.engines.room import CacheRoom, measure
 from worker.load.loading import LoadedModel, load
+from worker.mlx_lm.generator import Generator, RowCaches, Sampler, Tap
 from worker.mlx_lm.wiring import wiring
-from worker.prompt_cache.blocks import Cutter
+from worker.prompt_cache.blocks import Block, Cutter
 from worker.ranks.group import join, versions
-from worker.ranks.links import FollowerLink
-from worker.ranks.mirror import Mirror
-from worker.ranks.orders import Begin, HasFailed, HasLoaded, Here
+from worker.ranks.lead import finish_step, following
+from worker.ranks.links import (
+    CloseBatch,
+    CutBlocks,
+    EndRank,
+    FollowerLink,
+    FollowerReady,
+    ForgetBlocks,
+    InsertRow,
+    JoinBlocks,
+    LoadPart,
+    OpenBatch,
+    PartFailed,
+    PartLoaded,
+    RankOrder,
+    RemoveRows,
+    RowPlace,
+    SetLimit,
+    StepBatch,
+    TakeSnapshot,
+    TrimMemory,
+)
 from worker.ranks.parts import split_model
-from worker.ranks.tokens import following
 from worker.system.errors import LoadAbandonedError, ModelError
 from worker.system.imports import leave_imports_alone
-from worker.system.memory import read_device, released_memory
+from worker.system.memory import read_device, released_memory, trim
 
 
 def follow(link: FollowerLink, rank: int, should_stop: Callable[[], bool]) -> None:
     """Returns once rank 0 has said that it is over, or `should_stop` has."""
-    link.say(Here(versions()))
+    link.say(FollowerReady(versions()))
     leave_imports_alone()
     order = link.next(should_stop)
-    if isinstance(order, Begin):
+    if isinstance(order, LoadPart):
         with released_memory():
             _follow(link, rank, order, should_stop)
 
 
-def _follow(link: FollowerLink, rank: int, begin: Begin, should_stop: Callable[[], bool]) -> None:
+def _follow(
+    link: FollowerLink, rank: int, begin: LoadPart, should_stop: Callable[[], bool]
+) -> None:
     try:
         group, loaded = _load(rank, begin, should_stop)
     except ModelError as error:
-        link.say(HasFailed(error.reason, error.permanent))
+        link.say(PartFailed(error.reason, error.permanent))
         # Rank 0 tells the gateway, which ends all of them.
         link.next(should_stop)
         return
     except LoadAbandonedError:
         return
-    link.say(HasLoaded())
+    link.say(PartLoaded())
     mirror = _mirror(group, loaded, begin.load)
     del loaded
     try:
@@ -53,7 +74,7 @@ def _follow(link: FollowerLink, rank: int, begin: Begin, should_stop: Callable[[
         mirror.close()
 
 
-def _load(rank: int, begin: Begin, should_stop: Callable[[], bool]) -> tuple[Any, LoadedModel]:
+def _load(rank: int, begin: LoadPart, should_stop: Callable[[], bool]) -> tuple[Any, LoadedModel]:
     """The group, and this rank's part. Raises: ModelError, LoadAbandonedError."""
     ranks = begin.load.ranks
     if ranks is None:
@@ -69,10 +90,100 @@ def _load(rank: int, begin: Begin, should_stop: Callable[[], bool]) -> tuple[Any
 def _mirror(group: Any, loaded: LoadedModel, command: Load) -> Mirror:
     """The same computations as rank 0's, in the same order: each of them meets the others."""
     caches = Caches(loaded.model, None, command.kv_bits)
-    room = Room(measure(caches.run, caches.make), working_bytes=command.working_bytes)
+    room = CacheRoom(measure(caches.run, caches.make), working_bytes=command.working_bytes)
     if command.wire:
         wiring.wire(loaded.weight_bytes, read_device())
-    limits = Limits(room, loaded.weight_bytes)
+    limits = MemoryLimits(room, loaded.weight_bytes)
     if command.limit_bytes is not None:
         limits.take(command.limit_bytes, command.beside_bytes)
     return Mirror(loaded.model, Cutter(caches.run, caches.make), limits, following(group))
+
+
+class Mirror:
+    """Does what rank 0 does. All of it is called by the thread that owns MLX."""
+
+    def __init__(self, model: Any, cutter: Cutter, limits: MemoryLimits, sampler: Sampler) -> None:
+        self._model = model
+        self._cutter = cutter
+        self._limits = limits
+        self._sampler = sampler
+        self._batches: dict[int, _FollowedBatch] = {}
+        self._kept: dict[int, Block] = {}
+        self._joined: dict[int, list[Any]] = {}
+
+    def obey(self, order: RankOrder) -> bool:
+        """Whether another order is to follow.
+
+        Raises:
+            KeyError: rank 0 speaks of what isn't there: the two have come apart.
+        """
+        match order:
+            case StepBatch():
+                self._step(order)
+            case InsertRow():
+                self._insert(order)
+            case RemoveRows(batch, rows):
+                self._batches[batch].generator.remove(rows)
+            case OpenBatch(batch):
+                self._batches[batch] = _FollowedBatch(self._model, self._sampler, order)
+            case CloseBatch(batch):
+                self._batches.pop(batch).generator.close()
+            case CutBlocks(place, first, last, number):
+                blocks = self._cutter.cut(*self._at(place), first, last)
+                self._kept.update(enumerate(blocks, start=number))
+            case TakeSnapshot(place, number):
+                self._kept[number] = self._cutter.snapshot(*self._at(place))
+            case JoinBlocks(blocks, snapshot, number):
+                self._joined[number] = self._cutter.join(
+                    [self._kept[each] for each in blocks],
+                    None if snapshot is None else self._kept[snapshot],
+                )
+            case ForgetBlocks(numbers):
+                for each in numbers:
+                    del self._kept[each]
+            case SetLimit(limit_bytes, beside_bytes):
+                self._limits.take(limit_bytes, beside_bytes)
+                trim()
+            case TrimMemory():
+                trim()
+            case LoadPart() | EndRank():
+                return False
+        return True
+
+    def close(self) -> None:
+        for each in self._batches.values():
+            each.generator.close()
+        self._batches.clear()
+        self._kept.clear()
+        self._joined.clear()
+        self._model = None
+
+    def _insert(self, order: InsertRow) -> None:
+        caches = None if order.joined is None else self._joined.pop(order.joined)
+        self._batches[order.batch].generator.insert(
+            order.segments, order.max_tokens, order.stop_token_ids, caches
+        )
+
+    def _step(self, order: StepBatch) -> None:
+        batch = self._batches[order.batch]
+        stepped = batch.generator.step(order.chunk, watched=order.watched)
+        finish_step(batch.generator.tap, watched=order.watched)
+        batch.ended = stepped.ended
+
+    def _at(self, place: RowPlace) -> RowCaches:
+        """A row's caches, and its place among those of a batch."""
+        batch = self._batches[place.batch]
+        match place.stage:
+            case "ended":
+                return batch.ended[place.row]
+            case "answer":
+                return RowCaches(batch.generator.answer_caches, place.row)
+            case "prompt":
+                return RowCaches(batch.generator.prompt_caches, place.row)
+
+
+class _FollowedBatch:
+    def __init__(self, model: Any, sampler: Sampler, order: OpenBatch) -> None:
+        self.generator = Generator(Tap(model), sampler, order.rows, order.prompts, lends=False)
+        # Of rows that ended with the last step.
+        self.ended: dict[int, RowCaches] = {}

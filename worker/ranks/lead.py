@@ -1,4 +1,6 @@
-"""Rank 0's side: what it does to batches and to kept prompts is told first."""
+"""Rank 0: it meets its followers, and tells them all that it does to batches and to kept
+prompts.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +9,90 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
+import msgspec
 
+from protocol.life import Load
 from worker.mlx_lm.generator import Generator, LogitsProcessor, RowCaches, Sampler, Stepped, Tap
 from worker.prompt_cache.blocks import Block, Cutter
-from worker.ranks.links import LeaderLink
-from worker.ranks.orders import (
-    Close,
-    Cut,
-    Forget,
-    Insert,
-    Join,
-    Open,
-    Order,
-    Place,
-    Remove,
-    Snapshot,
-    Step,
-    Take,
-    Trim,
+from worker.ranks.group import join, versions
+from worker.ranks.links import (
+    CloseBatch,
+    CutBlocks,
+    ForgetBlocks,
+    InsertRow,
+    JoinBlocks,
+    LeaderLink,
+    LoadPart,
+    OpenBatch,
+    RankOrder,
+    RemoveRows,
+    RowPlace,
+    SetLimit,
+    StepBatch,
+    TakeSnapshot,
+    TrimMemory,
 )
-from worker.ranks.tokens import leading
+from worker.ranks.parts import split_model
+from worker.system.errors import ModelError
+
+
+class RankLeader:
+    """`lead` is there once all have met."""
+
+    lead: Lead
+
+    def __init__(self, command: Load, on_lost: Callable[[int], None]) -> None:
+        """`on_lost` is called from a thread, with the rank that is lost.
+
+        Raises:
+            ModelError: the followers can't be heard, or the model asks for what ranks can't do.
+        """
+        if command.ranks is None:
+            raise ModelError("A model of one process has no ranks.")
+        for what, asked in (
+            ("adapter", command.adapter_path),
+            ("draft_model", command.draft_path),
+            ("pictures", command.pictures),
+        ):
+            if asked:
+                raise ModelError(f"{what}: a model of several ranks can't have that.")
+        self._command = command
+        self._ranks = command.ranks
+        self._on_lost = on_lost
+        self._closing = False
+        self._group: Any = None
+        self._link = LeaderLink(self._ranks, self._lost)
+
+    def gather(self, should_stop: Callable[[], bool]) -> None:
+        """Wait for the followers, and meet them.
+
+        Raises:
+            ModelError, LoadAbandonedError.
+        """
+        self._link.gather(versions(), should_stop)
+        # The secret is nobody else's business.
+        ranks = msgspec.structs.replace(self._ranks, keys=(b"", b""))
+        self._link.tell(LoadPart(msgspec.structs.replace(self._command, ranks=ranks)))
+        self._group = join(self._ranks, 0)
+        self.lead = Lead(self._link, self._group)
+
+    def part(self, model: Any, config: dict[str, Any]) -> None:
+        """Leave of a model what rank 0 computes. Raises: ModelError."""
+        split_model(model, config, self._group, self._ranks.split)
+
+    def until_loaded(self, should_stop: Callable[[], bool]) -> None:
+        """Wait until all have their weights. Raises: ModelError, LoadAbandonedError."""
+        self._link.until_loaded(should_stop)
+
+    def close(self) -> None:
+        """It is over for the followers, too."""
+        self._closing = True
+        self._link.finish()
+        self._link.close()
+
+    def _lost(self, rank: int) -> None:
+        if not self._closing:
+            self._on_lost(rank)
 
 
 class Lead:
@@ -44,23 +110,23 @@ class Lead:
         # Caches that were joined, until a row has them.
         self._joined: dict[int, int] = {}
 
-    def tell(self, order: Order) -> None:
+    def tell(self, order: RankOrder) -> None:
         if self._forgotten:
             forgotten, self._forgotten = self._forgotten, []
-            self._link.tell(Forget(forgotten))
+            self._link.tell(ForgetBlocks(forgotten))
         self._link.tell(order)
 
     def rest(self) -> None:
         """Nothing is to be computed for now: what is not kept any more can go."""
         if self._forgotten:
-            self.tell(Trim())
+            self.tell(TrimMemory())
 
     def take(self, limit_bytes: int, beside_bytes: int) -> None:
-        self.tell(Take(limit_bytes, beside_bytes))
+        self.tell(SetLimit(limit_bytes, beside_bytes))
 
     def generator(self, tap: Tap, sampler: Sampler, rows: int, prompts: int) -> LeadingGenerator:
         number = self.next_numbers(1)
-        self.tell(Open(number, rows, prompts))
+        self.tell(OpenBatch(number, rows, prompts))
         sampler = leading(sampler, self._group)
         made = LeadingGenerator(self, number, tap, sampler, rows, prompts)
         self._generators[number] = made
@@ -68,7 +134,7 @@ class Lead:
 
     def closed(self, number: int) -> None:
         if self._generators.pop(number, None) is not None:
-            self.tell(Close(number))
+            self.tell(CloseBatch(number))
 
     def joined(self, caches: list[Any] | None) -> int | None:
         """The number of caches that were made of what is kept."""
@@ -76,7 +142,7 @@ class Lead:
 
     # Of what is kept
 
-    def place(self, caches: list[Any], row: int) -> Place:
+    def place(self, caches: list[Any], row: int) -> RowPlace:
         """Where mlx-lm has these.
 
         Raises:
@@ -84,7 +150,7 @@ class Lead:
         """
         for number, each in self._generators.items():
             if (found := each.place(caches, row)) is not None:
-                return Place(number, *found)
+                return RowPlace(number, *found)
         raise RuntimeError("A row is to be kept that is in no batch.")
 
     def next_numbers(self, count: int) -> int:
@@ -131,15 +197,15 @@ class LeadingGenerator(Generator):
         processors: Sequence[LogitsProcessor] = (),
     ) -> int:
         joined = self._lead.joined(caches)
-        self._lead.tell(Insert(self._number, segments, max_tokens, list(stop_token_ids), joined))
+        self._lead.tell(InsertRow(self._number, segments, max_tokens, list(stop_token_ids), joined))
         return super().insert(segments, max_tokens, stop_token_ids, caches, seen, processors)
 
     def remove(self, rows: list[int]) -> None:
-        self._lead.tell(Remove(self._number, rows))
+        self._lead.tell(RemoveRows(self._number, rows))
         super().remove(rows)
 
     def step(self, chunk: int = 0, *, watched: bool = False) -> Stepped:
-        self._lead.tell(Step(self._number, chunk, watched))
+        self._lead.tell(StepBatch(self._number, chunk, watched))
         stepped = super().step(chunk, watched=watched)
         finish_step(self.tap, watched=watched)
         self._ended = stepped.ended
@@ -158,14 +224,6 @@ class LeadingGenerator(Generator):
         return next(own, None)
 
 
-def finish_step(tap: Tap, *, watched: bool) -> None:
-    """Whoever looks at a prompt's logits has the last layer's collective operations done, which
-    nobody needs otherwise: then all ranks have to.
-    """
-    if watched and tap.last is not None:
-        mx.eval(tap.last)
-
-
 class LeadingCutter(Cutter):
     """Blocks are cut in all ranks, and forgotten in all when nobody here refers to them."""
 
@@ -175,14 +233,14 @@ class LeadingCutter(Cutter):
 
     def cut(self, caches: list[Any], row: int, first: int, last: int) -> list[Block]:
         number = self._lead.next_numbers(last - first)
-        self._lead.tell(Cut(self._lead.place(caches, row), first, last, number))
+        self._lead.tell(CutBlocks(self._lead.place(caches, row), first, last, number))
         blocks = super().cut(caches, row, first, last)
         self._lead.keep(blocks, number)
         return blocks
 
     def snapshot(self, caches: list[Any], row: int) -> Block:
         number = self._lead.next_numbers(1)
-        self._lead.tell(Snapshot(self._lead.place(caches, row), number))
+        self._lead.tell(TakeSnapshot(self._lead.place(caches, row), number))
         block = super().snapshot(caches, row)
         self._lead.keep([block], number)
         return block
@@ -191,7 +249,39 @@ class LeadingCutter(Cutter):
         number = self._lead.next_numbers(1)
         kept = [self._lead.number_of(each) for each in blocks]
         of_snapshot = None if snapshot is None else self._lead.number_of(snapshot)
-        self._lead.tell(Join(kept, of_snapshot, number))
+        self._lead.tell(JoinBlocks(kept, of_snapshot, number))
         caches = super().join(blocks, snapshot)
         self._lead.note_joined(caches, number)
         return caches
+
+
+def leading(sampler: Sampler, group: Any) -> Sampler:
+    """Samples, and tells the other ranks what. It stays a part of the computation: nobody waits for
+    a token that the next step may begin without.
+    """
+
+    def sample(logprobs: mx.array) -> mx.array:
+        chosen = sampler(logprobs).astype(mx.uint32)
+        return mx.distributed.all_sum(chosen, group=group)
+
+    return sample
+
+
+def following(group: Any) -> Sampler:
+    """Gets what rank 0 has chosen: a sum to which this one adds nothing."""
+
+    def sample(logprobs: mx.array) -> mx.array:
+        nothing = mx.zeros((logprobs.shape[0],), dtype=mx.uint32)
+        # Behind everything else of this step, as in rank 0: collective operations meet in order.
+        (behind,) = mx.depends([nothing], [logprobs])
+        return mx.distributed.all_sum(behind, group=group)
+
+    return sample
+
+
+def finish_step(tap: Tap, *, watched: bool) -> None:
+    """Whoever looks at a prompt's logits has the last layer's collective operations done, which
+    nobody needs otherwise: then all ranks have to.
+    """
+    if watched and tap.last is not None:
+        mx.eval(tap.last)

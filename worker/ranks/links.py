@@ -1,6 +1,11 @@
-"""The channels between rank 0 and its followers, and the news that one of them is broken.
+"""What rank 0 tells its followers, what they answer, and the channels between them.
 
-Orders go over ZeroMQ and not over the collective operations that carry the computation: a rank that
+Nothing is decided twice. Rank 0 chooses what joins, what leaves, how long a chunk is, which tokens
+come and what the prompt cache keeps, and tells each of these before it does it; a follower does the
+same with its part of the model. So all ranks compute the same steps on caches of the same shapes,
+and meet in the same order of collective operations. Otherwise they would wait for ever.
+
+Orders go over ZeroMQ and not over the collective operations that carry the computation. A rank that
 waits in one of those spins, on the ring at least, and would keep a core busy all day.
 """
 
@@ -9,25 +14,176 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 import zmq
+from msgspec import Struct
 from zmq.utils.monitor import recv_monitor_message
 
 from protocol.channel import Keys, bind_leader_side, connect_follower_side
+from protocol.life import Load
 from protocol.ranks import Ranks
-from worker.ranks.orders import (
-    Answer,
-    Finish,
-    HasFailed,
-    Here,
-    Order,
-    decode_answer,
-    decode_order,
-    encode,
-)
 from worker.system.errors import LoadAbandonedError, ModelError
+
+# Where caches are in a batch of mlx-lm's: those of prompts, those of answers, or of a row that has
+# just ended.
+Stage: TypeAlias = Literal["prompt", "answer", "ended"]
+
+
+class _RankOrder(Struct, frozen=True, tag_field="type"):
+    pass
+
+
+class OpenBatch(_RankOrder, frozen=True, tag="open"):
+    """A batch of at most so many rows, `prompts` of them in prefill."""
+
+    batch: int
+    rows: int
+    prompts: int
+
+
+class CloseBatch(_RankOrder, frozen=True, tag="close"):
+    batch: int
+
+
+class InsertRow(_RankOrder, frozen=True, tag="insert"):
+    """A row: the segments of its prompt that are to be computed, and the caches that were `joined`
+    of what is kept of it.
+    """
+
+    batch: int
+    segments: list[list[int]]
+    max_tokens: int
+    stop_token_ids: list[int]
+    joined: int | None
+
+
+class RemoveRows(_RankOrder, frozen=True, tag="remove"):
+    batch: int
+    rows: list[int]
+
+
+class StepBatch(_RankOrder, frozen=True, tag="step"):
+    """With so many tokens of each prompt. `watched`: the prompts' logits are wanted."""
+
+    batch: int
+    chunk: int
+    watched: bool
+
+
+class RowPlace(Struct, frozen=True):
+    """Caches of a row: by its place there, or by its number if it has ended."""
+
+    batch: int
+    stage: Stage
+    row: int
+
+
+class CutBlocks(_RankOrder, frozen=True, tag="cut"):
+    """Keep blocks `first` up to `last` of a row, numbered from `number` on."""
+
+    place: RowPlace
+    first: int
+    last: int
+    number: int
+
+
+class TakeSnapshot(_RankOrder, frozen=True, tag="snapshot"):
+    """Keep what can't be cut of a row."""
+
+    place: RowPlace
+    number: int
+
+
+class JoinBlocks(_RankOrder, frozen=True, tag="join"):
+    """Make caches of what is kept, for the row that comes next."""
+
+    blocks: list[int]
+    snapshot: int | None
+    number: int
+
+
+class ForgetBlocks(_RankOrder, frozen=True, tag="forget"):
+    """Blocks and snapshots that nobody keeps any more."""
+
+    numbers: list[int]
+
+
+class SetLimit(_RankOrder, frozen=True, tag="take"):
+    """Another limit of each process, of which it takes so much beside MLX."""
+
+    limit_bytes: int
+    beside_bytes: int
+
+
+class TrimMemory(_RankOrder, frozen=True, tag="trim"):
+    """Give back the buffers that MLX keeps for reuse."""
+
+
+class EndRank(_RankOrder, frozen=True, tag="finish"):
+    """Release the model and end."""
+
+
+class LoadPart(_RankOrder, frozen=True, tag="begin"):
+    """The first one: what is to be loaded, with its `ranks`."""
+
+    load: Load
+
+
+RankOrder: TypeAlias = (
+    LoadPart
+    | OpenBatch
+    | CloseBatch
+    | InsertRow
+    | RemoveRows
+    | StepBatch
+    | CutBlocks
+    | TakeSnapshot
+    | JoinBlocks
+    | ForgetBlocks
+    | SetLimit
+    | TrimMemory
+    | EndRank
+)
+
+
+class FollowerReady(_RankOrder, frozen=True, tag="here"):
+    """A follower is there; `versions` are of what has to agree."""
+
+    versions: dict[str, str]
+
+
+class PartLoaded(_RankOrder, frozen=True, tag="has-loaded"):
+    pass
+
+
+class PartFailed(_RankOrder, frozen=True, tag="has-failed"):
+    reason: str
+    permanent: bool
+
+
+FollowerAnswer: TypeAlias = FollowerReady | PartLoaded | PartFailed
+
+_T = TypeVar("_T")
+_encoder = msgspec.msgpack.Encoder()
+_orders: msgspec.msgpack.Decoder[RankOrder] = msgspec.msgpack.Decoder(RankOrder)
+_answers: msgspec.msgpack.Decoder[FollowerAnswer] = msgspec.msgpack.Decoder(FollowerAnswer)
+
+
+def encode(each: RankOrder | FollowerAnswer) -> bytes:
+    return _encoder.encode(each)
+
+
+def decode_order(frame: bytes) -> RankOrder:
+    """Raises: msgspec.DecodeError: it is of another version."""
+    return _orders.decode(frame)
+
+
+def decode_answer(frame: bytes) -> FollowerAnswer:
+    """Raises: msgspec.DecodeError: it is of another version."""
+    return _answers.decode(frame)
+
 
 # Between two looks at whether a wait is to be given up.
 _LOOK_MS: Final = 50
@@ -66,7 +222,7 @@ class LeaderLink:
             LoadAbandonedError: `should_stop` said so.
         """
         for rank, answer in self._all(should_stop).items():
-            if isinstance(answer, Here) and answer.versions != versions:
+            if isinstance(answer, FollowerReady) and answer.versions != versions:
                 raise ModelError(
                     f"Rank {rank} has other versions than rank 0: {_listed(answer.versions)}, not "
                     f"{_listed(versions)}. Install the same on all hosts."
@@ -78,7 +234,7 @@ class LeaderLink:
         """Raises: ModelError: one of them can't load its part. LoadAbandonedError."""
         self._all(should_stop)
 
-    def tell(self, order: Order) -> None:
+    def tell(self, order: RankOrder) -> None:
         """Raises: zmq.ZMQError: a follower is gone, or has read nothing for long."""
         frame = encode(order)
         for each in self._followers:
@@ -86,7 +242,7 @@ class LeaderLink:
 
     def finish(self) -> None:
         """Tell those that are there that it is over."""
-        frame = encode(Finish())
+        frame = encode(EndRank())
         for each in self._followers:
             with contextlib.suppress(zmq.ZMQError):
                 self._socket.send_multipart((each, frame), zmq.NOBLOCK)
@@ -100,9 +256,9 @@ class LeaderLink:
         # Not for ever: a second, by the socket's linger.
         self._context.term()
 
-    def _all(self, should_stop: Callable[[], bool]) -> dict[int, Answer]:
+    def _all(self, should_stop: Callable[[], bool]) -> dict[int, FollowerAnswer]:
         """One answer of each follower."""
-        answers: dict[int, Answer] = {}
+        answers: dict[int, FollowerAnswer] = {}
         while len(answers) < len(self._followers):
             if should_stop():
                 raise LoadAbandonedError
@@ -118,7 +274,7 @@ class LeaderLink:
                 raise ModelError(
                     f"Rank {rank} is of another version of Bulkhead. Install the same on all hosts."
                 ) from error
-            if isinstance(answer, HasFailed):
+            if isinstance(answer, PartFailed):
                 raise ModelError(f"Rank {rank}: {answer.reason}", permanent=answer.permanent)
         return answers
 
@@ -160,10 +316,10 @@ class FollowerLink:
         self._closing = False
         threading.Thread(target=self._watch, name="leader", daemon=True).start()
 
-    def say(self, answer: Answer) -> None:
+    def say(self, answer: FollowerAnswer) -> None:
         self._socket.send(encode(answer))
 
-    def next(self, should_stop: Callable[[], bool]) -> Order | None:
+    def next(self, should_stop: Callable[[], bool]) -> RankOrder | None:
         """The next order; None if `should_stop` said so meanwhile.
 
         Raises:

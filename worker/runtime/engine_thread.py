@@ -23,16 +23,18 @@ from protocol.requests import Embed, Generate
 if TYPE_CHECKING:
     from worker.engines.sequence import Sequence, Token
     from worker.runtime.prompts import Prepared
-    from worker.vectors.job import Job
+    from worker.vectors.jobs import VectorJob
 
-# At most sixty times a second: no screen shows more, and each time wakes threads here, the gateway
-# and every client. Slower engines than that don't notice.
+# The least time between two messages. No screen shows more than sixty a second, and each message
+# wakes threads here, the gateway and every client. A slower engine is not delayed.
 _BETWEEN_S: Final = 1 / 60
-# Of steps above all, that may wait for the sender; beyond that the engine waits for it.
+# Events that may wait for the sender, most of them steps. If there are more, the engine waits.
 _MOST_EVENTS: Final = 256
-EngineEvent: TypeAlias = "Message | Loaded | Stepped | Prepared | Job | GivenUp | Lost | Ended"
+EngineEvent: TypeAlias = (
+    "Message | ModelReady | EngineStep | Prepared | VectorJob | GivenUp | RankGone | EngineEnded"
+)
 EngineCommand: TypeAlias = (
-    "Load | Sequence | Job | Remove | Limit | ClearPromptCache | Look | Finish"
+    "Load | Sequence | VectorJob | RemoveRequests | Limit | ClearPromptCache | Look | FinishEngine"
 )
 
 
@@ -42,7 +44,7 @@ class EngineThread:
     def __init__(self, work: Callable[[EngineThread], None], wake: Callable[[], None]) -> None:
         """The thread does `work` and ends with it. It calls `wake` after each event."""
         self.figures = EngineFigures()
-        self.beat = Beat()
+        self.throttle = OutputThrottle()
         # Prompts in tokenization; written by the sender.
         self.arriving = 0
         self._work = work
@@ -69,7 +71,7 @@ class EngineThread:
     def finish(self) -> None:
         """Ask the thread to release the model and end; also in mid-load."""
         self._finishing.set()
-        self._commands.put(Finish())
+        self._commands.put(FinishEngine())
 
     def next_event(self) -> EngineEvent | None:
         try:
@@ -82,15 +84,15 @@ class EngineThread:
         self._events.put(event)
         self._wake()
 
-    def emit_step(self, step: Stepped) -> None:
+    def emit_step(self, step: EngineStep) -> None:
         """Hand a step to the sender, who is woken if it would look too late for it."""
         self._events.put(step)
-        if self.beat.wakes(time.monotonic(), awaited=any(each.awaited for each in step.tokens)):
+        if self.throttle.wakes(time.monotonic(), awaited=any(each.awaited for each in step.tokens)):
             self._wake()
 
     def lose(self, rank: int) -> None:
         """From another thread than the engine's, which may be waiting for the rank that is gone."""
-        self.emit(Lost(rank))
+        self.emit(RankGone(rank))
 
     def next_command(self, *, wait: bool, at_most_s: float | None = None) -> EngineCommand | None:
         try:
@@ -127,7 +129,7 @@ class EngineThread:
         except Exception:
             traceback.print_exc()
             failed = True
-        self.emit(Ended(failed))
+        self.emit(EngineEnded(failed))
 
 
 @dataclass
@@ -142,47 +144,50 @@ class EngineFigures:
     prompt_cache_bytes: int = 0
 
 
-class Beat:
-    """The sender tells of several steps of a fast engine at once, of all streams together. Its
-    thread calls everything but `wakes`, which is for the engine's. Times are seconds on a clock
-    that both read.
+class OutputThrottle:
+    """Joins several steps of a fast engine into one message, for all streams together.
+
+    The engine's thread calls `wakes`, and the sender's thread calls the rest. Times are seconds on
+    a clock that both threads read.
     """
 
     def __init__(self) -> None:
         self._next_at = 0.0
         self._looks = False
 
-    def look(self, now: float) -> None:
-        """The sender is about to take all that there is."""
+    def note_look(self, now: float) -> None:
+        """The sender is about to take all steps that there are."""
         if now >= self._next_at:
             self._looks = False
 
-    def strike(self, now: float) -> None:
-        """It has told of steps, and looks again for more."""
+    def note_sent(self, now: float) -> None:
+        """The sender has sent steps, and will look for more after the pause."""
         self._next_at = now + _BETWEEN_S
         self._looks = True
 
     def left_s(self, now: float) -> float | None:
-        """Until it looks by itself; None: only when it is woken."""
+        """How long until the sender looks by itself; None: it looks only when it is woken."""
         return max(0.0, self._next_at - now) if self._looks else None
 
     def wakes(self, now: float, *, awaited: bool) -> bool:
-        """Whether it is to be woken for a step that is there for it now. What is `awaited` waits
-        for no beat.
+        """Whether a new step wakes the sender. A client waits for an `awaited` step, which is sent
+        at once.
         """
         return awaited or now >= self._next_at
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """The model answers; what the sender needs of it, since it must not import MLX itself."""
+class ModelReady:
+    """The model answers. `prepare` is called by threads of the sender, which must not import
+    MLX.
+    """
 
     ready: Ready
-    prepare: Callable[[Generate | Embed], Prepared | Job | RequestFailed]
+    prepare: Callable[[Generate | Embed], Prepared | VectorJob | RequestFailed]
 
 
 @dataclass(frozen=True)
-class Stepped:
+class EngineStep:
     step: int
     tokens: list[Token]
 
@@ -195,21 +200,21 @@ class GivenUp:
 
 
 @dataclass(frozen=True)
-class Ended:
+class EngineEnded:
     """The engine thread is over and holds nothing. `failed` if an exception ended it."""
 
     failed: bool
 
 
 @dataclass(frozen=True)
-class Lost:
+class RankGone:
     """Another rank of the model is gone, without which nothing can be computed."""
 
     rank: int
 
 
 @dataclass(frozen=True)
-class Remove:
+class RemoveRequests:
     request_ids: tuple[str, ...]
 
 
@@ -219,5 +224,5 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Finish:
+class FinishEngine:
     """Release the model and end the thread."""

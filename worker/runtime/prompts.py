@@ -12,20 +12,20 @@ from protocol.answers import RequestFailed, RequestField
 from protocol.prompts import ChatPrompt, TextPrompt, TokenPrompt
 from protocol.requests import Generate, Tools
 from protocol.tokens import BYTES_PER_TOKEN, unpack
-from worker.engines.context import Context, too_long
+from worker.engines.limits import Context, too_long
 from worker.engines.sequence import Broken, Sequence
 from worker.load.loading import LoadedModel
 from worker.prompt_cache.path import Paths
 from worker.sampling.adjustments import Adjustments, banned_sequences, make_adjustments
 from worker.sampling.settings import make_row_sampling
 from worker.structure.grammar import ConstraintError
-from worker.structure.matching import Constrained
+from worker.structure.sampler import Constrained
 from worker.system.errors import PromptError, one_sentence
 from worker.text.budget import ReasoningBudget, reasoning_budget
 from worker.text.logprobs import LogprobWriter
 from worker.text.stream import AnswerStream, answer_stream
 from worker.text.template import ChatTemplate
-from worker.vision.errors import PictureError, UnusablePicturesError
+from worker.vision.errors import UndecodablePictureError, UnusablePicturesError
 from worker.vision.inputs import PictureInputs
 
 # Vocabularies have runs of spaces as single tokens, the longest known of 128.
@@ -73,7 +73,7 @@ def prepare(
         return error.told(generate.request_id)
 
 
-class Form(NamedTuple):
+class InfillTokens(NamedTuple):
     """A model's tokens for it. Without `middle` the prefix comes last, and the answer after it."""
 
     prefix: str
@@ -83,18 +83,18 @@ class Form(NamedTuple):
 
 _FORMS: Final = (
     # Qwen2.5-Coder, Qwen3-Coder, CodeGemma, Granite 4
-    Form("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    InfillTokens("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
     # StarCoder, Granite Code
-    Form("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
-    Form("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    InfillTokens("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    InfillTokens("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
     # DeepSeek-Coder, whose bars are wide ones
-    Form("<\uff5cfim▁begin\uff5c>", "<\uff5cfim▁hole\uff5c>", "<\uff5cfim▁end\uff5c>"),
+    InfillTokens("<\uff5cfim▁begin\uff5c>", "<\uff5cfim▁hole\uff5c>", "<\uff5cfim▁end\uff5c>"),
     # CodeLlama
-    Form("▁<PRE>", "▁<SUF>", "▁<MID>"),
+    InfillTokens("▁<PRE>", "▁<SUF>", "▁<MID>"),
     # Seed-Coder
-    Form("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>"),
+    InfillTokens("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>"),
     # Codestral
-    Form("[PREFIX]", "[SUFFIX]", None),
+    InfillTokens("[PREFIX]", "[SUFFIX]", None),
 )
 
 
@@ -165,7 +165,7 @@ def _look_at(
     text = loaded.chat_template.text(prompt, tools, eyes.content)
     try:
         return eyes.inputs(text, pictures)
-    except PictureError as error:
+    except UndecodablePictureError as error:
         raise PromptError(
             "invalid_request_error",
             f"{pictures[error.number].name}: {error.reason}.",

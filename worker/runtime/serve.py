@@ -1,4 +1,4 @@
-"""What the engine thread does: say hello, load one model, step until told to finish."""
+"""A worker's life on the engine thread: say hello, load one model, step until told to finish."""
 
 from __future__ import annotations
 
@@ -6,36 +6,45 @@ import os
 import platform
 import time
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
 
 from protocol.answers import RequestFailed
 from protocol.life import Device, Hello, Load, LoadFailed, LoadProgress, Ready
 from protocol.messages import PROTOCOL_VERSION
+from protocol.prompt_store import PromptStore
 from protocol.requests import Embed, Generate
+from worker.engines.batched import BatchedEngine
 from worker.engines.caches import Caches
-from worker.engines.context import ContextInForce
-from worker.engines.limits import Limits
-from worker.engines.room import NO_CACHES, Room, measure
+from worker.engines.limits import ContextInForce, MemoryLimits
+from worker.engines.room import NO_CACHES, CacheRoom, measure
 from worker.engines.sequence import Engine
+from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel, load
+from worker.mlx_lm.generator import Generator
 from worker.mlx_lm.wiring import wiring
-from worker.runtime.engine_thread import EngineThread, Loaded
+from worker.prompt_cache.blocks import Cutter
+from worker.prompt_cache.cache import PromptCache
+from worker.prompt_cache.disk import Disk
+from worker.prompt_cache.path import Paths, root_key
+from worker.runtime.engine_loop import EngineLoop, take_bound
+from worker.runtime.engine_thread import EngineThread, Look, ModelReady
 from worker.runtime.prompts import Prepared, prepare
-from worker.runtime.turns import Turns, take_bound
 from worker.runtime.warm import Warming, rehearse
-from worker.runtime.writing import check_batches, make_text
 from worker.system.errors import LoadAbandonedError, ModelError
 from worker.system.imports import leave_imports_alone
 from worker.system.memory import give_back_buffers, read_device, read_memory, released_memory
-from worker.vectors.beside import NoText, WithVectors
-from worker.vectors.job import Job
-from worker.vectors.making import Making, make_vectors
+from worker.vectors.engine import NoText, WithVectors
+from worker.vectors.jobs import VectorJob
+from worker.vectors.making import VectorServing, make_vectors
 
 if TYPE_CHECKING:
-    from worker.ranks.leader import Leader
+    from worker.ranks.lead import Lead, RankLeader
 
+# Another one, and what is stored isn't found any more.
+_PROMPT_FORMAT = "1"
 # For prompts that wait to be stored, at the end.
 _STORE_S = 5.0
 
@@ -73,9 +82,9 @@ def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
     leader = None
     try:
         # Only with ranks is this worth its imports.
-        from worker.ranks.leader import Leader
+        from worker.ranks.lead import RankLeader
 
-        leader = Leader(command, thread.lose)
+        leader = RankLeader(command, thread.lose)
         leader.gather(thread.should_finish)
         _serve_alone(thread, command, device, leader)
     except ModelError as error:
@@ -88,7 +97,7 @@ def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
 
 
 def _serve_alone(
-    thread: EngineThread, command: Load, device: Device, leader: Leader | None = None
+    thread: EngineThread, command: Load, device: Device, leader: RankLeader | None = None
 ) -> None:
     """Or with others, of which nobody else needs to know."""
     started_at = time.monotonic()
@@ -114,7 +123,7 @@ def _serve_alone(
         return
     except LoadAbandonedError:
         return
-    room = Room(
+    room = CacheRoom(
         NO_CACHES if caches is None else measure(caches.run, caches.make),
         working_bytes=command.working_bytes,
         working_token_bytes=command.working_token_bytes,
@@ -122,7 +131,7 @@ def _serve_alone(
     give_back_buffers()
     if command.wire:
         wiring.wire(loaded.weight_bytes, device)
-    limits = Limits(room, loaded.weight_bytes)
+    limits = MemoryLimits(room, loaded.weight_bytes)
     if command.limit_bytes is not None:
         limits.take(command.limit_bytes, command.beside_bytes)
     making = None
@@ -144,7 +153,7 @@ def _serve_alone(
         rehearse(loaded, context.now, text.paths)
     if making is not None:
         engine = WithVectors(engine, making.engine, room)
-    turns = Turns(thread, engine, limits, context, lead, warming)
+    engine_loop = EngineLoop(thread, engine, limits, context, lead, warming)
     if thread.should_finish():
         engine.close()
         return
@@ -160,7 +169,7 @@ def _serve_alone(
     )
     thread.figures.memory = ready.memory
 
-    def prepare_task(task: Generate | Embed) -> Prepared | Job | RequestFailed:
+    def prepare_task(task: Generate | Embed) -> Prepared | VectorJob | RequestFailed:
         if isinstance(task, Embed) and making is not None:
             return making.texts.prepare(task, context.now)
         if isinstance(task, Generate) and text is not None:
@@ -172,18 +181,113 @@ def _serve_alone(
             message=f"This model can't be asked for that: it makes {', '.join(ready.abilities)}.",
         )
 
-    thread.emit(Loaded(ready, prepare_task))
+    thread.emit(ModelReady(ready, prepare_task))
     try:
-        turns.run()
+        engine_loop.run()
     finally:
         engine.close()
         if text is not None and text.prompt_cache is not None:
             text.prompt_cache.close(_STORE_S)
 
 
-def _context(command: Load, loaded: LoadedModel, making: Making | None) -> ContextInForce:
+def _context(command: Load, loaded: LoadedModel, making: VectorServing | None) -> ContextInForce:
     """The least of what was configured and what the model can, until memory has less."""
     own_tokens = loaded.context_tokens or command.context_tokens
     if making is not None and loaded.is_encoder:
         own_tokens = min(own_tokens, making.texts.most_tokens or own_tokens)
     return ContextInForce(min(command.context_tokens, own_tokens))
+
+
+def make_text(
+    thread: EngineThread,
+    loaded: LoadedModel,
+    command: Load,
+    room: CacheRoom,
+    caches: Caches,
+    lead: Lead | None,
+) -> TextServing:
+    cutter = _make_cutter(caches, lead)
+    # Each rank has its part of a prompt: what is stored would be of one.
+    stores = cutter.can_restore and lead is None
+    store = _open_store(command) if stores else None
+    root = prompt_root(loaded, command)
+    paths = Paths(root, store, needs_snapshots=cutter.needs_snapshots)
+    disk = None
+    if store is not None:
+        disk = Disk(store, command.model_id, root, lambda: thread.post(Look()))
+    prompt_cache = PromptCache(cutter, disk) if cutter.can_restore else None
+    engine = _build_engine(loaded, command, room, caches, prompt_cache, lead)
+    return TextServing(engine, paths, prompt_cache)
+
+
+def _build_engine(
+    loaded: LoadedModel,
+    command: Load,
+    room: CacheRoom,
+    caches: Caches,
+    prompt_cache: PromptCache | None,
+    lead: Lead | None,
+) -> Engine:
+    # mlx-vlm's models keep positions of one sequence in themselves.
+    if caches.can_be_merged and loaded.eyes is None:
+        return BatchedEngine(
+            loaded.model,
+            loaded.eos_token_ids,
+            command.max_concurrency,
+            room,
+            loaded.weight_bytes,
+            prompt_cache,
+            command.stall_s,
+            Generator if lead is None else lead.generator,
+        )
+    return SequentialEngine(
+        loaded.model,
+        loaded.eos_token_ids,
+        room,
+        caches,
+        prompt_cache,
+        loaded.draft,
+        max(1, command.draft_tokens) if loaded.draft is not None else 0,
+        None if loaded.eyes is None else loaded.model.begin,
+    )
+
+
+class TextServing(NamedTuple):
+    """What writes text."""
+
+    engine: Engine
+    paths: Paths
+    prompt_cache: PromptCache | None
+
+
+def check_batches(caches: Caches | None) -> None:
+    """Raises: ModelError: other ranks can't follow this model's engine."""
+    if caches is None or not caches.can_be_merged:
+        raise ModelError("mlx-lm has no batches of this model, which several ranks need.")
+
+
+def _make_cutter(caches: Caches, lead: Lead | None) -> Cutter:
+    if lead is None:
+        return Cutter(caches.run, caches.make)
+    from worker.ranks.lead import LeadingCutter
+
+    return LeadingCutter(lead, caches.run, caches.make)
+
+
+def _open_store(command: Load) -> PromptStore | None:
+    bounds = command.prompt_cache
+    if bounds is None:
+        return None
+    return PromptStore(Path(bounds.folder), bounds.most_bytes, bounds.most_bytes_per_hour)
+
+
+def prompt_root(loaded: LoadedModel, command: Load) -> bytes:
+    """Whatever the entries of a cache depend on beside the tokens."""
+    return root_key(
+        _PROMPT_FORMAT,
+        loaded.fingerprint,
+        version("mlx-lm"),
+        str(command.kv_bits),
+        loaded.draft_fingerprint,
+        version("mlx-vlm") if loaded.eyes is not None else "",
+    )

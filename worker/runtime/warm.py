@@ -23,9 +23,9 @@ from protocol.requests import Generate, Sampling, SamplingDefaults
 from worker.engines.batch import AHEAD_TOKENS
 from worker.engines.batched import BatchedEngine
 from worker.engines.caches import Caches
-from worker.engines.context import Context
-from worker.engines.healing import Healing
-from worker.engines.room import Batch, Room, measure
+from worker.engines.gpu_failures import GpuRecovery
+from worker.engines.limits import Context
+from worker.engines.room import Batch, CacheRoom, measure
 from worker.engines.sequence import Engine, Sequence
 from worker.load.loading import LoadedModel
 from worker.prompt_cache.blocks import Cutter
@@ -70,12 +70,12 @@ class Warming:
         self,
         engine: Engine,
         prompt_cache: PromptCache | None,
-        room: Room,
+        room: CacheRoom,
         context_tokens: int,
         vocabulary: int,
     ) -> None:
         self._engine = engine
-        self._healing = Healing(engine)
+        self._recovery = GpuRecovery(engine)
         self._prompt_cache = prompt_cache
         self._room = room
         self._most_tokens = max(1, context_tokens - _ANSWER_TOKENS)
@@ -159,7 +159,7 @@ class Warming:
                 engine.step()
                 engine.keep()
             except RuntimeError as error:
-                self._healing.heal(error)
+                self._recovery.recover(error)
         engine.remove([sequence.request_id for sequence in together])
         return time.monotonic() - began_at
 
@@ -222,7 +222,7 @@ def _answer_twice() -> None:
 def _answer(model: llama.Model) -> None:
     """As in a load for which somebody waits."""
     caches = Caches(model)
-    room = Room(measure(caches.run, caches.make))
+    room = CacheRoom(measure(caches.run, caches.make))
     prompt_cache = PromptCache(Cutter(caches.run, caches.make), None)
     engine = BatchedEngine(model, (), 1, room, prompt_cache=prompt_cache)
     warming = Warming(engine, prompt_cache, room, _CONTEXT_TOKENS, _VOCABULARY)

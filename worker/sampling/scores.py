@@ -9,13 +9,19 @@ alternative.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
 from protocol.requests import MOST_ALTERNATIVES
 from worker.sampling.distribution import in_blocks, width
+
+# What logits may take anyway: a chunk of a few tokens would read all weights for nearly nothing.
+_LEAST_BYTES: Final = 64_000_000
+# What one logit takes: in the model's type for all rows, and for one row at a time thrice in single
+# precision.
+_LOGIT_BYTES: Final = 16
 
 
 class Score(NamedTuple):
@@ -78,3 +84,23 @@ def _likeliest(logprobs: mx.array) -> tuple[mx.array, mx.array]:
     ids = (found * each + mx.arange(each)).reshape(-1, count * each)
     best = mx.argpartition(values, -count, axis=-1)[:, -count:]
     return mx.take_along_axis(ids, best, axis=-1), mx.take_along_axis(values, best, axis=-1)
+
+
+def scored_chunk(rows: int, vocabulary: int, working_bytes: int) -> int:
+    """How long a chunk may be for so many rows, a power of two, for its logits to take no more than
+    a step may, which has `working_bytes`.
+    """
+    tokens = max(working_bytes, _LEAST_BYTES) // (rows * vocabulary * _LOGIT_BYTES)
+    return 1 << max(tokens, 1).bit_length() - 1
+
+
+def score_prompt(
+    logits: mx.array, token_ids: list[int], begin: int, end: int, alternatives: int
+) -> list[Score]:
+    """Scores of the tokens of a prompt after `begin` up to `end`, the last one included.
+
+    `logits`: (tokens or more, vocabulary), of the prompt's tokens from `begin` on.
+    """
+    following = token_ids[begin + 1 : end + 1]
+    wanted = [alternatives] * len(following)
+    return Scores(logits[: len(following)], mx.array(following), wanted).read()

@@ -9,7 +9,6 @@ and a recursion that goes too deep ends its process.
 from __future__ import annotations
 
 import logging
-import re
 import signal
 import subprocess
 import sys
@@ -28,8 +27,8 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from protocol.requests import Constraint
 from worker.structure import trial_process
-from worker.structure.grammar import ConstraintError, grammar_of
-from worker.structure.matching import Matching
+from worker.structure.grammar import ConstraintError, grammar_of, one_line
+from worker.structure.sampler import Matching
 
 _CPU_S: Final = 0.5
 # However slow the machine is, nobody waits longer.
@@ -44,16 +43,12 @@ _LIMITS: Final = {
     "max_grammar_size": 100_000,
 }
 logger = logging.getLogger(__name__)
-_LONGEST_REASON: Final = 500
 # Of an answer, to see whether it can be written.
 _STEPS: Final = 48
 # Less than what the gateway takes for noise of a footprint: no request waits for their memory.
 _MOST_BYTES: Final = 24_000_000
 # Of a refusal, beside its texts.
 _REFUSAL_BYTES: Final = 1000
-# A line of the grammar, numbered.
-_ONE_OF_ADVICE: Final = "Enable 'coerce_one_of' option to approximate oneOf with anyOf"
-_QUOTED: Final = re.compile(r" +\d+ \| ")
 
 
 class Compiled:
@@ -139,9 +134,9 @@ class Compiled:
         return kept.found
 
     def _compile(self, grammar: str, tried: str) -> _Kept:
-        reason, bytes_ = outcome(tried)
+        reason, bytes_ = try_grammar(tried)
         if reason is None:
-            matcher = LLMatcher(self.tokenizer, grammar, log_level=0, limits=limits())
+            matcher = LLMatcher(self.tokenizer, grammar, log_level=0, limits=parser_limits())
             reason = matcher.get_error() or self._unwritable(matcher)
             if not reason:
                 return _Kept(matcher, bytes_)
@@ -203,31 +198,20 @@ class Compiled:
             return self._tokenizer
 
 
-def one_line(reason: str) -> str:
-    """What is wrong, of all that llguidance says: it quotes the grammar, and points into it."""
-    lines = reason.replace("<non-verbose/>", "").splitlines()
-    errors = [each.removeprefix("error: ") for each in lines if each.startswith("error: ")]
-    quoted = [at for at, each in enumerate(lines) if _QUOTED.match(each)]
-    text = " ".join(" ".join(errors or lines[: quoted[0] if quoted else None]).split())
-    # An option that no client has.
-    text = text.replace(_ONE_OF_ADVICE, "Send anyOf, or options that differ in type or a const")
-    return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"
-
-
-class Outcome(NamedTuple):
+class TrialOutcome(NamedTuple):
     """Why a grammar can't be compiled, None: it can; and what it takes then, at most."""
 
     refusal: str | None
     bytes: int = 0
 
 
-def limits() -> LLParserLimits:
+def parser_limits() -> LLParserLimits:
     """Of what any grammar may take."""
     # The bounds are no booleans, as types without names have it.
     return LLParserLimits(**_LIMITS, verbose_errors=False)  # type: ignore[arg-type]
 
 
-def outcome(grammar: str) -> Outcome:
+def try_grammar(grammar: str) -> TrialOutcome:
     """The interpreter's lock is free meanwhile."""
     try:
         done = subprocess.run(
@@ -249,13 +233,13 @@ def outcome(grammar: str) -> Outcome:
             close_fds=False,
         )
     except subprocess.TimeoutExpired:
-        return Outcome("it takes too long to compile")
+        return TrialOutcome("it takes too long to compile")
     if done.returncode == 0:
         taken_bytes, _, refusal = done.stdout.decode(errors="replace").partition("\n")
-        return Outcome(refusal or None, int(taken_bytes))
+        return TrialOutcome(refusal or None, int(taken_bytes))
     if done.returncode == -signal.SIGPROF:
-        return Outcome(f"it is too complex, and takes more than {_CPU_S:g} s to compile")
-    return Outcome("it is too complex, and takes too much memory to compile")
+        return TrialOutcome(f"it is too complex, and takes more than {_CPU_S:g} s to compile")
+    return TrialOutcome("it is too complex, and takes too much memory to compile")
 
 
 class _Kept(NamedTuple):

@@ -32,6 +32,10 @@ _ANY_OBJECT: Final = '{"type":"object"}'
 _JSON_OPTIONS: Final[JsonCompileOptions] = {
     "whitespace_pattern": "( |\\n[ \\t]{0,40})?",
 }
+_LONGEST_REASON: Final = 500
+_ONE_OF_ADVICE: Final = "Enable 'coerce_one_of' option to approximate oneOf with anyOf"
+# llguidance quotes the grammar in numbered lines.
+_QUOTED: Final = re.compile(r" +\d+ \| ")
 
 
 class ConstraintError(Exception):
@@ -147,7 +151,7 @@ _NO_PARAMETERS: Final = {"type": "object", "properties": {}, "additionalProperti
 
 
 @dataclass(frozen=True)
-class Form:
+class CallForm:
     """How a family writes calls. Without arguments in it a `call` is but what it begins with: the
     rest is no JSON, and the model's own. A `thought` may come before the only call.
     """
@@ -168,13 +172,13 @@ def _object(key: str = "arguments", name: str = "name") -> str:
     return f'{{"{name}": "{_NAME}", "{key}": {_ARGUMENTS}}}'
 
 
-def _list(open_: str, close: str, call: str) -> Form:
-    return Form(call, f"{open_}[", ", ", f"]{close}")
+def _list(open_: str, close: str, call: str) -> CallForm:
+    return CallForm(call, f"{open_}[", ", ", f"]{close}")
 
 
-_FORMS: Final[Mapping[str, Form]] = {
-    "hermes": Form(f"<tool_call>\n{_object()}\n</tool_call>", between="\n"),
-    "llama3": Form(_object("parameters"), between="; "),
+_FORMS: Final[Mapping[str, CallForm]] = {
+    "hermes": CallForm(f"<tool_call>\n{_object()}\n</tool_call>", between="\n"),
+    "llama3": CallForm(_object("parameters"), between="; "),
     "mistral": _list("[TOOL_CALLS]", "", _object()),
     "granite": _list("<|tool_call|>", "", _object()),
     "phi4": _list("<|tool_call|>", "<|/tool_call|>", _object()),
@@ -184,48 +188,48 @@ _FORMS: Final[Mapping[str, Form]] = {
         "<|END_ACTION|>",
         f'{{"tool_call_id": "{_NUMBER}", {_object("parameters", "tool_name")[1:]}',
     ),
-    "internlm": Form(f"<|action_start|><|plugin|>\n{_object('parameters')}<|action_end|>"),
-    "hunyuan": Form(
+    "internlm": CallForm(f"<|action_start|><|plugin|>\n{_object('parameters')}<|action_end|>"),
+    "hunyuan": CallForm(
         f"<tool_call>{_NAME}\n```json\n{_ARGUMENTS}\n```</tool_call>",
         "<tool_calls>",
         "",
         "</tool_calls>",
     ),
-    "kimi_k2": Form(
+    "kimi_k2": CallForm(
         f"<|tool_call_begin|>functions.{_NAME}:{_NUMBER}<|tool_call_argument_begin|>{_ARGUMENTS}"
         "<|tool_call_end|>",
         "<|tool_calls_section_begin|>",
         "",
         "<|tool_calls_section_end|>",
     ),
-    "deepseek": Form(
+    "deepseek": CallForm(
         f"<｜tool▁call▁begin｜>{_NAME}<｜tool▁sep｜>{_ARGUMENTS}<｜tool▁call▁end｜>",
         "<｜tool▁calls▁begin｜>",
         "",
         "<｜tool▁calls▁end｜>",
     ),
     # One message is one call, and its end that of the answer.
-    "harmony": Form(
+    "harmony": CallForm(
         f"<|channel|>commentary to=functions.{_NAME} <|constrain|>json<|message|>{_ARGUMENTS}"
         "<|call|>",
         thought=f"<|channel|>analysis<|message|>{_ANY}<|end|><|start|>assistant",
     ),
     # No JSON from here on.
-    "qwen3_coder": Form(f"<tool_call>\n<function={_NAME}>\n"),
-    "seed_oss": Form(f"<seed:tool_call>\n<function={_NAME}>\n"),
-    "glm47": Form(f"<tool_call>{_NAME}\n"),
-    "laguna": Form(f"<tool_call>{_NAME}\n"),
-    "longcat": Form(f"<longcat_tool_call>{_NAME}\n"),
-    "muse_spark": Form(f'<atem:function_calls>\n<atem:invoke name="{_NAME}">'),
-    "minicpm5": Form(f'<function name="{_NAME}">'),
-    "kimi_k3": Form(f'<|open|>tools<|sep|><|open|>call tool="{_NAME}" index="1"<|sep|>'),
-    "minimax_m2": Form(f'<minimax:tool_call>\n<invoke name="{_NAME}">'),
-    "deepseek_v32": Form(f'<｜DSML｜function_calls>\n<｜DSML｜invoke name="{_NAME}">'),
-    "pythonic": Form(f"<|tool_call_start|>[{_NAME}("),
-    "llama4": Form(f"<|python_start|>[{_NAME}("),
-    "olmo3": Form(f"<function_calls>{_NAME}("),
-    "gemma4": Form(f"<|tool_call>call:{_NAME}{{"),
-    "function_gemma": Form(f"<start_function_call>call:{_NAME}{{"),
+    "qwen3_coder": CallForm(f"<tool_call>\n<function={_NAME}>\n"),
+    "seed_oss": CallForm(f"<seed:tool_call>\n<function={_NAME}>\n"),
+    "glm47": CallForm(f"<tool_call>{_NAME}\n"),
+    "laguna": CallForm(f"<tool_call>{_NAME}\n"),
+    "longcat": CallForm(f"<longcat_tool_call>{_NAME}\n"),
+    "muse_spark": CallForm(f'<atem:function_calls>\n<atem:invoke name="{_NAME}">'),
+    "minicpm5": CallForm(f'<function name="{_NAME}">'),
+    "kimi_k3": CallForm(f'<|open|>tools<|sep|><|open|>call tool="{_NAME}" index="1"<|sep|>'),
+    "minimax_m2": CallForm(f'<minimax:tool_call>\n<invoke name="{_NAME}">'),
+    "deepseek_v32": CallForm(f'<｜DSML｜function_calls>\n<｜DSML｜invoke name="{_NAME}">'),
+    "pythonic": CallForm(f"<|tool_call_start|>[{_NAME}("),
+    "llama4": CallForm(f"<|python_start|>[{_NAME}("),
+    "olmo3": CallForm(f"<function_calls>{_NAME}("),
+    "gemma4": CallForm(f"<|tool_call>call:{_NAME}{{"),
+    "function_gemma": CallForm(f"<start_function_call>call:{_NAME}{{"),
 }
 # What harmony's answers begin with.
 _FINAL: Final = "<|channel|>final<|message|>"
@@ -233,8 +237,8 @@ _TAG: Final = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
 _REST: Final = r"REST: /(.|\n)+/"
 _HOLES: Final = {_ARGUMENTS: "", _NUMBER: "/[0-9]{1,3}/", _ANY: "REST"}
 # Variants of a family, by what its template or vocabulary has.
-_MISTRAL_HEADED: Final = Form(f"[TOOL_CALLS]{_NAME}[ARGS]{_ARGUMENTS}")
-_DEEPSEEK_FENCED: Final = Form(
+_MISTRAL_HEADED: Final = CallForm(f"[TOOL_CALLS]{_NAME}[ARGS]{_ARGUMENTS}")
+_DEEPSEEK_FENCED: Final = CallForm(
     f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{_NAME}\n```json\n{_ARGUMENTS}\n```"
     "<｜tool▁call▁end｜>",
     "<｜tool▁calls▁begin｜>",
@@ -257,7 +261,7 @@ class Function(NamedTuple):
     whole: bool
 
 
-def form_of(family: str, template: str, special: Mapping[str, int]) -> Form | None:
+def form_of(family: str, template: str, special: Mapping[str, int]) -> CallForm | None:
     """`template` is the model's, `special` has its special tokens. None: nobody knows it."""
     if family == "mistral" and "[ARGS]" in special:
         return _MISTRAL_HEADED
@@ -292,7 +296,7 @@ def functions_of(tools: Tools) -> list[Function]:
 
 
 def forced_calls(
-    form: Form,
+    form: CallForm,
     functions: list[Function],
     special: Mapping[str, int],
     *,
@@ -332,7 +336,7 @@ def forced_calls(
 
 
 def possible_calls(
-    form: Form, functions: list[Function], special: Mapping[str, int], *, parallel: bool
+    form: CallForm, functions: list[Function], special: Mapping[str, int], *, parallel: bool
 ) -> ToolGrammar | None:
     """Text, and calls in it that are as they must be. None: they can't be told from text, or are no
     JSON.
@@ -360,7 +364,7 @@ def possible_calls(
 
 
 def _block(
-    form: Form,
+    form: CallForm,
     functions: list[Function],
     special: Mapping[str, int],
     *,
@@ -384,7 +388,7 @@ def _any_call(functions: list[Function], name: str = "call") -> str:
     return " | ".join(f"{name}{at}" for at in range(len(functions)))
 
 
-def _rules(form: Form, functions: list[Function], special: Mapping[str, int]) -> Iterator[str]:
+def _rules(form: CallForm, functions: list[Function], special: Mapping[str, int]) -> Iterator[str]:
     begin = _TAG.match(form.call)
     for at, function in enumerate(functions):
         call = form.call.replace(_NAME, function.name)
@@ -420,3 +424,14 @@ def _any_token(special: Mapping[str, int]) -> str:
     ends = [each for each in ids if each + 1 not in special.values()]
     ranges = [f"{begin}-{end}" for begin, end in zip(begins, ends, strict=True)]
     return f"<[{','.join(ranges)}]>"
+
+
+def one_line(reason: str) -> str:
+    """What is wrong, of all that llguidance says: it quotes the grammar, and points into it."""
+    lines = reason.replace("<non-verbose/>", "").splitlines()
+    errors = [each.removeprefix("error: ") for each in lines if each.startswith("error: ")]
+    quoted = [at for at, each in enumerate(lines) if _QUOTED.match(each)]
+    text = " ".join(" ".join(errors or lines[: quoted[0] if quoted else None]).split())
+    # An option that no client has.
+    text = text.replace(_ONE_OF_ADVICE, "Send anyOf, or options that differ in type or a const")
+    return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"

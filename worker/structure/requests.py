@@ -21,9 +21,9 @@ from worker.structure.grammar import (
     possible_calls,
     unenforced,
 )
-from worker.structure.matching import Constrained, Thinking
+from worker.structure.sampler import Constrained, Thinking
 from worker.text.families import template_text
-from worker.text.format import Format, opening_state
+from worker.text.format import AnswerFormat, opening_state
 
 _CALL_END: Final = "<|call|>"
 _ANY_OBJECT: Final = {"type": "object"}
@@ -37,7 +37,7 @@ _FINAL_MESSAGE: Final = re.compile(
 class Constraints:
     """What the answers of one model can be made to match."""
 
-    def __init__(self, compiled: Compiled, tokenizer: Any, format_: Format) -> None:
+    def __init__(self, compiled: Compiled, tokenizer: Any, format_: AnswerFormat) -> None:
         """`tokenizer` is mlx-lm's wrapper."""
         self._compiled = compiled
         self._tokenizer = tokenizer

@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from worker.text.format import Format, opening_state
+from worker.text.format import AnswerFormat, opening_state
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class ReasoningBudget:
 
 
 def reasoning_budget(
-    prompt_ids: list[int], budget: int, tokenizer: Any, format_: Format
+    prompt_ids: list[int], budget: int, tokenizer: Any, format_: AnswerFormat
 ) -> ReasoningBudget | None:
     """For the answer to a prompt; None if this model doesn't think.
 

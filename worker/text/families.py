@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import regex
 from mlx_lm.tool_parsers import qwen3_coder
 
-from worker.text.format import Bare, Block, Format, Tags, either, headed, objects, whole
+from worker.text.format import AnswerFormat, Bare, CallBlock, Tags, either, headed, objects, whole
 from worker.text.mlx_lm_formats import (
     FUNCTION_TAGS,
     block_of_mlx_lm,
@@ -53,18 +53,18 @@ THOUGHTS: Final = (
 )
 
 
-def find_format(tokenizer: Any) -> Format:
+def find_format(tokenizer: Any) -> AnswerFormat:
     """`tokenizer` is mlx-lm's wrapper: where it has chosen, it counts."""
     template, vocabulary = template_text(tokenizer), tokenizer.get_vocab()
     if all(each in vocabulary for each in ("<|start|>", "<|channel|>", "<|message|>")):
-        return Format("harmony", harmony=True)
+        return AnswerFormat("harmony", harmony=True)
     family = _family(template, vocabulary)
     name, blocks, bare = family.name, family.blocks, family.bare
     if tokenizer.has_tool_calling and not (family.before_mlx_lm and family.mark in template):
         name, block = block_of_mlx_lm(tokenizer)
         blocks, bare = (block,), None
     dropped = [each for each in family.around if each in template or each in vocabulary]
-    return Format(
+    return AnswerFormat(
         name,
         _reasoning(tokenizer, template, vocabulary),
         blocks,
@@ -90,7 +90,7 @@ class Family(NamedTuple):
 
     name: str
     mark: str
-    blocks: tuple[Block, ...]
+    blocks: tuple[CallBlock, ...]
     bare: Bare | None = None
     before_mlx_lm: bool = False
     around: tuple[str, ...] = ()

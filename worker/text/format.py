@@ -23,7 +23,7 @@ class Tags(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Block:
+class CallBlock:
     """Tool calls after a tag."""
 
     start: str
@@ -39,14 +39,14 @@ class Bare:
 
 
 @dataclass(frozen=True)
-class Format:
+class AnswerFormat:
     """Tags that are `dropped` mean nothing to a client. `turns` are mlx-lm's transitions of a model
     that has messages with headers in its turns; `first` is the state that they begin in.
     """
 
     family: str = ""
     reasoning: Tags | None = None
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[CallBlock, ...] = ()
     bare: Bare | None = None
     dropped: tuple[str, ...] = ()
     turns: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()
@@ -54,24 +54,24 @@ class Format:
     harmony: bool = False
 
 
-def objects(start: str, end: str = "", *, strict: bool = False) -> Block:
-    return Block(start, lambda assembly, _: ObjectCalls(assembly, end, strict=strict))
+def objects(start: str, end: str = "", *, strict: bool = False) -> CallBlock:
+    return CallBlock(start, lambda assembly, _: ObjectCalls(assembly, end, strict=strict))
 
 
-def headed(start: str, end: str, head: str, tail: str = r"\s*") -> Block:
+def headed(start: str, end: str, head: str, tail: str = r"\s*") -> CallBlock:
     patterns = regex.compile(head), regex.compile(tail)
-    return Block(start, lambda assembly, _: HeadedCalls(assembly, end, *patterns))
+    return CallBlock(start, lambda assembly, _: HeadedCalls(assembly, end, *patterns))
 
 
-def either(start: str, end: str, head: str, tail: str = r"\s*") -> Block:
+def either(start: str, end: str, head: str, tail: str = r"\s*") -> CallBlock:
     """Objects, or calls with heads: the first character tells."""
     patterns = regex.compile(head), regex.compile(tail)
-    return Block(start, lambda assembly, _: EitherCalls(assembly, end, *patterns))
+    return CallBlock(start, lambda assembly, _: EitherCalls(assembly, end, *patterns))
 
 
-def whole(start: str, end: str, parse: Parse, begins: str) -> Block:
+def whole(start: str, end: str, parse: Parse, begins: str) -> CallBlock:
     pattern = regex.compile(begins)
-    return Block(
+    return CallBlock(
         start,
         lambda assembly, definitions: WholeCalls(assembly, end, parse, definitions, pattern),
     )
@@ -83,7 +83,7 @@ _END_TOKENS: Final = 256
 _START: Final = "<|start|>"
 
 
-def opening_state(prompt_ids: list[int], tokenizer: Any, format_: Format) -> str:
+def opening_state(prompt_ids: list[int], tokenizer: Any, format_: AnswerFormat) -> str:
     """The state that an answer begins in: "reasoning" if its block was opened and not closed."""
     if format_.reasoning is None:
         return format_.first

@@ -35,7 +35,7 @@ _LENGTH_OF_NINE: Final = re.compile(r"length\s*[!=]=\s*9")
 _PROBED_ID: Final = "probe1234"
 
 
-class History:
+class MessageWriter:
     """Writes down conversations for one chat template.
 
     Arguments of calls are given as objects, which most templates write as JSON themselves. Where

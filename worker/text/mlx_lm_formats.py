@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import regex
 from mlx_lm.tool_parsers import pythonic
 
-from worker.text.format import Block, Tags, either, headed, objects, whole
+from worker.text.format import CallBlock, Tags, either, headed, objects, whole
 from worker.text.readers import Parse
 
 _HEAD: Final = re.compile(r"[\s,]*call:([\w.:/-]+)\s*(?=\{)")
@@ -119,7 +119,7 @@ _MOST_TAGS: Final = 500
 _MOST_BROKEN_PYTHON: Final = 1 << 13
 
 
-class _Form(NamedTuple):
+class _BlockForm(NamedTuple):
     """What a block begins with, and tags in it that must be closed as often as they are opened:
     mlx-lm's parsers pass over what isn't. The first of each of `alike` are as many, too.
     """
@@ -130,7 +130,7 @@ class _Form(NamedTuple):
 
 
 _NAME: Final = r"\s*[\w.:/-]+\s*(?:<|\{|$)"
-_GLM: Final = _Form(
+_GLM: Final = _BlockForm(
     _NAME,
     (Tags("<arg_key>", "</arg_key>"), Tags("<arg_value>", "</arg_value>")),
     alike=True,
@@ -138,7 +138,7 @@ _GLM: Final = _Form(
 _FORMS: Final = {
     "glm47": _GLM,
     "laguna": _GLM,
-    "kimi_k3": _Form(
+    "kimi_k3": _BlockForm(
         r"\s*<\|open\|>call",
         (
             Tags("<|open|>call ", "<|close|>call<|sep|>"),
@@ -146,7 +146,7 @@ _FORMS: Final = {
             Tags("<|open|>json", "<|close|>json<|sep|>"),
         ),
     ),
-    "longcat": _Form(
+    "longcat": _BlockForm(
         _NAME,
         (
             Tags("<longcat_arg_key>", "</longcat_arg_key>"),
@@ -154,25 +154,25 @@ _FORMS: Final = {
         ),
         alike=True,
     ),
-    "minicpm5": _Form(r"\s*[\"']?[\w.-]+", (Tags("<param ", "</param>"),)),
-    "minimax_m2": _Form(
+    "minicpm5": _BlockForm(r"\s*[\"']?[\w.-]+", (Tags("<param ", "</param>"),)),
+    "minimax_m2": _BlockForm(
         r"\s*<invoke name=", (Tags("<invoke ", "</invoke>"), Tags("<parameter ", "</parameter>"))
     ),
-    "muse_spark": _Form(
+    "muse_spark": _BlockForm(
         r"\s*<atem:invoke",
         (
             Tags("<atem:invoke", "</atem:invoke>"),
             Tags("<atem:parameter", "</atem:parameter>"),
         ),
     ),
-    "qwen3_coder": _Form(r"\s*<function=", FUNCTION_TAGS),
+    "qwen3_coder": _BlockForm(r"\s*<function=", FUNCTION_TAGS),
 }
 _GEMMA: Final = r"\s*call:"
-_ANY: Final = _Form("")
+_ANY: Final = _BlockForm("")
 _FUNCTION_END: Final = regex.compile(r"</function>(?=\s*(?:<function=|$))")
 
 
-def block_of_mlx_lm(tokenizer: Any) -> tuple[str, Block]:
+def block_of_mlx_lm(tokenizer: Any) -> tuple[str, CallBlock]:
     """The family and its block, where mlx-lm has chosen a parser. JSON is read by our own readers,
     since mlx-lm's take calls whole.
     """

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, Final, Protocol
 
 from worker.text.assembly import Assembly
-from worker.text.format import Block, Format, MakeReader
+from worker.text.format import AnswerFormat, CallBlock, MakeReader
 from worker.text.readers import BrokenCallError, Reader
 
 # Of what may still turn out not to be a call.
@@ -54,7 +54,7 @@ class TagSplitter:
 
     def __init__(
         self,
-        format_: Format,
+        format_: AnswerFormat,
         assembly: Assembly,
         definitions: Any,
         *,
@@ -134,7 +134,7 @@ class TagSplitter:
         if marker is None or self._over:
             return False
         to = self._edges[self._state][marker]
-        if isinstance(to, Block):
+        if isinstance(to, CallBlock):
             self._begin(marker, to.make)
         elif marker != self._stray or self._state == "reasoning":
             self._assembly.tag()
@@ -195,9 +195,9 @@ class TagSplitter:
                 self._assembly.reasoning(text)
 
 
-def _edges(format_: Format, *, calls: bool) -> dict[str, dict[str, str | Block]]:
+def _edges(format_: AnswerFormat, *, calls: bool) -> dict[str, dict[str, str | CallBlock]]:
     """What each state has as markers, and where they lead."""
-    normal: dict[str, str | Block] = dict.fromkeys(format_.dropped, "normal")
+    normal: dict[str, str | CallBlock] = dict.fromkeys(format_.dropped, "normal")
     edges = {"normal": normal}
     blocks = {each.start: each for each in format_.blocks} if calls else {}
     headed = any(to == "tool" for _, turns in format_.turns for _, to in turns)

@@ -9,7 +9,7 @@ from protocol.parts import AnswerPart, Text
 from protocol.requests import Generate
 from worker.detokenizer import Detokenizer, detokenizer_after
 from worker.text.assembly import Assembly
-from worker.text.format import Format, opening_header, opening_state
+from worker.text.format import AnswerFormat, opening_header, opening_state
 from worker.text.harmony import HarmonySplitter
 from worker.text.splitter import PlainSplitter, Splitter, TagSplitter
 
@@ -81,7 +81,7 @@ class AnswerStream:
 
 
 def answer_stream(
-    generate: Generate, prompt_ids: list[int], tokenizer: Any, format_: Format
+    generate: Generate, prompt_ids: list[int], tokenizer: Any, format_: AnswerFormat
 ) -> AnswerStream:
     """For the answer to a prompt, by a model of this format. The definitions of tools are JSON."""
     tools = generate.tools
@@ -113,7 +113,7 @@ def answer_stream(
     return AnswerStream(detokenizer_after(prompt_ids, tokenizer), assembly, splitter, bound)
 
 
-def _bound(format_: Format, tokenizer: Any, *, calls: bool) -> Callable[[int, bool], bool]:
+def _bound(format_: AnswerFormat, tokenizer: Any, *, calls: bool) -> Callable[[int, bool], bool]:
     """For an answer that must match something."""
     tags = [] if format_.reasoning is None else [format_.reasoning.start]
     if calls:

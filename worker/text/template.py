@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from protocol.prompts import ChatMessage, ChatPrompt
 from protocol.requests import Tools
 from worker.system.errors import PromptError
-from worker.text.history import History, Message
+from worker.text.history import Message, MessageWriter
 
 # What transformers and mlx-lm give templates themselves, or take for something else.
 _RESERVED: Final = frozenset(
@@ -47,7 +47,7 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._is_program = tokenizer._chat_template is not None
         self._renderer = tokenizer if self._is_program else tokenizer._tokenizer
-        self._histories: dict[str, History] = {}
+        self._histories: dict[str, MessageWriter] = {}
 
     def tokens(
         self,
@@ -131,10 +131,10 @@ class ChatTemplate:
         except ValueError as error:
             raise _refused(str(error)) from error
 
-    def _history(self, template: str) -> History:
+    def _history(self, template: str) -> MessageWriter:
         found = self._histories.get(template)
         if found is None:
-            found = self._histories[template] = History(template, self._try)
+            found = self._histories[template] = MessageWriter(template, self._try)
         return found
 
     def _try(self, conversation: list[Message]) -> str:

@@ -1,4 +1,4 @@
-"""Computes vectors, a batch of texts of like length after the other."""
+"""Vectors, a batch of texts of like length after the other; alone or in turns with text."""
 
 from __future__ import annotations
 
@@ -13,40 +13,17 @@ import numpy as np
 
 from protocol.answers import Embedded
 from worker.engines.pace import PrefillPace
-from worker.engines.room import Room, largest_chunk
+from worker.engines.room import CacheRoom, largest_chunk
+from worker.engines.sequence import Broken, Engine, EngineNeed, Sequence, Token
 from worker.vectors.heads import Head
-from worker.vectors.job import Job, Kind, Text
+from worker.vectors.jobs import TextPlace, TokenizedText, VectorJob, VectorKind, WaitingTexts
 from worker.vectors.pooling import Pool
 from worker.vectors.trunks import Trunk
-from worker.vectors.waiting import Place, WaitingTexts
 
 # Well within a worker's frame.
 _PART_BYTES: Final = 512 << 10
 # Of a vector that has a direction.
 _SHORTEST: Final = 1e-12
-
-
-@dataclass
-class _Run:
-    """A job that has begun, and its vectors as they come."""
-
-    job: Job
-    left: int
-    vectors: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)
-
-
-@dataclass
-class _Batch:
-    """Texts on their way through the model, up to the token `at`."""
-
-    kind: Kind
-    places: list[Place]
-    tokens: mx.array
-    types: mx.array | None
-    lengths: list[int]
-    pool: Pool
-    kept: Any
-    at: int = 0
 
 
 class VectorEngine:
@@ -55,8 +32,8 @@ class VectorEngine:
     def __init__(
         self,
         trunk: Trunk,
-        heads: Mapping[Kind, Head],
-        room: Room,
+        heads: Mapping[VectorKind, Head],
+        room: CacheRoom,
         stall_s: float,
         pad_token_id: int,
         emit: Callable[[Embedded], None],
@@ -71,10 +48,10 @@ class VectorEngine:
         self._emit = emit
         self._largest = largest_chunk()
         self._pace = PrefillPace(self._largest, beside_decoding_s=stall_s)
-        self._waiting: dict[Kind, WaitingTexts] = {}
-        self._runs: dict[int, _Run] = {}
+        self._waiting: dict[VectorKind, WaitingTexts] = {}
+        self._runs: dict[int, _JobRun] = {}
         self._numbers = itertools.count()
-        self._batch: _Batch | None = None
+        self._batch: _TextBatch | None = None
 
     @property
     def jobs(self) -> int:
@@ -91,9 +68,9 @@ class VectorEngine:
         longest = max((each.longest() for each in self._waiting.values()), default=0)
         return self._batch_bytes(1, longest) if longest else 0
 
-    def add(self, job: Job) -> None:
+    def add(self, job: VectorJob) -> None:
         number = next(self._numbers)
-        self._runs[number] = _Run(job, len(job.texts))
+        self._runs[number] = _JobRun(job, len(job.texts))
         waiting = self._waiting.setdefault(job.kind, WaitingTexts())
         waiting.add(number, [len(each.token_ids) for each in job.texts], job.priority)
 
@@ -169,7 +146,7 @@ class VectorEngine:
         lengths = [len(each.token_ids) for each in texts]
         head = self._heads[kind]
         self._room.vector_bytes = self._batch_bytes(len(texts), max(lengths))
-        self._batch = _Batch(
+        self._batch = _TextBatch(
             kind,
             places,
             _padded([each.token_ids for each in texts], self._pad_token_id),
@@ -184,7 +161,7 @@ class VectorEngine:
         self._batch = None
         self._room.vector_bytes = 0
 
-    def _finish(self, batch: _Batch) -> None:
+    def _finish(self, batch: _TextBatch) -> None:
         made = np.array(self._heads[batch.kind](batch.pool.result()).astype(mx.float32))
         self._end_batch()
         for place, vector in zip(batch.places, made, strict=True):
@@ -197,7 +174,7 @@ class VectorEngine:
                 del self._runs[place.job]
                 self._send(run)
 
-    def _send(self, run: _Run) -> None:
+    def _send(self, run: _JobRun) -> None:
         job = run.job
         rows = np.stack([run.vectors[index] for index in range(len(job.texts))])
         tokens = sum(len(each.token_ids) for each in job.texts)
@@ -223,6 +200,29 @@ class VectorEngine:
             )
 
 
+@dataclass
+class _JobRun:
+    """A job that has begun, and its vectors as they come."""
+
+    job: VectorJob
+    left: int
+    vectors: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)
+
+
+@dataclass
+class _TextBatch:
+    """Texts on their way through the model, up to the token `at`."""
+
+    kind: VectorKind
+    places: list[TextPlace]
+    tokens: mx.array
+    types: mx.array | None
+    lengths: list[int]
+    pool: Pool
+    kept: Any
+    at: int = 0
+
+
 def _unit(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     unit: np.ndarray[Any, Any] = rows / np.maximum(
         np.linalg.norm(rows, axis=1, keepdims=True), _SHORTEST
@@ -235,6 +235,137 @@ def _padded(rows: list[list[int]], pad: int) -> mx.array:
     return mx.array([each + [pad] * (longest - len(each)) for each in rows])
 
 
-def _types(texts: list[Text]) -> mx.array | None:
+def _types(texts: list[TokenizedText]) -> mx.array | None:
     types = [each.types or [0] * len(each.token_ids) for each in texts]
     return _padded(types, 0) if any(map(any, types)) else None
+
+
+class NoText:
+    """The engine of a model that writes none. The gateway sends it no sequences."""
+
+    batching = True
+    need = EngineNeed(0, 0, 0)
+    short = False
+    fetching = False
+    active = 0
+    waiting = 0
+
+    def make_room(self) -> None: ...
+
+    def take_hopeless(self) -> list[Sequence]:
+        return []
+
+    def take_broken(self) -> list[Broken]:
+        return []
+
+    def add(self, sequence: Sequence) -> None:
+        raise TypeError(f"{sequence.request_id} asks for text.")
+
+    def remove(self, request_ids: Iterable[str]) -> None: ...
+
+    def step(self) -> list[Token]:
+        return []
+
+    def keep(self) -> None: ...
+
+    def clear_prompts(self) -> int:
+        return 0
+
+    def begin_anew(self) -> bool:
+        return True
+
+    def close(self) -> None: ...
+
+
+class WithVectors:
+    """An engine for text, and one for vectors that computes a chunk for each of its steps."""
+
+    def __init__(self, text: Engine, vectors: VectorEngine, room: CacheRoom) -> None:
+        self.batching = text.batching
+        self._text = text
+        self._vectors = vectors
+        self._room = room
+        # The next batch found no room.
+        self._held = False
+
+    @property
+    def need(self) -> EngineNeed:
+        text = self._text.need
+        if not self._vectors.jobs:
+            return text
+        running_bytes = max(text.used_bytes, self._room.needed_bytes([]))
+        wanted_bytes = running_bytes + (0 if self._vectors.computing else self._vectors.next_bytes)
+        return text._replace(
+            used_bytes=running_bytes if self._vectors.computing else text.used_bytes,
+            wanted_bytes=max(text.wanted_bytes, wanted_bytes),
+            least_bytes=text.least_bytes or wanted_bytes,
+        )
+
+    @property
+    def short(self) -> bool:
+        return self._text.short or self._held
+
+    @property
+    def fetching(self) -> bool:
+        return self._text.fetching
+
+    @property
+    def active(self) -> int:
+        return self._text.active + (0 if self._held else self._vectors.jobs)
+
+    @property
+    def waiting(self) -> int:
+        return self._text.waiting + (self._vectors.jobs if self._held else 0)
+
+    def make_room(self) -> None:
+        self._text.make_room()
+
+    def take_hopeless(self) -> list[Sequence]:
+        return self._text.take_hopeless()
+
+    def take_broken(self) -> list[Broken]:
+        return self._text.take_broken()
+
+    def add(self, sequence: Sequence) -> None:
+        self._text.add(sequence)
+
+    def add_job(self, job: VectorJob) -> None:
+        self._vectors.add(job)
+
+    def remove(self, request_ids: Iterable[str]) -> None:
+        gone = list(request_ids)
+        self._text.remove(gone)
+        self._vectors.remove(gone)
+        self._held = self._held and self._vectors.jobs > 0
+
+    def step(self) -> list[Token]:
+        if self._vectors.jobs:
+            self._held = not self._vectors.begin(self._free_bytes())
+            if not self._held:
+                # Kept prompts may have to give way.
+                self._text.make_room()
+                self._vectors.step(beside_decoding=self._text.active > 0)
+        if self._text.active + self._text.waiting == 0:
+            return []
+        return self._text.step()
+
+    def keep(self) -> None:
+        self._text.keep()
+
+    def clear_prompts(self) -> int:
+        return self._text.clear_prompts()
+
+    def begin_anew(self) -> bool:
+        self._vectors.begin_anew()
+        return self._text.begin_anew()
+
+    def close(self) -> None:
+        self._text.close()
+        self._vectors.close()
+
+    def _free_bytes(self) -> int | None:
+        """What there is beside the sequences that run."""
+        if self._room.limit_bytes is None:
+            return None
+        running_bytes = max(self._text.need.used_bytes, self._room.needed_bytes([]))
+        return self._room.limit_bytes - running_bytes

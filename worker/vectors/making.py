@@ -9,14 +9,14 @@ from typing import Any
 
 from protocol.answers import Embedded
 from protocol.life import Ability
-from worker.engines.room import Room
+from worker.engines.room import CacheRoom
 from worker.load.loading import LoadedModel
 from worker.mlx_embeddings import scores
 from worker.system.errors import ModelError
 from worker.vectors.engine import VectorEngine
 from worker.vectors.heads import ClassHead, Head, VectorHead, YesHead
-from worker.vectors.job import Kind
-from worker.vectors.prepare import Texts
+from worker.vectors.jobs import VectorKind
+from worker.vectors.prepare import VectorTokenizer
 from worker.vectors.recipe import Recipe, RecipeError, read_recipe
 from worker.vectors.trunks import Decoder, Encoder, Trunk
 
@@ -24,21 +24,21 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Making:
+class VectorServing:
     """`texts` become jobs for the `engine`."""
 
     abilities: tuple[Ability, ...]
-    texts: Texts
+    texts: VectorTokenizer
     engine: VectorEngine
 
 
 def make_vectors(
     loaded: LoadedModel,
     source: str,
-    room: Room,
+    room: CacheRoom,
     stall_s: float,
     emit: Callable[[Embedded], None],
-) -> Making | None:
+) -> VectorServing | None:
     """None: the model is a decoder that only writes. `source` is what it was loaded from.
 
     Raises:
@@ -56,12 +56,12 @@ def make_vectors(
 
 
 def _of_encoder(
-    loaded: LoadedModel, room: Room, stall_s: float, emit: Callable[[Embedded], None]
-) -> Making:
+    loaded: LoadedModel, room: CacheRoom, stall_s: float, emit: Callable[[Embedded], None]
+) -> VectorServing:
     recipe = read_recipe(loaded.folder, loaded.config, "mean")
     trunk = Encoder(loaded.model)
     if scores(loaded.config):
-        heads: dict[Kind, Head] = {"score": ClassHead(loaded.model, loaded.config)}
+        heads: dict[VectorKind, Head] = {"score": ClassHead(loaded.model, loaded.config)}
         return _making(loaded, recipe, trunk, heads, "score", room, stall_s, emit, pairs=True)
     vectors = VectorHead(recipe)
     heads = {"embedding": vectors, "cosine": vectors}
@@ -69,15 +69,19 @@ def _of_encoder(
 
 
 def _of_decoder(
-    loaded: LoadedModel, source: str, room: Room, stall_s: float, emit: Callable[[Embedded], None]
-) -> Making | None:
+    loaded: LoadedModel,
+    source: str,
+    room: CacheRoom,
+    stall_s: float,
+    emit: Callable[[Embedded], None],
+) -> VectorServing | None:
     trunk = Decoder.of(loaded.model)
     if trunk is None:
         return None
     recipe = read_recipe(loaded.folder, loaded.config, "lasttoken")
     vectors = VectorHead(recipe)
-    heads: dict[Kind, Head] = {"embedding": vectors, "cosine": vectors}
-    score: Kind = "cosine"
+    heads: dict[VectorKind, Head] = {"embedding": vectors, "cosine": vectors}
+    score: VectorKind = "cosine"
     if (ids := recipe.yes_no or _yes_no(loaded, source)) is not None:
         heads["score"], score = YesHead(loaded.model, *ids), "score"
     return _making(loaded, recipe, trunk, heads, score, room, stall_s, emit)
@@ -87,22 +91,22 @@ def _making(
     loaded: LoadedModel,
     recipe: Recipe,
     trunk: Trunk,
-    heads: dict[Kind, Head],
-    score: Kind,
-    room: Room,
+    heads: dict[VectorKind, Head],
+    score: VectorKind,
+    room: CacheRoom,
     stall_s: float,
     emit: Callable[[Embedded], None],
     *,
     pairs: bool = False,
-) -> Making:
+) -> VectorServing:
     tokenizer = loaded.tokenizer
     abilities: list[Ability] = [] if loaded.is_encoder or loaded.is_headless else ["text"]
     abilities += ["embedding", "score"] if "embedding" in heads else ["score"]
     pad = loaded.config.get("pad_token_id")
     pad_token_id = pad if isinstance(pad, int) and 0 <= pad < loaded.vocabulary else 0
-    return Making(
+    return VectorServing(
         tuple(abilities),
-        Texts(tokenizer, loaded.vocabulary, recipe, score, pairs=pairs),
+        VectorTokenizer(tokenizer, loaded.vocabulary, recipe, score, pairs=pairs),
         VectorEngine(trunk, heads, room, stall_s, pad_token_id, emit),
     )
 

@@ -9,9 +9,9 @@ from protocol.answers import RequestFailed, RequestField
 from protocol.prompts import TextPrompt
 from protocol.requests import Embed
 from protocol.tokens import unpack
-from worker.engines.context import Context
+from worker.engines.limits import Context
 from worker.system.errors import PromptError
-from worker.vectors.job import Job, Kind, Text
+from worker.vectors.jobs import TokenizedText, VectorJob, VectorKind
 from worker.vectors.recipe import Recipe
 
 # Vocabularies have runs of spaces as single tokens, the longest known of 128.
@@ -37,11 +37,11 @@ _BEHIND: Final = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 _TASK: Final = "Given a web search query, retrieve relevant passages that answer the query"
 
 
-class Texts:
+class VectorTokenizer:
     """Of one model: how its texts become tokens."""
 
     def __init__(
-        self, tokenizer: Any, vocabulary: int, recipe: Recipe, score: Kind, *, pairs: bool
+        self, tokenizer: Any, vocabulary: int, recipe: Recipe, score: VectorKind, *, pairs: bool
     ) -> None:
         """`score` is how texts are compared; with `pairs` two texts at once, by an encoder."""
         self._tokenizer = getattr(tokenizer, "_tokenizer", tokenizer)
@@ -55,7 +55,7 @@ class Texts:
         """Of a text, as far as the files say."""
         return self._recipe.most_tokens
 
-    def prepare(self, embed: Embed, context: Context) -> Job | RequestFailed:
+    def prepare(self, embed: Embed, context: Context) -> VectorJob | RequestFailed:
         """Tokenize and check one request."""
         try:
             return self._prepare(embed, context)
@@ -67,7 +67,7 @@ class Texts:
                 field=error.field,
             )
 
-    def _prepare(self, embed: Embed, context: Context) -> Job:
+    def _prepare(self, embed: Embed, context: Context) -> VectorJob:
         most = min(context.tokens, self._recipe.most_tokens or context.tokens)
         cut = None
         if embed.truncate is not None:
@@ -78,16 +78,18 @@ class Texts:
                     "takes of a text.",
                     "truncate",
                 )
-        kind: Kind = "embedding" if embed.query is None else self._score
+        kind: VectorKind = "embedding" if embed.query is None else self._score
         texts = self._texts(embed, kind, most, cut)
         # With the query before them.
         first = 1 if kind == "cosine" else 0
         for index, each in enumerate(texts):
             where = f"at {index - first}" if index >= first else "of the query"
             self._check(each, where, most, context)
-        return Job(embed.request_id, kind, texts, embed.priority, self._dimensions(embed))
+        return VectorJob(embed.request_id, kind, texts, embed.priority, self._dimensions(embed))
 
-    def _texts(self, embed: Embed, kind: Kind, most: int, cut: int | None) -> list[Text]:
+    def _texts(
+        self, embed: Embed, kind: VectorKind, most: int, cut: int | None
+    ) -> list[TokenizedText]:
         inputs: Sequence[Any] = embed.inputs
         if kind == "embedding":
             prompt = self._prompt(embed.prompt_name, embed.role)
@@ -101,7 +103,9 @@ class Texts:
             return self._encode([(query.text, each) for each in documents], most, cut)
         return [self._question(query.text, each, cut) for each in documents]
 
-    def _tokens(self, inputs: Sequence[Any], prompt: str, most: int, cut: int | None) -> list[Text]:
+    def _tokens(
+        self, inputs: Sequence[Any], prompt: str, most: int, cut: int | None
+    ) -> list[TokenizedText]:
         """In their order: texts all at once, ids as they are."""
         texts = [prompt + each.text for each in inputs if isinstance(each, TextPrompt)]
         encoded = iter(self._encode(texts, most, cut))
@@ -110,12 +114,12 @@ class Texts:
         for each in inputs:
             if isinstance(each, TextPrompt):
                 text = next(encoded)
-                found.append(Text(text.token_ids, text.types, skipped))
+                found.append(TokenizedText(text.token_ids, text.types, skipped))
             else:
-                found.append(Text(_unpack(each.token_ids)[:cut]))
+                found.append(TokenizedText(_unpack(each.token_ids)[:cut]))
         return found
 
-    def _encode(self, texts: Sequence[Any], most: int, cut: int | None) -> list[Text]:
+    def _encode(self, texts: Sequence[Any], most: int, cut: int | None) -> list[TokenizedText]:
         """Texts, or pairs of them."""
         if not texts:
             return []
@@ -138,16 +142,16 @@ class Texts:
         )
         types = encoded.get("token_type_ids")
         return [
-            Text(list(ids), None if types is None else list(types[index]))
+            TokenizedText(list(ids), None if types is None else list(types[index]))
             for index, ids in enumerate(encoded["input_ids"])
         ]
 
-    def _question(self, query: str, document: str, cut: int | None) -> Text:
+    def _question(self, query: str, document: str, cut: int | None) -> TokenizedText:
         asked = f"<Instruct>: {_TASK}\n<Query>: {query}\n<Document>: {document}"
         parts = [self._plain(each) for each in (_BEFORE, asked, _BEHIND)]
         if cut is not None:
             parts[1] = parts[1][: max(0, cut - len(parts[0]) - len(parts[2]))]
-        return Text([token for part in parts for token in part])
+        return TokenizedText([token for part in parts for token in part])
 
     def _plain(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
@@ -172,7 +176,7 @@ class Texts:
                 return prompts[each]
         return prompts.get(self._recipe.default_prompt or "", "")
 
-    def _check(self, text: Text, where: str, most: int, context: Context) -> None:
+    def _check(self, text: TokenizedText, where: str, most: int, context: Context) -> None:
         if not text.token_ids:
             raise _invalid(f"The text {where} is empty: it has no token.", "inputs")
         if len(text.token_ids) > most:

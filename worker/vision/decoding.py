@@ -10,7 +10,7 @@ from typing import Final
 from PIL import Image, ImageOps
 
 from protocol.pictures import MOST_PIXELS, MOST_SEEN_PIXELS, Picture
-from worker.vision.errors import PictureError
+from worker.vision.errors import UndecodablePictureError
 
 # Pillow knows many more; some of them start other programs, as Ghostscript.
 _FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
@@ -33,7 +33,7 @@ def decode_pictures(pictures: Sequence[Picture]) -> list[Image.Image]:
         pixels += image.width * image.height
         if pixels > MOST_PIXELS:
             before = " with those before it" if number else ""
-            raise PictureError(
+            raise UndecodablePictureError(
                 number,
                 f"it has {image.width} x {image.height} pixels,{before} {pixels:,} in all, and "
                 f"{MOST_PIXELS:,} is the most: send a smaller one",
@@ -45,12 +45,14 @@ def _open(number: int, picture: Picture) -> Image.Image:
     try:
         return Image.open(io.BytesIO(picture.data), formats=_FORMATS)
     except Image.DecompressionBombError as error:
-        raise PictureError(
+        raise UndecodablePictureError(
             number, f"it has too many pixels: {MOST_PIXELS:,} is the most"
         ) from error
     except Exception as error:
         # Each format fails on broken files in its own ways.
-        raise PictureError(number, "it is no PNG, JPEG, WebP or GIF, or is broken") from error
+        raise UndecodablePictureError(
+            number, "it is no PNG, JPEG, WebP or GIF, or is broken"
+        ) from error
 
 
 def _seen(size: tuple[int, int]) -> tuple[int, int]:
@@ -77,4 +79,4 @@ def _decode(number: int, image: Image.Image) -> Image.Image:
         upright.thumbnail(_seen(upright.size))
         return upright
     except Exception as error:
-        raise PictureError(number, f"it can't be decoded: {error}") from error
+        raise UndecodablePictureError(number, f"it can't be decoded: {error}") from error

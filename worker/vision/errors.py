@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class PictureError(Exception):
+class UndecodablePictureError(Exception):
     """A picture that can't be decoded, by its number."""
 
     def __init__(self, number: int, reason: str) -> None:

@@ -14,8 +14,8 @@ from protocol.tokens import pack
 from tests.support import shapes
 from worker.engines.batched import BatchedEngine
 from worker.engines.caches import Caches
-from worker.engines.context import Context
-from worker.engines.room import CacheShape, Room
+from worker.engines.limits import Context
+from worker.engines.room import CacheRoom, CacheSizes
 from worker.engines.sequence import Engine, Sequence
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel, load
@@ -23,7 +23,7 @@ from worker.prompt_cache.path import Paths
 from worker.runtime.prompts import Prepared, prepare
 from worker.sampling.adjustments import banned_sequences
 
-UNBOUNDED = Room(CacheShape(0, 0, 1.0))
+UNBOUNDED = CacheRoom(CacheSizes(0, 0, 1.0))
 PROMPT = [5 + 7 * each % 600 for each in range(40)]
 BUILDERS: dict[str, Callable[[Path], Path]] = {
     "full attention": lambda _: shapes.DEMO,
@@ -173,7 +173,7 @@ def test_after_a_break(model: LoadedModel, alone: dict[str, list[int]], cut: int
 
 
 def test_put_aside_and_taken_in_again(model: LoadedModel, alone: dict[str, list[int]]) -> None:
-    room = Room(CacheShape(0, 0, 1.0))
+    room = CacheRoom(CacheSizes(0, 0, 1.0))
     engine = (
         BatchedEngine(model.model, model.eos_token_ids, 32, room)
         if Caches(model.model).can_be_merged

@@ -22,7 +22,7 @@ from tests.support.gateway import eventually
 from tests.support.stepping import step
 from worker.engines.batched import BatchedEngine
 from worker.engines.caches import Caches
-from worker.engines.room import Batch, CacheShape, Room, measure
+from worker.engines.room import Batch, CacheRoom, CacheSizes, measure
 from worker.engines.sequence import Engine, Sequence, Token
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel, load
@@ -57,8 +57,8 @@ class Bench:
         self.cutter = Cutter(self.caches.run, self.caches.make)
         self.paths = Paths(b"", None, needs_snapshots=self.cutter.needs_snapshots)
 
-    def engine(self, cache: PromptCache | None = None, room: Room | None = None) -> Engine:
-        room = room or Room(CacheShape(0, 0, 1.0))
+    def engine(self, cache: PromptCache | None = None, room: CacheRoom | None = None) -> Engine:
+        room = room or CacheRoom(CacheSizes(0, 0, 1.0))
         if self.batched:
             return BatchedEngine(self.model, self.eos_token_ids, 8, room, prompt_cache=cache)
         return SequentialEngine(self.model, self.eos_token_ids, room, self.caches, cache)
@@ -66,7 +66,9 @@ class Bench:
     def plain_engine(self) -> Engine:
         """Without a prompt cache, and where it can be another one than `engine`."""
         if self.caches.can_be_merged:
-            return BatchedEngine(self.model, self.eos_token_ids, 8, Room(CacheShape(0, 0, 1.0)))
+            return BatchedEngine(
+                self.model, self.eos_token_ids, 8, CacheRoom(CacheSizes(0, 0, 1.0))
+            )
         return self.engine()
 
     def sequence(
@@ -240,7 +242,7 @@ def test_what_branches(bench: Bench) -> None:
 
 def test_memory_that_is_called_back(bench: Bench) -> None:
     """What is kept goes first; a row that leaves goes on with what it had kept."""
-    room = Room(measure(bench.caches.run, bench.caches.make))
+    room = CacheRoom(measure(bench.caches.run, bench.caches.make))
     room.limit_bytes = room.needed_bytes([Batch(1, 512)]) * 4
     cache = PromptCache(bench.cutter, None)
     engine = bench.engine(cache, room)
@@ -434,7 +436,7 @@ def test_what_is_known_stays_where_memory_is_lent(
     monkeypatch.setattr("worker.engines.keeper._MORE_BYTES", 0)
     monkeypatch.setattr("worker.engines.keeper._STEP_BYTES", 1)
     monkeypatch.setattr("worker.engines.keeper._LOAN_S", 60.0)
-    room = Room(measure(bench.caches.run, bench.caches.make))
+    room = CacheRoom(measure(bench.caches.run, bench.caches.make))
     engine = bench.engine(PromptCache(bench.cutter, None), room)
     sequence = bench.sequence("r", bench.tokens(700), boundaries=[700], max_tokens=2)
     expected = _ids(_run(engine, sequence)["r"])
@@ -457,7 +459,7 @@ def test_nobody_waits_for_long_where_nothing_is_lent(
 ) -> None:
     monkeypatch.setattr("worker.engines.keeper._LOAN_S", 0.05)
     cache = PromptCache(bench.cutter, None)
-    room = Room(measure(bench.caches.run, bench.caches.make))
+    room = CacheRoom(measure(bench.caches.run, bench.caches.make))
     engine = bench.engine(cache, room)
     sequence = bench.sequence("r", bench.tokens(300), boundaries=[300])
     expected = _ids(_run(engine, sequence)["r"])

@@ -14,13 +14,13 @@ from mlx_lm.models.cache import make_prompt_cache
 from protocol.caches import peak_share
 from tests.support import shapes
 from worker.engines.batched import BatchedEngine
-from worker.engines.room import Batch, CacheShape, Room, measure
+from worker.engines.room import Batch, CacheRoom, CacheSizes, measure
 from worker.engines.sequence import Engine, Sequence
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel, load
 from worker.sampling.settings import RowSampling
 
-UNBOUNDED = Room(CacheShape(0, 0, 1.0))
+UNBOUNDED = CacheRoom(CacheSizes(0, 0, 1.0))
 SHAPES: dict[str, Callable[[Path], Path]] = {
     "full attention": lambda _: shapes.DEMO,
     "sliding window": shapes.sliding_window,
@@ -152,9 +152,9 @@ SEEDED = [
 ]
 
 
-def _room(model: LoadedModel, rows: int, tokens: int) -> Room:
+def _room(model: LoadedModel, rows: int, tokens: int) -> CacheRoom:
     """Room for so many rows of that length."""
-    room = Room(measure(model.model))
+    room = CacheRoom(measure(model.model))
     room.limit_bytes = room.needed_bytes([Batch(rows, tokens)])
     return room
 
@@ -257,7 +257,7 @@ def test_what_has_just_come_is_short_of_nothing_that_is_there(
 ) -> None:
     """The engine thread lets those that are short wait, and for nobody else comes an answer."""
     model = models(name)
-    room = Room(measure(model.model), limit_bytes=0)
+    room = CacheRoom(measure(model.model), limit_bytes=0)
     engine: Engine = SequentialEngine(model.model, model.eos_token_ids, room)
     if name == "full attention":
         engine = BatchedEngine(model.model, model.eos_token_ids, 2, room)
@@ -323,7 +323,7 @@ def test_the_prompt_that_is_computed_has_a_number(
     name: str, models: Callable[[str], LoadedModel]
 ) -> None:
     model = models(name)
-    room = Room(measure(model.model))
+    room = CacheRoom(measure(model.model))
     tokens = model.tokenizer.encode("A ship with seven holds. " * 400)[:600]
     seen: list[int] = []
     engine: Engine
@@ -350,7 +350,7 @@ def test_the_prompt_that_is_computed_has_a_number(
 
 def test_a_long_row_does_not_make_short_ones_long(models: Callable[[str], LoadedModel]) -> None:
     model = models("full attention")
-    room = Room(measure(model.model))
+    room = CacheRoom(measure(model.model))
     tokens = model.tokenizer.encode("A ship with seven holds. " * 300)[:1100]
     # A joint batch is five times this; one of its own for the long row fits.
     room.limit_bytes = room.needed_bytes([Batch(1, 1536), Batch(6, 256)])
@@ -376,7 +376,7 @@ def test_batches_share_what_a_stream_may_wait(
     models: Callable[[str], LoadedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = models("full attention")
-    room = Room(measure(model.model))
+    room = CacheRoom(measure(model.model))
     tokens = model.tokenizer.encode("A ship with seven holds. " * 200)[:700]
     room.limit_bytes = room.needed_bytes([Batch(1, 1024), Batch(3, 512)])
     # So long that no chunk takes a share of it that could be told.
@@ -435,7 +435,7 @@ def test_who_waits_for_a_place_among_long_prompts_is_overtaken_and_loses_nothing
     models: Callable[[str], LoadedModel],
 ) -> None:
     model = models("full attention")
-    room = Room(measure(model.model))
+    room = CacheRoom(measure(model.model))
     tokens = model.tokenizer.encode("A ship with seven holds. " * 400)[:1500]
     room.limit_bytes = room.needed_bytes([Batch(9, 1536), Batch(2, 256)])
     engine = BatchedEngine(model.model, model.eos_token_ids, 16, room)
@@ -475,7 +475,7 @@ def test_the_room_of_a_model(models: Callable[[str], LoadedModel]) -> None:
     token_bytes = layers * config["num_key_value_heads"] * config["head_dim"] * 2 * 4
     shape = measure(models("full attention").model)
     assert shape == (token_bytes, 0, peak_share(layers))
-    room = Room(shape, 10_000, fixed_bytes=1000, working_bytes=100, working_token_bytes=1)
+    room = CacheRoom(shape, 10_000, fixed_bytes=1000, working_bytes=100, working_token_bytes=1)
     assert room.needed_bytes([]) == 1100
     one = shape.batch_bytes(1, 256)
     assert room.needed_bytes([Batch(1, 200)]) == 1100 + 256 + int(one * shape.peak)

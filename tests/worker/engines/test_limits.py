@@ -11,12 +11,11 @@ import pytest
 from mlx_lm.generate import generation_stream
 
 from protocol.memory import Need
-from worker.engines.context import ContextInForce
-from worker.engines.limits import Limits
-from worker.engines.need import Need as EngineNeed
-from worker.engines.room import CacheShape, Room
+from worker.engines.limits import ContextInForce, MemoryLimits
+from worker.engines.room import CacheRoom, CacheSizes
+from worker.engines.sequence import EngineNeed
+from worker.runtime.engine_loop import EngineLoop
 from worker.runtime.engine_thread import EngineFigures, Limit
-from worker.runtime.turns import Turns
 from worker.system.memory import released_memory, trim
 
 MB = 10**6
@@ -67,7 +66,7 @@ def test_buffers_go_back_when_less_is_left_to_mlx(
     limit_mb: int, beside_mb: int, *, trimmed: bool
 ) -> None:
     """Whether the limit fell, or what drivers hold beside MLX's account grew."""
-    limits = Limits(Room(CacheShape(1, 0, 1.5), working_bytes=64 * MB), 0)
+    limits = MemoryLimits(CacheRoom(CacheSizes(1, 0, 1.5), working_bytes=64 * MB), 0)
     limits.take(1000 * MB, 100 * MB)
     assert limits.mlx_bytes == 900 * MB
     thread = _Thread(Limit(limit_bytes=limit_mb * MB, beside_bytes=beside_mb * MB))
@@ -77,8 +76,8 @@ def test_buffers_go_back_when_less_is_left_to_mlx(
     mx.eval(scratch)
     del scratch
     assert mx.get_cache_memory() > MB
-    turns = Turns(thread, engine, limits, ContextInForce(100))  # type: ignore[arg-type]
-    turns._obey_all()
+    loop = EngineLoop(thread, engine, limits, ContextInForce(100))  # type: ignore[arg-type]
+    loop._obey_all()
     assert (engine.made_room, mx.get_cache_memory() == 0) == (int(trimmed), trimmed)
     assert isinstance(thread.said[-1], Need)
     assert limits.mlx_bytes == (limit_mb - beside_mb) * MB

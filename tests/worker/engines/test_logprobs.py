@@ -17,22 +17,21 @@ from protocol.prompts import TokenPrompt
 from protocol.requests import Generate, Sampling
 from protocol.tokens import pack
 from tests.support import shapes
-from worker.engines import prompt_scores
 from worker.engines.batched import BatchedEngine
 from worker.engines.caches import Caches
-from worker.engines.context import Context
-from worker.engines.prompt_scores import scored_chunk
-from worker.engines.room import CacheShape, Room
+from worker.engines.limits import Context
+from worker.engines.room import CacheRoom, CacheSizes
 from worker.engines.sequence import Engine, Sequence, Token
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.path import Paths
 from worker.runtime.prompts import Prepared, prepare
-from worker.sampling.scores import Score, Scores
+from worker.sampling import scores as prompt_scores
+from worker.sampling.scores import Score, Scores, scored_chunk
 from worker.sampling.settings import RowSampling
 from worker.text.logprobs import LogprobWriter
 
-UNBOUNDED = Room(CacheShape(0, 0, 1.0))
+UNBOUNDED = CacheRoom(CacheSizes(0, 0, 1.0))
 BUILDERS: dict[str, Callable[[Path], Path]] = {
     "full attention": lambda _: shapes.DEMO,
     "sliding window": shapes.sliding_window,
@@ -70,7 +69,7 @@ def demo() -> LoadedModel:
 
 
 def _engine(model: LoadedModel, working_bytes: int = 0) -> Engine:
-    room = Room(CacheShape(0, 0, 1.0), working_bytes=working_bytes)
+    room = CacheRoom(CacheSizes(0, 0, 1.0), working_bytes=working_bytes)
     if Caches(model.model).can_be_merged:
         return BatchedEngine(model.model, model.eos_token_ids, 8, room)
     return SequentialEngine(model.model, model.eos_token_ids, room)

@@ -14,10 +14,10 @@ from mlx_lm.models.cache import (
 
 from protocol.chunks import LARGEST_TOKENS, LARGEST_TOKENS_ON_CPU
 from worker.engines import room as rooms
-from worker.engines.room import Batch, CacheShape, Room
+from worker.engines.room import Batch, CacheRoom, CacheSizes
 
 # 10 bytes a token in steps of 256, 7 a row, and at most three times that while it changes.
-SHAPE = CacheShape(10, 7, 3.0)
+SHAPE = CacheSizes(10, 7, 3.0)
 ONE = 2560 + 7
 
 
@@ -30,17 +30,17 @@ def test_caches_grow_by_steps(rows: int, tokens: int, size: int) -> None:
 
 
 def test_what_batches_need_together() -> None:
-    room = Room(SHAPE, fixed_bytes=1_000_000, working_bytes=100_000, working_token_bytes=100)
+    room = CacheRoom(SHAPE, fixed_bytes=1_000_000, working_bytes=100_000, working_token_bytes=100)
     assert room.needed_bytes([]) == room.needed_bytes([Batch(0, 5000)]) == 1_100_000
     assert room.needed_bytes([Batch(1, 1)]) == 1_125_600 + 3 * ONE
     # The longest sets the step's working space, and the largest is the only one that grows.
     assert room.needed_bytes([Batch(2, 100), Batch(1, 300)]) == 1_151_200 + 5127 + 3 * 2 * ONE
     assert room.needed_bytes([Batch(1, 300), Batch(4, 100)]) == 1_151_200 + 5127 + 3 * 4 * ONE
-    assert Room(SHAPE).needed_bytes([Batch(1, 1)]) == 3 * ONE
+    assert CacheRoom(SHAPE).needed_bytes([Batch(1, 1)]) == 3 * ONE
 
 
 def test_the_limit_itself_is_enough_and_none_is_no_bound() -> None:
-    room = Room(SHAPE, limit_bytes=3 * ONE)
+    room = CacheRoom(SHAPE, limit_bytes=3 * ONE)
     assert room.holds([Batch(1, 256)])
     assert not room.holds([Batch(1, 257)])
     room.limit_bytes -= 1
@@ -50,7 +50,7 @@ def test_the_limit_itself_is_enough_and_none_is_no_bound() -> None:
 
 
 def test_what_is_left_for_caches() -> None:
-    room = Room(SHAPE, limit_bytes=1_000, fixed_bytes=300, working_bytes=50)
+    room = CacheRoom(SHAPE, limit_bytes=1_000, fixed_bytes=300, working_bytes=50)
     assert room.free_bytes == 650
     room.limit_bytes = 350
     assert room.free_bytes == 0
@@ -58,11 +58,11 @@ def test_what_is_left_for_caches() -> None:
     assert room.free_bytes == 0
     room.limit_bytes = None
     assert room.free_bytes == 0
-    assert Room(SHAPE).free_bytes == 0
+    assert CacheRoom(SHAPE).free_bytes == 0
 
 
 def test_what_leaked_makes_nothing_impossible() -> None:
-    room = Room(SHAPE, limit_bytes=1, most_bytes=3 * ONE + 50, fixed_bytes=50)
+    room = CacheRoom(SHAPE, limit_bytes=1, most_bytes=3 * ONE + 50, fixed_bytes=50)
     assert room.could_hold(256)
     assert not room.could_hold(257)
     room.fixed_bytes = 60
@@ -73,7 +73,7 @@ def test_what_leaked_makes_nothing_impossible() -> None:
 
 def test_vectors_that_are_computed_pass() -> None:
     """They take of the limit, and make nothing impossible."""
-    room = Room(SHAPE, limit_bytes=3 * ONE, most_bytes=3 * ONE, vector_bytes=5)
+    room = CacheRoom(SHAPE, limit_bytes=3 * ONE, most_bytes=3 * ONE, vector_bytes=5)
     assert room.needed_bytes([Batch(1, 256)]) == 3 * ONE + 5
     assert not room.holds([Batch(1, 256)])
     assert room.could_hold(256)
@@ -81,7 +81,7 @@ def test_vectors_that_are_computed_pass() -> None:
 
 def test_without_a_bound_everything_can_run() -> None:
     for limit_bytes, most_bytes in ((None, 1), (1, None), (None, None)):
-        room = Room(SHAPE, limit_bytes=limit_bytes, most_bytes=most_bytes)
+        room = CacheRoom(SHAPE, limit_bytes=limit_bytes, most_bytes=most_bytes)
         assert room.could_hold(1_000_000)
         assert room.longest_tokens(1_000_000) == 1_000_000
 
@@ -91,12 +91,12 @@ def test_without_a_bound_everything_can_run() -> None:
     [(512, 300, 300), (512, 512, 512), (512, 513, 512), (512, 9000, 512), (256, 257, 256)],
 )
 def test_the_longest_that_can_run(limit_tokens: int, tokens: int, longest_tokens: int) -> None:
-    room = Room(SHAPE, limit_bytes=3 * SHAPE.batch_bytes(1, limit_tokens), most_bytes=0)
+    room = CacheRoom(SHAPE, limit_bytes=3 * SHAPE.batch_bytes(1, limit_tokens), most_bytes=0)
     assert room.longest_tokens(tokens) == longest_tokens
 
 
 def test_where_not_even_one_step_fits_nothing_can_run() -> None:
-    assert Room(SHAPE, limit_bytes=3 * ONE - 1, most_bytes=0).longest_tokens(9000) == 0
+    assert CacheRoom(SHAPE, limit_bytes=3 * ONE - 1, most_bytes=0).longest_tokens(9000) == 0
 
 
 def test_a_cpu_takes_smaller_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ class TestMeasure:
     """Whether caches grow is known by their types; sizes are those that one step leaves."""
 
     @staticmethod
-    def measured(*caches: object) -> CacheShape:
+    def measured(*caches: object) -> CacheSizes:
         def model(tokens: mx.array, cache: list[object]) -> mx.array:
             entries = mx.zeros((1, 2, tokens.shape[1], 8), mx.float32)
             for each in cache:

@@ -26,7 +26,7 @@ from tests.support.stepping import step
 from worker.engines.batched import BatchedEngine
 from worker.engines.caches import Caches
 from worker.engines.decoding import RoundSampler
-from worker.engines.room import CacheShape, Room, measure
+from worker.engines.room import CacheRoom, CacheSizes, measure
 from worker.engines.sequence import Engine, Sequence, Token
 from worker.engines.sequential import SequentialEngine
 from worker.load.files import fingerprint
@@ -34,15 +34,14 @@ from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import Paths
-from worker.runtime.engine_thread import Ended, EngineThread, Loaded, Stepped
+from worker.runtime.engine_thread import EngineEnded, EngineStep, EngineThread, ModelReady
 from worker.runtime.prompts import Prepared
-from worker.runtime.serve import serve
-from worker.runtime.writing import prompt_root
+from worker.runtime.serve import prompt_root, serve
 from worker.sampling.adjustments import make_adjustments
 from worker.sampling.settings import make_row_sampling
 from worker.system.errors import ModelError
 
-UNBOUNDED = Room(CacheShape(0, 0, 1.0))
+UNBOUNDED = CacheRoom(CacheSizes(0, 0, 1.0))
 PROMPT = [5 + 7 * each % 600 for each in range(140)]
 GREEDY = Sampling(seed=1, temperature=0.0)
 SEEDED = Sampling(seed=7, temperature=1.1, top_p=0.95)
@@ -355,16 +354,16 @@ class TestLoaded:
         thread.start()
         thread.post(load)
         seen: list[object] = []
-        while not any(isinstance(each, LoadFailed | Ended) for each in seen):
+        while not any(isinstance(each, LoadFailed | EngineEnded) for each in seen):
             events.get(timeout=60)
             event = thread.next_event()
             seen.append(event)
-            if isinstance(event, Loaded):
+            if isinstance(event, ModelReady):
                 generate = Generate("r", TokenPrompt(pack(PROMPT)), GREEDY, 4, ignore_eos=True)
                 prepared = event.prepare(generate)
                 assert isinstance(prepared, Prepared)
                 thread.post(prepared.sequence)
-            if isinstance(event, Stepped) and event.tokens[-1].finish_reason:
+            if isinstance(event, EngineStep) and event.tokens[-1].finish_reason:
                 thread.finish()
         thread.finish()
         return seen
@@ -381,13 +380,13 @@ class TestLoaded:
             draft_tokens=2,
         )
         events = self.events(load)
-        ready = next(each.ready for each in events if isinstance(each, Loaded))
+        ready = next(each.ready for each in events if isinstance(each, ModelReady))
         assert not ready.batching
         progress = [each for each in events if isinstance(each, LoadProgress)]
         assert progress[-1].loaded_bytes == progress[-1].total_bytes == ready.weight_bytes
-        tokens = [each for step in events if isinstance(step, Stepped) for each in step.tokens]
+        tokens = [each for step in events if isinstance(step, EngineStep) for each in step.tokens]
         assert len(tokens) == 4
-        assert events[-1] == Ended(failed=False)
+        assert events[-1] == EngineEnded(failed=False)
 
     def test_what_cannot_be_is_said(self, folders: Callable[[str], Folder]) -> None:
         events = self.events(Load(str(folders("sliding_window")), 4, 4096, kv_bits=4))

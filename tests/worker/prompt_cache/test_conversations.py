@@ -17,7 +17,7 @@ from tests.support import shapes
 from tests.support.stepping import step
 from worker.engines.batched import BatchedEngine
 from worker.engines.caches import Caches
-from worker.engines.room import Batch, CacheShape, Room, measure
+from worker.engines.room import Batch, CacheRoom, CacheSizes, measure
 from worker.engines.sequence import Engine, Sequence
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel, load
@@ -44,7 +44,7 @@ class Model:
         self.loaded = loaded
         self.caches = Caches(loaded.model, None, kv_bits)
 
-    def engine(self, room: Room, prompt_cache: PromptCache | None = None) -> Engine:
+    def engine(self, room: CacheRoom, prompt_cache: PromptCache | None = None) -> Engine:
         model, ends = self.loaded.model, self.loaded.eos_token_ids
         if self.caches.can_be_merged:
             return BatchedEngine(model, ends, 8, room, prompt_cache=prompt_cache)
@@ -85,8 +85,8 @@ class World:
         self._folder = folder
         self._disk = disk
         self._number = 0
-        self._room = Room(measure(model.caches.run, model.caches.make))
-        self._plain = model.engine(Room(CacheShape(0, 0, 1.0)))
+        self._room = CacheRoom(measure(model.caches.run, model.caches.make))
+        self._plain = model.engine(CacheRoom(CacheSizes(0, 0, 1.0)))
         self._start()
 
     def turn(self) -> None:
@@ -122,7 +122,7 @@ class World:
 
     def squeeze(self) -> None:
         """Half of what there is goes."""
-        self._cache.shrink(self._cache.shelf_bytes // 2)
+        self._cache.shrink(self._cache.evictable_bytes // 2)
 
     def tighten(self) -> None:
         """No more memory than one sequence needs, and a little for the cache."""

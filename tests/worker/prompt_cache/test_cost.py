@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from protocol.prompt_store import Measured
-from worker.prompt_cache.disk import Speeds
+from worker.prompt_cache.disk import MeasuredSpeeds
 
 MB = 1_000_000
 
 
-def _measured(read_mb_per_s: float, tokens_per_s: float) -> Speeds:
-    speeds = Speeds()
+def _measured(read_mb_per_s: float, tokens_per_s: float) -> MeasuredSpeeds:
+    speeds = MeasuredSpeeds()
     speeds.observe_read(int(read_mb_per_s * MB), 1.0)
     speeds.observe_prefill(int(tokens_per_s), 1.0)
     return speeds
@@ -26,7 +26,7 @@ def test_the_cheaper_one_happens(read_mb_per_s: float, tokens_per_s: float, *, w
 
 
 def test_what_is_not_known_is_tried() -> None:
-    speeds = Speeds()
+    speeds = MeasuredSpeeds()
     assert speeds.worth_reading(100 * MB, 1)
     speeds.observe_prefill(1000, 1.0)
     assert speeds.worth_reading(100 * MB, 1)
@@ -50,13 +50,13 @@ def test_what_is_too_small_tells_nothing() -> None:
 
 
 def test_what_an_earlier_worker_has_measured_is_known() -> None:
-    speeds = Speeds(Measured(50.0 * MB, 1000.0))
+    speeds = MeasuredSpeeds(Measured(50.0 * MB, 1000.0))
     assert not speeds.worth_reading(100 * MB, 1000)
     assert speeds.take_news() is None
 
 
 def test_news_is_what_differs_from_what_was_told() -> None:
-    speeds = Speeds()
+    speeds = MeasuredSpeeds()
     assert speeds.take_news() is None
     speeds.observe_prefill(1000, 1.0)
     assert speeds.take_news() == Measured(None, 1000.0)

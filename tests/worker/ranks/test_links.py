@@ -12,8 +12,7 @@ import zmq
 
 from protocol.channel import connect_follower_side, new_keys
 from protocol.ranks import Ranks
-from worker.ranks.links import LeaderLink
-from worker.ranks.orders import Here, encode
+from worker.ranks.links import FollowerReady, LeaderLink, encode
 
 VERSIONS = {"mlx": "1"}
 LONG_S = 60.0
@@ -45,7 +44,7 @@ class Followers:
 
     def join(self, rank: int) -> zmq.Socket[bytes]:
         follower = connect_follower_side(self._context, self._address, self._key, rank, LONG_S)
-        follower.send(encode(Here(VERSIONS)))
+        follower.send(encode(FollowerReady(VERSIONS)))
         return follower
 
     def close(self) -> None:

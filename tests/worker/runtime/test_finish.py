@@ -6,12 +6,11 @@ import threading
 
 from gateway.config.model_folders import DEMO_FOLDER
 from worker.engines.batched import BatchedEngine
-from worker.engines.context import ContextInForce
-from worker.engines.limits import Limits
-from worker.engines.room import CacheShape, Room
+from worker.engines.limits import ContextInForce, MemoryLimits
+from worker.engines.room import CacheRoom, CacheSizes
 from worker.load.loading import load
+from worker.runtime.engine_loop import EngineLoop
 from worker.runtime.engine_thread import EngineCommand, EngineThread
-from worker.runtime.turns import Turns
 
 
 class _LateOrder(EngineThread):
@@ -28,10 +27,12 @@ def test_an_order_among_the_commands_that_are_read_at_once() -> None:
 
     def run() -> None:
         loaded = load(str(DEMO_FOLDER), lambda _done, _total: None, lambda: False)
-        room = Room(CacheShape(0, 0, 1.0))
+        room = CacheRoom(CacheSizes(0, 0, 1.0))
         engine = BatchedEngine(loaded.model, loaded.eos_token_ids, 4, room)
-        limits = Limits(room, loaded.weight_bytes)
-        Turns(_LateOrder(lambda _: None, lambda: None), engine, limits, ContextInForce(4096)).run()
+        limits = MemoryLimits(room, loaded.weight_bytes)
+        EngineLoop(
+            _LateOrder(lambda _: None, lambda: None), engine, limits, ContextInForce(4096)
+        ).run()
         ran.set()
 
     threading.Thread(target=run, daemon=True).start()

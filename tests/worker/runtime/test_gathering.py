@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.runtime.turns import Gathering
+from worker.runtime.engine_loop import Gathering
 
 MS = 1e-3
 

@@ -13,8 +13,8 @@ from protocol.requests import Generate, Sampling, Tools
 from protocol.tokens import pack
 from tests.support import shapes
 from tests.support.templates import templated
-from worker.engines.context import Context, ContextInForce
-from worker.engines.room import CacheShape, Room
+from worker.engines.limits import Context, ContextInForce
+from worker.engines.room import CacheRoom, CacheSizes
 from worker.engines.sequence import Sequence
 from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.path import Paths
@@ -37,7 +37,7 @@ def test_it_follows_what_can_be_had() -> None:
 
 def test_who_waited_in_vain_is_told_why() -> None:
     context = ContextInForce(4096)
-    room = Room(CacheShape(1, 0, 1.0), limit_bytes=10, most_bytes=512)
+    room = CacheRoom(CacheSizes(1, 0, 1.0), limit_bytes=10, most_bytes=512)
     context.take(Bound(512, None, WHY))
     failed = context.hopeless(Sequence("r", [0] * 600, 100, None, ignore_eos=False), room)
     assert (failed.request_id, failed.code) == ("r", "context_length_exceeded")
@@ -83,7 +83,7 @@ def test_a_prompt_of_any_length_is_counted(demo: LoadedModel) -> None:
 def test_a_context_of_nothing_is_no_mistake_of_the_client() -> None:
     context = ContextInForce(4096)
     context.take(Bound(515_000_000, 2048, WHY))
-    room = Room(CacheShape(1000, 0, 1.0), 515_000_000, 515_000_000, fixed_bytes=600_000_000)
+    room = CacheRoom(CacheSizes(1000, 0, 1.0), 515_000_000, 515_000_000, fixed_bytes=600_000_000)
     failed = context.hopeless(Sequence("r", [0] * 9, 16, None, ignore_eos=False), room)
     assert (failed.code, failed.field) == ("insufficient_memory", None)
     assert failed.message == (

@@ -17,8 +17,8 @@ from tests.support import shapes
 from tests.support.answers import text_of
 from tests.support.stepping import step
 from worker.engines.batched import BatchedEngine
-from worker.engines.context import Context
-from worker.engines.room import CacheShape, Room
+from worker.engines.limits import Context
+from worker.engines.room import CacheRoom, CacheSizes
 from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine
 from worker.load.files import fingerprint
@@ -71,8 +71,8 @@ def _engine(model: LoadedModel) -> Engine:
     from mlx_lm.models.cache import make_prompt_cache
 
     if all(hasattr(cache, "merge") for cache in make_prompt_cache(model.model)):
-        return BatchedEngine(model.model, model.eos_token_ids, 8, Room(CacheShape(0, 0, 1.0)))
-    return SequentialEngine(model.model, model.eos_token_ids, Room(CacheShape(0, 0, 1.0)))
+        return BatchedEngine(model.model, model.eos_token_ids, 8, CacheRoom(CacheSizes(0, 0, 1.0)))
+    return SequentialEngine(model.model, model.eos_token_ids, CacheRoom(CacheSizes(0, 0, 1.0)))
 
 
 def _prepare(model: LoadedModel, generate: Generate) -> Prepared:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.runtime.engine_thread import Beat
+from worker.runtime.engine_thread import OutputThrottle
 
 BEAT_S: Final = 1 / 60
 BUSY_S: Final = 0.03
@@ -24,7 +24,7 @@ class Sender:
     """Sleeps until it is woken or wakes by itself, then takes and tells what there is."""
 
     def __init__(self) -> None:
-        self.beat = Beat()
+        self.throttle = OutputThrottle()
         self.now = 100.0
         self.busy_until = self.now
         self.woken = False
@@ -34,28 +34,28 @@ class Sender:
     def step(self, *, awaited: bool) -> None:
         """By the engine's thread."""
         self.there.append((self.now, awaited))
-        self.woken |= self.beat.wakes(self.now, awaited=awaited)
+        self.woken |= self.throttle.wakes(self.now, awaited=awaited)
 
     def go_on(self, until: float, takes_s: float) -> None:
         while True:
-            left_s = self.beat.left_s(self.now)
+            left_s = self.throttle.left_s(self.now)
             wakes_at = self.now if self.woken else math.inf if left_s is None else self.now + left_s
             wakes_at = max(wakes_at, self.busy_until)
             if wakes_at > until:
                 self.now = until
                 return
             self.now, self.woken = wakes_at, False
-            self.beat.look(self.now)
+            self.throttle.note_look(self.now)
             taken, self.there = self.there, []
             if taken:
                 self.told.append((self.now, taken))
                 # Others may come while it tells of these.
                 self.busy_until = self.now + takes_s
-                self.beat.strike(self.now)
+                self.throttle.note_sent(self.now)
 
 
 @given(STEPS)
-def test_nothing_is_left_behind_and_nobody_waits_longer_than_a_beat(
+def test_nothing_is_left_behind_and_nobody_waits_longer_than_the_pause(
     steps: list[tuple[float, bool, float]],
 ) -> None:
     sender = Sender()
@@ -83,10 +83,10 @@ def test_fast_engines_are_heard_sixty_times_a_second(gaps: list[float]) -> None:
 
 
 @pytest.mark.parametrize("awaited", [True, False])
-def test_a_slow_engine_waits_for_no_beat_and_an_idle_one_wakes_nobody(*, awaited: bool) -> None:
+def test_a_slow_engine_is_not_delayed_and_an_idle_one_wakes_nobody(*, awaited: bool) -> None:
     sender = Sender()
     for _ in range(3):
         sender.step(awaited=awaited)
         sender.go_on(sender.now + 0.1, 0.0)
         assert sender.told[-1][0] == pytest.approx(sender.now - 0.1)
-    assert sender.beat.left_s(sender.now) is None
+    assert sender.throttle.left_s(sender.now) is None

@@ -14,9 +14,8 @@ from tests.support import shapes
 from tests.support.stepping import step
 from worker.engines.batched import BatchedEngine
 from worker.engines.caches import Caches
-from worker.engines.need import Need
-from worker.engines.room import Room, measure
-from worker.engines.sequence import Engine, Sequence
+from worker.engines.room import CacheRoom, measure
+from worker.engines.sequence import Engine, EngineNeed, Sequence
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import load
 from worker.prompt_cache.blocks import Cutter
@@ -35,7 +34,7 @@ class Bench:
         loaded = load(str(model), lambda _done, _total: None, lambda: False)
         caches = Caches(loaded.model)
         cutter = Cutter(caches.run, caches.make)
-        self.room = room = Room(measure(caches.run, caches.make))
+        self.room = room = CacheRoom(measure(caches.run, caches.make))
         self.vocabulary = loaded.vocabulary
         self.store = PromptStore(folder / "store", 1 << 30, 1 << 30)
         self.disk = Disk(self.store, "m", b"", lambda: None)
@@ -87,7 +86,7 @@ def test_the_first_prompt_is_computed_as_the_second(bench: Bench) -> None:
 def test_nothing_is_left(bench: Bench) -> None:
     bench.warm()
     assert bench.engine.active + bench.engine.waiting == 0
-    assert bench.engine.need == Need(0, 0, 0)
+    assert bench.engine.need == EngineNeed(0, 0, 0)
     assert bench.cache.bytes_ == 0
     speeds = bench.cache.speeds
     assert (speeds.read_bytes_per_s, speeds.prefill_tokens_per_s) == (None, None)
@@ -111,7 +110,7 @@ def test_what_a_gpu_does(bench: Bench) -> None:
         assert bench.engine.active + bench.engine.waiting == 0
         assert bench.cache.bytes_ > 0
     assert warming.is_over
-    assert bench.engine.need == Need(0, 0, 0)
+    assert bench.engine.need == EngineNeed(0, 0, 0)
     bench.write_all()
     assert bench.store.used_bytes() == 0
 
@@ -130,7 +129,7 @@ def test_what_is_left_is_done_later(bench: Bench) -> None:
         assert bench.engine.active + bench.engine.waiting == 0
         if warming.is_over:
             break
-    assert bench.cache.shelf_bytes > 0
+    assert bench.cache.evictable_bytes > 0
     assert bench.cache.bytes_ <= kept_bytes
     assert bench.cache.speeds is speeds
     assert speeds.prefill_tokens_per_s == known
@@ -171,15 +170,15 @@ def test_without_memory_to_spare_it_is_left_alone(bench: Bench) -> None:
     warming = bench.warming(200)
     warming.compile(awaited=True)
     bench.room.limit_bytes = bench.room.needed_bytes([]) + bench.cache.bytes_
-    kept_bytes = bench.cache.shelf_bytes
+    kept_bytes = bench.cache.evictable_bytes
     warming.go_on(lambda: False)
     assert warming.is_over
-    assert bench.cache.shelf_bytes == kept_bytes > 0
+    assert bench.cache.evictable_bytes == kept_bytes > 0
     bench.write_all()
 
 
 @pytest.mark.parametrize("context_tokens", [1, 4, 66])
 def test_a_context_that_is_short(bench: Bench, context_tokens: int) -> None:
     bench.warm(context_tokens)
-    assert bench.engine.need == Need(0, 0, 0)
+    assert bench.engine.need == EngineNeed(0, 0, 0)
     bench.write_all()

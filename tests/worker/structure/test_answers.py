@@ -19,8 +19,8 @@ from protocol.requests import Constraint, Generate, Sampling
 from protocol.tokens import pack
 from tests.worker.structure.generators import random_regex, random_schema
 from worker.engines.batched import BatchedEngine
-from worker.engines.context import Context
-from worker.engines.room import CacheShape, Room
+from worker.engines.limits import Context
+from worker.engines.room import CacheRoom, CacheSizes
 from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel
@@ -30,7 +30,7 @@ from worker.runtime.prompts import Prepared, prepare
 ROWS = 16
 SHORT, SCHEMAS, REGEXES = 16, 500, 200
 PATHS = Paths(b"", None, needs_snapshots=False)
-UNBOUNDED = Room(CacheShape(0, 0, 1.0))
+UNBOUNDED = CacheRoom(CacheSizes(0, 0, 1.0))
 
 
 @dataclass

@@ -12,8 +12,8 @@ from protocol.prompts import TextPrompt
 from protocol.requests import Constraint, Generate, Sampling
 from tests.worker.structure.hostile import HOSTILE
 from worker.engines.batched import BatchedEngine
-from worker.engines.context import Context
-from worker.engines.room import CacheShape, Room
+from worker.engines.limits import Context
+from worker.engines.room import CacheRoom, CacheSizes
 from worker.load.loading import LoadedModel
 from worker.prompt_cache.path import Paths
 from worker.runtime.prompts import Prepared, prepare
@@ -154,7 +154,7 @@ def test_hostile_ones_are_refused_or_run(name: str, model: LoadedModel) -> None:
         assert prepared.field == "constraint"
         assert len(prepared.message) < 1000
         return
-    engine = BatchedEngine(model.model, model.eos_token_ids, 2, Room(CacheShape(0, 0, 1.0)))
+    engine = BatchedEngine(model.model, model.eos_token_ids, 2, CacheRoom(CacheSizes(0, 0, 1.0)))
     engine.add(prepared.sequence)
     while engine.active + engine.waiting:
         engine.step()

@@ -12,8 +12,7 @@ from llguidance.numpy import allocate_token_bitmask
 from protocol.requests import Constraint
 from worker.load.loading import LoadedModel
 from worker.sampling.settings import RowSampling
-from worker.structure.matching import Constrained, Thinking
-from worker.structure.sampler import ConstrainedSampler, masked
+from worker.structure.sampler import Constrained, ConstrainedSampler, Thinking, masked
 
 YES = Constraint("choice", '["yes"]')
 

@@ -21,8 +21,8 @@ from tests.support.shapes import DEMO
 from tests.support.templates import templated
 from tests.worker.text.recorded import RECORDED
 from worker.engines.batched import BatchedEngine
-from worker.engines.context import Context
-from worker.engines.room import CacheShape, Room
+from worker.engines.limits import Context
+from worker.engines.room import CacheRoom, CacheSizes
 from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel
@@ -30,13 +30,13 @@ from worker.prompt_cache.path import Paths
 from worker.runtime.prompts import Prepared, prepare
 from worker.structure.compiled import Compiled
 from worker.structure.grammar import ConstraintError
-from worker.structure.matching import Constrained
+from worker.structure.sampler import Constrained
 from worker.text.families import find_format
 from worker.text.logprobs import LogprobWriter
 from worker.text.stream import answer_stream
 
 PATHS = Paths(b"", None, needs_snapshots=False)
-UNBOUNDED = Room(CacheShape(0, 0, 1.0))
+UNBOUNDED = CacheRoom(CacheSizes(0, 0, 1.0))
 TEXTS = (
     "<|im_end|>",
     "<|im_start|>",

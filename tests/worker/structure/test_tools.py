@@ -23,8 +23,8 @@ from protocol.requests import Constraint, Generate, Sampling, Tools
 from tests.worker.text.recorded import RECORDED, Recorded
 from worker.structure.compiled import Compiled
 from worker.structure.grammar import ConstraintError
-from worker.structure.matching import Constrained, Stage
 from worker.structure.requests import Constraints
+from worker.structure.sampler import Constrained, Stage
 from worker.text.families import find_format
 from worker.text.stream import answer_stream
 

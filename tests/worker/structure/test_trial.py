@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
-from worker.structure.compiled import outcome
+from worker.structure.compiled import try_grammar
 
 
 def test_a_process_that_has_touched_a_gpu_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,6 +16,6 @@ def test_a_process_that_has_touched_a_gpu_is_not_forked(monkeypatch: pytest.Monk
         raise AssertionError("CPython forks")
 
     monkeypatch.setattr(subprocess, "_fork_exec", fork)
-    found = outcome(LLMatcher.grammar_from_json_schema('{"type": "object"}'))
+    found = try_grammar(LLMatcher.grammar_from_json_schema('{"type": "object"}'))
     assert found.refusal is None
     assert found.bytes >= 0

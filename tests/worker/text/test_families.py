@@ -15,7 +15,7 @@ from protocol.prompts import TextPrompt
 from protocol.requests import Generate, Sampling, Tools
 from tests.worker.text.recorded import RECORDED, Recorded
 from worker.text.families import find_format
-from worker.text.format import Format
+from worker.text.format import AnswerFormat
 from worker.text.stream import AnswerStream, answer_stream
 
 
@@ -36,7 +36,7 @@ class Model:
     def __init__(self, recorded: Recorded, folder: Path) -> None:
         self.recorded = recorded
         self.tokenizer: Any = recorded.tokenizer(folder)
-        self.format: Format = find_format(self.tokenizer)
+        self.format: AnswerFormat = find_format(self.tokenizer)
 
     def stream(self, tools: Tools | None) -> AnswerStream:
         generate = Generate(

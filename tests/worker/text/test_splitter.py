@@ -11,23 +11,23 @@ from hypothesis import strategies as st
 from protocol.parts import AnswerPart, Reasoning, Text, ToolCall, merged
 from worker.text.assembly import Assembly
 from worker.text.families import FAMILIES, HERMES
-from worker.text.format import Format, Tags
+from worker.text.format import AnswerFormat, Tags
 from worker.text.harmony import HarmonySplitter
 from worker.text.mlx_lm_formats import python_calls
 from worker.text.splitter import Splitter, TagSplitter
 
 THINK = Tags("<think>", "</think>")
-QWEN = Format("hermes", THINK, HERMES.blocks)
+QWEN = AnswerFormat("hermes", THINK, HERMES.blocks)
 ONE = '{"name": "f", "arguments": {"a": 1}}'
 CALL = ToolCall(0, '{"a": 1}', "f")
 
 
-def _family(name: str) -> Format:
+def _family(name: str) -> AnswerFormat:
     found = next(each for each in FAMILIES if each.name == name)
-    return Format(name, THINK, found.blocks, found.bare)
+    return AnswerFormat(name, THINK, found.blocks, found.bare)
 
 
-def _splitter(format_: Format, assembly: Assembly, *, calls: bool = True) -> Splitter:
+def _splitter(format_: AnswerFormat, assembly: Assembly, *, calls: bool = True) -> Splitter:
     if format_.harmony:
         return HarmonySplitter(assembly, calls=calls, header="<|start|>assistant")
     return TagSplitter(format_, assembly, None, calls=calls, state="normal")
@@ -35,7 +35,7 @@ def _splitter(format_: Format, assembly: Assembly, *, calls: bool = True) -> Spl
 
 def _read(
     text: str,
-    format_: Format = QWEN,
+    format_: AnswerFormat = QWEN,
     *,
     size: int = 1,
     complete: bool = True,
@@ -55,7 +55,7 @@ def _read(
     return merged(parts + assembly.take()), assembly
 
 
-def _parts(text: str, format_: Format = QWEN, **how: Any) -> list[AnswerPart]:
+def _parts(text: str, format_: AnswerFormat = QWEN, **how: Any) -> list[AnswerPart]:
     parts, _ = _read(text, format_, **how)
     assert _read(text, format_, size=len(text) or 1, **how)[0] == parts
     return parts
@@ -238,14 +238,14 @@ def test_bare_calls(text: str, parts: list[AnswerPart]) -> None:
     ],
 )
 def test_harmony(text: str, parts: list[AnswerPart]) -> None:
-    assert _parts(text, Format(harmony=True)) == parts
+    assert _parts(text, AnswerFormat(harmony=True)) == parts
 
 
 def test_names_as_tool_servers_give_them() -> None:
     name = "mcp:files/read_file.v2"
     call = [ToolCall(0, "{}", name)]
     text = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{{}}<|call|>"
-    assert _parts(text, Format(harmony=True)) == call
+    assert _parts(text, AnswerFormat(harmony=True)) == call
     text = f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{{}}<｜tool▁call▁end｜>"
     assert _parts(text, _family("deepseek")) == call
     text = f"<tool_calls><tool_call>{name}\n```json\n{{}}\n```\n</tool_call></tool_calls>"
@@ -254,7 +254,7 @@ def test_names_as_tool_servers_give_them() -> None:
 
 def test_harmony_without_tools() -> None:
     text = "<|channel|>commentary to=functions.f<|message|>{}"
-    assert _parts(text, Format(harmony=True), calls=False) == [Text(text)]
+    assert _parts(text, AnswerFormat(harmony=True), calls=False) == [Text(text)]
 
 
 @pytest.mark.parametrize(
@@ -310,14 +310,14 @@ _PIECES = st.lists(
 
 @given(
     _PIECES,
-    st.sampled_from([QWEN, Format(harmony=True), _family("llama3"), _family("hunyuan")]),
+    st.sampled_from([QWEN, AnswerFormat(harmony=True), _family("llama3"), _family("hunyuan")]),
     st.integers(1, 9),
     st.booleans(),
     st.sampled_from([(), ("a",), ("}",), ("\n",)]),
 )
 @settings(deadline=None, max_examples=200)
 def test_anything_is_read_the_same_in_pieces_of_any_size(
-    text: str, format_: Format, size: int, complete: bool, stop: tuple[str, ...]
+    text: str, format_: AnswerFormat, size: int, complete: bool, stop: tuple[str, ...]
 ) -> None:
     whole, _ = _read(text, format_, size=len(text) or 1, complete=complete, stop=stop)
     parts, _ = _read(text, format_, size=size, complete=complete, stop=stop)

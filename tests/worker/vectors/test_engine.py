@@ -13,27 +13,26 @@ import pytest
 from protocol.answers import Embedded
 from protocol.codec import MAX_WORKER_FRAME_BYTES, encode
 from worker.engines.batched import BatchedEngine
-from worker.engines.room import NO_CACHES, Batch, Room, measure
+from worker.engines.room import NO_CACHES, Batch, CacheRoom, measure
 from worker.engines.sequence import Sequence
 from worker.load.loading import load_weights
-from worker.vectors.beside import NoText, WithVectors
-from worker.vectors.engine import VectorEngine
+from worker.vectors.engine import NoText, VectorEngine, WithVectors
 from worker.vectors.heads import VectorHead
-from worker.vectors.job import Job, Kind, Text
+from worker.vectors.jobs import TokenizedText, VectorJob, VectorKind
 from worker.vectors.recipe import Recipe
 from worker.vectors.trunks import Decoder, Encoder
 
 MODELS = Path(__file__).with_name("models")
-TEXTS = [Text(each["tokens"]) for each in json.loads((MODELS / "texts.json").read_text())]
+TEXTS = [TokenizedText(each["tokens"]) for each in json.loads((MODELS / "texts.json").read_text())]
 
 
 class Bench:
     """An engine with a small model, and what it sends."""
 
-    def __init__(self, name: str, room: Room | None = None, **recipe: Any) -> None:
+    def __init__(self, name: str, room: CacheRoom | None = None, **recipe: Any) -> None:
         self.model, _ = load_weights(MODELS / name)
         self.sent: list[Embedded] = []
-        self.room = room or Room(NO_CACHES)
+        self.room = room or CacheRoom(NO_CACHES)
         decoder = Decoder.of(self.model) if name == "qwen3" else None
         poolings = ("lasttoken",) if decoder else ("mean",)
         head = VectorHead(Recipe(poolings, **recipe))
@@ -47,8 +46,8 @@ class Bench:
         )
         self.engine = WithVectors(NoText(), self.vectors, self.room)
 
-    def run(self, kind: Kind = "embedding", **job: Any) -> np.ndarray:
-        self.engine.add_job(Job("r", kind, TEXTS, **job))
+    def run(self, kind: VectorKind = "embedding", **job: Any) -> np.ndarray:
+        self.engine.add_job(VectorJob("r", kind, TEXTS, **job))
         while self.engine.active:
             self.engine.step()
         assert not self.engine.waiting
@@ -98,7 +97,7 @@ def test_cosines_with_the_first_text(bert: np.ndarray) -> None:
 
 def test_many_vectors_come_in_several_frames() -> None:
     bench = Bench("bert")
-    bench.engine.add_job(Job("r", "embedding", [Text([2, 3])] * 20_000))
+    bench.engine.add_job(VectorJob("r", "embedding", [TokenizedText([2, 3])] * 20_000))
     while bench.engine.active:
         bench.engine.step()
     assert len(bench.sent) > 2
@@ -108,8 +107,8 @@ def test_many_vectors_come_in_several_frames() -> None:
 
 def test_what_is_removed_is_not_computed(bert: np.ndarray) -> None:
     bench = Bench("bert")
-    bench.engine.add_job(Job("gone", "embedding", TEXTS))
-    bench.engine.add_job(Job("stays", "embedding", TEXTS))
+    bench.engine.add_job(VectorJob("gone", "embedding", TEXTS))
+    bench.engine.add_job(VectorJob("stays", "embedding", TEXTS))
     bench.engine.step()
     bench.engine.remove(["gone", "never was"])
     while bench.engine.active:
@@ -120,9 +119,9 @@ def test_what_is_removed_is_not_computed(bert: np.ndarray) -> None:
 
 
 def test_texts_wait_for_room_and_say_what_they_need() -> None:
-    bench = Bench("bert", Room(NO_CACHES, limit_bytes=1_000, working_token_bytes=100))
+    bench = Bench("bert", CacheRoom(NO_CACHES, limit_bytes=1_000, working_token_bytes=100))
     engine = bench.engine
-    engine.add_job(Job("r", "embedding", TEXTS))
+    engine.add_job(VectorJob("r", "embedding", TEXTS))
     engine.step()
     assert engine.short
     assert (engine.active, engine.waiting) == (0, 1)
@@ -156,7 +155,7 @@ def test_sequences_go_on_beside_vectors(beside: tuple[Bench, WithVectors]) -> No
     while engine.active + engine.waiting:
         alone += [each.token_id for each in engine.step()]
     engine.add(Sequence("s", [2, 5, 7], 12, None, ignore_eos=True))
-    engine.add_job(Job("r", "embedding", TEXTS))
+    engine.add_job(VectorJob("r", "embedding", TEXTS))
     together = []
     while engine.active + engine.waiting:
         together += [each.token_id for each in engine.step()]

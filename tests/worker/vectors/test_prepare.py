@@ -15,10 +15,10 @@ from protocol.requests import Embed
 from protocol.tokens import pack
 from tests.support.minilm import minilm
 from tests.support.shapes import DEMO
-from worker.engines.context import Context
+from worker.engines.limits import Context
 from worker.load.loading import read_tokenizer
-from worker.vectors.job import Job
-from worker.vectors.prepare import Texts
+from worker.vectors.jobs import VectorJob
+from worker.vectors.prepare import VectorTokenizer
 from worker.vectors.recipe import Recipe, RecipeError, read_recipe
 
 CONTEXT = Context(40, " Memory has no more.")
@@ -31,8 +31,10 @@ def tokenizer() -> Any:
     return read_tokenizer(minilm(), None)
 
 
-def _texts(tokenizer: Any, **recipe: Any) -> Texts:
-    return Texts(tokenizer, 30_522, dataclasses.replace(RECIPE, **recipe), "cosine", pairs=False)
+def _texts(tokenizer: Any, **recipe: Any) -> VectorTokenizer:
+    return VectorTokenizer(
+        tokenizer, 30_522, dataclasses.replace(RECIPE, **recipe), "cosine", pairs=False
+    )
 
 
 def _embed(*inputs: str | list[int], **fields: Any) -> Embed:
@@ -40,19 +42,19 @@ def _embed(*inputs: str | list[int], **fields: Any) -> Embed:
     return Embed(request_id="r", inputs=tuple(prompts), **fields)
 
 
-def _job(texts: Texts, embed: Embed) -> Job:
+def _job(texts: VectorTokenizer, embed: Embed) -> VectorJob:
     job = texts.prepare(embed, CONTEXT)
-    assert isinstance(job, Job), job
+    assert isinstance(job, VectorJob), job
     return job
 
 
-def _refused(texts: Texts, embed: Embed) -> RequestFailed:
+def _refused(texts: VectorTokenizer, embed: Embed) -> RequestFailed:
     failed = texts.prepare(embed, CONTEXT)
     assert isinstance(failed, RequestFailed)
     return failed
 
 
-def _words(tokenizer: Any, job: Job) -> list[str]:
+def _words(tokenizer: Any, job: VectorJob) -> list[str]:
     return [tokenizer.decode(each.token_ids) for each in job.texts]
 
 
@@ -102,7 +104,7 @@ def test_a_query_comes_before_its_documents(tokenizer: Any) -> None:
 
 
 def test_pairs_of_texts_are_told_apart(tokenizer: Any) -> None:
-    texts = Texts(tokenizer, 30_522, RECIPE, "score", pairs=True)
+    texts = VectorTokenizer(tokenizer, 30_522, RECIPE, "score", pairs=True)
     [text] = _job(texts, _embed("b", query="a a")).texts
     assert tokenizer.decode(text.token_ids) == "[CLS] a a [SEP] b [SEP]"
     assert text.types == [0, 0, 0, 0, 1, 1]
@@ -110,9 +112,9 @@ def test_pairs_of_texts_are_told_apart(tokenizer: Any) -> None:
 
 def test_a_decoder_is_asked_for_yes_or_no() -> None:
     tokenizer = read_tokenizer(DEMO, None)
-    texts = Texts(tokenizer, 1 << 20, RECIPE, "score", pairs=False)
+    texts = VectorTokenizer(tokenizer, 1 << 20, RECIPE, "score", pairs=False)
     job = texts.prepare(_embed("Bread.", query="What floats?"), Context(2000))
-    assert isinstance(job, Job)
+    assert isinstance(job, VectorJob)
     question = tokenizer.decode(job.texts[0].token_ids)
     assert "<Query>: What floats?\n<Document>: Bread.<|im_end|>" in question
     assert question.endswith("</think>\n\n")
@@ -144,7 +146,7 @@ def test_what_cannot_be_done_is_named(
 
 
 def test_only_texts_can_be_scored_in_pairs(tokenizer: Any) -> None:
-    texts = Texts(tokenizer, 30_522, RECIPE, "score", pairs=True)
+    texts = VectorTokenizer(tokenizer, 30_522, RECIPE, "score", pairs=True)
     assert "Only texts" in _refused(texts, _embed([1], query="q")).message
 
 

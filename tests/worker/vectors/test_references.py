@@ -11,12 +11,12 @@ import pytest
 from mlx.utils import tree_map
 
 from protocol.answers import Embedded
-from worker.engines.room import NO_CACHES, Room
+from worker.engines.room import NO_CACHES, CacheRoom
 from worker.load.loading import load_weights
 from worker.mlx_embeddings import scores
 from worker.vectors.engine import VectorEngine
 from worker.vectors.heads import ClassHead
-from worker.vectors.job import Job, Text
+from worker.vectors.jobs import TokenizedText, VectorJob
 from worker.vectors.trunks import Decoder, Encoder
 
 MODELS = Path(__file__).with_name("models")
@@ -67,11 +67,11 @@ def test_scores(name: str) -> None:
     assert scores(config)
     head = ClassHead(model, config)
     sent: list[Embedded] = []
-    room = Room(NO_CACHES)
+    room = CacheRoom(NO_CACHES)
     engine = VectorEngine(Encoder(model), {"score": head}, room, 0.1, 1, sent.append)
     types = TYPES if name == "bert_ranker" else [None, None, None]
-    texts = [Text(ids, types=each) for ids, each in zip(TOKENS, types, strict=True)]
-    engine.add(Job("1", "score", texts))
+    texts = [TokenizedText(ids, types=each) for ids, each in zip(TOKENS, types, strict=True)]
+    engine.add(VectorJob("1", "score", texts))
     while engine.jobs:
         assert engine.begin(None)
         engine.step(beside_decoding=False)

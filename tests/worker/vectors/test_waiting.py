@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.vectors.waiting import WaitingTexts
+from worker.vectors.jobs import WaitingTexts
 
 _LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=30)
 

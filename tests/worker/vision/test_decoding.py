@@ -11,7 +11,7 @@ from PIL import Image
 from protocol.pictures import MOST_PIXELS, MOST_SEEN_PIXELS, Picture
 from tests.support.pictures import RED, bomb, png
 from worker.vision.decoding import decode_pictures
-from worker.vision.errors import PictureError
+from worker.vision.errors import UndecodablePictureError
 
 
 def _pictures(*files: bytes) -> list[Picture]:
@@ -76,7 +76,7 @@ def test_transparent_on_white() -> None:
 def test_refused(data: bytes, reason: str) -> None:
     tracemalloc.start()
     try:
-        with pytest.raises(PictureError, match=reason) as refused:
+        with pytest.raises(UndecodablePictureError, match=reason) as refused:
             decode_pictures(_pictures(png(RED), data))
         assert refused.value.number == 1
         assert tracemalloc.get_traced_memory()[1] < 10_000_000
@@ -87,6 +87,6 @@ def test_refused(data: bytes, reason: str) -> None:
 def test_pixels_of_all_together() -> None:
     """Neither is decoded, though only the second is too much."""
     half = bomb(10_000, MOST_PIXELS // 10_000)
-    with pytest.raises(PictureError, match="with those before it") as refused:
+    with pytest.raises(UndecodablePictureError, match="with those before it") as refused:
         decode_pictures(_pictures(half, png(RED)))
     assert refused.value.number == 1

@@ -14,8 +14,8 @@ from protocol.requests import Generate, Sampling
 from protocol.tokens import pack
 from tests.support.pictures import BLACK, GREEN, RED, png
 from worker.engines.caches import Caches
-from worker.engines.context import Context
-from worker.engines.room import CacheShape, Room
+from worker.engines.limits import Context
+from worker.engines.room import CacheRoom, CacheSizes
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.blocks import Cutter
@@ -68,7 +68,7 @@ def _engine(model: LoadedModel, prompt_cache: PromptCache | None = None) -> Sequ
     return SequentialEngine(
         model.model,
         (),
-        Room(CacheShape(0, 0, 1.0)),
+        CacheRoom(CacheSizes(0, 0, 1.0)),
         Caches(model.model),
         prompt_cache,
         begin=model.model.begin,

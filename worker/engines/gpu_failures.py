@@ -1,18 +1,33 @@
-"""A failure of the GPU that passes ends no process and is nobody's fault: what runs is put aside,
-and computed anew in shorter chunks.
+"""Failures of the GPU that pass: they end no process. What runs is put aside, and computed anew.
+
+MLX raises such a failure as RuntimeError at the next wait (0.32.0 and later): "[METAL] Command
+buffer execution failed: Caused GPU Timeout Error
+(00000002:kIOGPUCommandBufferCallbackErrorTimeout)."
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from worker.engines.gpu_failure import passing_kind
 from worker.engines.sequence import Engine
 from worker.mlx_lm.wiring import synchronize
+
+_KIND: Final = re.compile(r"CommandBufferCallbackError(\w+)")
+# A command took too long, made the screen wait, or was there when another's was given up. Others,
+# as an address that isn't mapped, come again; and where submissions are ignored, all do.
+_PASSING: Final = frozenset({"Timeout", "ImpactingInteractivity", "InnocentVictim"})
+
+
+def passing_kind(error: BaseException) -> str | None:
+    """The kind of a failure after which this process can compute on; None: of no such one."""
+    found = _KIND.search(str(error)) if isinstance(error, RuntimeError) else None
+    return found[1] if found is not None and found[1] in _PASSING else None
+
 
 logger = logging.getLogger("worker")
 
@@ -23,7 +38,7 @@ _WITHIN_S: Final = 600.0
 _MOST_ECHOES: Final = 4
 
 
-class Healing:
+class GpuRecovery:
     """Of one engine."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
@@ -31,7 +46,7 @@ class Healing:
         self._clock = clock
         self._failures: deque[float] = deque(maxlen=_MOST)
 
-    def heal(self, error: RuntimeError) -> None:
+    def recover(self, error: RuntimeError) -> None:
         """Have the engine begin anew.
 
         Raises:

@@ -12,16 +12,21 @@ import msgspec
 from protocol.life import ClearPromptCache, PromptCacheCleared
 from protocol.memory import Bound, Limit, Need
 from worker.engines.batch import PREFILL_ROWS
-from worker.engines.context import ContextInForce
-from worker.engines.healing import Healing
-from worker.engines.limits import Limits
-from worker.engines.room import Room
+from worker.engines.gpu_failures import GpuRecovery
+from worker.engines.limits import ContextInForce, MemoryLimits
+from worker.engines.room import CacheRoom
 from worker.engines.sequence import Engine, Sequence
-from worker.runtime.engine_thread import EngineCommand, EngineThread, GivenUp, Remove, Stepped
+from worker.runtime.engine_thread import (
+    EngineCommand,
+    EngineStep,
+    EngineThread,
+    GivenUp,
+    RemoveRequests,
+)
 from worker.runtime.prompts import no_further
 from worker.system.memory import read_memory, trim
-from worker.vectors.beside import WithVectors
-from worker.vectors.job import Job
+from worker.vectors.engine import WithVectors
+from worker.vectors.jobs import VectorJob
 
 if TYPE_CHECKING:
     from worker.ranks.lead import Lead
@@ -42,21 +47,21 @@ _FETCH_S = 0.1
 _SLIGHT_BYTES = 4_000_000
 
 
-class Turns:
+class EngineLoop:
     """Steps of an engine, and between them what it is told and what it says of its needs."""
 
     def __init__(
         self,
         thread: EngineThread,
         engine: Engine,
-        limits: Limits,
+        limits: MemoryLimits,
         context: ContextInForce,
         lead: Lead | None = None,
         warming: Warming | None = None,
     ) -> None:
         self._thread = thread
         self._engine = engine
-        self._healing = Healing(engine)
+        self._recovery = GpuRecovery(engine)
         self._limits = limits
         self._context = context
         self._lead = lead
@@ -69,7 +74,7 @@ class Turns:
             try:
                 self._turn()
             except RuntimeError as error:
-                self._healing.heal(error)
+                self._recovery.recover(error)
 
     def _turn(self) -> None:
         thread, engine = self._thread, self._engine
@@ -102,7 +107,7 @@ class Turns:
             # All of them wait for memory: that is no step.
             thread.figures.active, thread.figures.waiting = 0, engine.waiting
         if tokens:
-            thread.emit_step(Stepped(thread.figures.step, tokens))
+            thread.emit_step(EngineStep(thread.figures.step, tokens))
         engine.keep()
         for broken in engine.take_broken():
             thread.emit(GivenUp(no_further(broken)))
@@ -146,9 +151,9 @@ class Turns:
         match command:
             case Sequence():
                 self._engine.add(command)
-            case Job() if isinstance(self._engine, WithVectors):
+            case VectorJob() if isinstance(self._engine, WithVectors):
                 self._engine.add_job(command)
-            case Remove(request_ids):
+            case RemoveRequests(request_ids):
                 self._engine.remove(request_ids)
             case ClearPromptCache():
                 bytes_ = self._engine.clear_prompts()
@@ -228,7 +233,7 @@ class Gathering:
         return max(0.0, until - now)
 
 
-def take_bound(bound: Bound | None, room: Room, context: ContextInForce) -> None:
+def take_bound(bound: Bound | None, room: CacheRoom, context: ContextInForce) -> None:
     """What sequences may have at most, from now on."""
     room.most_bytes = None if bound is None else bound.bytes
     context.take(bound)

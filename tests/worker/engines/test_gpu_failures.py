@@ -16,10 +16,9 @@ from tests.support import shapes
 from tests.worker.vectors.test_engine import TEXTS, Bench
 from worker.engines.batched import BatchedEngine
 from worker.engines.caches import Caches
-from worker.engines.gpu_failure import passing_kind
-from worker.engines.healing import Healing
+from worker.engines.gpu_failures import GpuRecovery, passing_kind
 from worker.engines.pace import PrefillPace
-from worker.engines.room import Room, measure
+from worker.engines.room import CacheRoom, measure
 from worker.engines.sequence import Engine, Sequence
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel, load
@@ -28,7 +27,7 @@ from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import Paths
 from worker.sampling.settings import RowSampling
-from worker.vectors.job import Job
+from worker.vectors.jobs import VectorJob
 
 # MLX 0.32's words around those of macOS.
 TIMEOUT = "Caused GPU Timeout Error (00000002:kIOGPUCommandBufferCallbackErrorTimeout)"
@@ -83,7 +82,7 @@ def _engine(kind: str, model: LoadedModel) -> tuple[Engine, PromptCache]:
     caches = Caches(model.model)
     cutter = Cutter(caches.run, caches.make)
     cache = PromptCache(cutter, None)
-    room = Room(measure(caches.run, caches.make))
+    room = CacheRoom(measure(caches.run, caches.make))
     if kind == "batched":
         return BatchedEngine(model.model, (), 8, room, prompt_cache=cache), cache
     return SequentialEngine(model.model, (), room, caches, cache), cache
@@ -100,7 +99,7 @@ def _sequences(cache: PromptCache, store: PromptStore) -> list[Sequence]:
 
 def _run(engine: Engine, sequences: list[Sequence]) -> dict[str, list[int]]:
     """As turns of a worker do."""
-    healing = Healing(engine)
+    recovery = GpuRecovery(engine)
     made: dict[str, list[int]] = {each.request_id: [] for each in sequences}
     for each in sequences:
         engine.add(each)
@@ -111,7 +110,7 @@ def _run(engine: Engine, sequences: list[Sequence]) -> dict[str, list[int]]:
                 made[token.request_id].append(token.token_id)
             engine.keep()
         except RuntimeError as error:
-            healing.heal(error)
+            recovery.recover(error)
     return made
 
 
@@ -137,7 +136,7 @@ def test_chunks_are_a_quarter_and_nothing_kept_is_used(kind: str, model: LoadedM
     pace.observe(4096, 0.01)
     before = pace.chunk(1, decoding=False)
     assert before >= 256
-    Healing(engine).heal(failure(TIMEOUT))
+    GpuRecovery(engine).recover(failure(TIMEOUT))
     assert (engine.active, engine.waiting, cache.bytes_) == (0, 1, 0)
     pace.observe(4096, 0.01)
     assert pace.chunk(1, decoding=False) == before // 4
@@ -167,7 +166,7 @@ def test_a_shortened_chunk_grows_slowly_again() -> None:
 def test_what_does_not_pass_ends_the_process(error: RuntimeError, model: LoadedModel) -> None:
     engine, _ = _engine("batched", model)
     with pytest.raises(RuntimeError) as caught:
-        Healing(engine).heal(error)
+        GpuRecovery(engine).recover(error)
     assert caught.value is error
 
 
@@ -182,19 +181,19 @@ def test_what_is_ignored_while_the_rest_is_waited_for_ends_it_too(
 
     monkeypatch.setattr(mx, "synchronize", synchronize)
     with pytest.raises(RuntimeError, match="SubmissionsIgnored"):
-        Healing(engine).heal(failure(TIMEOUT))
+        GpuRecovery(engine).recover(failure(TIMEOUT))
 
 
 def test_many_failures_do_not_pass(model: LoadedModel) -> None:
     engine, _ = _engine("batched", model)
     now = 0.0
-    healing = Healing(engine, lambda: now)
+    recovery = GpuRecovery(engine, lambda: now)
     for _ in range(8):
-        healing.heal(failure(TIMEOUT))
+        recovery.recover(failure(TIMEOUT))
     with pytest.raises(RuntimeError, match="Timeout"):
-        healing.heal(failure(TIMEOUT))
+        recovery.recover(failure(TIMEOUT))
     now = 601.0
-    healing.heal(failure(TIMEOUT))
+    recovery.recover(failure(TIMEOUT))
 
 
 def test_ranks_end_together(model: LoadedModel) -> None:
@@ -202,13 +201,13 @@ def test_ranks_end_together(model: LoadedModel) -> None:
     engine, _ = _engine("batched", model)
     engine._make_generator = lambda *of: Generator(*of)  # type: ignore[attr-defined]
     with pytest.raises(RuntimeError, match="Timeout"):
-        Healing(engine).heal(failure(TIMEOUT))
+        GpuRecovery(engine).recover(failure(TIMEOUT))
 
 
 def test_vectors_are_computed_anew() -> None:
     expected = Bench("bert").run()
     bench = Bench("bert")
-    healing = Healing(bench.engine)
+    recovery = GpuRecovery(bench.engine)
     states, failures = bench.vectors._trunk.states, [failure(TIMEOUT), failure(VICTIM)]
 
     def fails_twice(*arguments: Any) -> Any:
@@ -217,12 +216,12 @@ def test_vectors_are_computed_anew() -> None:
         return states(*arguments)
 
     bench.vectors._trunk.states = fails_twice  # type: ignore[method-assign]
-    bench.engine.add_job(Job("r", "embedding", TEXTS))
+    bench.engine.add_job(VectorJob("r", "embedding", TEXTS))
     while bench.engine.active:
         try:
             bench.engine.step()
         except RuntimeError as error:
-            healing.heal(error)
+            recovery.recover(error)
     assert not failures
     np.testing.assert_allclose(bench.received("r"), expected, atol=1e-5)
 

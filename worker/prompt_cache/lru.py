@@ -22,7 +22,7 @@ class _Entry(Generic[Content]):
     bytes_: int
 
 
-class Shelf(Generic[Content]):
+class LruBlocks(Generic[Content]):
     """Contents by key. Those on one path are used together, the root's side last: so what is the
     least recently used is never in the middle of a path.
     """

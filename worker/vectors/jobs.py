@@ -1,9 +1,13 @@
-"""Which texts are computed together: those of like length, whoever asked for them. No I/O."""
+"""Requests for vectors, ready for the engine, and which of their texts are computed together.
+
+Texts of like length are computed together, whoever asked for them. No I/O, and light to import.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 # Texts up to this length are computed together whatever their lengths: padding costs less than
 # another batch.
@@ -12,7 +16,7 @@ _SHORT_TOKENS: Final = 16
 _LEAST_SHARE: Final = 0.75
 
 
-class Place(NamedTuple):
+class TextPlace(NamedTuple):
     """A text by its length, the number of its job and its place in that."""
 
     tokens: int
@@ -24,15 +28,15 @@ class WaitingTexts:
     """Texts of jobs that were added and not taken yet. Jobs are known by numbers that grow."""
 
     def __init__(self) -> None:
-        self._all: list[Place] = []
-        self._by_job: dict[int, list[Place]] = {}
+        self._all: list[TextPlace] = []
+        self._by_job: dict[int, list[TextPlace]] = {}
         self._priorities: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._all)
 
     def add(self, job: int, lengths: list[int], priority: int) -> None:
-        places = sorted(Place(tokens, job, index) for index, tokens in enumerate(lengths))
+        places = sorted(TextPlace(tokens, job, index) for index, tokens in enumerate(lengths))
         if len(places) > len(self._all):
             self._all = sorted(self._all + places)
         else:
@@ -45,7 +49,7 @@ class WaitingTexts:
         if self._by_job.pop(job, None):
             self._all = [each for each in self._all if each.job != job]
 
-    def give_back(self, taken: list[Place]) -> None:
+    def give_back(self, taken: list[TextPlace]) -> None:
         """They weren't computed after all."""
         for each in taken:
             insort(self._all, each)
@@ -61,7 +65,7 @@ class WaitingTexts:
         longest = self.longest()
         return max(longest, _SHORT_TOKENS, int(longest / _LEAST_SHARE))
 
-    def take(self, most_tokens: int, longest_tokens: int) -> list[Place]:
+    def take(self, most_tokens: int, longest_tokens: int) -> list[TextPlace]:
         """The longest text of the first job, first by priority and then by age, and others of like
         length: with the padding so many tokens in all, none longer than `longest_tokens`. At least
         that one text, whatever it has.
@@ -97,3 +101,29 @@ class WaitingTexts:
 
     def _first_job(self) -> int | None:
         return min(self._by_job, key=lambda job: (-self._priorities[job], job), default=None)
+
+
+# "cosine" compares the vectors of a job with that of its first text.
+VectorKind: TypeAlias = Literal["embedding", "score", "cosine"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedText:
+    """Tokens; which of two texts each belongs to, if there are two; and how many of the first are
+    a prompt that isn't pooled.
+    """
+
+    token_ids: list[int]
+    types: list[int] | None = None
+    skipped: int = 0
+
+
+@dataclass(frozen=True)
+class VectorJob:
+    """`dimensions` None: vectors stay as long as they are."""
+
+    request_id: str
+    kind: VectorKind
+    texts: list[TokenizedText]
+    priority: int = 0
+    dimensions: int | None = None

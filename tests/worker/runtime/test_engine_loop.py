@@ -14,17 +14,16 @@ from protocol.prompt_store import PromptStore
 from tests.support import shapes
 from worker.engines.batched import BatchedEngine
 from worker.engines.caches import Caches
-from worker.engines.context import ContextInForce
-from worker.engines.limits import Limits
-from worker.engines.room import Room, measure
+from worker.engines.limits import ContextInForce, MemoryLimits
+from worker.engines.room import CacheRoom, measure
 from worker.engines.sequence import Sequence
 from worker.load.loading import load
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.disk import Disk
 from worker.prompt_cache.path import Paths
-from worker.runtime.engine_thread import EngineThread, Look, Stepped
-from worker.runtime.turns import Turns
+from worker.runtime.engine_loop import EngineLoop
+from worker.runtime.engine_thread import EngineStep, EngineThread, Look
 from worker.runtime.warm import Warming
 
 PROMPT = [5 + each % 200 for each in range(900)]
@@ -37,28 +36,30 @@ class Worker:
         loaded = load(str(model), lambda _done, _total: None, lambda: False)
         caches = Caches(loaded.model)
         cutter = Cutter(caches.run, caches.make)
-        room = Room(measure(caches.run, caches.make))
+        room = CacheRoom(measure(caches.run, caches.make))
         self.thread = EngineThread(lambda _: None, lambda: None)
         disk = Disk(store, "m", b"", lambda: self.thread.post(Look()))
         self.cache = PromptCache(cutter, disk)
         self.paths = Paths(b"", store, needs_snapshots=cutter.needs_snapshots)
         engine = BatchedEngine(loaded.model, (), 8, room, prompt_cache=self.cache)
-        limits = Limits(room, loaded.weight_bytes)
+        limits = MemoryLimits(room, loaded.weight_bytes)
         # More than it will want: nobody answers what it says.
         limits.take(1 << 34, 1 << 20)
         self.warming = Warming(engine, self.cache, room, 40, loaded.vocabulary)
-        self.turns = Turns(self.thread, engine, limits, ContextInForce(4096), warming=self.warming)
+        self.loop = EngineLoop(
+            self.thread, engine, limits, ContextInForce(4096), warming=self.warming
+        )
 
     def answer(self) -> tuple[int, list[Need]]:
         """How much of the prompt was cached, and what was said until the engine rested."""
         path = self.paths.find(PROMPT, "")
         self.thread.post(Sequence("r", PROMPT, 1, None, ignore_eos=True, path=path))
-        running = threading.Thread(target=self.turns.run)
+        running = threading.Thread(target=self.loop.run)
         running.start()
         cached_tokens, needs, until = None, [], time.monotonic() + 120
         while time.monotonic() < until:
             match self.thread.next_event():
-                case Stepped(_, [token]):
+                case EngineStep(_, [token]):
                     cached_tokens = token.cached_tokens
                 case Need() as need:
                     needs.append(need)
@@ -92,7 +93,7 @@ def test_what_is_left_of_warming_up_is_done_at_rest(tmp_path: Folder) -> None:
     model = shapes.full_attention(tmp_path / "model")
     worker = Worker(model, PromptStore(tmp_path / "store", 1 << 30, 1 << 30))
     worker.warming.compile(awaited=True)
-    running = threading.Thread(target=worker.turns.run)
+    running = threading.Thread(target=worker.loop.run)
     running.start()
     until = time.monotonic() + 120
     while not worker.warming.is_over and time.monotonic() < until:
