@@ -20,9 +20,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from bench.machine import describe_machine
-from gateway.access.access import shown_key
-from gateway.access.api_key import ApiKey, digest_of, new_secret
-from gateway.access.ring import KeyRing
+from gateway.access.api_key import ApiKey, KeyRing, digest_of, new_secret
+from gateway.access.caller import shown_key
 
 _KEYS: Final = (1, 100)
 _LEAKS: Final = 4.5

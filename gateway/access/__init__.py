@@ -1,1 +1,1 @@
-"""Who may do what: API keys, their limits, and what was used under them."""
+"""Who may ask for what: callers, API keys, their limits, and what was used under them."""

@@ -1,14 +1,18 @@
-"""API keys: what is kept of one, and how a new one is made. No I/O but randomness."""
+"""API keys: what is kept of one, how it is found by what a request shows, what operators see."""
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import re
 import secrets
+from collections.abc import Iterable
 from typing import Annotated, Final
 
+import msgspec
 from msgspec import Meta, Struct
 
+from gateway.access.accounts import Counts
 from gateway.access.caller import ADMIN, Caller
 
 # Programs that look for OpenAI's keys know them by "sk-".
@@ -24,7 +28,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 Limit = Annotated[int, Meta(ge=1, le=_LARGEST)]
 
 
-class Terms(Struct, frozen=True, kw_only=True):
+class KeyTerms(Struct, frozen=True, kw_only=True):
     """What a key may do; None: nothing is said, so everything, or as much as there is.
 
     `models` are ids and aliases, `priority` is the highest for its requests. `rpm` and `tpm` are
@@ -41,7 +45,7 @@ class Terms(Struct, frozen=True, kw_only=True):
     expires_at: float | None = None
 
 
-class ApiKey(Terms, frozen=True, kw_only=True):
+class ApiKey(KeyTerms, frozen=True, kw_only=True):
     """`digest` is the SHA-256 of the key in hexadecimal digits. `id` tells it from others that have
     had its name; files of older versions have none. Times are Unix times in seconds.
     """
@@ -93,3 +97,90 @@ def name_complaint(name: str) -> str | None:
             "a letter or digit"
         )
     return None
+
+
+# Longer ones are nobody's, and a hash takes time by its length.
+_LONGEST: Final = 512
+
+
+class HeldKey(Struct, frozen=True):
+    """`key` is None for the operator's own."""
+
+    digest: bytes
+    caller: Caller
+    key: ApiKey | None
+
+
+class KeyRing:
+    """Every try takes one hash, one look into a table and one comparison in constant time, whether
+    it is right, nearly right or wrong.
+
+    The table tells nothing either: it is asked for SHA-256 hashes, which nobody can make begin
+    like another, and Python hashes these once more with a secret of the process.
+    """
+
+    def __init__(self, keys: Iterable[ApiKey], admin_secret: str) -> None:
+        self._nobody = HeldKey(secrets.token_bytes(32), Caller(), None)
+        operator = Caller(name=ADMIN, owner=ADMIN, admin=True)
+        admin = HeldKey(digest_of(admin_secret.encode()), operator, None)
+        held = [
+            HeldKey(bytes.fromhex(each.digest), each.caller, each)
+            for each in keys
+            if each.revoked_at is None
+        ]
+        self._held = {each.digest: each for each in (*held, admin)}
+
+    def find(self, secret: bytes) -> HeldKey | None:
+        """Whose key this is; it may have expired."""
+        digest = digest_of(secret[:_LONGEST])
+        held = self._held.get(digest, self._nobody)
+        same = hmac.compare_digest(held.digest, digest)
+        return held if same and len(secret) <= _LONGEST else None
+
+
+# The last second of the year 9999: calendars go no further.
+LATEST_EXPIRY: Final = 253_402_300_799
+
+
+class NewKey(KeyTerms, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is to be made, by the fields of `KeyTerms`."""
+
+    name: str
+    expires_at: Annotated[float, Meta(le=LATEST_EXPIRY)] | None = None
+
+    @property
+    def terms(self) -> KeyTerms:
+        return KeyTerms(**{each: getattr(self, each) for each in KeyTerms.__struct_fields__})
+
+
+class KeyBody(KeyTerms, frozen=True, kw_only=True):
+    """A key without its hash; `key` is the key itself, said once, when it is made. Times are Unix
+    times in seconds.
+    """
+
+    name: str
+    created_at: float
+    revoked_at: float | None
+    key: str | None = None
+
+    @classmethod
+    def of(cls, key: ApiKey, secret: str | None = None) -> KeyBody:
+        fields = msgspec.structs.asdict(key)
+        del fields["digest"], fields["id"]
+        return cls(**fields, key=secret)
+
+
+class KeyList(Struct):
+    keys: list[KeyBody]
+
+
+class KeyUsage(Struct):
+    """`today` and `month` are those of the gateway's time zone."""
+
+    name: str
+    today: Counts
+    month: Counts
+
+
+class UsageList(Struct):
+    keys: list[KeyUsage]

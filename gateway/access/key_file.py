@@ -1,9 +1,13 @@
-"""The file of the keys, which the command line may write beside a running gateway. Blocks."""
+"""The files of the keys, which the command line may write beside a running gateway. Blocks.
+
+The operator's own key has a file for itself, for whoever may read the state folder.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -13,8 +17,8 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from gateway.access.api_key import ApiKey, Terms, digest_of, name_complaint, new_id, new_secret
-from gateway.system.state_file import read_file, write_secret
+from gateway.access.api_key import ApiKey, KeyTerms, digest_of, name_complaint, new_id, new_secret
+from gateway.system.state_file import read_file, read_secret, write_secret
 
 _LOCK_S: Final = 5.0
 _LOCK_EVERY_S: Final = 0.02
@@ -64,7 +68,7 @@ class KeyFile:
                 "be kept out: put a copy back, or remove it and make new keys."
             ) from error
 
-    def add(self, name: str, terms: Terms, now: float) -> tuple[ApiKey, str]:
+    def add(self, name: str, terms: KeyTerms, now: float) -> tuple[ApiKey, str]:
         """The new key and its secret, which isn't kept. A name whose key was revoked, or has
         expired, may be used again.
 
@@ -139,3 +143,35 @@ def _lock(descriptor: int) -> None:
             time.sleep(_LOCK_EVERY_S)
         else:
             return
+
+
+logger = logging.getLogger(__name__)
+
+
+def admin_key(path: Path) -> str | None:
+    """The key that is there; None if there is none, or none that can be read and trusted."""
+    try:
+        return _read_key(path)
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def ensured_admin_key(path: Path) -> str:
+    """The same; without one, or if others could read it, a new one is made.
+
+    Raises OSError.
+    """
+    try:
+        if (known := _read_key(path)) is not None:
+            return known
+    except FileNotFoundError:
+        pass
+    except (PermissionError, UnicodeDecodeError) as error:
+        logger.warning("There is a new admin key in %s: %s", path, error)
+    secret = new_secret()
+    write_secret(path, secret.encode() + b"\n")
+    return secret
+
+
+def _read_key(path: Path) -> str | None:
+    return read_secret(path).decode("ascii").strip() or None

@@ -1,7 +1,11 @@
-"""The keys in force: read from the state folder, looked at again while the gateway runs."""
+"""The keys in force: read from the state folder, looked at again while the gateway runs.
+
+Each has a session, which ends all that runs under the key when the key opens nothing any more.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -11,18 +15,50 @@ from typing import Final, TypeVar
 import msgspec
 
 from gateway.access.accounts import Accounts, Book, Counts
-from gateway.access.admin_key import ensured_admin_key
-from gateway.access.api_key import ApiKey, Terms, name_of_owner
+from gateway.access.api_key import ApiKey, HeldKey, KeyRing, KeyTerms, name_of_owner
 from gateway.access.caller import ADMIN
-from gateway.access.desk import Desk, KeyDesk
-from gateway.access.key_file import KeyFile, KeyFileError, Signature
-from gateway.access.ring import Held, KeyRing
-from gateway.access.seat import Seat
+from gateway.access.key_file import KeyFile, KeyFileError, Signature, ensured_admin_key
+from gateway.access.limits import KeyLimits, Seat
 from gateway.system.lane import Lane
 from gateway.system.state_dir import StateDir
 from gateway.system.state_file import read_state, write_secret
 from gateway.system.tasks import Tasks
 from protocol.answers import Usage
+
+
+class KeySession:
+    """`closed` says why those tasks were cancelled that were at work here."""
+
+    def __init__(self) -> None:
+        self.closed: str | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def enter(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+
+    def leave(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+
+    def close(self, reason: str) -> None:
+        """Nobody gets in here any more, from now on."""
+        self.closed = reason
+        for task in self._tasks:
+            task.cancel()
+
+
+class ApiKeySession(KeySession):
+    """`digest` tells the key from a later one of the same name."""
+
+    def __init__(self, key: ApiKey) -> None:
+        super().__init__()
+        self.name = key.name
+        self.digest = key.digest
+        self.owner = key.owner
+        self.limits = KeyLimits(key)
+
+    def configure(self, key: ApiKey) -> None:
+        self.limits.terms = key
+
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +71,7 @@ KEPT_EVERY_S: Final = 5.0
 _FILE_S: Final = 20.0
 
 
-class Keys:
+class ApiKeys:
     """`required`: requests need one. Once that is so it stays so until the gateway's end, whatever
     becomes of the file; and wherever others than this machine can reach the gateway.
     """
@@ -52,9 +88,9 @@ class Keys:
         self._keys = self._file.read()
         self._admin_secret = ensured_admin_key(self._admin_path)
         self._ring = KeyRing(self._keys, self._admin_secret)
-        self._desks: dict[str, KeyDesk] = {}
+        self._sessions: dict[str, ApiKeySession] = {}
         # Who came before there were keys, and who shows the operator's.
-        self.anybody, self.operator = Desk(), Desk()
+        self.anybody, self.operator = KeySession(), KeySession()
         self._accounts = Accounts(read_state(self._usage_path, Book) or Book())
         self._lane = Lane("keys")
         self._complained: str | None = None
@@ -68,15 +104,15 @@ class Keys:
         """Those that were revoked among them."""
         return self._keys
 
-    def find(self, secret: bytes) -> Held | None:
+    def find(self, secret: bytes) -> HeldKey | None:
         return self._ring.find(secret)
 
-    def desk(self, name: str) -> KeyDesk:
-        return self._desks[name]
+    def session(self, name: str) -> ApiKeySession:
+        return self._sessions[name]
 
     def opens(self, owner: str) -> bool:
         """Whether an owner's own key is there, and was not revoked."""
-        return owner == ADMIN or self._desk_of(owner) is not None
+        return owner == ADMIN or self._session_of(owner) is not None
 
     def watch(self, tasks: Tasks) -> None:
         tasks.keep(self.look, "keys", _LOOK_S)
@@ -94,7 +130,7 @@ class Keys:
         self._complained = None
         if secret != self._admin_secret:
             self.operator.close("The admin key was replaced by another.")
-            self.operator = Desk()
+            self.operator = KeySession()
         if secret != self._admin_secret or keys is not None:
             self._signature, self._admin_secret = signature, secret
             self._take(self._keys if keys is None else keys)
@@ -105,7 +141,7 @@ class Keys:
         keys = None if signature == known else self._file.read()
         return signature, keys, ensured_admin_key(self._admin_path)
 
-    async def add(self, name: str, terms: Terms) -> tuple[ApiKey, str]:
+    async def add(self, name: str, terms: KeyTerms) -> tuple[ApiKey, str]:
         """Raises: KeyFileError, OSError."""
         added = await self._beside(partial(self._file.add, name, terms, time.time()))
         await self.look()
@@ -144,8 +180,8 @@ class Keys:
         """
         if (name := name_of_owner(owner)) is not None:
             self.account(name, usage)
-        if (desk := self._desk_of(owner)) is not None:
-            desk.limits.spend(time.monotonic(), usage.prompt_tokens + usage.completion_tokens)
+        if (session := self._session_of(owner)) is not None:
+            session.limits.spend(time.monotonic(), usage.prompt_tokens + usage.completion_tokens)
 
     def used(self) -> dict[str, tuple[Counts, Counts]]:
         """Today and this month, by names: those of all keys, and of others that were used."""
@@ -170,17 +206,17 @@ class Keys:
         """For what was accepted before, as a background answer; None: there is nothing to count it
         against.
         """
-        desk = self._desk_of(owner)
-        return None if desk is None else desk.limits.seat()
+        session = self._session_of(owner)
+        return None if session is None else session.limits.seat()
 
     def exhausted(self, owner: str) -> bool:
         """Its key has had all tokens that it may have in a minute."""
-        desk = self._desk_of(owner)
-        return desk is not None and desk.limits.exhausted(time.monotonic())
+        session = self._session_of(owner)
+        return session is not None and session.limits.exhausted(time.monotonic())
 
-    def _desk_of(self, owner: str) -> KeyDesk | None:
-        desk = self._desks.get(name_of_owner(owner) or "")
-        return desk if desk is not None and desk.owner == owner else None
+    def _session_of(self, owner: str) -> ApiKeySession | None:
+        session = self._sessions.get(name_of_owner(owner) or "")
+        return session if session is not None and session.owner == owner else None
 
     async def _beside(self, call: Callable[[], T]) -> T:
         return await self._lane.run(call, _FILE_S, "the folder of the keys")
@@ -192,15 +228,15 @@ class Keys:
             self.required = True
             self.anybody.close("There are API keys by now, and one is needed.")
         opening = {each.name: each for each in keys if each.revoked_at is None}
-        for name, desk in list(self._desks.items()):
-            if name not in opening or opening[name].digest != desk.digest:
-                del self._desks[name]
-                desk.close("The API key was revoked.")
+        for name, session in list(self._sessions.items()):
+            if name not in opening or opening[name].digest != session.digest:
+                del self._sessions[name]
+                session.close("The API key was revoked.")
         for name, key in opening.items():
-            if name in self._desks:
-                self._desks[name].configure(key)
+            if name in self._sessions:
+                self._sessions[name].configure(key)
             else:
-                self._desks[name] = KeyDesk(key)
+                self._sessions[name] = ApiKeySession(key)
 
 
 def _today() -> str:

@@ -1,16 +1,113 @@
-"""What one key may do in a minute, and at once. No I/O; the caller brings the time."""
+"""What a key may have in a minute and at once, and what its requests have of that. No I/O."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Final
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Final, Protocol
 
 from msgspec import Struct
 
-from gateway.access.api_key import Terms
-from gateway.access.seat import Seat
-from gateway.access.window import Window
+from gateway.access.api_key import KeyTerms
+from protocol.answers import Usage
+
+MINUTE_S: Final = 60.0
+# What is taken within one step leaves together, when the last of it is a minute old: that bounds
+# what is kept, and never lets more through.
+STEP_S: Final = 0.25
+
+
+class Window:
+    """Amounts, each counted for a minute and at most a step more. Times are in seconds of one clock
+    that doesn't go back.
+    """
+
+    def __init__(self) -> None:
+        # Steps by their numbers, with what was taken in each.
+        self._steps: deque[tuple[int, int]] = deque()
+        self._taken = 0
+
+    def add(self, now: float, amount: int) -> None:
+        step = int(now // STEP_S)
+        self._taken += amount
+        if self._steps and self._steps[-1][0] == step:
+            amount += self._steps.pop()[1]
+        self._steps.append((step, amount))
+
+    def taken(self, now: float) -> int:
+        while self._steps and _left_at(self._steps[0][0]) <= now:
+            self._taken -= self._steps.popleft()[1]
+        return self._taken
+
+    def below_s(self, now: float, limit: int) -> float:
+        """In how many seconds less than this will be counted, if nothing is added."""
+        taken = self.taken(now)
+        for step, amount in self._steps:
+            if taken < limit:
+                break
+            taken -= amount
+            if taken < limit:
+                return _left_at(step) - now
+        return 0.0
+
+
+def _left_at(step: int) -> float:
+    return (step + 1) * STEP_S + MINUTE_S
+
+
+class Spending(Protocol):
+    """An answer that is being made."""
+
+    @property
+    def spent(self) -> Usage | None:
+        """What was computed so far."""
+
+    @property
+    def prompt_counts(self) -> bool:
+        """It isn't one more answer to the same prompt."""
+
+
+class Seat:
+    """A place for each of its answers. The last who holds it gives them back."""
+
+    def __init__(self, limits: KeyLimits) -> None:
+        self.answers: Sequence[Spending] = ()
+        self.places = 1
+        self._limits = limits
+        self._holders = 1
+
+    @property
+    def tokens(self) -> int:
+        """What its answers took so far; without those that are in a key's account already."""
+        return sum(map(_tokens, self.answers))
+
+    def take(self, answers: Sequence[Spending]) -> Denial | None:
+        """A place for each of these; or why there aren't so many."""
+        denial = self._limits.short_of(len(answers), self.places)
+        if denial is None:
+            self.count(answers)
+        return denial
+
+    def count(self, answers: Sequence[Spending]) -> None:
+        """The same for what was accepted before."""
+        self.answers, self.places = answers, len(answers)
+
+    def hold(self) -> None:
+        """For one more, who releases it."""
+        self._holders += 1
+
+    def release(self) -> None:
+        self._holders -= 1
+        if not self._holders:
+            self._limits.leave(self)
+
+
+def _tokens(answer: Spending) -> int:
+    if (usage := answer.spent) is None:
+        return 0
+    return usage.completion_tokens + (usage.prompt_tokens if answer.prompt_counts else 0)
+
 
 # A running request may end at any time.
 _AGAIN_S: Final = 1
@@ -23,12 +120,12 @@ class Denial(Struct, frozen=True):
     retry_after_s: int | None
 
 
-class Limits:
+class KeyLimits:
     """Requests are counted when they come in, tokens as they are computed: the answer that goes
     beyond the limit is finished, and the next ones wait.
     """
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: KeyTerms) -> None:
         self.terms = terms
         self._seats: set[Seat] = set()
         self._requests = Window()

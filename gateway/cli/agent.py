@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, NoReturn
 
 import click
 
-from gateway.access.admin_key import ensured_admin_key
+from gateway.access.key_file import ensured_admin_key
 from gateway.cli.log_options import log_level_option, log_to_option
 from gateway.cli.printable import printable
 from gateway.config.key import UnexpectedError, key_of, read_value, time, toml_text

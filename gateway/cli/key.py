@@ -13,8 +13,7 @@ import click
 import msgspec
 from rich.table import Table
 
-from gateway.access.api_key import Terms
-from gateway.access.bodies import LATEST_EXPIRY, KeyBody, KeyList, NewKey
+from gateway.access.api_key import LATEST_EXPIRY, KeyBody, KeyList, KeyTerms, NewKey
 from gateway.access.key_file import KeyFile, KeyFileError
 from gateway.cli.client import GatewayClient
 from gateway.cli.console import stdout_console
@@ -118,7 +117,7 @@ def add(gateway: GatewayClient, /, *, name: str, state_dir: Path | None, **terms
             _warn_of_unknown(own, new.models or ())
         with _own_file(state_dir) as file:
             first = not file.read()
-            _, secret = file.add(name, Terms(**terms), time.time())
+            _, secret = file.add(name, KeyTerms(**terms), time.time())
     if first:
         click.echo(
             "From now on requests need a key. Commands of this account find the admin key in the "

@@ -10,7 +10,7 @@ from typing import Final
 import httpx
 from msgspec import Struct
 
-from gateway.access.admin_key import admin_key
+from gateway.access.key_file import admin_key
 from gateway.config.mistakes import ConfigError
 from gateway.config.read import read_settings
 from gateway.config.settings import Flags, Settings

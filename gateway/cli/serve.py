@@ -12,7 +12,7 @@ from typing import NoReturn
 import click
 
 from gateway.access.key_file import KeyFileError
-from gateway.access.keys import Keys
+from gateway.access.keys import ApiKeys
 from gateway.cli.flags import takes_flags
 from gateway.cli.log_options import log_level_option, log_to_option
 from gateway.cli.printable import printable
@@ -82,7 +82,7 @@ def command(flags: Flags, log_level: str, log_to: str, mistake_status: int) -> N
             state_dir.acquire()
         else:
             state_dir.inherit(inheritance.lock)
-        keys = Keys(state_dir, exposed=exposed(settings.gateway))
+        keys = ApiKeys(state_dir, exposed=exposed(settings.gateway))
         files = tls_files(settings.gateway)
         certificates = None if files is None else Certificates(*files, state_dir.served_path)
         if inheritance is None:

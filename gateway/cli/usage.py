@@ -9,7 +9,7 @@ import msgspec
 from rich.table import Table
 
 from gateway.access.accounts import Counts
-from gateway.access.bodies import KeyUsage, UsageList
+from gateway.access.api_key import KeyUsage, UsageList
 from gateway.cli.client import GatewayClient
 from gateway.cli.console import stdout_console
 from gateway.cli.failure import NobodyListensError

@@ -12,7 +12,7 @@ import msgspec
 import psutil
 from msgspec import Struct
 
-from gateway.access.admin_key import admin_key
+from gateway.access.key_file import admin_key
 from gateway.config.settings import GatewaySettings
 from gateway.service.mark import service_pid
 from gateway.service.port import Health, ask_health, port_is_free

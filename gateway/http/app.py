@@ -8,7 +8,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
-from gateway.access.keys import Keys
+from gateway.access.keys import ApiKeys
 from gateway.http import (
     admin,
     completions,
@@ -71,7 +71,7 @@ class Parts(NamedTuple):
     fleet: Fleet
     reloader: Reloader
     mailbox: Mailbox
-    keys: Keys
+    keys: ApiKeys
     door: Door
     pulls: Pulls
     library: Library

@@ -10,12 +10,18 @@ from typing import Final
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.access.access import Need, counts, needed, passed_on, shown_key
-from gateway.access.caller import ANYBODY, STRANGER, Caller
-from gateway.access.desk import Desk, KeyDesk
-from gateway.access.keys import Keys
-from gateway.access.limits import Denial
-from gateway.access.seat import Seat, Spending
+from gateway.access.caller import (
+    ANYBODY,
+    STRANGER,
+    Caller,
+    NeededKey,
+    counts,
+    needed,
+    passed_on,
+    shown_key,
+)
+from gateway.access.keys import ApiKeys, ApiKeySession, KeySession
+from gateway.access.limits import Denial, Seat, Spending
 from gateway.http.errors import error_response
 from gateway.http.framing import Framing, framing_of
 from gateway.http.record import Record, note_outcome
@@ -51,7 +57,7 @@ def take_places(request: Request, answers: Sequence[Spending]) -> None:
 class Callers:
     """Goes between `Recorded` and the routes."""
 
-    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
         self._app = app
         self._keys = keys
 
@@ -61,7 +67,7 @@ class Callers:
                 await error_response(_passed_on(header), scope["path"])(scope, receive, send)
                 return
             scope["state"][_KEY] = ANYBODY
-            if scope["method"] == "GET" and needed("GET", scope["path"]) is Need.ADMIN:
+            if scope["method"] == "GET" and needed("GET", scope["path"]) is NeededKey.ADMIN:
                 # What is followed goes on for ever; all else has an end.
                 await self._serve(self._keys.anybody, False, scope, receive, send)
             else:
@@ -80,8 +86,8 @@ class Callers:
             return
         work = counts(scope["method"], scope["path"])
         try:
-            desk = self._keys.operator if caller.admin else self._keys.desk(caller.name)
-            await self._serve(desk, work, scope, receive, send)
+            session = self._keys.operator if caller.admin else self._keys.session(caller.name)
+            await self._serve(session, work, scope, receive, send)
         finally:
             if work and (usage := _uncounted(record)) is not None:
                 self._keys.account(caller.name, usage)
@@ -92,56 +98,56 @@ class Callers:
         secret = shown_key(scope["headers"])
         held = None if secret is None else self._keys.find(secret)
         if held is None:
-            if need is Need.NOTHING:
+            if need is NeededKey.NOTHING:
                 return STRANGER
             raise _unknown(need, shown=secret is not None)
         if held.key is not None and held.key.expired(time.time()):
-            if need is Need.NOTHING:
+            if need is NeededKey.NOTHING:
                 return STRANGER
             raise Refusal("invalid_api_key", f"The API key {held.key.name!r} has expired.")
-        if need is Need.ADMIN and not held.caller.admin:
+        if need is NeededKey.ADMIN and not held.caller.admin:
             raise Refusal(
                 "permission_denied", f"The API key {held.caller.name!r} is not the admin key."
             )
         return held.caller
 
     async def _serve(
-        self, desk: Desk, work: bool, scope: Scope, receive: Receive, send: Send
+        self, session: KeySession, work: bool, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Within the limits of a key, and as long as it opens something."""
-        sending = _Sending(send, desk)
+        sending = _Sending(send, session)
         task = asyncio.current_task()
         assert task is not None
         seat = None
-        if work and isinstance(desk, KeyDesk):
-            admitted = desk.limits.admit(time.monotonic())
+        if work and isinstance(session, ApiKeySession):
+            admitted = session.limits.admit(time.monotonic())
             if isinstance(admitted, Denial):
-                refusal = _denied(desk.name, admitted)
+                refusal = _denied(session.name, admitted)
                 await error_response(refusal, scope["path"])(scope, receive, sending.send)
                 return
             scope["state"][_SEAT] = seat = admitted
-        desk.enter(task)
+        session.enter(task)
         try:
             await self._app(scope, receive, sending.send)
         except asyncio.CancelledError:
-            if desk.closed is None:
+            if session.closed is None:
                 raise
             task.uncancel()
             await sending.end(scope, receive)
         finally:
-            desk.leave(task)
-            if seat is not None and isinstance(desk, KeyDesk):
+            session.leave(task)
+            if seat is not None and isinstance(session, ApiKeySession):
                 record: Record = scope["state"]["record"]
-                desk.limits.spend(time.monotonic(), _tokens(_uncounted(record)))
+                session.limits.spend(time.monotonic(), _tokens(_uncounted(record)))
                 seat.release()
 
 
 class _Sending:
     """Says with each response how much of the limits is left, and ends one that is cut off."""
 
-    def __init__(self, send: Send, desk: Desk) -> None:
+    def __init__(self, send: Send, session: KeySession) -> None:
         self._send = send
-        self._desk = desk
+        self._session = session
         self._started = False
         self._framing: Framing | None = None
 
@@ -150,15 +156,15 @@ class _Sending:
             self._started = True
             headers = [*message.get("headers", ())]
             self._framing = framing_of(headers)
-            if isinstance(self._desk, KeyDesk):
-                headers += self._desk.limits.headers(time.monotonic())
+            if isinstance(self._session, ApiKeySession):
+                headers += self._session.limits.headers(time.monotonic())
             message["headers"] = headers
         await self._send(message)
 
     async def end(self, scope: Scope, receive: Receive) -> None:
         """Raises: Refusal: there is no way to say it any more, and the connection is to be cut."""
-        assert self._desk.closed is not None
-        refusal = Refusal("invalid_api_key", self._desk.closed)
+        assert self._session.closed is not None
+        refusal = Refusal("invalid_api_key", self._session.closed)
         if not self._started:
             await error_response(refusal, scope["path"])(scope, receive, self._send)
         elif self._framing is not None:
@@ -198,10 +204,10 @@ def _passed_on(header: str) -> Refusal:
     )
 
 
-def _unknown(need: Need, *, shown: bool) -> Refusal:
+def _unknown(need: NeededKey, *, shown: bool) -> Refusal:
     if shown:
         said = "The API key is not known here, or was revoked."
-    elif need is Need.ADMIN:
+    elif need is NeededKey.ADMIN:
         said = (
             "This needs the admin key: send Authorization: Bearer KEY. It is in admin.key in the "
             "gateway's state folder."

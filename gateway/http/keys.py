@@ -10,22 +10,22 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.access.bodies import KeyBody, KeyList, KeyUsage, NewKey, UsageList
+from gateway.access.api_key import KeyBody, KeyList, KeyUsage, NewKey, UsageList
 from gateway.access.key_file import KeyFileError, NoSuchKeyError
-from gateway.access.keys import Keys
+from gateway.access.keys import ApiKeys
 from gateway.http.bodies import read_json
 from gateway.http.openapi.operation import Described, Operation
 from gateway.system.refusal import Refusal
 
 
 async def list_keys(request: Request) -> Response:
-    keys: Keys = request.app.state.keys
+    keys: ApiKeys = request.app.state.keys
     await keys.look()
     return _json(KeyList([KeyBody.of(each) for each in keys.all]))
 
 
 async def add_key(request: Request) -> Response:
-    keys: Keys = request.app.state.keys
+    keys: ApiKeys = request.app.state.keys
     new = await read_json(request, NewKey)
     if new.expires_at is not None and new.expires_at <= time.time():
         raise Refusal(
@@ -44,7 +44,7 @@ async def add_key(request: Request) -> Response:
 
 
 async def revoke_key(request: Request) -> Response:
-    keys: Keys = request.app.state.keys
+    keys: ApiKeys = request.app.state.keys
     try:
         return _json(KeyBody.of(await keys.revoke(request.path_params["name"])))
     except NoSuchKeyError as error:
@@ -54,7 +54,7 @@ async def revoke_key(request: Request) -> Response:
 
 
 async def usage(request: Request) -> Response:
-    keys: Keys = request.app.state.keys
+    keys: ApiKeys = request.app.state.keys
     return _json(UsageList([KeyUsage(name, *counts) for name, counts in keys.used().items()]))
 
 

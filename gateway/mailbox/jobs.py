@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from msgspec import Struct
 
 from gateway.access.caller import ANYBODY
-from gateway.access.seat import Seat
+from gateway.access.limits import Seat
 from gateway.mailbox.entry import AnswerOutcome, MailboxEntry, Name, Work
 from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet

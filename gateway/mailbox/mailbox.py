@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
-from gateway.access.seat import Seat
+from gateway.access.limits import Seat
 from gateway.mailbox.archive import ANSWER_S, Archive
 from gateway.mailbox.entry import (
     AnswerOutcome,

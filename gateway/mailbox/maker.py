@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from gateway.access.seat import Seat
+from gateway.access.limits import Seat
 from gateway.mailbox.archive import ANSWER_S, Archive
 from gateway.mailbox.entry import AnswerOutcome, Api, MailboxEntry, Name, Retention, Work
 from gateway.mailbox.jobs import AnswerFamily, AnswerJob, BackgroundQueue, QueuePlace, make

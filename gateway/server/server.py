@@ -18,7 +18,7 @@ from typing import Final
 import uvicorn
 import uvloop
 
-from gateway.access.keys import Keys
+from gateway.access.keys import ApiKeys
 from gateway.config.machine_rules import network_cautions
 from gateway.config.model import models_of
 from gateway.config.read import Configuration
@@ -67,7 +67,7 @@ def run(
     configuration: Configuration,
     state_dir: StateDir,
     listener: socket.socket,
-    keys: Keys,
+    keys: ApiKeys,
     certificates: Certificates | None,
     finder: Finder,
     inheritance: Inheritance | None,

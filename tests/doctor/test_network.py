@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gateway.access.api_key import Terms
+from gateway.access.api_key import KeyTerms
 from gateway.access.key_file import KeyFile
 from gateway.config.settings import Flags
 from gateway.doctor.installation import Installation
@@ -33,7 +33,7 @@ def test_loopback_needs_nothing(tmp_path: Path) -> None:
     severity, evidence = found(tmp_path)
     assert (severity, "what a proxy passes on" in evidence) == ("ok", True)
     assert f"`bulkhead key add NAME --state-dir {tmp_path}` makes one" in evidence
-    KeyFile(tmp_path / "keys.json").add("laptop", Terms(), 1.0)
+    KeyFile(tmp_path / "keys.json").add("laptop", KeyTerms(), 1.0)
     assert found(tmp_path) == ("ok", "This machine alone can reach 127.0.0.1, by plain HTTP.")
 
 
@@ -41,7 +41,7 @@ def test_another_name(tmp_path: Path) -> None:
     names = 'allowed_hosts = ["localhost", "mac.example"]'
     severity, evidence = found(tmp_path, names)
     assert (severity, "mac.example" in evidence, "key add" in evidence) == ("error", True, True)
-    KeyFile(tmp_path / "keys.json").add("laptop", Terms(), 1.0)
+    KeyFile(tmp_path / "keys.json").add("laptop", KeyTerms(), 1.0)
     severity, evidence = found(tmp_path, names)
     assert severity == "ok"
 
@@ -49,7 +49,7 @@ def test_another_name(tmp_path: Path) -> None:
 def test_another_host(tmp_path: Path) -> None:
     severity, evidence = found(tmp_path, host="0.0.0.0")
     assert (severity, "bulkhead key add" in evidence) == ("error", True)
-    KeyFile(tmp_path / "keys.json").add("laptop", Terms(), 1.0)
+    KeyFile(tmp_path / "keys.json").add("laptop", KeyTerms(), 1.0)
     severity, evidence = found(tmp_path, host="0.0.0.0")
     assert (severity, "plain HTTP" in evidence) == ("warning", True)
     severity, evidence = found(tmp_path, tls(tmp_path), host="0.0.0.0")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gateway import VERSION
-from gateway.access.api_key import Terms
+from gateway.access.api_key import KeyTerms
 from gateway.access.key_file import KeyFile
 from gateway.config.model_folders import DEMO_FOLDER
 from gateway.server.starts import StartRecord
@@ -41,7 +41,7 @@ def _kept_back(folder: Path, site: Path) -> dict[str, str]:
 def _plant(machine: Machine) -> None:
     state_dir = StateDir(machine.state_dir)
     state_dir.path.mkdir(0o700)
-    KeyFile(state_dir.keys_path).add("laptop", Terms(), 1.0)
+    KeyFile(state_dir.keys_path).add("laptop", KeyTerms(), 1.0)
     state_dir.keys_path.chmod(0o644)
     state_dir.admin_key_path.write_text("sk-admin-0123")
     state_dir.admin_key_path.chmod(0o640)
@@ -145,7 +145,7 @@ def test_a_machine_without_them_is_well(machine: Machine) -> None:
     """The same files, as they should be."""
     state_dir = StateDir(machine.state_dir)
     state_dir.path.mkdir(0o700)
-    KeyFile(state_dir.keys_path).add("laptop", Terms(), 1.0)
+    KeyFile(state_dir.keys_path).add("laptop", KeyTerms(), 1.0)
     StartRecord(state_dir.starts_path, time.time()).ended_in_order()
     certificate, key = write_certificate(machine.home, ends_days=15)
     key.chmod(0o640)

@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from gateway.access.api_key import Terms
+from gateway.access.api_key import KeyTerms
 from gateway.access.key_file import KeyFile
 from tests.support.faults import in_engine_step, sitecustomize
 from tests.support.gateway import START_S, Gateway, chat_body, eventually
@@ -97,7 +97,7 @@ def test_an_allowed_page_gets_cors(start_gateway: Callable[..., Gateway]) -> Non
         allowed_origins = ["https://chat.example"]
         allowed_hosts = ["mac.example"]
         """,
-        prepare=lambda state_dir: KeyFile(state_dir / "keys.json").add("one", Terms(), 1.0),
+        prepare=lambda state_dir: KeyFile(state_dir / "keys.json").add("one", KeyTerms(), 1.0),
     )
     admin = (running.state_dir / "admin.key").read_text().strip()
     running.client.headers["authorization"] = f"Bearer {admin}"

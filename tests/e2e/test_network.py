@@ -15,7 +15,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from gateway.access.api_key import Terms
+from gateway.access.api_key import KeyTerms
 from gateway.access.key_file import KeyFile
 from gateway.cli import main
 from gateway.config.settings import Flags
@@ -40,7 +40,7 @@ def gateway(folder: Path) -> Iterator[Gateway]:
     secrets = []
 
     def prepare(state_dir: Path) -> None:
-        secrets.append(KeyFile(state_dir / "keys.json").add("laptop", Terms(), 1.0)[1])
+        secrets.append(KeyFile(state_dir / "keys.json").add("laptop", KeyTerms(), 1.0)[1])
 
     running = Gateway(
         "--host",

@@ -7,8 +7,8 @@ from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.access.access import shown_key
 from gateway.access.api_key import digest_of
+from gateway.access.caller import shown_key
 from gateway.http.connection.request_id import request_id
 from gateway.http.errors import error_response
 from gateway.http.record import Record, begin_record

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from gateway import VERSION
-from gateway.access.keys import Keys
+from gateway.access.keys import ApiKeys
 from gateway.mailbox.mailbox import Mailbox
 from gateway.models.fleet import Fleet
 from gateway.server.upgrade.guests import Guests
@@ -87,7 +87,7 @@ class Takeover:
         self._frames.send(Failure(reason))
         await self._frames.sent()
 
-    def restore(self, fleet: Fleet, keys: Keys, mailbox: Mailbox) -> None:
+    def restore(self, fleet: Fleet, keys: ApiKeys, mailbox: Mailbox) -> None:
         """Raises: CannotTakeOverError; ProcessGoneError, OSError: a worker has ended."""
         self._outputs = {number: each for _, number, each in self._passage.take()}
         fleet.events.restore(self.estate.events)
@@ -124,7 +124,7 @@ class Takeover:
             if not await until_set(worker.settled, _SETTLE_S):
                 raise CannotTakeOverError(f"worker {worker.pid} didn't come within {_SETTLE_S:g} s")
 
-    def serve(self, fleet: Fleet, server: Server, keys: Keys, mailbox: Mailbox) -> None:
+    def serve(self, fleet: Fleet, server: Server, keys: ApiKeys, mailbox: Mailbox) -> None:
         """Say that this gateway serves: the one before it sends no clients away from now on."""
         self._passage.watch(
             lambda _what, _number, descriptor: self._take_connection(server, descriptor)
@@ -146,7 +146,7 @@ class Takeover:
             return False
         return state.worker is None or compartment.model.told == state.told
 
-    async def _listen(self, fleet: Fleet, keys: Keys, mailbox: Mailbox) -> None:
+    async def _listen(self, fleet: Fleet, keys: ApiKeys, mailbox: Mailbox) -> None:
         while (message := await self._frames.receive()) is not None:
             match message:
                 case Submitted():

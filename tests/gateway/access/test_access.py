@@ -6,43 +6,51 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.access.access import Need, counts, needed, passed_on, shown_key
-from gateway.access.caller import ANYBODY, STRANGER, Caller
+from gateway.access.caller import (
+    ANYBODY,
+    STRANGER,
+    Caller,
+    NeededKey,
+    counts,
+    needed,
+    passed_on,
+    shown_key,
+)
 
 
 @pytest.mark.parametrize(
     ("path", "need"),
     [
-        ("/livez", Need.NOTHING),
-        ("/readyz", Need.NOTHING),
-        ("/health", Need.NOTHING),
-        ("/", Need.NOTHING),
-        ("/ui/app.js", Need.NOTHING),
-        ("/metrics", Need.ADMIN),
-        ("/admin", Need.ADMIN),
-        ("/admin/v1/status", Need.ADMIN),
-        ("/admin/v1/models/a/b/load", Need.ADMIN),
-        ("/api/delete", Need.ADMIN),
-        ("/api/pull/", Need.ADMIN),
-        ("/v1/models", Need.KEY),
-        ("/v1/responses/resp_1", Need.KEY),
-        ("/api/tags", Need.KEY),
-        ("/uix", Need.KEY),
-        ("/livez/", Need.KEY),
-        ("//livez", Need.KEY),
-        ("/nowhere", Need.KEY),
-        ("", Need.KEY),
+        ("/livez", NeededKey.NOTHING),
+        ("/readyz", NeededKey.NOTHING),
+        ("/health", NeededKey.NOTHING),
+        ("/", NeededKey.NOTHING),
+        ("/ui/app.js", NeededKey.NOTHING),
+        ("/metrics", NeededKey.ADMIN),
+        ("/admin", NeededKey.ADMIN),
+        ("/admin/v1/status", NeededKey.ADMIN),
+        ("/admin/v1/models/a/b/load", NeededKey.ADMIN),
+        ("/api/delete", NeededKey.ADMIN),
+        ("/api/pull/", NeededKey.ADMIN),
+        ("/v1/models", NeededKey.KEY),
+        ("/v1/responses/resp_1", NeededKey.KEY),
+        ("/api/tags", NeededKey.KEY),
+        ("/uix", NeededKey.KEY),
+        ("/livez/", NeededKey.KEY),
+        ("//livez", NeededKey.KEY),
+        ("/nowhere", NeededKey.KEY),
+        ("", NeededKey.KEY),
     ],
 )
-def test_what_a_path_needs(path: str, need: Need) -> None:
+def test_what_a_path_needs(path: str, need: NeededKey) -> None:
     assert needed("GET", path) is need
-    assert needed("OPTIONS", path) is Need.NOTHING
+    assert needed("OPTIONS", path) is NeededKey.NOTHING
 
 
 @given(st.text(max_size=20))
 def test_what_nobody_thought_of_is_closed(rest: str) -> None:
-    assert needed("POST", f"/v1/{rest}") is Need.KEY
-    assert needed("POST", f"/admin{rest}") is Need.ADMIN
+    assert needed("POST", f"/v1/{rest}") is NeededKey.KEY
+    assert needed("POST", f"/admin{rest}") is NeededKey.ADMIN
 
 
 @pytest.mark.parametrize(

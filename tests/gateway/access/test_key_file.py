@@ -7,9 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from gateway.access.admin_key import admin_key, ensured_admin_key
-from gateway.access.api_key import Terms, digest_of, name_of_owner
-from gateway.access.key_file import KeyFile, KeyFileError, NoSuchKeyError
+from gateway.access.api_key import KeyTerms, digest_of, name_of_owner
+from gateway.access.key_file import (
+    KeyFile,
+    KeyFileError,
+    NoSuchKeyError,
+    admin_key,
+    ensured_admin_key,
+)
 from gateway.system.state_file import write_secret
 
 
@@ -24,7 +29,7 @@ def mode(path: Path) -> int:
 
 def test_only_a_hash_is_kept_and_for_nobody_else(file: KeyFile) -> None:
     assert file.read() == ()
-    key, secret = file.add("laptop", Terms(rpm=5, models=("demo",)), 100.0)
+    key, secret = file.add("laptop", KeyTerms(rpm=5, models=("demo",)), 100.0)
     assert mode(file.path) == 0o600
     assert secret not in file.path.read_text()
     assert key.digest == digest_of(secret.encode()).hex()
@@ -33,31 +38,31 @@ def test_only_a_hash_is_kept_and_for_nobody_else(file: KeyFile) -> None:
 
 
 def test_revoked_keys_are_remembered(file: KeyFile) -> None:
-    file.add("laptop", Terms(), 100.0)
+    file.add("laptop", KeyTerms(), 100.0)
     with pytest.raises(KeyFileError, match="already"):
-        file.add("laptop", Terms(), 101.0)
+        file.add("laptop", KeyTerms(), 101.0)
     file.revoke("laptop", 102.0)
     assert [(each.name, each.revoked_at) for each in file.read()] == [("laptop", 102.0)]
     with pytest.raises(NoSuchKeyError):
         file.revoke("laptop", 103.0)
     with pytest.raises(NoSuchKeyError):
         file.revoke("phone", 103.0)
-    file.add("laptop", Terms(), 104.0)
+    file.add("laptop", KeyTerms(), 104.0)
     assert [(each.name, each.revoked_at) for each in file.read()] == [("laptop", None)]
 
 
 def test_a_name_can_be_used_again_once_its_key_has_expired(file: KeyFile) -> None:
-    file.add("guest", Terms(expires_at=200.0), 100.0)
+    file.add("guest", KeyTerms(expires_at=200.0), 100.0)
     with pytest.raises(KeyFileError):
-        file.add("guest", Terms(), 199.0)
-    file.add("guest", Terms(), 200.0)
+        file.add("guest", KeyTerms(), 199.0)
+    file.add("guest", KeyTerms(), 200.0)
     assert len(file.read()) == 1
 
 
 def test_a_name_that_is_given_again_owns_nothing_of_before(file: KeyFile) -> None:
-    first, _ = file.add("laptop", Terms(), 100.0)
+    first, _ = file.add("laptop", KeyTerms(), 100.0)
     file.revoke("laptop", 101.0)
-    second, _ = file.add("laptop", Terms(), 102.0)
+    second, _ = file.add("laptop", KeyTerms(), 102.0)
     assert first.owner != second.owner
     assert second.caller.owner == second.owner
     assert {name_of_owner(each.owner) for each in (first, second)} == {"laptop"}
@@ -71,7 +76,7 @@ def test_files_of_older_versions_have_no_ids(file: KeyFile) -> None:
     (key,) = file.read()
     assert key.owner == "laptop", "as what was kept for it says"
     file.revoke("laptop", 101.0)
-    assert file.add("laptop", Terms(), 102.0)[0].owner != key.owner
+    assert file.add("laptop", KeyTerms(), 102.0)[0].owner != key.owner
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"keys": 1}', '{"kyes": []}', "[]"])
@@ -81,19 +86,19 @@ def test_what_cannot_be_read_is_no_empty_file(file: KeyFile, content: str) -> No
     with pytest.raises(KeyFileError, match="nobody would be kept out"):
         file.read()
     with pytest.raises(KeyFileError):
-        file.add("laptop", Terms(), 100.0)
+        file.add("laptop", KeyTerms(), 100.0)
     assert file.path.read_text() == content
 
 
 def test_what_others_could_have_written_is_not_believed(file: KeyFile) -> None:
-    file.add("laptop", Terms(), 100.0)
+    file.add("laptop", KeyTerms(), 100.0)
     file.path.chmod(0o622)
     with pytest.raises(KeyFileError, match="0622"):
         file.read()
 
 
 def test_a_failed_write_leaves_the_old_file(file: KeyFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    file.add("laptop", Terms(), 100.0)
+    file.add("laptop", KeyTerms(), 100.0)
     before = file.path.read_bytes()
 
     def full(_descriptor: int) -> None:
@@ -101,7 +106,7 @@ def test_a_failed_write_leaves_the_old_file(file: KeyFile, monkeypatch: pytest.M
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(KeyFileError, match="No space"):
-        file.add("phone", Terms(), 100.0)
+        file.add("phone", KeyTerms(), 100.0)
     assert file.path.read_bytes() == before
     assert {each.name for each in file.path.parent.iterdir()} == {"keys.json", "keys.lock"}
 
@@ -109,8 +114,8 @@ def test_a_failed_write_leaves_the_old_file(file: KeyFile, monkeypatch: pytest.M
 def test_programs_side_by_side_lose_no_key(file: KeyFile) -> None:
     program = (
         "import sys; from pathlib import Path; from gateway.access.key_file import KeyFile;"
-        "from gateway.access.api_key import Terms;"
-        "[KeyFile(Path(sys.argv[1])).add(f'{sys.argv[2]}{i}', Terms(), 1.0) for i in range(10)]"
+        "from gateway.access.api_key import KeyTerms;"
+        "[KeyFile(Path(sys.argv[1])).add(f'{sys.argv[2]}{i}', KeyTerms(), 1.0) for i in range(10)]"
     )
     running = [
         subprocess.Popen([sys.executable, "-c", program, str(file.path), name]) for name in "ab"

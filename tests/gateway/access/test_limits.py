@@ -5,10 +5,8 @@ import math
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gateway.access.api_key import Terms
-from gateway.access.limits import Denial, Limits
-from gateway.access.seat import Seat
-from gateway.access.window import MINUTE_S, STEP_S, Window
+from gateway.access.api_key import KeyTerms
+from gateway.access.limits import MINUTE_S, STEP_S, Denial, KeyLimits, Seat, Window
 from protocol.answers import Usage
 
 
@@ -31,21 +29,21 @@ def test_says_when_it_is_below_a_limit_again() -> None:
 
 
 def test_headers_are_about_limits_that_there_are() -> None:
-    limits = Limits(Terms(rpm=2))
+    limits = KeyLimits(KeyTerms(rpm=2))
     _admitted(limits)
     assert dict(limits.headers(0.0)) == {
         b"x-ratelimit-limit-requests": b"2",
         b"x-ratelimit-remaining-requests": b"1",
         b"x-ratelimit-reset-requests": b"61s",
     }
-    assert dict(Limits(Terms()).headers(0.0)) == {}
+    assert dict(KeyLimits(KeyTerms()).headers(0.0)) == {}
 
 
 def test_other_terms_hold_at_once() -> None:
-    limits = Limits(Terms(rpm=1))
+    limits = KeyLimits(KeyTerms(rpm=1))
     assert isinstance(limits.admit(0.0), Seat)
     assert isinstance(limits.admit(0.0), Denial)
-    limits.terms = Terms(rpm=2)
+    limits.terms = KeyTerms(rpm=2)
     assert isinstance(limits.admit(0.0), Seat)
     assert isinstance(limits.admit(0.0), Denial)
 
@@ -63,7 +61,7 @@ class _Answer:
 
 
 def test_each_answer_takes_a_place_until_nobody_holds_it() -> None:
-    limits = Limits(Terms(concurrent=3))
+    limits = KeyLimits(KeyTerms(concurrent=3))
     seat = _admitted(limits)
     assert seat.take([_Answer(), _Answer()]) is None
     other = _admitted(limits)
@@ -83,7 +81,7 @@ def test_each_answer_takes_a_place_until_nobody_holds_it() -> None:
 
 
 def test_tokens_count_while_they_are_computed() -> None:
-    limits = Limits(Terms(tpm=100))
+    limits = KeyLimits(KeyTerms(tpm=100))
     seat = _admitted(limits)
     answers = [_Answer(40), _Answer(40, repeats=True)]
     assert seat.take(answers) is None
@@ -102,7 +100,7 @@ def test_tokens_count_while_they_are_computed() -> None:
 
 
 def test_what_was_accepted_before_a_restart_takes_its_places() -> None:
-    limits = Limits(Terms(concurrent=1))
+    limits = KeyLimits(KeyTerms(concurrent=1))
     seats = [limits.seat(), limits.seat()]
     seats[0].count([_Answer()] * 3)
     assert isinstance(limits.admit(0.0), Denial)
@@ -111,7 +109,7 @@ def test_what_was_accepted_before_a_restart_takes_its_places() -> None:
     _admitted(limits)
 
 
-def _admitted(limits: Limits, now: float = 0.0) -> Seat:
+def _admitted(limits: KeyLimits, now: float = 0.0) -> Seat:
     seat = limits.admit(now)
     assert isinstance(seat, Seat)
     return seat
@@ -126,8 +124,8 @@ class AttackedLimits(RuleBasedStateMachine):
         concurrent=st.none() | st.integers(1, 3),
     )
     def begin(self, rpm: int | None, tpm: int | None, concurrent: int | None) -> None:
-        self.terms = Terms(rpm=rpm, tpm=tpm, concurrent=concurrent)
-        self.limits = Limits(self.terms)
+        self.terms = KeyTerms(rpm=rpm, tpm=tpm, concurrent=concurrent)
+        self.limits = KeyLimits(self.terms)
         self.now = 0.0
         self.requests: list[float] = []
         self.tokens: list[tuple[float, int]] = []

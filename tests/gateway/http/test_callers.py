@@ -13,9 +13,9 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 
-from gateway.access.api_key import Terms
+from gateway.access.api_key import KeyTerms
 from gateway.access.key_file import KeyFile, KeyFileError
-from gateway.access.keys import Keys
+from gateway.access.keys import ApiKeys
 from gateway.http.app import ROUTES
 from gateway.http.callers import Callers, caller_of
 from gateway.http.metrics.http_meter import Ended, HttpMeter
@@ -32,7 +32,7 @@ WORK = "/v1/chat/completions"
 class World:
     """`waiting` requests have begun and go on once `go` is set."""
 
-    def __init__(self, state_dir: StateDir, keys: Keys) -> None:
+    def __init__(self, state_dir: StateDir, keys: ApiKeys) -> None:
         self.state_dir = state_dir
         self.file = KeyFile(state_dir.keys_path)
         self.keys = keys
@@ -79,7 +79,7 @@ class World:
 
     async def add(self, name: str, **terms: Any) -> dict[str, str]:
         """The headers of a new key."""
-        _, secret = await self.keys.add(name, Terms(**terms))
+        _, secret = await self.keys.add(name, KeyTerms(**terms))
         return {"authorization": f"Bearer {secret}"}
 
     @property
@@ -96,7 +96,7 @@ def state_dir(tmp_path: Path) -> StateDir:
 
 @pytest.fixture
 async def world(state_dir: StateDir) -> AsyncIterator[World]:
-    world = World(state_dir, Keys(state_dir, exposed=False))
+    world = World(state_dir, ApiKeys(state_dir, exposed=False))
     async with world.client:
         yield world
 
@@ -341,11 +341,11 @@ async def test_what_is_wrong_with_the_file_opens_nothing(world: World) -> None:
 def test_a_file_that_cannot_be_read_is_no_start(state_dir: StateDir) -> None:
     state_dir.keys_path.write_text("{")
     with pytest.raises(KeyFileError):
-        Keys(state_dir, exposed=False)
+        ApiKeys(state_dir, exposed=False)
 
 
 async def test_who_can_be_reached_is_never_open(state_dir: StateDir) -> None:
-    world = World(state_dir, Keys(state_dir, exposed=True))
+    world = World(state_dir, ApiKeys(state_dir, exposed=True))
     async with world.client:
         assert (await world.client.get("/v1/models")).status_code == 401
 
@@ -364,7 +364,7 @@ async def test_accounts_outlive_the_gateway(world: World) -> None:
     await world.client.post(f"{WORK}?tokens=7", headers=laptop)
     await world.client.post(f"{WORK}?tokens=5", headers=world.admin)
     await world.keys.keep_accounts()
-    used = Keys(world.state_dir, exposed=False).used()
+    used = ApiKeys(world.state_dir, exposed=False).used()
     assert {name: today.prompt_tokens for name, (today, _) in used.items()} == {
         "laptop": 7,
         "admin": 5,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from gateway.access.api_key import Terms
+from gateway.access.api_key import KeyTerms
 from gateway.access.key_file import KeyFile
 from gateway.config.machine_rules import Places, network_cautions, network_complaints
 from gateway.config.settings import GatewaySettings, Settings
@@ -87,7 +87,7 @@ def test_another_host_needs_keys_and_is_warned_of_plain_http(tmp_path: Path) -> 
     assert place == "host"
     assert f"`bulkhead key add NAME --state-dir {tmp_path}` makes the first one" in text
     file = KeyFile(tmp_path / "keys.json")
-    file.add("laptop", Terms(), 1.0)
+    file.add("laptop", KeyTerms(), 1.0)
     # A revoked one keeps everybody out.
     file.revoke("laptop", 2.0)
     assert complaints(open_) == []
@@ -103,7 +103,7 @@ def test_a_name_beyond_loopback_needs_keys(tmp_path: Path) -> None:
     assert place == "allowed_hosts"
     assert "mac.tail1234.ts.net" in text
     assert f"`bulkhead key add NAME --state-dir {tmp_path}` makes the first one" in text
-    KeyFile(tmp_path / "keys.json").add("laptop", Terms(), 1.0)
+    KeyFile(tmp_path / "keys.json").add("laptop", KeyTerms(), 1.0)
     assert complaints(named) == []
 
 
