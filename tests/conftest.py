@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 
 from tests.support.gateway import Gateway
-from worker.import_structure import keep_import_structure
+from worker.transformers import keep_import_structure
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As a shell has it for what a script leaves in the background. Programs that the tests start

@@ -57,7 +57,7 @@ def _pin_packages() -> None:
         # The operator's own setting stays.
         os.environ.setdefault(name, value)
 
-    from worker.import_structure import keep_import_structure
+    from worker.transformers import keep_import_structure
 
     keep_import_structure()
 

@@ -12,12 +12,10 @@ from typing import Any, Final, cast
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten
 
 from protocol.encoders import ENCODERS, encoder_of
+from worker.mlx_lm.models import MASKED, known_weights
 
-# Padding is masked by adding it; the least number that half precision has is -65,504.
-_MASKED: Final = -30000.0
 _SCORING: Final = "ForSequenceClassification"
 
 
@@ -38,7 +36,9 @@ def classes_of(config: dict[str, Any]) -> tuple[type, Any]:
         raise EncoderError(f"Encoders of type {kind} are not supported; there are {known}.")
     if name == "gemma3_text":
         # mlx-embeddings has the decoder's layers too, but not its windows.
-        return _gemma3(importlib.import_module("mlx_lm.models.gemma3_text"))
+        from worker.mlx_lm import gemma3
+
+        return gemma3.classes()
     try:
         module = importlib.import_module(f"mlx_embeddings.models.{name}")
     except ImportError as error:
@@ -80,14 +80,6 @@ def _unprefixed(weights: dict[str, Any], *prefixes: str) -> dict[str, Any]:
     return named
 
 
-def _only(model: nn.Module, weights: dict[str, Any]) -> dict[str, Any]:
-    """Files have heads of their training, and buffers."""
-    wanted = {name for name, _ in tree_flatten(model.parameters())}
-    layers = {name.rpartition(".")[0] for name in wanted}
-    # A quantized layer has scales and biases beside its weight.
-    return {name: value for name, value in weights.items() if name.rpartition(".")[0] in layers}
-
-
 class _Bert(nn.Module):
     """BERT, RoBERTa and their kind."""
 
@@ -112,7 +104,7 @@ class _Bert(nn.Module):
 
     def states(self, tokens: mx.array, types: mx.array | None, mask: mx.array) -> mx.array:
         below = self.embeddings(tokens, types)
-        states = self.encoder(below, (1.0 - mask[:, None, None, :]) * _MASKED)
+        states = self.encoder(below, (1.0 - mask[:, None, None, :]) * MASKED)
         states = states[0] if isinstance(states, tuple) else states
         return cast(mx.array, states)
 
@@ -125,7 +117,7 @@ class _Bert(nn.Module):
         return cast(mx.array, logits)
 
     def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
-        return _only(self, _unprefixed(weights, "bert.", "roberta."))
+        return known_weights(self, _unprefixed(weights, "bert.", "roberta."))
 
 
 def _bert(module: Any, config: dict[str, Any]) -> tuple[type, Any]:
@@ -166,7 +158,7 @@ def _modernbert(module: Any, config: dict[str, Any]) -> tuple[type, Any]:
         def _update_attention_mask(self, attention_mask: mx.array) -> tuple[mx.array, ...]:
             # The library's numbers are infinite in half precision, and what is padded none at all.
             masks = super()._update_attention_mask(attention_mask.astype(mx.float32))
-            return tuple(mx.maximum(each, _MASKED).astype(attention_mask.dtype) for each in masks)
+            return tuple(mx.maximum(each, MASKED).astype(attention_mask.dtype) for each in masks)
 
     class Model(nn.Module):
         def __init__(self, arguments: Any) -> None:
@@ -196,47 +188,7 @@ def _modernbert(module: Any, config: dict[str, Any]) -> tuple[type, Any]:
                 name if name.startswith(ours) else f"model.{name}": value
                 for name, value in weights.items()
             }
-            return _only(self, named)
-
-    return Model, module.ModelArgs
-
-
-def _gemma3(module: Any) -> tuple[type, Any]:
-    class Model(nn.Module):
-        def __init__(self, arguments: Any) -> None:
-            super().__init__()
-            self.model = module.Gemma3Model(arguments)
-            self._arguments = arguments
-            # As in transformers' Gemma3TextConfig: the window is to both sides.
-            self._reach = arguments.sliding_window // 2 + 1
-
-        @property
-        def dtype(self) -> mx.Dtype:
-            dtype: mx.Dtype = self.model.norm.weight.dtype
-            return dtype
-
-        def states(self, tokens: mx.array, types: mx.array | None, mask: mx.array) -> mx.array:
-            scale = mx.array(self._arguments.hidden_size**0.5, mx.bfloat16)
-            states: mx.array = self.model.embed_tokens(tokens)
-            states = states * scale.astype(states.dtype)
-            places = mx.arange(tokens.shape[1])
-            near = mx.abs(places[:, None] - places[None, :]) < self._reach
-            known = mx.broadcast_to(mask[:, None, None, :] > 0, (len(mask), 1, *near.shape))
-            masks = [
-                mx.where(each, 0, _MASKED).astype(states.dtype) for each in (known, known & near)
-            ]
-            pattern = self._arguments.sliding_window_pattern
-            for index, layer in enumerate(self.model.layers):
-                states = layer(states, masks[(index + 1) % pattern > 0], None)
-            normed: mx.array = self.model.norm(states)
-            return normed
-
-        def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
-            named = {
-                name if name.startswith("model.") else f"model.{name}": value
-                for name, value in weights.items()
-            }
-            return _only(self, named)
+            return known_weights(self, named)
 
     return Model, module.ModelArgs
 

@@ -53,17 +53,19 @@ class Caches:
             caches = [quantized(each, self._kv_bits) for each in caches]
         return caches if self._draft is None else caches + make_caches(self._draft)
 
-    def model_part(self, caches: list[Any]) -> list[Any]:
-        return caches[: self._own]
+    def parts(self, caches: list[Any]) -> tuple[list[Any], list[Any]]:
+        """The model's, and the draft model's."""
+        return caches[: self._own], caches[self._own :]
 
     def run(self, tokens: mx.array, cache: list[Any]) -> tuple[mx.array, ...]:
         """Logits of shape (1, tokens, vocabulary) of each model; caches take the tokens in as
         their states are computed.
         """
-        logits = self._model(tokens, cache=cache[: self._own])
+        own, draft = self.parts(cache)
+        logits = self._model(tokens, cache=own)
         if self._draft is None:
             return (logits,)
-        return logits, self._draft(tokens, cache=cache[self._own :])
+        return logits, self._draft(tokens, cache=draft)
 
     def _try(self) -> None:
         """Attention of some models can't work with quantized caches, or their heads have a width

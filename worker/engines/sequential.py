@@ -12,17 +12,17 @@ from time import perf_counter
 from typing import Any, TypeAlias
 
 import mlx.core as mx
-from mlx_lm.generate import generation_stream
 
 from protocol.answers import FinishReason
 from worker.engines.batch import CachedRow, Row
 from worker.engines.caches import Caches
-from worker.engines.decoding import UNSEEN_TOKENS, Decoded, RowSampler, decode, decode_ahead
+from worker.engines.decoding import Decoded, RowSampler, decode, decode_ahead
 from worker.engines.gpu_failures import passing_kind
 from worker.engines.keeper import PromptKeeper
 from worker.engines.pace import PrefillPace
 from worker.engines.room import Batch, CacheRoom, largest_chunk
 from worker.engines.sequence import Broken, EngineNeed, Sequence, Token
+from worker.mlx_lm.decoding import UNSEEN_TOKENS, stream
 from worker.mlx_lm.generator import LARGE_VOCABULARY
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import BLOCK_TOKENS
@@ -262,7 +262,7 @@ class SequentialEngine:
 
     def _begin_prompt(self, run: _Run, begin: Begin) -> None:
         row, sequence = run.row, run.row.sequence
-        with mx.stream(generation_stream):
+        with stream():
             run.model = begin(sequence.token_ids, sequence.pictures, row.seen_tokens)
             if run.model.whole and row.seen_tokens and sequence.pictures is not None:
                 # What the prompt cache has of it is of no use.
@@ -286,7 +286,7 @@ class SequentialEngine:
         if row.prompt_scores is not None:
             length = min(length, scored_chunk(1, self._vocabulary, self._room.working_bytes))
         chunk = row.sequence.token_ids[begin : begin + length]
-        with mx.stream(generation_stream):
+        with stream():
             tokens = mx.array([chunk])
             if run.model is not None:
                 logits = run.model(tokens, cache=run.caches)
@@ -349,7 +349,7 @@ class SequentialEngine:
             if self._draft is not None:
                 # Its caches don't see these tokens, so that the prompt cache can't have both.
                 run.row.kept = None
-                caches = self._caches.model_part(run.caches)
+                caches, _ = self._caches.parts(run.caches)
             return decode(sequence, caches, run.sampler)
         return decode_ahead(
             sequence, self._model, self._draft, self._draft_tokens, self._caches, run.caches

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from huggingface_hub.constants import HF_HUB_CACHE
-from mlx_lm.utils import load_adapters
 from safetensors import SafetensorError, safe_open
 
 from protocol.model_files import read_config, read_table
 from protocol.requests import SamplingDefaults
+from worker.mlx_lm.models import read_adapter
 from worker.system.errors import ModelError, one_sentence
 
 _SAMPLING_BOUNDS: Final = {
@@ -151,7 +151,7 @@ def add_adapter(model: Any, folder: Path) -> None:
         AdapterError: it was made for another model.
     """
     try:
-        load_adapters(model, str(folder))
+        read_adapter(model, folder)
     except (KeyError, TypeError, ValueError) as error:
         text = " ".join(str(error).split())
         raise AdapterError(

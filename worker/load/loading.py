@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
-from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 from safetensors import safe_open
 
 from protocol.encoders import encoder_of
@@ -30,7 +29,8 @@ from worker.load.files import (
     fingerprint,
     sampling_defaults,
 )
-from worker.reads import Reads
+from worker.mlx_lm import models
+from worker.mlx_lm.reads import Reads
 from worker.structure.compiled import Compiled
 from worker.structure.requests import Constraints
 from worker.system.errors import LoadAbandonedError, ModelError, one_sentence
@@ -237,7 +237,7 @@ def _load_draft(source: str, words: _Words) -> _Draft:
         folder = find_folder(source)
         check_files(folder)
         digest = fingerprint(folder)
-        model, config = load_model(folder, lazy=True, trust_remote_code=False)
+        model, config = models.read_model(folder)
         own = read_tokenizer(folder, config.get("eos_token_id"))
     except ModelError as error:
         raise ModelError(f"The draft model: {error.reason}", permanent=error.permanent) from error
@@ -254,7 +254,7 @@ def _load_draft(source: str, words: _Words) -> _Draft:
 
 def read_tokenizer(folder: Path, eos_token_ids: Any) -> Any:
     try:
-        return load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=eos_token_ids)
+        return models.read_tokenizer(folder, eos_token_ids)
     except Exception as error:
         # transformers fails on damaged files in as many ways as it has readers.
         raise ModelError(
@@ -280,21 +280,14 @@ def _vocabulary(config: dict[str, Any], tokenizer: Any) -> int:
 def load_weights(folder: Path) -> tuple[Any, dict[str, Any]]:
     """A model whose weights are read when they are needed, and its configuration."""
     headless = is_headless(folder)
-    loaded: tuple[Any, dict[str, Any]] = load_model(
-        folder,
-        lazy=True,
-        trust_remote_code=False,
-        get_model_classes=lambda config: classes_of(config, headless=headless),
-    )
-    return loaded
+    return models.read_model(folder, lambda config: classes_of(config, headless=headless))
 
 
 def classes_of(config: dict[str, Any], *, headless: bool = False) -> tuple[type, Any]:
     """A model's class and that of its arguments: mlx-lm's, or an encoder's."""
     if encoder_of(config) is not None:
         return encoders.classes_of(config)
-    decoder: tuple[type, Any] = _get_classes(config)
-    return _with_head(config, *decoder) if headless else decoder
+    return models.with_head(config) if headless else models.classes_of(config)
 
 
 def is_headless(folder: Path) -> bool:
@@ -308,19 +301,6 @@ def is_headless(folder: Path) -> bool:
         with safe_open(path, framework="numpy") as file:
             names += file.keys()
     return any(each.startswith("layers.") for each in names)
-
-
-def _with_head(config: dict[str, Any], model: Any, arguments: Any) -> tuple[type, Any]:
-    """As mlx-lm has them: the head is the embedding, as nobody asks for it."""
-    config["tie_word_embeddings"] = True
-
-    class Model(model):  # type: ignore[misc]  # mlx-lm is untyped
-        def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
-            named = {f"model.{name}": value for name, value in weights.items()}
-            below = getattr(super(), "sanitize", None)
-            return named if below is None else dict(below(named))
-
-    return Model, arguments
 
 
 def context_tokens_of(config: dict[str, Any]) -> int | None:

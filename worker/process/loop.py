@@ -36,6 +36,7 @@ from worker.runtime.engine_thread import (
     RemoveRequests,
 )
 from worker.system.imports import import_at_low_priority
+from worker.transformers import SLOW_IMPORT
 from worker.vectors.jobs import VectorJob
 
 if TYPE_CHECKING:
@@ -51,8 +52,6 @@ _COMPILER_THREADS: Final = 2
 _HEARTBEAT_S: Final = 1.0
 _UNSENT_FRAMES: Final = 256
 _ENDING_LOOK_S: Final = 0.01
-# What mlx-lm imports of transformers: nearly all the time of the imports, and nothing of MLX.
-_SLOW_IMPORT: Final = "transformers.models.auto.tokenization_auto"
 # Starts threads as it is imported, and threads keep the priority of the one that starts them.
 _THREADED_IMPORT: Final = "numpy"
 
@@ -376,7 +375,7 @@ def _work(thread: EngineThread, incarnation: int, *, spare: bool) -> None:
     """What the engine thread does, with its imports, which take seconds."""
     if spare:
         importlib.import_module(_THREADED_IMPORT)
-        import_at_low_priority(_SLOW_IMPORT)
+        import_at_low_priority(SLOW_IMPORT)
     from worker.runtime.serve import serve
 
     serve(thread, incarnation, spare=spare)

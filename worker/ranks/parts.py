@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import mlx.core as mx
-import mlx_lm.models
 
 from protocol.ranks import RankSplit, undivided
-from worker.ranks.collectives import keep_apart
+from worker.mlx_lm.collectives import keep_apart
+from worker.mlx_lm.models import splits_of, splittable
 from worker.system.errors import ModelError, one_sentence
-
-_SHARDS: Final = "    def shard("
 
 
 def split_model(model: Any, config: dict[str, Any], group: Any, split: RankSplit) -> None:
@@ -22,16 +19,13 @@ def split_model(model: Any, config: dict[str, Any], group: Any, split: RankSplit
         ModelError: mlx-lm can't split it like this.
     """
     kind = str(config.get("model_type"))
-    can = {"tensor": hasattr(model, "shard"), "pipeline": _stages(model) is not None}
-    if not can[split]:
-        raise ModelError(_refusal(kind, split, can))
+    splits = splits_of(model)
+    if split not in splits:
+        raise ModelError(_refusal(kind, split, next(iter(splits), None)))
     try:
-        if split == "tensor":
-            if (reason := undivided(config, group.size())) is not None:
-                raise ValueError(reason)
-            model.shard(group)
-        else:
-            _stages(model).pipeline(group)
+        if split == "tensor" and (reason := undivided(config, group.size())) is not None:
+            raise ValueError(reason)
+        splits[split](group)
         if not mx.cuda.is_available():
             # Nobody bounds the commands of a card.
             keep_apart(model)
@@ -42,22 +36,10 @@ def split_model(model: Any, config: dict[str, Any], group: Any, split: RankSplit
         ) from error
 
 
-def _stages(model: Any) -> Any:
-    inner = getattr(model, "model", None)
-    return inner if hasattr(inner, "pipeline") else None
-
-
-def _refusal(kind: str, split: str, can: dict[str, bool]) -> str:
-    other = next((name for name, possible in can.items() if possible), None)
+def _refusal(kind: str, split: str, other: str | None) -> str:
     if other is not None:
         return f'split: mlx-lm can\'t split a {kind} by "{split}", but it can by "{other}".'
     return (
         f"mlx-lm can't split a {kind} over ranks. Those that it can, by tensors: "
-        f"{', '.join(_splittable())}."
+        f"{', '.join(splittable())}."
     )
-
-
-def _splittable() -> list[str]:
-    """Looked for in the sources: to import them all would take seconds."""
-    folder = Path(mlx_lm.models.__file__).parent
-    return sorted(each.stem for each in folder.glob("*.py") if _SHARDS in each.read_text("utf-8"))

@@ -12,11 +12,10 @@ import logging
 import time
 from collections.abc import Callable, Generator
 from contextlib import nullcontext
-from typing import Final
+from typing import Any, Final
 
 import mlx.core as mx
 from mlx import nn
-from mlx_lm.models import llama
 
 from protocol.prompts import ChatMessage, ChatPrompt, Prompt, TextPrompt
 from protocol.requests import Generate, Sampling, SamplingDefaults
@@ -28,6 +27,7 @@ from worker.engines.limits import Context
 from worker.engines.room import Batch, CacheRoom, measure
 from worker.engines.sequence import Engine, Sequence
 from worker.load.loading import LoadedModel
+from worker.mlx_lm.models import small_llama
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import BLOCK_TOKENS, KEY_BYTES, Path, Paths, chain
@@ -200,26 +200,13 @@ def practise() -> None:
 
 
 def _answer_twice() -> None:
-    model = llama.Model(
-        llama.ModelArgs(
-            model_type="llama",
-            hidden_size=512,
-            num_hidden_layers=1,
-            intermediate_size=1024,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=128,
-            rms_norm_eps=1e-6,
-            vocab_size=_VOCABULARY,
-        )
-    )
-    model.set_dtype(mx.bfloat16)
+    model = small_llama(_VOCABULARY)
     _answer(model)
     nn.quantize(model, group_size=64, bits=4)
     _answer(model)
 
 
-def _answer(model: llama.Model) -> None:
+def _answer(model: Any) -> None:
     """As in a load for which somebody waits."""
     caches = Caches(model)
     room = CacheRoom(measure(caches.run, caches.make))

@@ -26,6 +26,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from protocol.requests import Constraint
+from worker.mlx_lm.text import tokenizer_inside
 from worker.structure import trial_process
 from worker.structure.grammar import ConstraintError, grammar_of, one_line
 from worker.structure.sampler import Matching
@@ -70,7 +71,7 @@ class Compiled:
         """`tokenizer` is mlx-lm's wrapper; the model's logits are `vocabulary` wide, and masks
         `width`.
         """
-        self._wrapper = tokenizer
+        self._inside = tokenizer_inside(tokenizer)
         # Logits may be wider than the vocabulary. What has no text is never allowed.
         self.width = max(vocabulary, len(tokenizer))
         self._most_kept = most_kept
@@ -89,7 +90,7 @@ class Compiled:
         has fewer: tags aren't in it.
         """
         trie = self.tokenizer
-        added = self._wrapper._tokenizer.added_tokens_decoder
+        added = self._inside.added_tokens_decoder
         return {
             each.content: token_id
             for token_id, each in added.items()
@@ -184,7 +185,9 @@ class Compiled:
                 began_s = time.perf_counter()
                 try:
                     self._tokenizer = llguidance.hf.from_tokenizer(
-                        self._wrapper._tokenizer, n_vocab=self.width, eos_token=self._eos_token_ids
+                        self._inside,
+                        n_vocab=self.width,
+                        eos_token=self._eos_token_ids,
                     )
                 except ValueError as error:
                     raise ConstraintError(

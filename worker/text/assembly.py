@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, TypeAlias
-
-from mlx_lm.generate import TextStateMachine
+from typing import Final, Literal, TypeAlias
 
 from protocol.parts import AnswerPart, Reasoning, Text, ToolCall
+from worker.mlx_lm.text import StopTexts
 
 _Kind: TypeAlias = Literal["text", "reasoning", "arguments"]
 
@@ -32,12 +31,7 @@ class Assembly:
         """`plain`: there are no tags, and all is text. With `include_stop` the stop sequence that
         ends it is a part of the text.
         """
-        self._include_stop = include_stop
-        self._stops: Any = None
-        self._sequences = stop
-        if stop:
-            machine = TextStateMachine({"normal": [(each, None) for each in stop]})
-            self._stops = machine.make_state()
+        self._stops = StopTexts(stop, include=include_stop)
         self._parallel = parallel
         self._plain = plain
         self._parts: list[AnswerPart] = []
@@ -50,10 +44,17 @@ class Assembly:
         # Counts what belongs to calls that can't be taken back any more.
         self.committed = 0
         self.in_call = False
-        # By a stop sequence, or by the only call that is wanted.
-        self.stopped = False
-        self.stop_sequence: str | None = None
+        # The only call that is wanted.
         self.has_all_calls = False
+
+    @property
+    def stop_sequence(self) -> str | None:
+        """The one that has ended it."""
+        return self._stops.found
+
+    @property
+    def stopped(self) -> bool:
+        return self._stops.found is not None
 
     @property
     def calls(self) -> int:
@@ -67,10 +68,10 @@ class Assembly:
 
     def text(self, text: str) -> None:
         if self._plain:
-            self._put("text", self._until_stop(text))
+            self._put("text", self._stops.take(text))
             return
         text = self._without_space_after_tag(text, "text")
-        self._put_trimmed("text", self._until_stop(text))
+        self._put_trimmed("text", self._stops.take(text))
 
     def reasoning(self, text: str) -> None:
         self._put_trimmed("reasoning", self._without_space_after_tag(text, "reasoning"))
@@ -114,24 +115,8 @@ class Assembly:
         self._put(self._kind, self._held)
         self._held = ""
 
-    def _until_stop(self, text: str) -> str:
-        if self._stops is None or not text:
-            return text
-        if self.stopped:
-            return ""
-        held = self._stops[-1]
-        self._stops, emitted, state = TextStateMachine.step(self._stops, text)
-        self.stopped = state is None
-        if not self.stopped:
-            return str(emitted)
-        seen = str((held + text).removesuffix(self._stops[-1]))
-        self.stop_sequence = max(filter(seen.endswith, self._sequences), key=len)
-        return seen if self._include_stop else str(emitted)
-
     def _flush_stops(self) -> None:
-        if self._stops is None or self.stopped:
-            return
-        self._stops, rest, _ = TextStateMachine.flush(self._stops)
+        rest = self._stops.flush()
         if rest:
             (self._put if self._plain else self._put_trimmed)("text", rest)
 

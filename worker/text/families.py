@@ -10,8 +10,8 @@ from collections.abc import Container, Iterator
 from typing import Any, Final, NamedTuple
 
 import regex
-from mlx_lm.tool_parsers import qwen3_coder
 
+from worker.mlx_lm.text import parse_functions
 from worker.text.format import AnswerFormat, Bare, CallBlock, Tags, either, headed, objects, whole
 from worker.text.mlx_lm_formats import (
     FUNCTION_TAGS,
@@ -152,7 +152,7 @@ FAMILIES: Final = (
             whole(
                 "<seed:tool_call>",
                 "</seed:tool_call>",
-                closed(functions(qwen3_coder.parse_tool_call), FUNCTION_TAGS),
+                closed(functions(parse_functions), FUNCTION_TAGS),
                 r"\s*<function=",
             ),
         ),

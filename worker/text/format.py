@@ -10,8 +10,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import regex
 
+from worker.mlx_lm.text import Parse
 from worker.text.assembly import Assembly
-from worker.text.readers import EitherCalls, HeadedCalls, ObjectCalls, Parse, Reader, WholeCalls
+from worker.text.readers import EitherCalls, HeadedCalls, ObjectCalls, Reader, WholeCalls
 
 # Of an assembly, and of the definitions of the tools.
 MakeReader: TypeAlias = Callable[[Assembly, Any], Reader]

@@ -5,7 +5,6 @@ A token's bytes may be a part of a character, which no text can show.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -18,6 +17,7 @@ from protocol.parts import (
     TokenLogprob,
 )
 from worker.sampling.scores import Score
+from worker.transformers import decoder_of
 
 # SentencePiece writes spaces so, and bytes as <0x0A>.
 _SPACE: Final = "\u2581"
@@ -99,23 +99,13 @@ class TokenBytes:
 
 def _speller(tokenizer: Any) -> Callable[[str], bytes] | None:
     """How a token as its tokenizer writes it becomes bytes; None if only its decoder knows."""
-    decoder = _decoder(tokenizer)
+    decoder = decoder_of(tokenizer)
     kinds = {each.get("type") for each in [decoder, *decoder.get("decoders", [])]}
     if "ByteLevel" in kinds:
         return _of_byte_level
     if kinds & {"ByteFallback", "Metaspace", "Replace"}:
         return _of_sentence_piece
     return None
-
-
-def _decoder(tokenizer: Any) -> dict[str, Any]:
-    """The description that tokenizer.json has of it; nothing for tokenizers of another kind."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    decoder = getattr(backend, "decoder", None)
-    if decoder is None:
-        return {}
-    described: dict[str, Any] = json.loads(decoder.__getstate__())
-    return described
 
 
 def _of_sentence_piece(token: str) -> bytes:

@@ -12,10 +12,9 @@ import re
 from typing import Any, Final, NamedTuple
 
 import regex
-from mlx_lm.tool_parsers import pythonic
 
+from worker.mlx_lm.text import Parse, parse_python, parser_name
 from worker.text.format import CallBlock, Tags, either, headed, objects, whole
-from worker.text.readers import Parse
 
 _HEAD: Final = re.compile(r"[\s,]*call:([\w.:/-]+)\s*(?=\{)")
 _BARE: Final = re.compile(r"[^,{}\[\]<]+")
@@ -176,7 +175,7 @@ def block_of_mlx_lm(tokenizer: Any) -> tuple[str, CallBlock]:
     """The family and its block, where mlx-lm has chosen a parser. JSON is read by our own readers,
     since mlx-lm's take calls whole.
     """
-    family = tokenizer.tool_parser.__module__.rpartition(".")[2]
+    family = parser_name(tokenizer)
     start, end = tokenizer.tool_call_start, tokenizer.tool_call_end
     match family:
         case "json_tools":
@@ -216,7 +215,7 @@ def closed(parse: Parse, tags: tuple[Tags, ...], *, alike: bool = False) -> Pars
 def python_calls(text: str, definitions: Any) -> Any:
     if len(text) > _MOST_BROKEN_PYTHON:
         ast.parse(text.strip(), mode="eval")
-    return pythonic.parse_tool_call(text, definitions)
+    return parse_python(text, definitions)
 
 
 def functions(parse: Parse) -> Parse:

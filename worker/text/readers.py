@@ -8,13 +8,13 @@ from typing import Any, Final, Protocol
 
 import regex
 
+from worker.mlx_lm.text import Parse
 from worker.text.assembly import Assembly
 
 SPACE: Final = frozenset(" \t\r\n")
 # All that stands between strings: the last are those of literals, and of numbers beside digits.
 _OUTSIDE: Final = frozenset("{}[]:, \t\r\n0123456789+-.eEtrufalsnINiyN")
 _CLOSING: Final = {"{": "}", "[": "]"}
-Parse = Callable[[str, Any], Any]
 Steps = Generator[None, str, None]
 _NAMES: Final = frozenset({"name", "tool_name", "function"})
 _ARGUMENTS: Final = frozenset({"arguments", "parameters", "args"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -10,22 +9,20 @@ from functools import lru_cache
 from typing import Any, Final
 
 from jinja2 import Environment, TemplateError, meta
-from transformers import PreTrainedTokenizerBase
 
 from protocol.prompts import ChatMessage, ChatPrompt
 from protocol.requests import Tools
+from worker.mlx_lm.text import renderer_of
 from worker.system.errors import PromptError
 from worker.text.history import Message, MessageWriter
+from worker.transformers import template_parameters
 
 # What transformers and mlx-lm give templates themselves, or take for something else.
-_RESERVED: Final = frozenset(
-    inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
-) | {
+_RESERVED: Final = template_parameters() | {
     "messages",
     "raise_exception",
     "strftime_now",
     "return_text",
-    *PreTrainedTokenizerBase.SPECIAL_TOKENS_ATTRIBUTES,
 }
 # Clients send these to whatever model: where they mean nothing, they are left out.
 _WISHES: Final = frozenset({"enable_thinking", "reasoning_effort", "verbosity"})
@@ -39,14 +36,9 @@ class ChatTemplate:
     """Renders conversations. Calls may come from several threads."""
 
     def __init__(self, tokenizer: Any) -> None:
-        """`tokenizer` is mlx-lm's wrapper.
-
-        That turns thinking on wherever a model can think. The template's own default is what its
-        author meant, so the wrapper renders only where it carries the renderer itself.
-        """
+        """`tokenizer` is mlx-lm's wrapper."""
         self._tokenizer = tokenizer
-        self._is_program = tokenizer._chat_template is not None
-        self._renderer = tokenizer if self._is_program else tokenizer._tokenizer
+        self._renderer, self._is_program = renderer_of(tokenizer)
         self._histories: dict[str, MessageWriter] = {}
 
     def tokens(

@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 import mlx.core as mx
 import mlx.nn as nn
 
+from worker.mlx_lm.models import logits_of
 from worker.vectors.recipe import Pooling, Recipe, RecipeError
 
 _ACTIVATIONS: Final = {
@@ -74,16 +75,11 @@ class YesHead:
     normalized = False
 
     def __init__(self, model: Any, yes: int, no: int) -> None:
-        self._model = getattr(model, "language_model", model)
+        self._model = model
         self._ids = mx.array([yes, no])
 
     def __call__(self, pooled: mx.array) -> mx.array:
-        trunk = self._model.model
-        states = pooled.astype(trunk.norm.weight.dtype)
-        if hasattr(self._model, "lm_head"):
-            logits = self._model.lm_head(states)
-        else:
-            logits = trunk.embed_tokens.as_linear(states)
+        logits = logits_of(self._model, pooled)
         return mx.softmax(logits[:, self._ids].astype(mx.float32), axis=-1)[:, :1]
 
 

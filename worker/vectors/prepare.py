@@ -10,6 +10,7 @@ from protocol.prompts import TextPrompt
 from protocol.requests import Embed
 from protocol.tokens import unpack
 from worker.engines.limits import Context
+from worker.mlx_lm.text import tokenizer_inside
 from worker.system.errors import PromptError
 from worker.vectors.jobs import TokenizedText, VectorJob, VectorKind
 from worker.vectors.recipe import Recipe
@@ -44,7 +45,7 @@ class VectorTokenizer:
         self, tokenizer: Any, vocabulary: int, recipe: Recipe, score: VectorKind, *, pairs: bool
     ) -> None:
         """`score` is how texts are compared; with `pairs` two texts at once, by an encoder."""
-        self._tokenizer = getattr(tokenizer, "_tokenizer", tokenizer)
+        self._tokenizer = tokenizer_inside(tokenizer)
         self._vocabulary = vocabulary
         self._recipe = recipe
         self._score = score

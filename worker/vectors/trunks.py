@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
 
 from worker.mlx_lm.caches import make_caches
-
-# What mlx-lm's architectures call the model without its head.
-_NAMES: Final = ("model", "backbone", "transformer")
+from worker.mlx_lm.models import trunk_of
 
 
 class Trunk(Protocol):
@@ -43,12 +41,8 @@ class Decoder:
     @classmethod
     def of(cls, model: Any) -> Decoder | None:
         """None: the architecture's parts aren't to be told apart."""
-        inner = getattr(model, "language_model", model)
-        for name in _NAMES:
-            trunk = getattr(inner, name, None)
-            if callable(trunk) and _gives_states(model, trunk):
-                return cls(model, trunk)
-        return None
+        trunk = trunk_of(model)
+        return None if trunk is None else cls(model, trunk)
 
     def begin(self) -> Any:
         return make_caches(self._model)
@@ -63,16 +57,6 @@ class Decoder:
         states: mx.array = self._trunk(tokens, cache=kept)
         mx.eval([each.state for each in kept])
         return states
-
-
-def _gives_states(model: Any, trunk: Any) -> bool:
-    try:
-        # Nothing is computed as long as nobody asks for it: the shape is known all the same.
-        states = trunk(mx.array([[0, 0]]), cache=make_caches(model))
-    except Exception:
-        # Architectures are called in ways of their own.
-        return False
-    return isinstance(states, mx.array) and states.ndim == 3 and states.shape[:2] == (1, 2)
 
 
 class Encoder:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from mlx_vlm.utils import get_model_type, load_model, load_processor
-
+from worker import mlx_vlm
 from worker.vision.model import VisionModel
 from worker.vision.processor import PictureProcessor
 
@@ -27,15 +25,15 @@ def load_vision(folder: Path) -> tuple[VisionModel, dict[str, Any], PictureProce
         Exception: its files can't be understood; architectures fail in as many ways as they have.
     """
     config = json.loads((folder / "config.json").read_text("utf-8"))
-    kind = get_model_type(config)
+    kind = mlx_vlm.kind_of(config)
     if not any(config.get(each) for each in _PARTS):
         raise NoVisionError(f"a model of type {kind} has no part that looks at pictures")
     if config.get("model_file") is not None:
         raise NoVisionError("its files bring code of their own, which is not run")
-    if find_spec(f"mlx_vlm.models.{kind}") is None:
+    if not mlx_vlm.knows(kind):
         raise NoVisionError(f"mlx-vlm doesn't know models of type {kind}")
-    model = load_model(folder, lazy=True)
+    model = mlx_vlm.read_model(folder)
     if not hasattr(model, "language_model") or not hasattr(model, "get_input_embeddings"):
         raise NoVisionError(f"models of type {kind} answer in a way that isn't supported")
-    processor = load_processor(folder, add_detokenizer=False, trust_remote_code=False)
+    processor = mlx_vlm.read_processor(folder)
     return VisionModel(model), config, PictureProcessor(processor, config)

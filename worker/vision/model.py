@@ -10,10 +10,8 @@ from typing import Any, Final
 
 import mlx.core as mx
 import numpy as np
-from mlx_vlm.generate.common import _chunked_prefill_enabled
-from mlx_vlm.models.cache import make_prompt_cache
 
-from worker.mlx_lm.caches import as_mlx_lms
+from worker import mlx_vlm
 from worker.vision.inputs import PictureInputs
 
 _PIXELS: Final = "pixel_values"
@@ -21,8 +19,6 @@ _EMBEDDINGS: Final = "inputs_embeds"
 # By how much positions after the pictures are shifted.
 _SHIFT: Final = "rope_deltas"
 _CROSS: Final = "cross_attention_states"
-# What positions pictures took, which some models keep in themselves from call to call.
-_POSITIONS: Final = ("_position_ids", "_rope_deltas")
 
 
 class VisionModel:
@@ -40,14 +36,11 @@ class VisionModel:
         return self._model.parameters()
 
     def make_cache(self) -> list[Any]:
-        """Of mlx-lm's kinds where these are the same: their sizes are known, and they can be cut
-        into blocks.
-        """
-        return [as_mlx_lms(each) for each in make_prompt_cache(self._language)]
+        return mlx_vlm.make_caches(self._language)
 
     def __call__(self, tokens: mx.array, cache: list[Any] | None = None) -> mx.array:
         """Token ids (1, tokens) of a text to logits (1, tokens, vocabulary)."""
-        self.forget_positions()
+        mlx_vlm.forget_positions(self._language)
         logits: mx.array = self._language(tokens, cache=cache).logits
         return logits
 
@@ -59,13 +52,8 @@ class VisionModel:
         Raises:
             Exception: its pictures and tokens don't fit each other; models find it out.
         """
-        self.forget_positions()
+        mlx_vlm.forget_positions(self._language)
         return Prompted(self._model, token_ids, pictures, seen_tokens)
-
-    def forget_positions(self) -> None:
-        for name in _POSITIONS:
-            if hasattr(self._language, name):
-                setattr(self._language, name, None)
 
 
 class Prompted:
@@ -93,10 +81,7 @@ class Prompted:
         # The language model may have seen the prompt before, for another sequence.
         self._after = {name: each for name, each in given.items() if name == _SHIFT}
         mx.eval(self._embeddings)
-        # Private, as mlx-vlm has no other name for the rule that its own loop follows.
-        self.whole = not _chunked_prefill_enabled(
-            model, input_ids=tokens, inputs_embeds=self._embeddings, prefill_kwargs=self._beside
-        )
+        self.whole = not mlx_vlm.computes_in_chunks(model, tokens, self._embeddings, self._beside)
 
     def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
         """Token ids (1, tokens) to logits (1, tokens, vocabulary)."""

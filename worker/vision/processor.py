@@ -8,11 +8,10 @@ from typing import Any, Final
 
 import mlx.core as mx
 import numpy as np
-from mlx_vlm.prompt_utils import MODEL_CONFIG, get_message_json
-from mlx_vlm.utils import prepare_inputs, should_add_special_tokens
 
 from protocol.pictures import Picture
 from protocol.prompts import ChatMessage
+from worker import mlx_vlm
 from worker.vision.decoding import decode_pictures
 from worker.vision.errors import UnusablePicturesError
 from worker.vision.inputs import PictureInputs
@@ -40,16 +39,9 @@ class PictureProcessor:
         or words of the text.
         """
         plain = message.content if not message.pictures else _parts(message)
-        if self._kind not in MODEL_CONFIG or message.tool_calls or message.role == "tool":
+        if message.tool_calls or message.role == "tool":
             return plain
-        written = get_message_json(
-            self._kind,
-            plain,
-            message.role,
-            skip_image_token=not message.pictures,
-            num_images=len(message.pictures),
-        )
-        return written["content"] if isinstance(written, dict) else written
+        return mlx_vlm.content(self._kind, plain, message.role, len(message.pictures))
 
     def inputs(self, text: str, pictures: Sequence[Picture]) -> tuple[list[int], PictureInputs]:
         """Token ids of a rendered conversation, and what goes with them.
@@ -60,15 +52,8 @@ class PictureProcessor:
         """
         images = decode_pictures(pictures)
         try:
-            made = prepare_inputs(
-                self._processor,
-                images=images,
-                prompts=text,
-                image_token_index=self._config.get("image_token_index"),
-                add_special_tokens=should_add_special_tokens(self._kind, self._processor),
-            )
+            made = mlx_vlm.inputs(self._processor, self._config, text, images)
         except Exception as error:
-            # Each processor fails in its own ways on a shape or a number that it doesn't take.
             raise UnusablePicturesError(str(error)) from error
         arrays = {name: _numpy(each) for name, each in made.items() if each is not None}
         arrays.pop(_MASK, None)

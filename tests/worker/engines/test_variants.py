@@ -25,12 +25,12 @@ from tests.support import shapes
 from tests.support.stepping import step
 from worker.engines.batched import BatchedEngine
 from worker.engines.caches import Caches
-from worker.engines.decoding import RoundSampler
 from worker.engines.room import CacheRoom, CacheSizes, measure
 from worker.engines.sequence import Engine, Sequence, Token
 from worker.engines.sequential import SequentialEngine
 from worker.load.files import fingerprint
 from worker.load.loading import LoadedModel, load
+from worker.mlx_lm.decoding import RoundSampler
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import Paths

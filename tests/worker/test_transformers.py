@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from worker.import_structure import Structure, kept
+from worker.transformers import Structure, kept
 
 
 class Finder:
@@ -99,14 +99,14 @@ def test_transformers_itself_takes_it() -> None:
     """And has all of its names still."""
     code = """
 import sys
-from worker.import_structure import keep_import_structure
+from worker.transformers import keep_import_structure
 keep_import_structure()
 import transformers.utils.import_utils as utils
 scanned, scan = [], utils.create_import_structure_from_path
 utils.create_import_structure_from_path = lambda path: scanned.append(str(path)) or scan(path)
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.models.qwen2 import Qwen2Config
-assert utils.define_import_structure.__module__ == "worker.import_structure"
+assert utils.define_import_structure.__module__ == "worker.transformers"
 models = utils.__file__.replace("utils/import_utils.py", "models")
 assert "bert.configuration_bert" in utils.define_import_structure(models)[frozenset()]
 assert scanned and models not in scanned and f"{models}/__init__.py" not in scanned
@@ -115,7 +115,7 @@ assert scanned and models not in scanned and f"{models}/__init__.py" not in scan
 import transformers
 print(sorted(dir(transformers)))
 """
-    keep = "from worker.import_structure import keep_import_structure as keep; keep()"
+    keep = "from worker.transformers import keep_import_structure as keep; keep()"
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
 
     def run(code: str) -> str:

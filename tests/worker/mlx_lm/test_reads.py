@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten
 
 from tests.support import shapes
 from worker.load.loading import load
-from worker.reads import Reads
+from worker.mlx_lm.reads import Reads
 
 _SMALL = {
     "hidden_size": 64,

@@ -1,13 +1,16 @@
-"""Keeps what transformers would find out at every import: which name is in which of its files.
+"""All that is known of transformers beyond what it promises; nothing of it is imported here before
+it is asked for.
 
-It reads three thousand source files for that, half of what a worker does until it says hello. What
-it finds depends on its files alone, so it is kept as Python keeps bytecode: beside it, for those
-files only, and if it can't be, it is found out again.
+At every import it finds out which name is in which of its files, and reads three thousand of them:
+half of what a worker does until it says hello. What it finds depends on these files alone, so it is
+kept as Python keeps bytecode: beside them, and if it can't be kept, it is found out again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
+import json
 import marshal
 import os
 import sys
@@ -19,6 +22,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, TypeAlias
 
+# Of its modules, all that mlx-lm wants: nearly all the time of the imports, and nothing of MLX.
+SLOW_IMPORT: Final = "transformers.models.auto.tokenization_auto"
 _MODULE: Final = "transformers.utils.import_utils"
 
 # Names by file, by the back ends that they need.
@@ -56,6 +61,24 @@ def kept(find: Find, models: Path) -> Find:
         return found
 
     return define_import_structure
+
+
+def template_parameters() -> frozenset[str]:
+    """The names that chat templates are called with, beside their own."""
+    from transformers import PreTrainedTokenizerBase
+
+    parameters = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
+    return frozenset(parameters) | set(PreTrainedTokenizerBase.SPECIAL_TOKENS_ATTRIBUTES)
+
+
+def decoder_of(tokenizer: Any) -> dict[str, Any]:
+    """The description that tokenizer.json has of a decoder; empty for tokenizers of other kinds."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    decoder = getattr(backend, "decoder", None)
+    if decoder is None:
+        return {}
+    described: dict[str, Any] = json.loads(decoder.__getstate__())
+    return described
 
 
 class _Finder(MetaPathFinder):

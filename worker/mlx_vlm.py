@@ -1,0 +1,98 @@
+"""All that is known of mlx-vlm, and the only place that imports it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+import mlx.core as mx
+from mlx_vlm.generate.common import _chunked_prefill_enabled
+from mlx_vlm.models import cache
+from mlx_vlm.prompt_utils import MODEL_CONFIG, get_message_json
+from mlx_vlm.utils import (
+    get_model_type,
+    load_model,
+    load_processor,
+    prepare_inputs,
+    should_add_special_tokens,
+)
+
+from worker.mlx_lm.caches import as_mlx_lms
+
+# Where models keep, from call to call, what positions the pictures of one sequence took.
+_POSITIONS: Final = ("_position_ids", "_rope_deltas")
+
+
+def kind_of(config: dict[str, Any]) -> str:
+    """The architecture of a model, as mlx-vlm calls it."""
+    return str(get_model_type(config))
+
+
+def knows(kind: str) -> bool:
+    return find_spec(f"mlx_vlm.models.{kind}") is not None
+
+
+def read_model(folder: Path) -> Any:
+    """Its weights are read when they are used."""
+    return load_model(folder, lazy=True)
+
+
+def read_processor(folder: Path) -> Any:
+    return load_processor(folder, add_detokenizer=False, trust_remote_code=False)
+
+
+def content(kind: str, plain: Any, role: str, pictures: int) -> Any:
+    """A message's content as models of a kind want to be shown it."""
+    if kind not in MODEL_CONFIG:
+        return plain
+    written = get_message_json(
+        kind, plain, role, skip_image_token=not pictures, num_images=pictures
+    )
+    return written["content"] if isinstance(written, dict) else written
+
+
+def inputs(
+    processor: Any, config: dict[str, Any], text: str, images: Sequence[Any]
+) -> dict[str, Any]:
+    """The arrays of a text and its pictures, by name.
+
+    Raises:
+        Exception: each processor fails in its own ways on a shape or a number that it doesn't take.
+    """
+    made: dict[str, Any] = prepare_inputs(
+        processor,
+        images=list(images),
+        prompts=text,
+        image_token_index=config.get("image_token_index"),
+        add_special_tokens=should_add_special_tokens(config["model_type"].lower(), processor),
+    )
+    return made
+
+
+def make_caches(language: Any) -> list[Any]:
+    """Of mlx-lm's kinds where these are the same: their sizes are known, and they can be cut into
+    blocks.
+    """
+    return [as_mlx_lms(each) for each in cache.make_prompt_cache(language)]
+
+
+def forget_positions(language: Any) -> None:
+    """For another sequence than the last one."""
+    for name in _POSITIONS:
+        if hasattr(language, name):
+            setattr(language, name, None)
+
+
+def computes_in_chunks(
+    model: Any, tokens: mx.array, embeddings: mx.array | None, beside: dict[str, Any]
+) -> bool:
+    """Whether mlx-vlm's own loop would compute a prompt a chunk at a time. Of some models it must
+    be one call, since the tokens of a picture see each other.
+    """
+    return bool(
+        _chunked_prefill_enabled(
+            model, input_ids=tokens, inputs_embeds=embeddings, prefill_kwargs=beside
+        )
+    )
