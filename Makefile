@@ -1,6 +1,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+UPSTREAM := .venv-upstream
 UNAME := $(shell uname -s)
 # On Linux exactly one MLX back end must be chosen: `make install EXTRA=cuda13` takes the other.
 EXTRA ?= $(if $(filter Linux,$(UNAME)),cpu,)
@@ -22,7 +23,7 @@ NPM_AGENTS := @anthropic-ai/claude-code@2.1.330 claude-code-older@npm:@anthropic
 NPM_SUITES := llmprobe@0.6.12
 SUITES := llm-comply==0.5.0
 
-.PHONY: install demo serve browser shells test test-more test-all chaos check format mutants dist formula bench bench-swap bench-beside bench-crowd clean
+.PHONY: install demo serve browser shells test test-more test-all chaos check upstream format mutants dist formula bench bench-swap bench-beside bench-crowd clean
 
 install: $(INSTALLED)
 
@@ -101,6 +102,17 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Whether the newest of what is relied on beyond its promises still has what the worker knows of it:
+# pyproject.toml's bounds are left aside, so this is no environment to serve from.
+upstream:
+	$(PYTHON) -m venv --clear $(UPSTREAM)
+	$(UPSTREAM)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(UPSTREAM)/bin/python -m pip install --quiet '$(TARGET)' --group dev
+	$(UPSTREAM)/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager \
+	  'mlx$(if $(EXTRA),[$(EXTRA)],)' mlx-lm mlx-vlm mlx-embeddings transformers
+	@$(UPSTREAM)/bin/python -m pip list | grep -E '^(mlx|transformers)'
+	$(UPSTREAM)/bin/python -m pytest tests/worker/mlx_lm
+
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -131,4 +143,4 @@ bench-crowd: $(VENV)/.dev
 	$(BIN)/python -m bench.crowd
 
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) $(UPSTREAM) build dist

@@ -5,12 +5,27 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 from worker.transformers import Structure, kept
+
+
+def test_the_version_that_is_patched_is_pinned() -> None:
+    """To one minor version, which is the one here."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
+    wanted = [Requirement(each) for each in project["project"]["dependencies"]]
+    (pin,) = [each.specifier for each in wanted if each.name == "transformers"]
+    here = Version(version("transformers"))
+    assert here in pin
+    assert f"{here.major}.{here.minor + 1}.0" not in pin
+    assert f"{here.major}.{here.minor - 1}.99" not in pin
 
 
 class Finder:

@@ -1,0 +1,155 @@
+"""Only the rooms for other libraries touch what these don't promise.
+
+Imports of the libraries are import-linter's, in `make check`. Their objects are everywhere, so here
+each file of the worker is read: a private name that stands after a dot must be one of its own.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+LIBRARIES = ("mlx_lm", "mlx_vlm", "mlx_embeddings", "transformers")
+ROOMS = tuple(f"worker/{each}{end}" for each in LIBRARIES for end in ("/", ".py"))
+OURS = ("worker", "protocol")
+# Public, as their documentation says: of named tuples.
+TUPLES = ("_replace", "_asdict", "_fields", "_make")
+# Where something was defined is a part of its source; and so is this text itself.
+SOURCE = ("__module__", "__globals__", "__code__", "getsource", "getsourcefile", "getsourcelines")
+BY_NAME = ("getattr", "setattr", "hasattr", "delattr")
+
+
+def private(name: object) -> bool:
+    return isinstance(name, str) and name.startswith("_") and not name.endswith("__")
+
+
+def found_in(source: str) -> Iterator[tuple[int, str]]:
+    """The lines of what a file must not have, and what it is."""
+    tree = ast.parse(source)
+    own = _defined(tree)
+    modules = _modules(tree)
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom(module=str(module), names=names, level=0):
+                if module.split(".")[0] not in OURS:
+                    wrong = [each.name for each in names if private(each.name)]
+                    yield from ((node.lineno, f"{module}.{each}") for each in wrong)
+            case ast.Attribute(value=value, attr=attr):
+                if attr in SOURCE:
+                    yield node.lineno, ast.unparse(node)
+                elif private(attr) and attr not in own and attr not in TUPLES:
+                    root = value.id if isinstance(value, ast.Name) else None
+                    if modules.get(root or "", "").split(".")[0] not in sys.stdlib_module_names:
+                        yield node.lineno, ast.unparse(node)
+                elif isinstance(node.ctx, ast.Store) and _root(value) in modules:
+                    yield node.lineno, f"{ast.unparse(node)} ="
+            case ast.Call(func=ast.Name(id="setattr"), args=[of, *_]) if _root(of) in modules:
+                yield node.lineno, ast.unparse(node)
+            case ast.Call(func=ast.Name(id=function), args=[_, ast.Constant(value=name), *_]):
+                if function in BY_NAME and private(name) and name not in own:
+                    yield node.lineno, f"{function} {name}"
+            case ast.Call(func=ast.Attribute(attr="import_module"), args=[name, *_]):
+                if _begins(name).split(".")[0] in LIBRARIES:
+                    yield node.lineno, ast.unparse(node)
+
+
+def _defined(tree: ast.Module) -> set[str]:
+    """Private names that a file gives to functions, classes and attributes of its own."""
+    names = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                names.add(name)
+            case ast.ClassDef(name=name, body=body):
+                names.add(name)
+                names |= {name for each in body for name in _assigned(each)}
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=attr, ctx=ast.Store()):
+                names.add(attr)
+    return names
+
+
+def _assigned(node: ast.stmt) -> list[str]:
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return [each.id for each in targets if isinstance(each, ast.Name)]
+
+
+def _modules(tree: ast.Module) -> dict[str, str]:
+    """Modules of others by the names that they have in a file."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for each in node.names:
+                module = each.name if each.asname else each.name.split(".")[0]
+                found[each.asname or module] = module
+    return found
+
+
+def _root(node: ast.expr) -> str:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _begins(node: ast.expr) -> str:
+    if isinstance(node, ast.JoinedStr):
+        return _begins(node.values[0])
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def test_no_other_file_touches_a_private_name() -> None:
+    files = [each.relative_to(ROOT).as_posix() for each in sorted((ROOT / "worker").rglob("*.py"))]
+    others = [each for each in files if not each.startswith(ROOMS)]
+    assert len(others) > 30
+    assert len(files) - len(others) > 5
+    found = [
+        f"{each}:{line}: {text}"
+        for each in others
+        for line, text in found_in((ROOT / each).read_text("utf-8"))
+    ]
+    assert not found, "\n".join(["Its place is one of the rooms for other libraries:", *found])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "generator._generation_batch",
+        "self.batch._current_tokens = None",
+        "super()._step()",
+        "getattr(tokenizer, '_tokenizer', tokenizer)",
+        "setattr(batch, '_matchers', [])",
+        "from mlx_lm.utils import _get_classes",
+        "from mlx_lm import _version",
+        "import mlx.core as mx\nmx.load = note",
+        "import mlx.core as mx\nmx.distributed.all_sum = note",
+        "import mlx.core as mx\nsetattr(mx, name, note)",
+        "import mlx.core as mx\nmx._private()",
+        "importlib.import_module('mlx_lm.models.llama')",
+        "importlib.import_module(f'mlx_embeddings.models.{name}')",
+        "parser.__module__.rpartition('.')",
+        "inspect.getsource(model)",
+    ],
+)
+def test_it_is_found(line: str) -> None:
+    assert list(found_in(line))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import os\nos._exit(1)",
+        "row._replace(tokens=1)",
+        "self._own = 1\nother._own",
+        "class A:\n    _own = 1\nA()._own",
+        "from worker.vision import _own",
+        "def __init__(self): super().__init__()",
+        "setattr(model, name, None)",
+        "import mlx.core as mx\nmx.eval(a)",
+    ],
+)
+def test_it_is_ones_own(line: str) -> None:
+    assert not list(found_in(line))
