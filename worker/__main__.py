@@ -24,7 +24,7 @@ from typing import Final
 # GB model waited 27 s for plans, and 0.8 s without them; 32 streams ran at 0.7 of the speed (MLX
 # 0.32.4).
 _BACK_END: Final = {"MLX_CUDA_USE_CUDNN_SDPA": "0"}
-# Errands, and the files of `worker/errands/` that have them.
+# The errands, and the files of `worker/errands/` that have them.
 _ERRANDS: Final = {"examine": "models", "measure": "models", "probe": "probe"}
 
 
@@ -86,7 +86,7 @@ def _follow() -> None:
 
 
 def _ready_with_key(parent_pid: int) -> bytes:
-    # Before any slow import: a gateway that died meanwhile would leave an orphan.
+    # Before any slow import, during which a gateway may die and leave an orphan.
     if os.getppid() != parent_pid:
         sys.exit(f"The gateway (pid {parent_pid}) is gone.")
     _pin_packages()
@@ -100,19 +100,19 @@ def _ready_with_key(parent_pid: int) -> bytes:
 
 
 def _run_errand(name: str) -> None:
-    """An errand is a function of its own name."""
+    """Run the function that has the errand's name."""
     _pin_packages()
 
     from worker.errands.errand import Errand
 
-    # Before the errand's own imports, which may print.
+    # Made before the errand's own imports, which may print.
     errand = Errand()
     module = importlib.import_module(f"worker.errands.{_ERRANDS[name]}")
     getattr(module, name)(errand)
 
 
 def _print_device() -> None:
-    """As JSON, for a gateway: it never imports MLX."""
+    """Print the device as JSON. The gateway asks, because it never imports MLX."""
     import mlx.core as mx
 
     print(json.dumps(mx.device_info()))

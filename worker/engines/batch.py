@@ -17,26 +17,28 @@ from worker.sampling.scores import Score, score_prompt, scored_chunk
 from worker.structure.sampler import ConstrainedSampler
 
 PREFILL_ROWS: Final = 8
-# What a chunk is made of efficiently, whatever the number of rows.
+# With so many tokens over all rows a chunk is computed efficiently.
 _ENOUGH_TOKENS: Final = 512
 _MUCH_LONGER: Final = 2
-# A step makes a token, and mlx-lm has begun the next one when it gives it out.
+# A step makes a token, and mlx-lm begins the next one before it gives the token out.
 AHEAD_TOKENS: Final = 2
 
 
 @dataclass(eq=False)
 class Row:
-    """A sequence in the batch, and what it has made there. They are numbered as they come."""
+    """A sequence in the batch, and the tokens that it made there. Rows are numbered as they
+    come.
+    """
 
     sequence: Sequence
     number: int = 0
     generated: list[int] = field(default_factory=list)
-    # Of its tokens: how many came from the prompt cache, and how many its caches have seen.
+    # How many of its tokens came from the prompt cache, and how many its caches have seen.
     cached_tokens: int = 0
     seen_tokens: int = 0
-    # Blocks of it that the prompt cache has; None: it isn't to have any.
+    # How many of its blocks the prompt cache has; None: the cache is not to have any.
     kept: int | None = None
-    # Of its prompt, as far as it is computed; None: nobody wants them.
+    # The scores of its prompt so far; None: nobody asked for them.
     prompt_scores: list[Score] | None = None
 
     @property
@@ -45,12 +47,12 @@ class Row:
 
     @property
     def most_tokens(self) -> int:
-        """How long it may become."""
+        """The length at which it ends."""
         return len(self.sequence.token_ids) + self.sequence.max_tokens
 
 
 class CachedRow(NamedTuple):
-    """A row, and where mlx-lm keeps its caches: as one of a batch's."""
+    """A row, and its place in caches of mlx-lm's: those of one row or of a batch."""
 
     row: Row
     caches: list[Any]
@@ -60,7 +62,7 @@ class CachedRow(NamedTuple):
 
 
 class RowBatch:
-    """Sequences join and leave between steps."""
+    """A batch of rows. Sequences join and leave between steps."""
 
     def __init__(
         self,
@@ -83,16 +85,17 @@ class RowBatch:
         self._eos_token_ids = eos_token_ids
         self._pace = pace
         self._on_prefill = on_prefill
-        # What the last step spent on prompts.
+        # How long the last step computed prompts.
         self.prefill_s = 0.0
-        # Those that have ended, with their caches, until they are asked for.
+        # Rows that have ended, with their caches, until these are asked for.
         self._ended: list[tuple[Row, RowCaches]] = []
-        # At the end of a segment of their prompt by the last step.
+        # Rows whose last chunk ended at the end of a segment of their prompt.
         self._at_boundary: list[Row] = []
-        # In the order in which they came.
+        # By mlx-lm's number, in the order in which they came.
         self._rows: dict[int, Row] = {}
         self._prefilling: set[int] = set()
-        # Of those, which have their last token left, that mlx-lm computes with the next step.
+        # Rows that compute their prompt, and have only its last token left. mlx-lm computes that
+        # with the next step.
         self._at_end: set[int] = set()
 
     def __len__(self) -> int:
@@ -105,11 +108,13 @@ class RowBatch:
     def takes(self, tokens: int) -> bool:
         """Whether a sequence that has so many tokens to compute may join now.
 
-        mlx-lm computes so many prompts at a time. Where some are about to end, it would merge
-        newcomers with them only to cut them apart again: then both go on as two groups, each of
-        which costs a copy of the batch. And a chunk is shared by all rows, each of which has its
-        caches read for it: so few are computed at a time if these are enough to fill chunks. Those
-        that are much longer than a newcomer don't keep it waiting.
+        mlx-lm computes a bounded number of prompts at a time. If some are about to end, mlx-lm
+        would merge newcomers with them only to cut them apart again: both would go on as two
+        groups, and each group costs a copy of the batch.
+
+        All rows share a chunk, and each row has its caches read for it. So no more rows are taken
+        than are enough to fill chunks. Rows that are much longer than a newcomer don't keep it
+        waiting.
         """
         if len(self._prefilling) >= PREFILL_ROWS or self._at_end:
             return False
@@ -117,14 +122,15 @@ class RowBatch:
         return sum(each for each in left if each <= _MUCH_LONGER * tokens) < _ENOUGH_TOKENS
 
     def prefills_beyond(self, tokens: int) -> bool:
-        """Whether a row that is much further than so many tokens computes its prompt. Who joined it
-        would be as far: each token of a chunk would look at all that came before, in every row.
+        """Whether a row that is much further than so many tokens is computing its prompt. A
+        sequence that joined would be padded to that length: each token of its chunks would look at
+        as many earlier tokens as that row's.
         """
         most_tokens = _MUCH_LONGER * (tokens + _ENOUGH_TOKENS)
         return any(row.seen_tokens > most_tokens for row in self.prefilling)
 
     def prefills(self, row: Row) -> bool:
-        """Whether a row of this batch computes its prompt."""
+        """Whether this row is computing its prompt."""
         return any(self._rows[uid] is row for uid in self._prefilling)
 
     @property
@@ -133,12 +139,12 @@ class RowBatch:
 
     @property
     def size(self) -> Batch:
-        """After the next step."""
+        """The size after the next step."""
         longest = max((each.tokens for each in self._rows.values()), default=0)
         return Batch(len(self._rows), longest + AHEAD_TOKENS)
 
     def insert(self, sequence: Sequence, number: int, taken: Taken | None = None) -> None:
-        """`taken` is what the prompt cache has of it."""
+        """Add a sequence. `taken` are the caches that the prompt cache has of it."""
         done = 0 if taken is None else taken.tokens
         ends = self._eos_token_ids if sequence.ends_at_eos else ()
         uid = self._generator.insert(
@@ -166,26 +172,28 @@ class RowBatch:
         self._prefilling.add(uid)
 
     def remove(self, request_ids: set[str]) -> None:
-        """Unknown ids are ignored."""
+        """Take rows out. Unknown ids are ignored."""
         self._take_out(
             [uid for uid, row in self._rows.items() if row.sequence.request_id in request_ids]
         )
 
     def least_missed(self) -> tuple[int, Row]:
-        """The row that is to leave first, by the id for `put_aside`: the last of those that came
-        with the lowest priority.
+        """The row that is to leave first, with its number for `put_aside`: the last that came among
+        those with the lowest priority.
         """
         return min(reversed(self._rows.items()), key=lambda each: each[1].sequence.priority)
 
     def put_aside(self, uid: int) -> Sequence:
-        """Take a row out; returns what is left of it to do."""
+        """Take a row out; returns the sequence that is left of it."""
         row = self._rows[uid]
         self._take_out([uid])
         return row.sequence.rest(row.generated)
 
     def step(self, *, beside_decoding: bool, share_s: float) -> list[Token]:
-        """`beside_decoding`: rows of another batch wait meanwhile. Other batches leave `share_s` of
-        what rows that decode may be held up.
+        """One step.
+
+        With `beside_decoding` rows of another batch wait meanwhile. `share_s` is how long this
+        batch may hold up rows that decode.
         """
         self.prefill_s = 0.0
         if not self._prefilling:
@@ -194,13 +202,13 @@ class RowBatch:
             responses = self._step_with_prefill(
                 decoding=self.decodes or beside_decoding, share_s=share_s
             ).tokens
-        # Whatever may fail comes before a row counts a token as its own.
+        # Everything that may fail comes before a row counts a token as its own.
         scores = [self._sampler.take_score(each.uid) for each in responses]
         tokens = []
         for response, score in zip(responses, scores, strict=True):
             row = self._rows[response.uid]
             row.generated.append(response.token)
-            # mlx-lm has computed what it gives out, and begun the next one.
+            # mlx-lm has begun the token after the one that it gives out.
             row.seen_tokens = row.tokens
             tokens.append(
                 Token(
@@ -220,7 +228,7 @@ class RowBatch:
         return tokens
 
     def take_broken(self) -> list[Broken]:
-        """Take out those that can't go on."""
+        """Take out rows that can't go on."""
         found = self._sampler.take_broken()
         broken = [Broken(self._rows[uid].sequence.request_id, why) for uid, why in found.items()]
         self._take_out(list(found))
@@ -261,13 +269,13 @@ class RowBatch:
         return stepped
 
     def _score_prompts(self, responses: list[Any]) -> None:
-        """`responses` are of the rows of the chunk that was just computed, in their order."""
+        """Score the chunk that was just computed. `responses` are of its rows, in their order."""
         if not responses:
             return
         logits = self._tap.take()
         for place, response in enumerate(responses):
             row = self._rows[response.uid]
-            # Before the chunk, and after it.
+            # How far the row had come before the chunk, and how far it is now.
             begin, end = row.seen_tokens, row.cached_tokens + response.progress[0]
             if row.prompt_scores is not None:
                 row.prompt_scores += score_prompt(
@@ -285,7 +293,7 @@ class RowBatch:
         return [self._rows[uid] for uid in self._prefilling]
 
     def cached_rows(self) -> list[CachedRow]:
-        """The rows that the prompt cache may have something of, as they are between steps."""
+        """The rows of which the prompt cache may keep something, as they are between two steps."""
         places = self._generator.places()
         return [
             CachedRow(
@@ -299,7 +307,7 @@ class RowBatch:
         ]
 
     def ended_rows(self) -> list[CachedRow]:
-        """Those that ended since the last call."""
+        """The rows that ended since the last call."""
         ended, self._ended = self._ended, []
         return [
             CachedRow(row, *caches, prefilling=False, at_boundary=False)
@@ -321,7 +329,7 @@ class RowBatch:
 
 
 def _segments(sequence: Sequence, done: int) -> list[list[int]]:
-    """What is to be computed of a prompt, cut where snapshots are to be made."""
+    """The tokens of a prompt that are to be computed, cut where snapshots are to be made."""
     boundaries = () if sequence.path is None else sequence.path.boundaries
     places = [each * BLOCK_TOKENS for each in boundaries if each * BLOCK_TOKENS > done]
     ends = [*places, len(sequence.token_ids)]

@@ -14,11 +14,12 @@ from worker.engines.sequence import Broken, EngineNeed, Sequence, Token
 from worker.mlx_lm.generator import Generator, MakeGenerator
 from worker.prompt_cache.cache import PromptCache
 
-# Batches that take turns: each turn reads the weights once.
+# Batches take turns, and each turn reads the weights once.
 _MOST_BATCHES: Final = 4
-# Chunks of one length differ by a third, and those beside streams are to stay within their bound.
+# Chunks of one length differ by a third in time, and those beside streams must stay within their
+# bound.
 _CAUTION: Final = 0.75
-# Memory is asked for so long before rows have grown into it.
+# Memory is asked for so many tokens before rows have grown into it.
 _HORIZON_TOKENS: Final = 512
 
 
@@ -32,13 +33,13 @@ class Joining(NamedTuple):
 class BatchedEngine:
     """Sequences join and leave batches between steps.
 
-    mlx-lm takes in what it is given, whatever memory that needs. So what doesn't fit is kept here;
-    and if the batches outgrow their room, or the room shrinks, rows leave them and are computed
-    anew later: those of the lowest priority, and of these the last to come.
+    mlx-lm takes in all that it is given, whatever memory that needs. So sequences that don't fit
+    wait here. If the batches outgrow the limit, or the limit shrinks, rows leave them and are
+    computed anew later: those of the lowest priority first, and of these the last to come.
 
-    A batch is dense, every row as long as its longest. Where that padding costs more to read in
-    each step than reading the weights once more, or would keep a sequence out, rows of like length
-    get a batch of their own, and the batches take turns.
+    A batch is dense: every row is as long as its longest. If that padding costs more to read in
+    each step than the weights, or would keep a sequence out, rows of like length get a batch of
+    their own, and the batches take turns.
     """
 
     batching = True
@@ -54,8 +55,8 @@ class BatchedEngine:
         stall_s: float = 0.1,
         make_generator: MakeGenerator = Generator,
     ) -> None:
-        """A chunk of prefill holds up rows that decode for about `stall_s`. Another generator than
-        mlx-lm's own computes its batches in other processes, too.
+        """A chunk of prompts holds up rows that decode for about `stall_s`. A generator of several
+        ranks computes its batches in the other ranks too.
         """
         self._make_generator = make_generator
         self._model = model
@@ -66,7 +67,7 @@ class BatchedEngine:
         self._held: deque[Sequence] = deque()
         self._batches: deque[RowBatch] = deque()
         self._keeper = None if prompt_cache is None else PromptKeeper(prompt_cache, room)
-        # What it has computed last hasn't been kept yet.
+        # The batch of the last step, while its blocks haven't been kept.
         self._stepped: RowBatch | None = None
         self._stall_s = _CAUTION * stall_s
         self._pace = PrefillPace(largest_chunk(), beside_decoding_s=self._stall_s)
@@ -82,7 +83,9 @@ class BatchedEngine:
 
     @property
     def short(self) -> bool:
-        """The first that waits has no room; one that has just come may have it."""
+        """The first sequence that waits has no room. One that has just come may have room and not
+        have begun.
+        """
         if self._rows >= self._max_concurrency:
             return False
         fetches = self._keeper.fetches if self._keeper is not None else lambda _: False
@@ -120,18 +123,19 @@ class BatchedEngine:
         if self._held:
             first = Batch(1, len(self._held[0].token_ids) + AHEAD_TOKENS)
             if not rows or not self._room.holds([first]):
-                # Others may run before it, but it is the one that waits.
+                # Others may run before the first sequence, but the first is the one that waits for
+                # memory.
                 alone = first
         return EngineNeed(
             used_bytes,
-            # A row at its end is computed a step further than it may become long.
+            # A row at its end is computed one step further than its longest length.
             max(used_bytes, self._room.needed_bytes(wanted)),
             self._room.needed_bytes([alone]),
             last[1].number if last and last[0].prefills(last[1]) else 0,
         )
 
     def add(self, sequence: Sequence) -> None:
-        """Behind those of its priority."""
+        """Add a sequence behind those of its priority."""
         place = len(self._held)
         while place and self._held[place - 1].priority < sequence.priority:
             place -= 1
@@ -202,7 +206,7 @@ class BatchedEngine:
 
     def begin_anew(self) -> bool:
         if self._make_generator is not Generator:
-            # Other ranks have computed what this one hasn't.
+            # The other ranks have computed what this one has not.
             return False
         self._stepped = None
         batches, self._batches = self._batches, deque()
@@ -226,8 +230,8 @@ class BatchedEngine:
         return sum(len(each) for each in self._batches)
 
     def _share_s(self, batch: RowBatch) -> float:
-        """How long it may hold up rows that decode: between two of their tokens each batch has its
-        turn.
+        """How long this batch may hold up rows that decode: between two of their tokens each batch
+        has its turn.
         """
         others = [each for each in self._batches if each is not batch]
         prefilling = sum(bool(each.prefilling) for each in others)
@@ -235,14 +239,14 @@ class BatchedEngine:
         return max(0.0, min(left_s, self._stall_s / (1 + prefilling)))
 
     def _last_to_leave(self) -> tuple[RowBatch, Row] | None:
-        """The row that stays when all others are put aside, and its batch."""
+        """The row that would leave last, and its batch."""
         rows = [(batch, row) for batch in self._batches for row in batch.rows]
         return max(
             rows, key=lambda each: (each[1].sequence.priority, -each[1].number), default=None
         )
 
     def _hold_first(self, sequence: Sequence) -> None:
-        """It ran already: before those of its priority."""
+        """Put a sequence that ran already before the others of its priority."""
         place = 0
         while place < len(self._held) and self._held[place].priority > sequence.priority:
             place += 1
@@ -252,9 +256,11 @@ class BatchedEngine:
         return [each.size for each in self._batches if len(each)]
 
     def _take_in(self) -> None:
-        """One that waits for memory is overtaken only while nothing runs, by one; those that wait
-        for blocks of the prompt cache by anybody; those that wait for room beside these, or whose
-        batch takes nobody now, by who leaves them their place.
+        """Let sequences that wait join batches, or begin one.
+
+        A sequence that waits for memory is overtaken only while nothing runs, and by one. A
+        sequence that waits for blocks of the prompt cache is overtaken by anybody. A sequence that
+        waits because its batch takes nobody now is overtaken by those that leave it its place.
         """
         overtaken = False
         later: list[Joining] = []
@@ -300,7 +306,9 @@ class BatchedEngine:
         )
 
     def _joined(self, batch: RowBatch, sequence: Sequence) -> list[Batch]:
-        """What is taken for it exists once more until it is merged into the batch."""
+        """The batches' sizes once a sequence has joined. Blocks that are taken from the cache for
+        it exist twice until they are merged into the batch.
+        """
         joined = self._with(Joining(batch, len(sequence.token_ids) + AHEAD_TOKENS))
         return [*joined, Batch(1, len(sequence.token_ids))]
 
@@ -310,8 +318,8 @@ class BatchedEngine:
         return joined or self._may_open(tokens, [])
 
     def _place(self, tokens: int, later: list[Joining]) -> RowBatch | None:
-        """The batch that a sequence of so many tokens should join, which leaves others room to join
-        theirs; None: it has to wait.
+        """The batch that a sequence of so many tokens should join, with room left for the sequences
+        in `later`; None: it has to wait.
         """
         fitting = [
             (self._padding_bytes(batch.size, tokens), batch)
@@ -329,7 +337,7 @@ class BatchedEngine:
         return len(self._batches) < _MOST_BATCHES and self._room.holds(alone)
 
     def _with(self, *joining: Joining) -> list[Batch]:
-        """The sizes of all batches, once these have joined theirs."""
+        """The sizes of all batches, once these sequences have joined theirs."""
         sizes = []
         for batch in self._batches:
             lengths = [each.tokens for each in joining if each.batch is batch]
@@ -339,7 +347,7 @@ class BatchedEngine:
         return sizes
 
     def _padding_bytes(self, size: Batch, tokens: int) -> int:
-        """What every step would read for nothing if a sequence joined a batch."""
+        """The padding that every step would read if a sequence joined a batch."""
         shape = self._room.shape
         together = shape.batch_bytes(size.rows + 1, max(size.longest_tokens, tokens))
         return together - shape.batch_bytes(*size) - shape.batch_bytes(1, tokens)
@@ -367,5 +375,5 @@ class BatchedEngine:
 
 
 def _soon_tokens(batch: RowBatch) -> int:
-    """How long the longest of its rows will have become."""
+    """The length of the longest row in a while."""
     return max(min(row.tokens + _HORIZON_TOKENS, row.most_tokens) for row in batch.rows)

@@ -19,9 +19,9 @@ from worker.system.errors import ModelError, one_sentence
 
 
 class Caches:
-    """Of one model, and of the draft model that runs ahead of it if there is one.
+    """The caches of one model, and of its draft model if there is one.
 
-    A list of them begins with the model's.
+    A list of caches begins with the model's.
     """
 
     def __init__(self, model: Any, draft: Any = None, kv_bits: int | None = None) -> None:
@@ -44,7 +44,7 @@ class Caches:
 
     @property
     def can_be_merged(self) -> bool:
-        """Into those of a batch."""
+        """Whether the caches can be merged into those of a batch."""
         return self._draft is None and can_be_merged(self.make())
 
     def make(self) -> list[Any]:
@@ -58,7 +58,7 @@ class Caches:
         return caches[: self._own], caches[self._own :]
 
     def run(self, tokens: mx.array, cache: list[Any]) -> tuple[mx.array, ...]:
-        """Logits of shape (1, tokens, vocabulary) of each model; caches take the tokens in as
+        """Logits of shape (1, tokens, vocabulary) of each model. The caches take the tokens in as
         their states are computed.
         """
         own, draft = self.parts(cache)
@@ -68,8 +68,8 @@ class Caches:
         return logits, self._draft(tokens, cache=draft)
 
     def _try(self) -> None:
-        """Attention of some models can't work with quantized caches, or their heads have a width
-        that can't be quantized: each finds that out by itself.
+        """Try quantized caches. Attention of some models can't work with them, or the width of
+        their heads can't be quantized: only a try tells.
         """
         caches = self.make()
         try:

@@ -1,4 +1,4 @@
-"""Failures of the GPU that pass: they end no process. What runs is put aside, and computed anew.
+"""Failures of the GPU that pass. They end no process: what runs is put aside, and computed anew.
 
 MLX raises such a failure as RuntimeError at the next wait (0.32.0 and later): "[METAL] Command
 buffer execution failed: Caused GPU Timeout Error
@@ -18,20 +18,21 @@ from worker.engines.sequence import Engine
 from worker.mlx_lm.wiring import synchronize
 
 _KIND: Final = re.compile(r"CommandBufferCallbackError(\w+)")
-# A command took too long, made the screen wait, or was there when another's was given up. Others,
-# as an address that isn't mapped, come again; and where submissions are ignored, all do.
+# A command took too long, made the screen wait, or was there when another process's command was
+# given up. Other failures come again, as an address that isn't mapped; and after ignored
+# submissions all commands fail.
 _PASSING: Final = frozenset({"Timeout", "ImpactingInteractivity", "InnocentVictim"})
 
 
 def passing_kind(error: BaseException) -> str | None:
-    """The kind of a failure after which this process can compute on; None: of no such one."""
+    """The kind of a failure after which this process can go on; None: it is none of these."""
     found = _KIND.search(str(error)) if isinstance(error, RuntimeError) else None
     return found[1] if found is not None and found[1] in _PASSING else None
 
 
 logger = logging.getLogger("worker")
 
-# So many within so long don't pass: another process may do better.
+# So many failures within so long don't pass: another process may do better.
 _MOST: Final = 8
 _WITHIN_S: Final = 600.0
 # One of each stream, and some more.
@@ -39,7 +40,7 @@ _MOST_ECHOES: Final = 4
 
 
 class GpuRecovery:
-    """Of one engine."""
+    """Has one engine begin anew after a failure."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
@@ -68,7 +69,9 @@ class GpuRecovery:
 
 
 def _settle() -> None:
-    """What depended on the command fails as well, and says so wherever it is waited for."""
+    """Wait until the commands that depended on the failed one have failed too: each says so at a
+    wait.
+    """
     for _ in range(_MOST_ECHOES):
         try:
             synchronize()

@@ -1,4 +1,6 @@
-"""Between batches and prompt cache: who may have which memory, and what is worth keeping."""
+"""Between engines and the prompt cache: which of them may have which memory, and what is worth
+keeping.
+"""
 
 from __future__ import annotations
 
@@ -12,45 +14,45 @@ from worker.engines.sequence import EngineNeed, Sequence
 from worker.prompt_cache.cache import Computed, PromptCache, Taken
 from worker.prompt_cache.path import BLOCK_TOKENS, Path
 
-# Of an answer, to cut off one block at a time would cost a copy for each layer as often.
+# Blocks of an answer are kept so many at a time: each time costs a copy for each layer.
 _ANSWER_BLOCKS: Final = 8
-# Shared with a row in prefill, this much is worth waiting for.
+# A sequence waits for a row that computes so many blocks of its own prompt.
 _SHARED_BLOCKS: Final = 4
-# Of those that wait so many may have their blocks read at a time.
+# Blocks of so many waiting sequences may be read at a time.
 _MOST_FETCHES: Final = 8
-# What it asks for in advance.
+# The cache asks for so much more than it has, in advance.
 _MORE_BYTES: Final = 48_000_000
-# What it wants is told in steps: with each block that is read there would be another figure.
+# The wish for memory is told in steps: otherwise each block would change the figure.
 _STEP_BYTES: Final = 4_000_000
-# A sequence waits so long for memory in which what it begins with can stay: an answer takes some
-# milliseconds, and computing it anew seconds.
+# A sequence waits so long for memory in which its cached blocks can stay. The gateway answers
+# within milliseconds, and computing the blocks anew takes seconds.
 _LOAN_S: Final = 0.25
 
 
 class _Asked(NamedTuple):
-    """For a limit, since when."""
+    """A wish for a limit, and the time of the wish."""
 
     limit_bytes: int
     at: float
 
 
 class PromptKeeper:
-    """What runs comes before what is kept: the cache has what rows leave of the limit."""
+    """Shares a limit: sequences that run come first, and the cache has what they leave."""
 
     def __init__(self, cache: PromptCache, room: CacheRoom) -> None:
         self.cache = cache
         self._room = room
         self._fetching: set[str] = set()
-        # By requests that wait for more memory.
+        # The wishes of requests that wait for more memory.
         self._asked: dict[str, _Asked] = {}
         self._limit_bytes = 0
-        # Of rows, and not kept yet.
+        # The bytes of blocks that rows have computed and the cache doesn't have yet.
         self._missing_bytes = 0
-        # Prompts come that are long enough to be kept.
+        # Whether any prompt was long enough to be kept.
         self._has_seen_blocks = False
 
     def beside(self, rows: EngineNeed) -> EngineNeed:
-        """What sequences could use, and the cache beside them."""
+        """The needs of the sequences, and of the cache beside them."""
         asked_bytes = max((each.limit_bytes for each in self._asked.values()), default=0)
         wanted_bytes = max(self._wanted_bytes, asked_bytes - rows.wanted_bytes)
         return rows._replace(
@@ -60,8 +62,9 @@ class PromptKeeper:
 
     @property
     def _wanted_bytes(self) -> int:
-        """What the cache could use: what rows have that it hasn't, twice what it has where that is
-        what it had to let go, and in any case some more, so that a prompt need not wait for it.
+        """The memory that the cache could use: what it has, the blocks of rows that it doesn't have
+        yet, as much as it had to drop for want of room, and always some more, so that a prompt need
+        not wait for it.
         """
         has_bytes = self.cache.bytes_ + self.cache.coming_bytes
         if not has_bytes and not self._has_seen_blocks:
@@ -71,14 +74,14 @@ class PromptKeeper:
 
     @property
     def fetching(self) -> bool:
-        """Sequences wait for their blocks, or for memory in which these can stay."""
+        """Sequences wait for their blocks, or for memory in which the blocks can stay."""
         return bool(self._fetching or self._asked)
 
     def fetches(self, request_id: str) -> bool:
         return request_id in self._fetching
 
     def give_way(self, sizes: Iterable[Batch], path: Path | None = None) -> None:
-        """Let go of what these batches need; of a path only after everything else."""
+        """Drop blocks that these batches leave no room for. Blocks of `path` are the last to go."""
         limit_bytes = self._room.limit_bytes or 0
         if limit_bytes > self._limit_bytes:
             self.cache.refused_bytes = 0
@@ -91,8 +94,8 @@ class PromptKeeper:
         self.cache.shrink(most_bytes)
 
     def waits(self, sequence: Sequence, sizes: list[Batch], prefilling: list[Row]) -> bool:
-        """Whether a sequence should stay out for now: its blocks are being read or are to be, or a
-        row computes them.
+        """Whether a sequence should wait: its blocks are being read or will be, or a row is
+        computing them.
         """
         path = sequence.path
         if path is None or not path.keys:
@@ -111,8 +114,9 @@ class PromptKeeper:
         return any(self._will_share(row, path, depth) for row in prefilling)
 
     def waits_for_room(self, sequence: Sequence, joined: list[Batch]) -> bool:
-        """Whether a sequence should stay out until more is lent, or isn't: once there are these
-        batches the cache would have to let go of what it begins with.
+        """Whether a sequence should wait until more memory is lent, or the wait has been long
+        enough. With these batches the cache would have to drop the blocks that the sequence begins
+        with.
         """
         request_id = sequence.request_id
         most_bytes = self._most_bytes(joined)
@@ -131,7 +135,7 @@ class PromptKeeper:
         return True
 
     def cached_tokens(self, sequence: Sequence) -> int:
-        """How many of its tokens `take` would give."""
+        """How many of the sequence's tokens `take` would give."""
         if sequence.path is None:
             return 0
         return self.cache.depth(sequence.path, len(sequence.token_ids)) * BLOCK_TOKENS
@@ -151,13 +155,14 @@ class PromptKeeper:
     def keep(
         self, running: Iterable[CachedRow], ended: Iterable[CachedRow], sizes: list[Batch]
     ) -> None:
-        """Keep what rows have that is new. What was kept the last time is computed by now."""
+        """Keep new blocks of rows. What was kept the last time is computed by now."""
         self.cache.store()
         self._missing_bytes = 0
         for each in running:
             depth = each.row.seen_tokens // BLOCK_TOKENS
             if self.cache.needs_snapshots:
-                # mlx-lm tells the end of every segment, and the last token is one of its own.
+                # mlx-lm reports the end of every segment; the last token of a prompt is a segment
+                # of its own.
                 if each.at_boundary and _at_boundary(each.row):
                     self._keep(each, depth, sizes, snapshot=True)
                 continue
@@ -168,7 +173,7 @@ class PromptKeeper:
         if not self.cache.needs_snapshots:
             self._keep_ended(ended, sizes)
         if not sizes:
-            # No step follows that computes meanwhile.
+            # No step follows that would compute meanwhile.
             self.cache.store()
 
     def _keep(
@@ -184,14 +189,14 @@ class PromptKeeper:
         if snapshot:
             bytes_ += self._room.shape.row_bytes
         if not self._makes_room(bytes_, sizes, [computed.path]):
-            return  # There may be more room later: until it ends the row has all its caches.
+            return  # There may be more room later: a row has all its caches until it ends.
         self.cache.keep([computed])
         if snapshot:
             self.cache.keep_snapshot(computed.path, each.caches, each.place, depth)
         row.kept = max(row.kept, depth)
 
     def _keep_ended(self, ended: Iterable[CachedRow], sizes: list[Batch]) -> None:
-        """All of them at once, or as many as there is room for."""
+        """Keep all of them at once, or as many as there is room for."""
         found = (_computed(each, each.row.seen_tokens // BLOCK_TOKENS) for each in ended)
         new = [each for each in found if each is not None and each.first < len(each.path.keys)]
         paths = [each.path for each in new]
@@ -206,7 +211,7 @@ class PromptKeeper:
         return max(0, len(computed.path.keys) - computed.first) * self.cache.block_bytes
 
     def _makes_room(self, bytes_: int, sizes: list[Batch], paths: list[Path]) -> bool:
-        """Not at the cost of these paths: what comes after a gap can't be found."""
+        """Make room without dropping these paths: blocks after a gap can't be found."""
         most_bytes = self._most_bytes(sizes)
         if most_bytes is None:
             return True
@@ -218,14 +223,14 @@ class PromptKeeper:
         return False
 
     def _most_bytes(self, sizes: Iterable[Batch]) -> int | None:
-        """What the cache may have on its blocks; None without a limit."""
+        """The most that evictable blocks may take; None without a limit."""
         if self._room.limit_bytes is None:
             return None
         beside_bytes = self.cache.bytes_ - self.cache.evictable_bytes
         return max(0, self._room.limit_bytes - self._room.needed_bytes(sizes) - beside_bytes)
 
     def _free_bytes(self, sizes: list[Batch]) -> int:
-        """What may be read from disk for another row."""
+        """The bytes that blocks for another row may take."""
         most_bytes = self._most_bytes(sizes)
         return 1 << 62 if most_bytes is None else most_bytes - self.cache.coming_bytes
 
@@ -248,7 +253,7 @@ class PromptKeeper:
 
 
 def _computed(each: CachedRow, depth: int) -> Computed | None:
-    """So many blocks of a row; None: nothing of it is to be kept."""
+    """The first `depth` blocks of a row; None: nothing of it is to be kept."""
     row, path = each.row, each.row.sequence.path
     if path is None or row.kept is None:
         return None
@@ -261,7 +266,7 @@ def _computed(each: CachedRow, depth: int) -> Computed | None:
 
 
 def _has_prompt_left(row: Row) -> bool:
-    """Whether there are blocks of its prompt that aren't kept, and could be."""
+    """Whether blocks of its prompt could be kept and aren't."""
     path = row.sequence.path
     return path is not None and row.kept is not None and row.kept < len(path.keys)
 

@@ -13,18 +13,20 @@ from worker.engines.sequence import Sequence
 from worker.system.errors import PromptError
 from worker.system.memory import wait_for_computing
 
-# MLX's limit is a guard rail and lies above what the engine keeps to: past it every command buffer
-# is waited for, and each miss empties the buffer cache (mlx transforms.cpp, allocator.cpp).
+# MLX's limit is a guard rail above the limit that the engine keeps. Past it every command buffer is
+# waited for, and each miss empties the buffer cache (mlx transforms.cpp, allocator.cpp).
 _GUARD_SHARE: Final = 0.1
 _LEAST_GUARD_BYTES: Final = 256_000_000
-# Fewer, and a step's temporaries are allocated anew each time.
+# With a smaller cache a step's temporaries are allocated anew each time.
 _LEAST_CACHE_BYTES: Final = 32_000_000
 # More than any machine has.
 _LARGEST_BYTES: Final = 1 << 62
 
 
 class MemoryLimits:
-    """Of one worker with a model. The engine steers by `room`; MLX's limits follow it."""
+    """The limits of one worker with a model. The engine keeps to `room`, and MLX's limits follow
+    it.
+    """
 
     def __init__(self, room: CacheRoom, weight_bytes: int) -> None:
         self.room = room
@@ -32,7 +34,7 @@ class MemoryLimits:
         self._least_beside_bytes = _LARGEST_BYTES
 
     def take(self, limit_bytes: int, beside_bytes: int) -> None:
-        """Another limit, of which the process takes so much beside MLX."""
+        """Take over another limit. The process holds `beside_bytes` beside MLX's account."""
         self._least_beside_bytes = min(self._least_beside_bytes, beside_bytes)
         self.room.limit_bytes = limit_bytes
         self.room.fixed_bytes = beside_bytes + self._weight_bytes
@@ -41,34 +43,36 @@ class MemoryLimits:
 
     @property
     def mlx_bytes(self) -> int:
-        """What the limit leaves to MLX's account; 0 without one."""
+        """The part of the limit that MLX's account may have; 0 without a limit."""
         if self.room.limit_bytes is None:
             return 0
         return self.room.limit_bytes - (self.room.fixed_bytes - self._weight_bytes)
 
     def _apply(self) -> None:
-        # Below what is active a limit does nothing but harm.
+        # A limit below the active memory does nothing but harm.
         mlx_bytes = max(self.mlx_bytes, mx.get_active_memory())
         mx.set_memory_limit(mlx_bytes + max(int(mlx_bytes * _GUARD_SHARE), _LEAST_GUARD_BYTES))
-        # What a peak leaves behind is what the next one takes: given back, it would be allocated
-        # anew each time, which on a GPU waits for everything.
+        # The buffers of one peak serve the next. Without them the next peak would allocate anew,
+        # which on a GPU waits for all that is being computed.
         peaks_bytes = int(self.room.free_bytes * (1.0 - 1.0 / self.room.shape.peak))
         wait_for_computing()
         mx.set_cache_limit(max(self.room.working_bytes, _LEAST_CACHE_BYTES) + peaks_bytes)
 
 
 class Context(NamedTuple):
-    """How many tokens prompt and answer may have together, and a sentence that says why."""
+    """How many tokens a prompt and its answer may have together, and a sentence that says why."""
 
     tokens: int
     note: str = ""
 
 
 class ContextInForce:
-    """Follows what memory there can be. The engine thread writes it, tokenizers read it."""
+    """The longest context for now: it follows memory. The engine thread writes it, and the threads
+    that tokenize read it.
+    """
 
     def __init__(self, own_tokens: int) -> None:
-        """`own_tokens` is the least of what was configured and what the model can."""
+        """`own_tokens` is the configured length or the model's, whichever is less."""
         self._own_tokens = own_tokens
         self._reason = ""
         self.now = Context(own_tokens)
@@ -81,7 +85,7 @@ class ContextInForce:
             self.now = self._cut(bound.tokens)
 
     def hopeless(self, sequence: Sequence, room: CacheRoom) -> RequestFailed:
-        """For one that waits for more memory than can be had any more."""
+        """The refusal of a sequence that waits for more memory than there can ever be."""
         context = self._cut(room.longest_tokens(self.now.tokens))
         if not context.tokens:
             return self._no_room(room).told(sequence.request_id)
@@ -102,7 +106,7 @@ class ContextInForce:
 
 
 def too_long(context: Context, why: str, advice: str, field: RequestField) -> PromptError:
-    # Clients tell this error from others by its words: LiteLLM by the first, which are OpenAI's,
+    # Clients tell this error from others by its words: LiteLLM by OpenAI's, which come first, and
     # LangChain by "prompt is too long".
     return PromptError(
         "context_length_exceeded",

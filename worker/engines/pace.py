@@ -1,11 +1,12 @@
-"""How long a chunk of prefill may be: a bound in seconds, whatever the hardware makes of a token.
+"""How long a chunk of a prompt may be: bounded in seconds, whatever the hardware makes of a token.
 
 On a CPU 2,048 tokens of a dense model can take minutes, and nothing else happens meanwhile: no
-other stream gets a token, no cancellation is seen, no progress is reported. It is bounded in tokens
-too, over all rows, since what a chunk takes beside the caches grows with its length.
+other stream gets a token, no cancellation is seen, no progress is reported. A chunk is bounded in
+tokens too, over all rows, because its memory beside the caches grows with its length.
 
-The further a prompt has come, the longer a token takes, as it looks at all before it. So speeds are
-known by how far rows had come: a short prompt beside a long one says nothing of the long one's.
+The further a prompt has come, the longer each of its tokens takes, because it looks at all tokens
+before it. So speeds are kept by how far rows had come: the speed of a short prompt says nothing of
+a long one.
 """
 
 from __future__ import annotations
@@ -19,32 +20,36 @@ from protocol.chunks import LARGEST_TOKENS
 _SMALLEST: Final = 16
 _FIRST: Final = 64
 _GROWTH: Final = 4
-# Fewer tokens in a short time: that was the step's fixed cost, and the speed is higher.
+# Fewer tokens in a short time: that was the fixed cost of a step, and the speed is higher.
 _TELLING: Final = 64
-# What was measured so many chunks ago may be of another hour: machines do other things too.
+# Measurements so many chunks ago may be out of date: the machine does other things too.
 _FRESH: Final = 8
-# What was too much for the device is tried again after so many chunks.
+# A length that was too much for the device is tried again after so many chunks.
 _CALM: Final = 64
-# So many earlier tokens to look at cost no more than what else a token takes, in any model.
+# With so few earlier tokens, looking at them costs no more than the rest of a token, in any model.
 _FREE_CONTEXT: Final = 1024
 
 
 @dataclass(frozen=True)
 class _Speed:
-    """As the chunk of this number found it."""
+    """A measured speed, with the number of its chunk."""
 
     tokens_per_s: float
     context: int
     number: int
 
     def at_least(self, context: int) -> float:
-        """The speed behind so many tokens, were earlier ones all that a token costs."""
+        """The least speed behind so many tokens: as if a token cost nothing but looking at earlier
+        ones.
+        """
         further = (_FREE_CONTEXT + context) / (_FREE_CONTEXT + self.context)
         return self.tokens_per_s / max(1.0, further)
 
 
 class PrefillPace:
-    """Chooses chunk lengths from the measured speed. Powers of two keep MLX's shapes few."""
+    """Chooses the lengths of chunks from measured speeds. Powers of two keep the number of MLX's
+    shapes small.
+    """
 
     def __init__(
         self, largest: int = LARGEST_TOKENS, alone_s: float = 1.0, beside_decoding_s: float = 0.2
@@ -53,18 +58,19 @@ class PrefillPace:
         self._largest = largest
         self._alone_s = alone_s
         self._beside_decoding_s = beside_decoding_s
-        # By the magnitude of the context, and so the last chunks.
+        # By the magnitude of the context. The same for `_chunks`.
         self._speeds: dict[int, _Speed] = {}
         self._chunks: dict[int, int] = {}
         self._last = _FIRST
-        # Over all rows, and what a device that failed has left of the most.
+        # The last chunk over all rows; and the most tokens that the device bears, which is less
+        # after a failure.
         self._whole = _FIRST
         self._bearable = largest
         self._calm = 0
         self._observed = 0
 
     def shorten(self) -> None:
-        """The device gave up: a quarter of the last chunk is the most, and slowly more again."""
+        """The device failed: now a quarter of the last chunk is the most, and slowly more again."""
         self._bearable = max(_SMALLEST, self._whole // 4)
         self._calm = 0
 
@@ -87,8 +93,10 @@ class PrefillPace:
         self._speeds[_magnitude(context)] = _Speed(measured, context, self._observed)
 
     def chunk(self, rows: int, decoding: bool, context: int = 0, share_s: float = inf) -> int:
-        """Tokens per row of the next chunk, for `rows` sequences in prefill of which the longest
-        has come to `context`. `share_s` is what others leave of the bound beside decoding.
+        """Tokens for each row of the next chunk.
+
+        `rows` prompts are computed, and the longest has come to `context`. `share_s` is the part of
+        the bound beside decoding that other batches leave.
         """
         most = self._bearable // max(rows, 1)
         tokens_per_s = self._tokens_per_s(context)
@@ -96,7 +104,7 @@ class PrefillPace:
             return max(_SMALLEST, min(_FIRST, most))
         bound_s = min(self._beside_decoding_s, share_s) if decoding else self._alone_s
         fitting = int(tokens_per_s * bound_s / max(rows, 1))
-        # One slow or fast chunk says little: grow by steps, shrink at once.
+        # One slow or fast chunk says little: lengths grow by steps, and shrink at once.
         here = _magnitude(context)
         last = self._chunks[here] if here in self._fresh and here in self._chunks else self._last
         wanted = min(fitting, last * _GROWTH, most)
@@ -106,7 +114,9 @@ class PrefillPace:
         return self._last
 
     def _tokens_per_s(self, context: int) -> float | None:
-        """What was measured there, or else the most that other places promise."""
+        """The speed that was measured at this context, or else the highest that the other
+        measurements promise.
+        """
         fresh = self._fresh
         here = fresh.get(_magnitude(context))
         known = fresh.values() if here is None else (here,)

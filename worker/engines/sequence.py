@@ -18,9 +18,10 @@ from worker.vision.inputs import PictureInputs
 
 
 class EngineNeed(NamedTuple):
-    """As limits of the whole process, in bytes; 0 while there is nothing to do.
+    """What an engine needs of memory, as limits of the whole process in bytes; 0 while there is
+    nothing to do.
 
-    `used_bytes` holds what runs now; with `wanted_bytes` everything that waits could run too; with
+    `used_bytes` holds the sequences that run; with `wanted_bytes` all that wait could run too; with
     less than `least_bytes` not even the first sequence can. `prompt` numbers the prompt that the
     first sequence is computing; 0 if it computes none. Beside that the prompt cache has
     `cache_bytes`, and could use `cache_wanted_bytes`.
@@ -44,33 +45,37 @@ class Sequence:
     sampling: RowSampling | None
     ignore_eos: bool
     priority: int = 0
-    # Of its reasoning: called as mlx-lm calls what changes logits.
+    # Bounds the reasoning. Called as mlx-lm calls processors of logits.
     budget: Callable[[mx.array, mx.array], mx.array] | None = None
     adjustments: Adjustments | None = None
-    # They end it, beside those that end any.
+    # Tokens that end this sequence, beside those that end any.
     stop_token_ids: tuple[int, ...] = ()
-    # None: neither taken from the prompt cache nor kept there.
+    # None: the prompt cache neither gives nor keeps anything of it.
     path: Path | None = None
-    # How many alternatives beside its own score each token has; None: no score.
+    # How many alternatives each token's score has; None: no scores.
     logprobs: int | None = None
-    # The same of the prompt's tokens, before the first one of the answer.
+    # The same for the tokens of the prompt. Their scores come with the first token of the answer.
     prompt_logprobs: int | None = None
     pictures: PictureInputs | None = None
     constrained: Constrained | None = None
 
     @property
     def ends_at_eos(self) -> bool:
-        """With a constraint that token says that the answer is whole."""
+        """Whether the end-of-sequence token ends it. With a constraint it always does: the answer
+        is whole.
+        """
         return not self.ignore_eos or self.constrained is not None
 
     def rest(self, generated: list[int]) -> Sequence:
-        """What is left to do for another turn in an engine."""
+        """The sequence that is left once these tokens are generated, for another run in an
+        engine.
+        """
         done = len(generated)
         return replace(
             self,
             token_ids=self.token_ids + generated,
             max_tokens=self.max_tokens - done,
-            # mlx-lm samples a step ahead of what it gives out.
+            # mlx-lm samples one step before it gives a token out.
             sampling=None if self.sampling is None else self.sampling.again_after(done),
             constrained=None if self.constrained is None else self.constrained.after(generated),
             prompt_logprobs=None if done else self.prompt_logprobs,
@@ -79,9 +84,10 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One generated token of one sequence; with "stop" it is the end-of-sequence token. So many
-    tokens before it came from the prompt cache. The first one may have the scores of the prompt's
-    tokens but the first.
+    """One generated token of one sequence; with "stop" it is the end-of-sequence token.
+
+    `cached_tokens` of the sequence came from the prompt cache. `prompt_scores` come with the first
+    token of an answer, and begin with the second token of the prompt.
     """
 
     request_id: str
@@ -90,19 +96,19 @@ class Token:
     cached_tokens: int = 0
     score: Score | None = None
     prompt_scores: list[Score] | None = None
-    # Since the sequence began, here or anew.
+    # The first since the sequence began, or began anew.
     first: bool = False
 
     @property
     def awaited(self) -> bool:
-        """Somebody waits for the first of an answer, and for its end."""
+        """A client waits for the first token of an answer, and for its end."""
         return self.first or self.finish_reason is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A sequence whose constraint can't be followed any further, and why. Its tokens until then
-    match. With `pictures` it is one whose prompt can't be computed, because of these.
+    """A sequence that can't go on, and why. Its constraint can't be followed any further; or, with
+    `pictures`, its prompt can't be computed because of them. The tokens until then are valid.
     """
 
     request_id: str
@@ -117,32 +123,34 @@ class Engine(Protocol):
 
     @property
     def need(self) -> EngineNeed:
-        """What it could use of memory."""
+        """What the engine needs of memory."""
 
     @property
     def short(self) -> bool:
-        """Sequences wait for memory alone, of which there is too little as things are."""
+        """Sequences wait for memory and nothing else, and there is too little now."""
 
     @property
     def fetching(self) -> bool:
-        """Sequences wait for what is read from disk, or for room in which it can stay."""
+        """Sequences wait for blocks that are read from disk, or for memory in which these
+        can stay.
+        """
 
     def make_room(self) -> None:
-        """Put aside what is beyond the limit, to be computed anew when there is room."""
+        """Put sequences beyond the limit aside. They are computed anew when there is memory."""
 
     def take_hopeless(self) -> list[Sequence]:
-        """Take out what waits for more than can be had."""
+        """Take out sequences that wait for more memory than there can ever be."""
 
     def take_broken(self) -> list[Broken]:
-        """Take out what can't go on as it must."""
+        """Take out sequences that can't go on."""
 
     @property
     def active(self) -> int:
-        """Sequences that generate or prefill."""
+        """How many sequences generate, or have their prompt computed."""
 
     @property
     def waiting(self) -> int:
-        """Sequences added and not begun."""
+        """How many sequences were added and have not begun."""
 
     def add(self, sequence: Sequence) -> None: ...
 
@@ -150,21 +158,23 @@ class Engine(Protocol):
         """Drop sequences; unknown ids are ignored."""
 
     def step(self) -> list[Token]:
-        """One decoding step of everything that decodes, and one chunk of prefill."""
+        """One decoding step of all sequences that decode, and one chunk of prompts."""
 
     def keep(self) -> None:
-        """What the last step computed is kept for prompts that begin alike. Called once its tokens
-        are on their way, as it takes milliseconds a row; otherwise the next step begins with it.
-        Called once more, nothing of it waits to be computed.
+        """Keep what the last step computed, for prompts that begin alike.
+
+        It takes milliseconds a row, so it is called once the step's tokens are on their way;
+        otherwise the next step begins with it. A second call in a row leaves nothing that waits to
+        be computed.
         """
 
     def clear_prompts(self) -> int:
-        """Let go of all prompts that are kept in memory; returns how many bytes that were."""
+        """Drop all prompts that are kept in memory; returns how many bytes they had."""
 
     def begin_anew(self) -> bool:
-        """After a failure of the device, which may have spoilt whatever is kept: put all aside, to
-        be computed anew in shorter chunks. False if that can't be.
+        """After a failure of the device, which may have spoilt all caches: put all sequences aside,
+        to be computed anew in shorter chunks. False if the engine can't.
         """
 
     def close(self) -> None:
-        """Let go of caches and of the model."""
+        """Drop the caches and the model."""

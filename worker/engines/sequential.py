@@ -32,30 +32,30 @@ from worker.vision.inputs import PictureInputs
 
 logger = logging.getLogger("worker")
 
-# A model for a sequence that begins with these tokens and pictures, of which its caches have seen
-# some.
+# Gives a model for a sequence that begins with these tokens and pictures, of which its caches have
+# seen some.
 Begin: TypeAlias = Callable[[list[int], PictureInputs | None, int], Any]
 
 
 @dataclass(eq=False)
 class _Run:
-    """The sequence whose turn it is. `tokens` None: its prompt is being computed."""
+    """The sequence that runs. `tokens` None: its prompt is being computed."""
 
     row: Row
     caches: list[Any]
-    # What computes it, where that isn't the same for all.
+    # Computes this sequence, if not the engine's model does.
     model: Any = None
     tokens: Iterator[Decoded] | None = None
     sampler: RowSampler | None = None
 
     @property
     def left(self) -> int:
-        """Tokens of the prompt before its last, which decoding begins with."""
+        """How many tokens of the prompt are left before its last, which decoding begins with."""
         return len(self.row.sequence.token_ids) - 1 - self.row.seen_tokens
 
 
 class SequentialEngine:
-    """First come, first served among those of one priority."""
+    """Runs sequences in the order in which they came, by priority."""
 
     batching = False
 
@@ -70,8 +70,8 @@ class SequentialEngine:
         draft_tokens: int = 0,
         begin: Begin | None = None,
     ) -> None:
-        """`caches` are the model's own if not given, and the draft model's too if there is one. It
-        guesses `draft_tokens` at a time. `begin` is for a model that looks at pictures.
+        """`caches` are the model's own if not given, and the draft model's too if there is one. The
+        draft model guesses `draft_tokens` at a time. `begin` is for a model that looks at pictures.
         """
         self._model = model
         self._draft = draft
@@ -82,7 +82,7 @@ class SequentialEngine:
         self._keeper = None if prompt_cache is None else PromptKeeper(prompt_cache, room)
         self._waiting: deque[Sequence] = deque()
         self._run: _Run | None = None
-        # What it has computed last hasn't been kept yet.
+        # The sequence of the last step, while its blocks haven't been kept.
         self._stepped: _Run | None = None
         self._pace = PrefillPace(largest_chunk())
         self._begun = 0
@@ -139,7 +139,7 @@ class SequentialEngine:
         return hopeless
 
     def add(self, sequence: Sequence) -> None:
-        """Behind those of its priority."""
+        """Add a sequence behind those of its priority."""
         place = len(self._waiting)
         while place and self._waiting[place - 1].priority < sequence.priority:
             place -= 1
@@ -207,7 +207,7 @@ class SequentialEngine:
         self._run = None
 
     def _sizes(self) -> list[Batch]:
-        """After the next step."""
+        """The size after the next step."""
         if self._run is None:
             return []
         return [Batch(1, self._run.row.tokens + 1 + self._draft_tokens)]
@@ -251,7 +251,7 @@ class SequentialEngine:
                 self._prefill(run)
                 return True
         except Exception as error:
-            # That pictures and tokens don't fit each other, each model finds out in its own way.
+            # Each model finds out in its own way that pictures and tokens don't fit each other.
             if sequence.pictures is None or passing_kind(error) is not None:
                 raise
             logger.exception("A prompt with pictures can't be computed")
@@ -265,15 +265,17 @@ class SequentialEngine:
         with stream():
             run.model = begin(sequence.token_ids, sequence.pictures, row.seen_tokens)
             if run.model.whole and row.seen_tokens and sequence.pictures is not None:
-                # What the prompt cache has of it is of no use.
+                # The blocks of the prompt cache are of no use then.
                 run.caches = self._caches.make()
                 row.seen_tokens = row.cached_tokens = 0
                 row.kept = None
                 run.model = begin(sequence.token_ids, sequence.pictures, 0)
 
     def _prefill(self, run: _Run) -> None:
-        """mlx-lm computes a whole prompt before it gives anything back: nobody could leave, nor
-        could memory be called back.
+        """Compute a chunk of the prompt.
+
+        mlx-lm computes a whole prompt before it gives anything back: meanwhile no sequence could
+        leave, and no memory could be called back.
         """
         row = run.row
         began_s, begin = perf_counter(), row.seen_tokens
@@ -302,7 +304,7 @@ class SequentialEngine:
                     begin + length,
                     row.sequence.prompt_logprobs or 0,
                 )
-            # Nobody else looks at them, so they are not computed.
+            # Nobody reads the logits, so they are not computed.
             del logits
             mx.clear_cache()
         row.seen_tokens += length
@@ -343,11 +345,12 @@ class SequentialEngine:
     def _decode(self, run: _Run) -> Iterator[Decoded]:
         sequence = run.row.sequence
         if self._draft is None or sequence.constrained is not None:
-            # What a draft model guesses would have to be masked by guesses, too.
+            # The guesses of a draft model would have to be masked, by guesses again.
             run.sampler = RowSampler(sequence, run.model or self._model)
             caches = run.caches
             if self._draft is not None:
-                # Its caches don't see these tokens, so that the prompt cache can't have both.
+                # The draft model's caches don't see these tokens, so the prompt cache can't have
+                # both.
                 run.row.kept = None
                 caches, _ = self._caches.parts(run.caches)
             return decode(sequence, caches, run.sampler)
@@ -360,7 +363,7 @@ class SequentialEngine:
             return
         prefilling = run.tokens is None
         cached = [CachedRow(run.row, run.caches, 0, prefilling, at_boundary)]
-        # What has ended needs no room any more, but is still there.
+        # A sequence that has ended needs no room any more, but its caches are still there.
         self._keeper.keep([] if ended else cached, cached if ended else [], self._sizes())
 
     def _next_boundary(self, row: Row) -> int | None:

@@ -1,4 +1,4 @@
-"""Where an errand's answers go: stdout is for them alone, as libraries print what they like."""
+"""Where an errand reads its orders and writes its answers."""
 
 from __future__ import annotations
 
@@ -18,24 +18,26 @@ T = TypeVar("T", bound=Struct)
 
 
 class Errand:
-    """To be made before anything is imported that may print."""
+    """stdout is for answers alone, and libraries print there: an errand is made before their
+    import.
+    """
 
     def __init__(self) -> None:
         self._answers: IO[bytes] = os.fdopen(os.dup(1), "wb")
         os.dup2(2, 1)
 
     def read(self, kind: type[T]) -> T:
-        """What is to be done."""
+        """Read the whole of standard input."""
         return msgspec.json.decode(sys.stdin.buffer.read(), type=kind)
 
     def orders(self, kind: Any) -> Iterator[Any]:
-        """What is to be done, line by line, until there is no more."""
+        """The orders on standard input, line by line."""
         decoder = msgspec.json.Decoder(kind)
         for line in sys.stdin.buffer:
             yield decoder.decode(line)
 
     def begin(self) -> None:
-        """The imports are done."""
+        """Tell the versions, once the imports are done."""
         self.answer(Environment(platform.python_version(), version("mlx"), version("mlx-lm")))
 
     def answer(self, content: Struct) -> None:

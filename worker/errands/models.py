@@ -22,7 +22,9 @@ from worker.text.template import ChatTemplate
 
 
 def examine(errand: Errand) -> None:
-    """Answer for each model at once: one that kills this process takes no answer along."""
+    """Answer for each model at once: if one kills this process, the answers before it are not
+    lost.
+    """
     errand.begin()
     for source in errand.read(Examine).sources:
         errand.answer(_examined(source))
@@ -37,7 +39,7 @@ def _examined(source: str) -> Examined:
     try:
         config = _config(folder)
     except Exception as error:
-        # mlx-lm imports the architecture's module, which fails as modules do.
+        # mlx-lm imports the architecture's module, which may fail in any way.
         return Examined(source, "architecture", one_sentence(error))
     try:
         tokenizer = read_tokenizer(folder, config.get("eos_token_id"))
@@ -48,7 +50,7 @@ def _examined(source: str) -> Examined:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """The configuration of an architecture that mlx-lm knows, or mlx-embeddings."""
+    """The configuration, if mlx-lm or mlx-embeddings knows the architecture."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
     classes_of(config)
     return config
@@ -61,18 +63,18 @@ def _templated(source: str, tokenizer: Any) -> Examined:
         if not ChatTemplate(tokenizer).tokens(ChatPrompt((ChatMessage("user", "Hello"),))):
             return Examined(source, "template", "it makes nothing of a message", chats=True)
     except Exception as error:
-        # A template is a program, and fails in as many ways.
+        # A template is a program, and may fail in any way.
         return Examined(source, "template", _root(error), chats=True)
     return Examined(source, chats=True)
 
 
 def _root(error: Exception) -> str:
-    """What was wrong in the first place, without what a client or an operator would be told."""
+    """The first cause, without the advice to a client or an operator."""
     return one_sentence(error.__cause__ if isinstance(error.__cause__, Exception) else error)
 
 
 def measure(errand: Errand) -> None:
-    """The work of a worker with one request, without anything around it."""
+    """Do what a worker does for one request, without the gateway."""
     errand.begin()
     asked = errand.read(Measure)
     try:
@@ -83,7 +85,7 @@ def measure(errand: Errand) -> None:
 
 
 def _generate(loaded: LoadedModel, asked: Measure) -> float:
-    """Seconds."""
+    """The seconds between the first token and the last."""
     engine = BatchedEngine(loaded.model, (), 1, CacheRoom(measure_caches(loaded.model)))
     prompt_ids = list(loaded.tokenizer.encode(asked.prompt))
     engine.add(Sequence("measured", prompt_ids, asked.tokens, sampling=None, ignore_eos=True))
@@ -91,7 +93,7 @@ def _generate(loaded: LoadedModel, asked: Measure) -> float:
     while made < asked.tokens:
         new = len(engine.step())
         if made == 0:
-            # The first comes with the prompt, and with what is done once.
+            # The first token's time has the prompt in it, and what is done once.
             began = time.monotonic()
         made += new
     seconds = time.monotonic() - began

@@ -41,21 +41,21 @@ _SMALL_CACHE_BYTES: Final = 32_000_000
 
 
 def probe(errand: Errand) -> None:
-    """Until nothing more is asked; then what is held goes back as a worker's does."""
+    """Carry out orders until there are no more; then give back the memory as a worker does."""
     errand.begin()
     with released_memory():
         _obey_all(errand)
 
 
 def back_end() -> Literal["metal", "cuda", "cpu"]:
-    """That of the default device."""
+    """The back end of MLX's default device."""
     if mx.default_device() == mx.cpu:
         return "cpu"
     return "metal" if mx.metal.is_available() else "cuda"
 
 
 class _Size(NamedTuple):
-    """Keys and values have fewer heads, as in most models of today."""
+    """The sizes of an attention. Keys and values have fewer heads, as in most models of today."""
 
     heads: int
     key_heads: int
@@ -74,7 +74,7 @@ def measure_attention(head_dim: int, *, with_array: bool) -> AttentionPeak:
     size = _SIZE_ON_CPU if on_cpu else _SIZE
     kind = mx.float32 if on_cpu else mx.float16
     fewer = size._replace(keys=size.keys // 2)
-    # Kernels are compiled at the first.
+    # The first one compiles the kernels.
     _peak_bytes(fewer, head_dim, kind, with_array=with_array)
     few_bytes = _peak_bytes(fewer, head_dim, kind, with_array=with_array)
     many_bytes = _peak_bytes(size, head_dim, kind, with_array=with_array)
@@ -83,7 +83,7 @@ def measure_attention(head_dim: int, *, with_array: bool) -> AttentionPeak:
 
 
 def _peak_bytes(size: _Size, head_dim: int, kind: mx.Dtype, *, with_array: bool) -> int:
-    """Beside inputs and output."""
+    """The peak without inputs and output."""
     queries = mx.ones((1, size.heads, size.queries, head_dim), kind)
     keys = mx.ones((1, size.key_heads, size.keys, head_dim), kind)
     values = mx.ones((1, size.key_heads, size.keys, head_dim), kind)
@@ -101,7 +101,9 @@ def _peak_bytes(size: _Size, head_dim: int, kind: mx.Dtype, *, with_array: bool)
 
 
 def time_steps(seconds: float) -> StepTimes:
-    """The kinds of limits take turns, so that whatever else the machine does is in each of them."""
+    """Time steps under each kind of limits. The kinds take turns, so that the rest of the machine's
+    work affects all of them alike.
+    """
     step = _build()
     step()
     active_bytes = mx.get_active_memory()
@@ -128,7 +130,7 @@ def time_steps(seconds: float) -> StepTimes:
 
 
 def _build() -> Callable[[], None]:
-    """Layers of two products, as wide as their weights are to be in all."""
+    """Layers of two products, whose weights have the wanted size in all."""
     on_cpu = back_end() == "cpu"
     kind = mx.float32 if on_cpu else mx.float16
     layer_bytes = (_WEIGHT_BYTES_ON_CPU if on_cpu else _WEIGHT_BYTES) // _LAYERS
@@ -151,7 +153,7 @@ def _build() -> Callable[[], None]:
 
 
 def _times(step: Callable[[], None], seconds: float) -> list[float]:
-    """At least one."""
+    """The times of steps, one at least."""
     times: list[float] = []
     while sum(times) < seconds:
         began = time.perf_counter()
@@ -196,7 +198,7 @@ def _obey(order: Any, held: list[mx.array]) -> Struct:
 
 
 def _import() -> Imported:
-    # Here, not above: this is what is measured.
+    # Imported here and not above, because the cost of the imports is measured.
     for module in ("worker.process.loop", "worker.runtime.serve"):
         importlib.import_module(module)
     read_device()
@@ -209,7 +211,7 @@ def _hold(held: list[mx.array], size_bytes: int, *, wire: bool) -> MlxMemory:
     missing_bytes = size_bytes - sum(each.nbytes for each in held)
     if missing_bytes > 0:
         held.append(mx.ones((missing_bytes // 4,), mx.float32))
-        # Computed on once, as what lies idle may not be resident.
+        # Used once, because memory that lies idle may not be resident.
         mx.eval(held[-1], mx.max(held[-1]))
     mx.synchronize()
     return read_memory()

@@ -1,4 +1,4 @@
-"""From the tokens of requests to the messages that tell the gateway."""
+"""From the tokens of requests to the messages that the gateway gets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 class Answering:
-    """Known from when a request comes; `begin` once its prompt is tokenized."""
+    """The state of one request in the sender. It exists from the moment when the request comes;
+    `begin` is called once the prompt is tokenized.
+    """
 
     def __init__(self, request_id: str) -> None:
         self._request_id = request_id
@@ -26,10 +28,10 @@ class Answering:
         self._cached_tokens: int | None = None
         self._answer: AnswerStream | None = None
         self._logprobs: LogprobWriter | None = None
-        # What comes before the first token's text.
+        # The text that comes before the text of the first token.
         self._echo = ""
         self._prompt_only = False
-        # What the first delta says.
+        # Keywords of a schema that aren't enforced: the first delta says so.
         self._unenforced: tuple[str, ...] = ()
 
     def begin(self, prepared: Prepared) -> None:
@@ -43,19 +45,19 @@ class Answering:
         self._unenforced = () if constrained is None else constrained.unenforced
 
     def counted(self) -> Delta:
-        """The whole answer to somebody who wants to know something of the prompt alone."""
+        """The whole answer to a request that asks about its prompt alone."""
         parts = (Text(self._echo),) if self._echo else ()
         return Delta(self._request_id, (), parts, "length", Usage(self._prompt_tokens, 0))
 
     def prompt_deltas(self, token: Token) -> Iterator[Delta]:
-        """What a token has of the prompt, which may be too much for one message."""
+        """The log probabilities of the prompt, which may be too long for one message."""
         if self._logprobs is not None and token.prompt_scores is not None:
             for part in self._logprobs.prompt_parts(token.prompt_scores):
                 yield Delta(self._request_id, (), (part,))
 
     def delta(self, token: Token) -> Delta | None:
-        """The last one has a reason to finish, which the engine needn't know of yet. None before
-        the beginning.
+        """The delta of a token; None before `begin`. The last delta has a finish reason, which may
+        be one that the engine doesn't know yet.
         """
         answer, logprobs = self._answer, self._logprobs
         if answer is None or logprobs is None:
@@ -64,7 +66,8 @@ class Answering:
             return self.counted()
         self._completion_tokens += 1
         if self._cached_tokens is None:
-            # Later it may be put aside, and find all that it computed itself.
+            # Taken from the first token. If the sequence is put aside later, it finds what it
+            # computed itself in the prompt cache.
             self._cached_tokens = min(token.cached_tokens, self._prompt_tokens)
         finish_reason = token.finish_reason
         added = [] if finish_reason == "stop" else answer.add(token.token_id)
@@ -100,7 +103,7 @@ class Answering:
 
 
 def rendered(request_id: str, prompt_ids: list[int]) -> Iterator[Rendered]:
-    """A prompt's tokens, for the gateway to send again."""
+    """The tokens of a prompt: a gateway that has them can send them to another worker."""
     for begin in range(0, len(prompt_ids), TOKENS_PER_RENDERED):
         end = begin + TOKENS_PER_RENDERED
         yield Rendered(
@@ -110,12 +113,12 @@ def rendered(request_id: str, prompt_ids: list[int]) -> Iterator[Rendered]:
         )
 
 
-# With log probabilities a token takes a kilobyte, of the megabyte that a message may have.
+# A message may have a megabyte, and a token with log probabilities takes a kilobyte.
 _MOST_TOKENS: Final = 256
 
 
 class Outbox:
-    """Deltas that haven't been sent yet, by request, in the order in which requests came."""
+    """Deltas that haven't been sent yet, by request, in the order in which the requests came."""
 
     def __init__(self) -> None:
         self._step = 0
@@ -123,7 +126,9 @@ class Outbox:
         self._count = 0
 
     def fits(self, tokens: int) -> bool:
-        """Whether a step of so many can be sent along; alone any step can."""
+        """Whether a step of so many tokens can be sent with what is there. A step alone always
+        can.
+        """
         return self._count + tokens <= _MOST_TOKENS
 
     def add(self, step: int, delta: Delta) -> None:
@@ -132,7 +137,7 @@ class Outbox:
         self._count += 1
 
     def take(self) -> Output | None:
-        """All of it, a delta for each request; None: there is nothing."""
+        """All deltas, joined for each request; None: there are none."""
         if not self._deltas:
             return None
         output = Output(step=self._step, deltas=tuple(map(_together, self._deltas.values())))

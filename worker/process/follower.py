@@ -1,4 +1,6 @@
-"""The main thread of a follower. Never computes, so that it can end the process whatever hangs."""
+"""The main thread of a follower. It never computes, so that it can end the process whatever
+hangs.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ _LAST_ORDERS_S: Final = 0.5
 
 
 class _Life:
-    """What ends it, from whatever thread."""
+    """The end of the process, and its exit status. Any thread may ask for the end."""
 
     def __init__(self) -> None:
         self.over = threading.Event()
@@ -36,7 +38,7 @@ class _Life:
         self.stopping.set()
 
     def lose(self, reason: str) -> None:
-        """Without rank 0 there is nobody to follow."""
+        """Rank 0 is gone, and a follower is of no use without it."""
         if self.stopping.wait(_LAST_ORDERS_S):
             return
         logger.error("%s: this rank ends", reason)
@@ -47,16 +49,16 @@ class _Life:
 
 
 def _grace_s() -> float:
-    """For the engine to come back from a step whose peers are gone, and to give its memory back:
-    some collective operations end with an error then, and others never.
+    """How long the engine thread gets to return from a step whose peers are gone, and to give its
+    memory back. Some collective operations end with an error then, and others never return.
     """
-    # Of all threads only the engine's imports MLX.
+    # Only the engine thread imports MLX.
     mlx = sys.modules.get("mlx.core")
     return grace_s(0 if mlx is None else mlx.get_active_memory() + mlx.get_cache_memory())
 
 
 def run(address: str, key: bytes, rank: int, silence_s: float, parent_pid: int) -> NoReturn:
-    """Follow rank 0 until it says that it is over, or is gone; ends the process."""
+    """Follow rank 0 until rank 0 ends the work, or is gone; ends the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
     faulthandler.register(DUMP_STACKS, all_threads=True, chain=False)
@@ -71,7 +73,8 @@ def run(address: str, key: bytes, rank: int, silence_s: float, parent_pid: int) 
 
     def work() -> None:
         try:
-            # Here: these imports take seconds, and signals are heard meanwhile.
+            # Imported here because these imports take seconds, and the main thread must hear
+            # signals meanwhile.
             from worker.ranks.follow import follow
             from worker.ranks.links import FollowerLink
 
@@ -81,14 +84,14 @@ def run(address: str, key: bytes, rank: int, silence_s: float, parent_pid: int) 
             link.close()
         except Exception:
             traceback.print_exc()
-            # A step without its peers may fail, too.
+            # A step without its peers may fail, too: then the status is known already.
             life.status = life.status or 1
         life.stop()
         life.over.set()
 
     threading.Thread(target=work, name="engine", daemon=True).start()
     life.stopping.wait()
-    # Python hears signals between two waits.
+    # Python handles signals between two waits.
     while not life.over.wait(1.0):
         continue
     sys.stdout.flush()

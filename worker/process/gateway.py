@@ -1,9 +1,10 @@
-"""The gateway as a worker sees it: the channel, the move to the next gateway, and its death.
+"""The gateway as a worker sees it: the channel, the move to the next gateway, and the gateway's
+death.
 
-Its death is noticed by a kernel event and by a poll, the same way on both systems. Linux's
+The death is noticed by a kernel event and by a poll, the same way on both systems. Linux's
 PDEATHSIG has no counterpart on macOS, and the way that is tested must be the way that runs there.
-PDEATHSIG also speaks of the process that started this one, and a gateway that is replaced leaves
-its workers to another.
+PDEATHSIG also watches the process that started this one, and a gateway that is replaced leaves its
+workers to another process.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ _POLL_S = 1.0
 
 
 class GatewayLink:
-    """Says things in their order, as soon as the gateway takes them. After an order to move nothing
-    new is said anywhere, until the next gateway has settled or the order is taken back.
+    """Sends messages in their order, as soon as the gateway takes them. After an order to move, new
+    messages wait until the next gateway has settled or the order is taken back.
     """
 
     def __init__(self, address: str, key: bytes) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = connect_worker_side(self._context, address, key)
-        # Where to move to, and the process that listens there: open while it hasn't settled.
+        # The channel to the next gateway and its process, from an order to move until that gateway
+        # settles.
         self._next: tuple[zmq.Socket[bytes], int] | None = None
         self._last_words: deque[bytes] = deque()
         self._unsent: deque[bytes] = deque()
@@ -58,7 +60,7 @@ class GatewayLink:
         self._context.term()
 
     def wake(self) -> None:
-        """End a wait; from a signal handler or another thread."""
+        """End a wait. For signal handlers and other threads."""
         try:
             os.write(self._wake_write, b"\0")
         except BlockingIOError:
@@ -66,7 +68,7 @@ class GatewayLink:
             return
 
     def wait(self, seconds: float) -> None:
-        """Until there may be something to do, or for so long."""
+        """Wait until there may be something to do, at most for so long."""
         unsent = self._sendable
         watched = (self._socket, self._next and self._next[0], bool(unsent))
         if watched != self._watched:
@@ -84,7 +86,7 @@ class GatewayLink:
         self.send_unsent()
 
     def send_unsent(self) -> None:
-        """As much as the gateway takes."""
+        """Send as many messages as the gateway takes."""
         unsent = self._sendable
         while unsent:
             try:
@@ -94,7 +96,7 @@ class GatewayLink:
             unsent.popleft()
 
     def receive(self) -> GatewayMessage | None:
-        """The next order; None: it hasn't come yet. Moving happens here."""
+        """The next order; None: none has come yet. Orders to move are carried out here."""
         while True:
             try:
                 frame = self._socket.recv(zmq.NOBLOCK)
@@ -109,7 +111,9 @@ class GatewayLink:
                     return order
 
     def settle(self) -> int | None:
-        """The next gateway's process, once its first word has come: from then on it is the one."""
+        """The pid of the next gateway, once its first message has come; None until then. From then
+        on this worker belongs to that gateway.
+        """
         if self._next is None:
             return None
         socket, pid = self._next
@@ -154,8 +158,8 @@ class GatewayLink:
 
 
 class ParentWatch:
-    """Calls `on_death` from a thread once the gateway is gone, and ends the process after
-    `grace_s`, asked for then.
+    """Calls `on_death` from a thread once the gateway is gone, and ends the process `grace_s`
+    later.
 
     The end is unconditional: a worker that nobody supervises must not keep its memory because its
     orderly stop is stuck.
@@ -170,7 +174,7 @@ class ParentWatch:
         self._start(parent_pid, lambda: os.getppid() != parent_pid)
 
     def follow(self, pid: int) -> None:
-        """From now on it is this process whose death matters, whoever the parent is."""
+        """Watch this process from now on, whoever the parent is."""
         self._pid = pid
         self._start(pid, lambda: not _exists(pid))
 

@@ -52,19 +52,19 @@ _COMPILER_THREADS: Final = 2
 _HEARTBEAT_S: Final = 1.0
 _UNSENT_FRAMES: Final = 256
 _ENDING_LOOK_S: Final = 0.01
-# Starts threads as it is imported, and threads keep the priority of the one that starts them.
+# numpy starts threads as it is imported, and threads keep the priority of the one that starts them.
 _THREADED_IMPORT: Final = "numpy"
 
 
 def run(address: str, key: bytes, parent_pid: int, incarnation: int, *, spare: bool) -> NoReturn:
     """Serve one gateway until it says stop, or is gone; ends the process. `key` opens the channel.
 
-    A spare gets ready at low priority, as others compute meanwhile.
+    A spare gets ready at low priority, because other workers compute meanwhile.
     """
     # Ctrl-C reaches the whole process group; the gateway decides what becomes of its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
-    # In C, so that it works although a thread holds the interpreter's lock.
+    # Done in C, so that the dump works although a thread holds the interpreter's lock.
     faulthandler.register(DUMP_STACKS, all_threads=True, chain=False)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     loop = WorkerLoop(address, key, incarnation, spare=spare)
@@ -86,7 +86,7 @@ def run(address: str, key: bytes, parent_pid: int, incarnation: int, *, spare: b
 
 
 class WorkerLoop:
-    """Carries out what the gateway says, and says what becomes of it."""
+    """Carries out the gateway's orders, and tells the gateway what becomes of them."""
 
     def __init__(self, address: str, key: bytes, incarnation: int, *, spare: bool) -> None:
         self.watch: ParentWatch | None = None
@@ -100,12 +100,12 @@ class WorkerLoop:
         self._stop_requested = False
         self._stopping = False
         self._draining = False
-        # Another rank, and so the model.
+        # Another rank is gone, and so the model is.
         self._lost = False
         self._exit_status: int | None = None
 
     def request_stop(self) -> None:
-        """Ask for an orderly end; from a signal handler or another thread."""
+        """Ask for an orderly end. For signal handlers and other threads."""
         self._stop_requested = True
         self._link.wake()
 
@@ -134,8 +134,8 @@ class WorkerLoop:
         return self._exit_status
 
     def break_off(self) -> int:
-        """After a failure: the engine ends in order all the same, and is heard by nobody. Returns
-        the process's exit status.
+        """After a failure: the engine still ends in order, and its events are dropped. Returns the
+        process's exit status.
         """
         over_at = time.monotonic() + self.orphan_grace_s()
         if self._engine.may_hold_model:
@@ -176,7 +176,7 @@ class WorkerLoop:
 
     def _begin(self, task: Generate | Embed) -> None:
         if self._draining or self._stopping:
-            # It crossed the order to go: the gateway keeps it for the next worker.
+            # The request crossed the order to end: the gateway keeps it for the next worker.
             return
         loaded = self._loaded
         if loaded is None:
@@ -194,7 +194,7 @@ class WorkerLoop:
         if self._engine.may_hold_model:
             self._engine.finish()
         else:
-            # Nothing to release: no need to wait for the imports to end.
+            # There is nothing to release: no need to wait for the imports to end.
             self._exit_status = 0
 
     # From the engine
@@ -240,7 +240,9 @@ class WorkerLoop:
                     self._enqueue(prepared)
 
     def _lose(self, rank: int) -> None:
-        """The engine may come back from a step whose peers are gone, and may not."""
+        """Another rank is gone. The engine may return from a step whose peers are gone, or may hang
+        in it.
+        """
         logger.error("Rank %d is gone: this rank ends", rank)
         self._send(RankLost(rank=rank))
         self._lost = True
@@ -260,7 +262,7 @@ class WorkerLoop:
             for message in rendered(request_id, prepared.prompt_ids):
                 self._send(message)
         if prepared.sequence.max_tokens == 0:
-            # Somebody counts.
+            # The client only counts tokens.
             del self._requests[request_id]
             self._send(Output(step=0, deltas=(request.counted(),)))
             return
@@ -311,7 +313,7 @@ class WorkerLoop:
 
     def _send_heartbeat(self) -> None:
         if self._link.unsent:
-            # The gateway isn't reading; a stale heartbeat behind the backlog would mislead it.
+            # The gateway isn't reading: a heartbeat behind the backlog would be out of date.
             return
         figures = self._engine.figures
         age_s = None if figures.last_step_at is None else time.monotonic() - figures.last_step_at
@@ -328,14 +330,15 @@ class WorkerLoop:
 
 
 class Preparation:
-    """`emit` is called with each outcome, from these threads."""
+    """`emit` is called with each outcome, from the threads that prepare."""
 
     def __init__(self, emit: Callable[[Prepared | VectorJob | RequestFailed], None]) -> None:
         self._emit = emit
         self._tokenizers = ThreadPoolExecutor(_TOKENIZER_THREADS, "tokenizer")
-        # One request's at a time: decoded they are large, and texts need not wait for them.
+        # One request with pictures at a time: decoded pictures are large, and texts needn't wait
+        # for them.
         self._decoder = ThreadPoolExecutor(1, "pictures")
-        # A grammar may take half a second: other prompts don't wait for it.
+        # Requests with a grammar, which may take half a second: other prompts don't wait for them.
         self._compilers = ThreadPoolExecutor(_COMPILER_THREADS, "compiler")
 
     def begin(
@@ -346,7 +349,7 @@ class Preparation:
         self._threads_for(task).submit(self._prepare, prepare, task)
 
     def _threads_for(self, task: Generate | Embed) -> ThreadPoolExecutor:
-        # A vector has no constraints.
+        # A request for vectors has no constraint.
         if isinstance(task, Embed):
             return self._tokenizers
         if isinstance(task.prompt, ChatPrompt) and task.prompt.pictures:
@@ -372,7 +375,7 @@ class Preparation:
 
 
 def _work(thread: EngineThread, incarnation: int, *, spare: bool) -> None:
-    """What the engine thread does, with its imports, which take seconds."""
+    """The work of the engine thread, from its imports on, which take seconds."""
     if spare:
         importlib.import_module(_THREADED_IMPORT)
         import_at_low_priority(SLOW_IMPORT)

@@ -1,6 +1,4 @@
-"""The engine, turn by turn: a step, and between two steps commands that come and needs that are
-told.
-"""
+"""The engine's loop: a step, and between two steps commands come in and needs are told."""
 
 from __future__ import annotations
 
@@ -32,23 +30,23 @@ if TYPE_CHECKING:
     from worker.ranks.lead import Lead
     from worker.runtime.warm import Warming
 
-# For a second one, which most requests don't have.
+# The wait for a second request. Most requests come alone.
 _ALONE_S: Final = 0.002
-# For another one, once there are two.
+# The wait for another request, once there are two.
 _PAUSE_S: Final = 0.01
 _MOST_S: Final = 0.05
-# Nobody has come for so long: what was left of warming up is done.
+# After a pause without requests, the rest of the warming up is done.
 _QUIET_S = 1.0
 _MEMORY_READING_S = 1.0
 _ANSWER_S = 0.02
-# What comes too late for a sequence, of a disk or of memory, is noticed so often.
+# How often a sequence is looked at that waits for a disk, or for memory.
 _FETCH_S = 0.1
-# What the prompt cache has changes with each block; the wish for more is told in steps, too.
+# Changes of the prompt cache's bytes are told in steps: each block would be news otherwise.
 _SLIGHT_BYTES = 4_000_000
 
 
 class EngineLoop:
-    """Steps of an engine, and between them what it is told and what it says of its needs."""
+    """Runs the engine of one model, until the thread is told to finish."""
 
     def __init__(
         self,
@@ -80,7 +78,7 @@ class EngineLoop:
         thread, engine = self._thread, self._engine
         self._obey_all()
         if thread.should_finish():
-            # Among those commands was the one to finish: no other follows.
+            # The order to finish was among those commands: no other follows.
             return
         self._refuse_hopeless()
         asked = self._tell_need()
@@ -90,7 +88,8 @@ class EngineLoop:
             self._obey(thread.next_command(wait=True, at_most_s=_FETCH_S))
             self._step()
         elif engine.short and (asked or not engine.active):
-            # The answer takes a millisecond; alone, without it, there is nothing to compute.
+            # The gateway answers within a millisecond. If no sequence runs, there is nothing to do
+            # but wait.
             wait_s = _ANSWER_S if engine.active else _MEMORY_READING_S
             self._obey(thread.next_command(wait=True, at_most_s=wait_s))
             self._step()
@@ -104,7 +103,7 @@ class EngineLoop:
         if tokens or engine.active:
             thread.note_step(engine.active, engine.waiting)
         else:
-            # All of them wait for memory: that is no step.
+            # All sequences wait for memory: this was no step.
             thread.figures.active, thread.figures.waiting = 0, engine.waiting
         if tokens:
             thread.emit_step(EngineStep(thread.figures.step, tokens))
@@ -131,7 +130,7 @@ class EngineLoop:
         self._gather()
 
     def _gather(self) -> None:
-        """Let requests that arrive together begin together."""
+        """Wait shortly for requests that come with the first one, so that they begin together."""
         most = PREFILL_ROWS if self._engine.batching else 1
         gathering = Gathering(time.monotonic(), most)
         while self._engine.waiting and not self._thread.should_finish():
@@ -162,7 +161,7 @@ class EngineLoop:
             case Limit() as limit:
                 self._take_limit(limit)
             case _:
-                # A second load can't be, and finishing is asked for by a flag.
+                # A second load never comes, and the order to finish is a flag.
                 return
 
     def _take_limit(self, limit: Limit) -> None:
@@ -171,7 +170,8 @@ class EngineLoop:
         if self._lead is not None:
             self._lead.take(limit.limit_bytes, limit.beside_bytes)
         take_bound(limit.bound, self._limits.room, self._context)
-        # What drivers keep beside MLX's account, as pools on CUDA, leaves it less under any limit.
+        # A limit may be the same and still leave MLX less: drivers hold memory beside MLX's
+        # account, as pools on CUDA.
         if self._limits.mlx_bytes < before_bytes:
             self._engine.make_room()
             trim()
@@ -183,7 +183,9 @@ class EngineLoop:
             self._thread.emit(GivenUp(self._context.hopeless(each, self._limits.room)))
 
     def _tell_need(self, *, anyway: bool = False) -> bool:
-        """Say what has changed; True if that may bring memory."""
+        """Tell the gateway the engine's needs, if they have changed. True if the change may bring
+        memory.
+        """
         limit_bytes = self._limits.room.limit_bytes
         if limit_bytes is None:
             return False
@@ -203,7 +205,7 @@ class EngineLoop:
         return told is None or msgspec.structs.replace(need, prompt=told.prompt) != told
 
     def _is_told(self, need: Need, told: Need) -> bool:
-        """While it computes a little more or less in the prompt cache is nothing new."""
+        """While the engine computes, a small change of the prompt cache is no news."""
         slight = abs(need.cache_bytes - told.cache_bytes) < _SLIGHT_BYTES
         if slight and self._engine.active + self._engine.waiting:
             told = msgspec.structs.replace(told, cache_bytes=need.cache_bytes)
@@ -211,22 +213,29 @@ class EngineLoop:
 
 
 class Gathering:
-    """One group. Times are seconds on the caller's clock."""
+    """Decides how long an engine that has nothing to do waits for requests that come with the
+    first.
+
+    Rows whose prompts are computed together join the batch together. Each group that joins costs a
+    copy of all caches of the batch. Times are seconds on the caller's clock.
+    """
 
     def __init__(self, now: float, most: int) -> None:
-        """It begins with one request; more than `most` aren't computed together."""
+        """The group has one request at `now`. At most `most` are computed together."""
         self._most = most
         self._there = 1
         self._until = now + _MOST_S
         self._quiet_until = now + _ALONE_S
 
     def add(self, now: float) -> None:
-        """Another one has come."""
+        """Another request has come."""
         self._there += 1
         self._quiet_until = now + _PAUSE_S
 
     def left_s(self, now: float, arriving: int) -> float:
-        """How long to wait for the next one; 0: not any more. `arriving` are in tokenization."""
+        """How long to wait for the next request; 0: begin. `arriving` prompts are being
+        tokenized.
+        """
         if self._there >= self._most:
             return 0.0
         until = self._until if arriving else min(self._until, self._quiet_until)
@@ -234,6 +243,6 @@ class Gathering:
 
 
 def take_bound(bound: Bound | None, room: CacheRoom, context: ContextInForce) -> None:
-    """What sequences may have at most, from now on."""
+    """Take over the most that sequences may have from now on."""
     room.most_bytes = None if bound is None else bound.bytes
     context.take(bound)

@@ -45,7 +45,7 @@ class EngineThread:
         """The thread does `work` and ends with it. It calls `wake` after each event."""
         self.figures = EngineFigures()
         self.throttle = OutputThrottle()
-        # Prompts in tokenization; written by the sender.
+        # Prompts that are being tokenized; written by the sender.
         self.arriving = 0
         self._work = work
         self._wake = wake
@@ -53,7 +53,7 @@ class EngineThread:
         self._events: queue.Queue[EngineEvent] = queue.Queue(_MOST_EVENTS)
         self._finishing = threading.Event()
         self._loading = threading.Event()
-        # A daemon, so that a stop during the imports need not wait for them.
+        # A daemon, so that a stop during the imports needn't wait for them.
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
@@ -69,7 +69,7 @@ class EngineThread:
         self._commands.put(command)
 
     def finish(self) -> None:
-        """Ask the thread to release the model and end; also in mid-load."""
+        """Ask the thread to release the model and end. Works during a load, too."""
         self._finishing.set()
         self._commands.put(FinishEngine())
 
@@ -80,18 +80,20 @@ class EngineThread:
             return None
 
     def emit(self, event: EngineEvent) -> None:
-        """Hand an event to the sender, waiting while it has too many already."""
+        """Hand an event to the sender. Waits while the sender has too many."""
         self._events.put(event)
         self._wake()
 
     def emit_step(self, step: EngineStep) -> None:
-        """Hand a step to the sender, who is woken if it would look too late for it."""
+        """Hand a step to the sender, and wake it if it would look too late."""
         self._events.put(step)
         if self.throttle.wakes(time.monotonic(), awaited=any(each.awaited for each in step.tokens)):
             self._wake()
 
     def lose(self, rank: int) -> None:
-        """From another thread than the engine's, which may be waiting for the rank that is gone."""
+        """Another rank is gone. Called from another thread than the engine's, which may be waiting
+        for that rank.
+        """
         self.emit(RankGone(rank))
 
     def next_command(self, *, wait: bool, at_most_s: float | None = None) -> EngineCommand | None:
@@ -101,7 +103,7 @@ class EngineThread:
             return None
 
     def commands(self) -> Iterator[EngineCommand]:
-        """Those that have come by now."""
+        """The commands that have come by now."""
         for _ in range(self._commands.qsize()):
             command = self.next_command(wait=False)
             if command is not None:
@@ -109,14 +111,14 @@ class EngineThread:
 
     @property
     def is_wanted(self) -> bool:
-        """There are commands, or will be at once."""
+        """There are commands, or a prompt that is being tokenized will be one soon."""
         return self.arriving > 0 or not self._commands.empty() or self._finishing.is_set()
 
     def should_finish(self) -> bool:
         return self._finishing.is_set()
 
     def note_step(self, active: int, waiting: int) -> None:
-        """Progress: a decoding step or a chunk of prefill is done."""
+        """Note progress: a decoding step, or a chunk of a prompt."""
         self.figures.step += 1
         self.figures.last_step_at = time.monotonic()
         self.figures.active = active
@@ -134,7 +136,7 @@ class EngineThread:
 
 @dataclass
 class EngineFigures:
-    """Written by the engine thread, read by the sender; each field on its own is consistent."""
+    """Written by the engine thread, read by the sender. Each field is consistent by itself."""
 
     step: int = 0
     last_step_at: float | None = None
@@ -194,21 +196,23 @@ class EngineStep:
 
 @dataclass(frozen=True)
 class GivenUp:
-    """A sequence that waited for more than can be had."""
+    """A sequence that was taken out, because it waited for more memory than there can be, or can't
+    go on.
+    """
 
     failure: RequestFailed
 
 
 @dataclass(frozen=True)
 class EngineEnded:
-    """The engine thread is over and holds nothing. `failed` if an exception ended it."""
+    """The engine thread has ended and holds nothing. `failed` if an exception ended it."""
 
     failed: bool
 
 
 @dataclass(frozen=True)
 class RankGone:
-    """Another rank of the model is gone, without which nothing can be computed."""
+    """Another rank of the model is gone, and nothing can be computed without it."""
 
     rank: int
 
@@ -220,7 +224,7 @@ class RemoveRequests:
 
 @dataclass(frozen=True)
 class Look:
-    """Something else than a command has come: a prompt that was read from disk."""
+    """Blocks of a prompt have been read from disk: the engine may go on."""
 
 
 @dataclass(frozen=True)

@@ -35,17 +35,17 @@ from worker.runtime.prompts import Prepared, prepare
 from worker.sampling.settings import make_row_sampling
 from worker.system.memory import released_memory
 
-# Chunks of prefill grow from the shortest to the longest: each length is a shape of its own.
+# Chunks of a prompt grow from the shortest to the longest, and each length is a shape of its own.
 _PROMPT_TOKENS: Final = (32, 128, 512, 2048)
-# A block that is kept and the token that decoding begins with: enough to tell the speed by, without
-# which the first prompt would be cut into short chunks.
+# A block that is kept, and the token that decoding begins with. It is enough to measure the speed:
+# without that, the first prompt would be cut into short chunks.
 _KEPT_TOKENS: Final = BLOCK_TOKENS + 1
 _ANSWER_TOKENS: Final = 3
 _ROOT: Final = bytes(KEY_BYTES)
-# A prompt that would take longer, all being compiled, is left to whoever brings it.
+# A longer prompt that would take so long is left to the client who brings it.
 _LONG_S: Final = 0.25
 _MOST_STEPS: Final = 64
-# As clients ask: each is a graph of its own, alone and beside others.
+# Settings as clients ask for them: each makes a graph of its own, alone and beside others.
 _SAMPLINGS: Final = (
     Sampling(seed=0, temperature=1.0),
     Sampling(seed=0, temperature=0.7, top_p=0.9),
@@ -58,13 +58,13 @@ _TEXT: Final = "Good morning."
 _PROMPTS: Final[tuple[Prompt, ...]] = (
     TextPrompt(_TEXT),
     ChatPrompt((ChatMessage("system", _TEXT), ChatMessage("user", _TEXT))),
-    # Some templates know no system.
+    # Some templates don't take a system message.
     ChatPrompt((ChatMessage("user", _TEXT),)),
 )
 
 
 class Warming:
-    """Compiles part by part, in the load or once nobody waits for that."""
+    """Compiles kernels part by part: in the load, or later while no request waits."""
 
     def __init__(
         self,
@@ -87,31 +87,31 @@ class Warming:
         return self._next is None
 
     def begin(self, *, awaited: bool, is_interrupted: Callable[[], bool] = lambda: False) -> None:
-        """In the load: all of it, or what shows that the model works and how fast, where requests
-        wait that compile what they need themselves.
+        """Warm up in the load. If requests are `awaited`, only check that the model works and how
+        fast: the requests compile the rest.
         """
         with nullcontext() if self._prompt_cache is None else self._prompt_cache.rehearsal():
             self._run([self._kept()], is_interrupted)
-            # On a CPU nothing is kept for a shape or a graph: the first answer takes as long as
-            # the next.
+            # On a CPU nothing is kept for a shape or a graph: the first answer takes as long as the
+            # next.
             if mx.default_device().type != mx.DeviceType.cpu:
                 self.compile(awaited=awaited, is_interrupted=is_interrupted)
         mx.reset_peak_memory()
 
     def compile(self, *, awaited: bool, is_interrupted: Callable[[], bool] = lambda: False) -> None:
-        """For a GPU: all of it, or nothing yet."""
+        """For a GPU: compile all parts, or none if requests are awaited."""
         self._next = next(self._parts, None)
         if awaited:
             return
         if self._most_tokens >= _KEPT_TOKENS:
-            # What is known now is taken from the prompt cache.
+            # With the kernels of the first run, this one is taken from the prompt cache.
             self._run([self._kept()], is_interrupted)
         while self._next is not None and not is_interrupted():
             self._advance(self._run(self._next, is_interrupted))
 
     def go_on(self, is_interrupted: Callable[[], bool]) -> None:
-        """The next part, with an engine that has nothing to do. It is given up as soon as somebody
-        comes, and begun anew another time; without memory to spare that is the end.
+        """Run the next part in an engine that has nothing to do. It is given up as soon as a
+        request comes, and begun anew another time. Without memory to spare the warming ends.
         """
         part, cache = self._next, self._prompt_cache
         if part is None:
@@ -146,12 +146,12 @@ class Warming:
     def _run(
         self, together: list[Sequence], is_interrupted: Callable[[], bool] = lambda: False
     ) -> float:
-        """Seconds that it took."""
+        """Run these sequences to their end; returns the seconds that it took."""
         began_at = time.monotonic()
         engine = self._engine
         for sequence in together:
             engine.add(sequence)
-        # An engine that has no room for them is left as it is.
+        # An engine that has no room for the sequences is left as it is.
         for _ in range(_MOST_STEPS):
             if not engine.active + engine.waiting or is_interrupted():
                 break
@@ -165,8 +165,8 @@ class Warming:
 
 
 def _parts(most_tokens: int, vocabulary: int) -> Generator[list[Sequence], float, None]:
-    """Sequences that run together; is sent how many seconds they took. With prompts of up to so
-    many tokens, as far as they are soon computed.
+    """The parts: sequences that run together, with prompts of up to `most_tokens`. Each part is
+    answered with its seconds: longer prompts are left out once they take long.
     """
     settings = [make_row_sampling(each, SamplingDefaults(), vocabulary) for each in _SAMPLINGS]
     for tokens in _PROMPT_TOKENS:
@@ -189,8 +189,8 @@ def _parts(most_tokens: int, vocabulary: int) -> Generator[list[Sequence], float
 
 
 def practise() -> None:
-    """Answer with a model of random weights, and with the same in 4 bits; nothing stays of them.
-    What fails here is left to the load.
+    """Answer with a model of random weights, and again with its weights in 4 bits; then drop it. A
+    failure is left to the load.
     """
     try:
         with released_memory():
@@ -207,7 +207,7 @@ def _answer_twice() -> None:
 
 
 def _answer(model: Any) -> None:
-    """As in a load for which somebody waits."""
+    """Answer as in a load for which a request waits."""
     caches = Caches(model)
     room = CacheRoom(measure(caches.run, caches.make))
     prompt_cache = PromptCache(Cutter(caches.run, caches.make), None)
@@ -218,8 +218,8 @@ def _answer(model: Any) -> None:
 
 
 def rehearse(loaded: LoadedModel, context: Context, paths: Paths) -> None:
-    """Make a request of each kind ready, and a token of its answer. One that fails fails so again
-    when somebody asks, who is told.
+    """Prepare a request of each kind, and a token of its answer. A request that fails here fails
+    again for a client, who is told why.
     """
     for prompt in _PROMPTS:
         generate = Generate(

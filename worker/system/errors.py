@@ -1,4 +1,4 @@
-"""Why a model can't be loaded."""
+"""Why a model can't be loaded, and why a request can't be run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ModelError(Exception):
 
 
 class LoadAbandonedError(Exception):
-    """The worker was told to stop in mid-load."""
+    """The worker was told to stop during the load."""
 
 
 def one_sentence(error: Exception) -> str:
@@ -30,8 +30,8 @@ def one_sentence(error: Exception) -> str:
 
 
 class PromptError(Exception):
-    """A request that can't be run, with the code and sentence for its client; a field of the
-    request is to blame, or a picture, by its number.
+    """A request that can't be run, with a code and a sentence for its client. `field` is the field
+    of the request that is to blame, and `picture` the number of a picture.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class PromptError(Exception):
         self.picture = picture
 
     def told(self, request_id: str) -> RequestFailed:
-        """As the gateway hears of it."""
+        """As a message to the gateway."""
         return RequestFailed(
             request_id=request_id,
             code=self.code,

@@ -1,7 +1,7 @@
 """Imports that take seconds: at low priority, and left alone by Python's collector of cycles.
 
-A process can lower its priority but needs privileges to raise it again; a thread of its own may be
-lowered and then ends. Linux has a nice value for each thread (setpriority(2), "C library/kernel
+A process can lower its priority but needs privileges to raise it again. A thread of its own can be
+lowered, and then end. Linux has a nice value for each thread (setpriority(2), "C library/kernel
 differences"), macOS the background state of a thread (setpriority(2), PRIO_DARWIN_THREAD).
 """
 
@@ -31,8 +31,8 @@ else:
 
 
 def import_at_low_priority(name: str) -> None:
-    """Import a module on a thread of low priority, and wait for it. Errors are left to the import
-    that follows.
+    """Import a module on a thread of low priority, and wait for it. Errors are left to the later
+    import of the same module.
     """
 
     def run() -> None:
@@ -48,8 +48,8 @@ def import_at_low_priority(name: str) -> None:
 
 
 def leave_imports_alone() -> None:
-    """What is there now stays until the end. To look through it takes as long as several tokens: 30
-    ms of some answer in each worker's life, once or more often.
+    """Take all objects of now out of the collector's sight: they stay until the end. To look
+    through them takes 30 ms, the time of several tokens, in some answer of each worker.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""MLX's memory in this process: what there is, what is held, and giving it back."""
+"""MLX's memory in this process: its device, its account, and giving memory back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def trim() -> None:
 
 
 def give_back_buffers() -> None:
-    """What weights came through to a card the C library keeps, once 4 GB of it (malloc_trim(3))."""
+    """Have the C library give back the memory that weights passed through on their way to a card:
+    it was seen to keep 4 GB (malloc_trim(3)).
+    """
     give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if give_back is not None and mx.cuda.is_available():
         give_back(0)
@@ -38,7 +40,7 @@ def read_device() -> Device:
         name=str(info["device_name"]),
         architecture=str(info["architecture"]),
         recommended_working_set_bytes=_bytes(info.get("max_recommended_working_set_size")),
-        # Metal's and CUDA's names.
+        # Metal's name, and CUDA's.
         memory_bytes=_bytes(info.get("memory_size", info.get("total_memory"))),
     )
 
@@ -53,7 +55,7 @@ def read_memory() -> MlxMemory:
 
 @contextlib.contextmanager
 def released_memory() -> Iterator[None]:
-    """However the block ends, what MLX held for it is given back."""
+    """Give back what MLX held in the block, however the block ends."""
     try:
         yield
     except Exception as error:
@@ -68,20 +70,22 @@ def released_memory() -> Iterator[None]:
 def release_memory() -> None:
     """Give back what MLX holds, once nothing refers to it any more.
 
-    Unwiring and emptying the cache before the exit is what keeps wired pages from being stranded
-    on macOS (omlx#2184).
+    If memory is unwired and the cache emptied before the exit, no wired pages are stranded on macOS
+    (omlx#2184).
     """
     try:
         synchronize()
     except RuntimeError:
-        # A GPU that fails says so once more. There is nothing left to wait for.
+        # A GPU that has failed says so once more. There is nothing left to wait for.
         logger.exception("What was still being computed failed")
     wiring.undo()
     mx.clear_cache()
 
 
 def _clear_frames(error: BaseException) -> None:
-    """What failed, and what led to it, refers to whatever its functions had: the model too."""
+    """The frames of an error and of its causes refer to whatever their functions had, the model
+    too.
+    """
     last: BaseException | None = error
     while last is not None:
         traceback.clear_frames(last.__traceback__)
@@ -89,8 +93,10 @@ def _clear_frames(error: BaseException) -> None:
 
 
 def wait_for_computing() -> None:
-    """MLX's allocator for CPUs does that itself, but with Python's lock: of a worker whose peer is
-    gone nothing would be heard any more (MLX 0.32.4).
+    """Wait for MLX, without Python's lock.
+
+    MLX's allocator for CPUs waits too, but holds the lock meanwhile: a worker whose peer is gone
+    could say nothing any more (MLX 0.32.4).
     """
     if mx.default_device() == mx.cpu:
         synchronize()
