@@ -21,9 +21,9 @@ from gateway.config.model_folders import expand_home
 from gateway.config.settings import MemorySettings
 from gateway.config.tables import keys_of
 from gateway.memory.budget import budget_bytes
-from gateway.server.agent import server
-from gateway.server.agent.server import Terms
-from gateway.server.listen import PortTakenError, bind
+from gateway.server import agent_server as server
+from gateway.server.agent_server import AgentTerms
+from gateway.server.uvicorn_server import PortTakenError, bind
 from gateway.system.logs import gateway_logs
 from gateway.system.machine import raise_file_limit
 from gateway.system.notation import format_size, is_loopback, url
@@ -139,7 +139,7 @@ def command(
             raise_file_limit()
         except (OSError, ValueError) as error:
             logger.warning("The limit of open files stays as it is: %s", error)
-        terms = Terms(budget_bytes(MemorySettings(budget=budget)), lease_s)
+        terms = AgentTerms(budget_bytes(MemorySettings(budget=budget)), lease_s)
         logger.info(
             "Ranks may hold %s here; the key is in %s, the certificate's fingerprint is %s",
             format_size(terms.budget_bytes),

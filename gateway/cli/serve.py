@@ -22,8 +22,8 @@ from gateway.config.read import Configuration, read_configuration
 from gateway.config.settings import Flags, GatewaySettings
 from gateway.library.finder import Finder
 from gateway.server import server
-from gateway.server.listen import PortTakenError, bind
-from gateway.server.upgrade.inheritance import Inheritance
+from gateway.server.takeover import Inheritance
+from gateway.server.uvicorn_server import PortTakenError, bind
 from gateway.service.mark import LABEL, MARK, MISTAKE_STATUS, service_pid
 from gateway.service.port import ask_health_of
 from gateway.system.logs import gateway_logs

@@ -13,7 +13,7 @@ from gateway.cli.failure import CommandError
 from gateway.cli.local import local_settings
 from gateway.cli.options import json_option, reaches_gateway
 from gateway.cli.printable import printable
-from gateway.server.upgrade.wish import Wish
+from gateway.server.starts import NextGateway
 from gateway.system.state_file import write_state
 
 
@@ -66,4 +66,4 @@ def _choose(python: str, named: Path | None) -> None:
         raise CommandError(f"{printable(python)} is not a program.")
     _, state_dir = local_settings(named)
     # A link says which environment is meant: it isn't followed.
-    write_state(state_dir.successor_path, Wish(str(Path(found).absolute())))
+    write_state(state_dir.successor_path, NextGateway(str(Path(found).absolute())))

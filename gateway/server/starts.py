@@ -1,4 +1,5 @@
-"""When a gateway that crashes again and again must start with less, and the record of its starts.
+"""The record of a gateway's starts, which shows when it crashes again and again, and the file that
+says by which interpreter the next one is started.
 
 Times are Unix times in seconds, as they must hold beyond a boot: a model that panics the machine
 (mlx#3186) does so again after it.
@@ -62,3 +63,11 @@ class StartRecord:
     def ended_in_order(self) -> None:
         """The next start begins without a past."""
         write_state(self._path, UncleanStarts())
+
+
+class NextGateway(Struct, frozen=True):
+    """`python` is the interpreter of the next gateway. No request can name it: only who may write
+    to the state folder may have programs run as the gateway's account.
+    """
+
+    python: str | None = None

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from gateway.server.agent.news import NewsDesk
+from gateway.server.agent_session import NewsDesk
 from gateway.workers import ladder
 from gateway.workers.agent_bodies import RankEnded, RankNews
 from gateway.workers.host import RankEnd

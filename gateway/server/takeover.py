@@ -1,10 +1,13 @@
-"""The successor's side: it proves itself, goes on from what it is told, and serves."""
+"""The successor's side of an upgrade: it proves itself, takes over what it is told, and serves."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import socket
+import struct
+import sys
+from collections.abc import MutableMapping
 from typing import Final
 
 import msgspec
@@ -13,26 +16,75 @@ from gateway import VERSION
 from gateway.access.keys import ApiKeys
 from gateway.mailbox.mailbox import Mailbox
 from gateway.models.fleet import Fleet
-from gateway.server.upgrade.guests import Guests
-from gateway.server.upgrade.inheritance import Inheritance
-from gateway.server.upgrade.messages import (
+from gateway.server.gateway_channel import (
     HANDOVER_VERSION,
     Cancelled,
-    Estate,
+    DescriptorChannel,
     Failure,
     Finished,
     FromPredecessor,
+    HandoverState,
     Introduction,
+    MessageChannel,
     Released,
     Serving,
     Spent,
     Submitted,
 )
-from gateway.server.upgrade.wire import Frames, Passage
+from gateway.server.handover import SUCCEEDS
+from gateway.server.relay import RelayedRequests
 from gateway.server.uvicorn_server import Server
 from gateway.system.clock import present_clock, until_set
 from gateway.system.tasks import Tasks
 from protocol.messages import PROTOCOL_VERSION
+
+_DESCRIPTORS = 5
+
+
+class Inheritance:
+    """The listener, the lock's descriptor, and the channels to the gateway before this one and to
+    who stands in for it.
+    """
+
+    def __init__(self, control: socket.socket) -> None:
+        """Raises: OSError: there is no gateway at the other end."""
+        _, descriptors, _, _ = socket.recv_fds(control, 1, _DESCRIPTORS)
+        if len(descriptors) != _DESCRIPTORS:
+            raise OSError("the gateway that is to be replaced has gone")
+        for each in descriptors:
+            os.set_inheritable(each, False)
+        passage, listener, lock, stderr, keeper = descriptors
+        self.control = control
+        self.passage = socket.socket(fileno=passage)
+        self.listener = socket.socket(fileno=listener)
+        self.lock = lock
+        self.keeper = socket.socket(fileno=keeper)
+        self._stderr = stderr
+
+    @classmethod
+    def of(cls, environment: MutableMapping[str, str]) -> Inheritance | None:
+        """None: there is no gateway to be replaced. Raises: OSError, as above."""
+        descriptor = environment.pop(SUCCEEDS, None)
+        if descriptor is None:
+            return None
+        control = socket.socket(fileno=int(descriptor))
+        control.set_inheritable(False)
+        return cls(control)
+
+    def fail(self, reason: str) -> None:
+        """Say why nothing comes of it."""
+        frame = msgspec.msgpack.encode(Failure(reason))
+        self.control.setblocking(True)
+        self.control.sendall(struct.pack(">I", len(frame)) + frame)
+
+    def take_stderr(self) -> None:
+        """What is printed from now on goes where it went before: until then it was read as reasons
+        for a failure.
+        """
+        sys.stderr.flush()
+        os.dup2(self._stderr, 2)
+        os.close(self._stderr)
+
 
 _TIDY_S: Final = 1.0
 _SETTLE_S: Final = 10.0
@@ -47,9 +99,9 @@ class Takeover:
 
     def __init__(
         self,
-        frames: Frames[FromPredecessor],
-        passage: Passage,
-        estate: Estate,
+        frames: MessageChannel[FromPredecessor],
+        passage: DescriptorChannel,
+        estate: HandoverState,
         inheritance: Inheritance,
     ) -> None:
         self.estate = estate
@@ -60,13 +112,15 @@ class Takeover:
         self._passage = passage
         self._inheritance = inheritance
         self._outputs: dict[int, int] = {}
-        self._guests = Guests(frames.send)
+        self._guests = RelayedRequests(frames.send)
         self._tasks = Tasks("takeover")
 
     @classmethod
     async def begin(cls, inheritance: Inheritance) -> Takeover | None:
         """Say that this gateway could begin, and wait for what there is; None: it isn't wanted."""
-        frames = await Frames.over(inheritance.control, msgspec.msgpack.Decoder(FromPredecessor))
+        frames = await MessageChannel.over(
+            inheritance.control, msgspec.msgpack.Decoder(FromPredecessor)
+        )
         frames.send(
             Introduction(
                 version=VERSION,
@@ -76,11 +130,11 @@ class Takeover:
             )
         )
         estate = await frames.receive()
-        if not isinstance(estate, Estate):
+        if not isinstance(estate, HandoverState):
             return None
         # Before anybody reads it.
         present_clock().restore(estate.away_s)
-        return cls(frames, Passage(inheritance.passage), estate, inheritance)
+        return cls(frames, DescriptorChannel(inheritance.passage), estate, inheritance)
 
     async def fail(self, reason: str) -> None:
         """Say why this gateway doesn't go on."""

@@ -6,10 +6,10 @@ import asyncio
 import signal
 import socket
 
-from gateway.server.upgrade.keeper import Keeper
+from gateway.server.departure import StandInChannel
 
 
-async def _heard(keeper: Keeper, other: socket.socket, *numbers: int) -> list[int]:
+async def _heard(keeper: StandInChannel, other: socket.socket, *numbers: int) -> list[int]:
     told: list[int] = []
     arrived = asyncio.Event()
 
@@ -29,7 +29,7 @@ async def _heard(keeper: Keeper, other: socket.socket, *numbers: int) -> list[in
 
 async def test_the_same_by_two_ways() -> None:
     ours, other = socket.socketpair()
-    keeper = Keeper(ours)
+    keeper = StandInChannel(ours)
     assert keeper.admits(signal.SIGINT)
     assert await _heard(keeper, other, signal.SIGINT, signal.SIGTERM) == [signal.SIGTERM]
     assert not keeper.admits(signal.SIGTERM)
@@ -40,7 +40,7 @@ async def test_the_same_by_two_ways() -> None:
 
 async def test_who_stands_in_no_more_ends_this_gateway() -> None:
     ours, other = socket.socketpair()
-    keeper = Keeper(ours)
+    keeper = StandInChannel(ours)
     told: asyncio.Queue[int] = asyncio.Queue()
     keeper.watch(told.put_nowait)
     other.close()

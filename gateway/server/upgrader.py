@@ -1,4 +1,10 @@
-"""Replacing this gateway by a successor, one at a time, from its start until it serves."""
+"""Replaces this gateway by a successor, while its models stay loaded and its streams flow.
+
+The present gateway starts its successor and hands over what it has (`handover`); the successor goes
+on from that (`takeover`). The successor computes from then on what clients have asked the old
+gateway for, and sends it back, since the old gateway has their connections (`relay`). When these
+clients are served the old gateway ends, or stands in for the new one (`departure`, `stand_in`).
+"""
 
 from __future__ import annotations
 
@@ -18,14 +24,12 @@ from gateway import VERSION
 from gateway.http.admin import Upgraded
 from gateway.http.app import Parts
 from gateway.models import refusals
-from gateway.server.upgrade.departure import Departure
-from gateway.server.upgrade.handover import Handover, check_ranks
-from gateway.server.upgrade.keeper import Keeper
-from gateway.server.upgrade.messages import Introduction
-from gateway.server.upgrade.relay import Relay
-from gateway.server.upgrade.successor import SuccessorProcess, UnfitError
-from gateway.server.upgrade.takeover import Takeover
-from gateway.server.upgrade.wish import Wish
+from gateway.server.departure import Departure, StandInChannel
+from gateway.server.gateway_channel import Introduction
+from gateway.server.handover import Handover, HandoverError, SuccessorProcess, check_ranks
+from gateway.server.relay import Relay
+from gateway.server.starts import NextGateway
+from gateway.server.takeover import Takeover
 from gateway.server.uvicorn_server import Server
 from gateway.system.lane import Lane
 from gateway.system.notify import Notifier
@@ -55,7 +59,7 @@ class Upgrader:
         listener: socket.socket,
         state_dir: StateDir,
         notifier: Notifier,
-        keeper: Keeper | None,
+        keeper: StandInChannel | None,
         takeover: Takeover | None,
         announce: Callable[[], None],
     ) -> None:
@@ -136,13 +140,13 @@ class Upgrader:
             self._parts.fleet.check_serves()
             python = await self._chosen_python()
             if self._earlier >= _MOST_EARLIER:
-                raise UnfitError(
+                raise HandoverError(
                     f"{self._earlier} gateways before this one still serve their clients: wait "
                     "until some of them have ended"
                 )
             check_ranks(self._parts)
             return await self._replace(python, began_at)
-        except (UnfitError, OSError, ProcessGoneError) as error:
+        except (HandoverError, OSError, ProcessGoneError) as error:
             self._parts.fleet.events.emit("upgrade", None, refused=str(error))
             raise Refusal(
                 "model_unavailable",
@@ -155,8 +159,8 @@ class Upgrader:
     async def _chosen_python(self) -> str:
         path = self._state_dir.successor_path
 
-        def take() -> Wish:
-            wish = read_state(path, Wish) or Wish()
+        def take() -> NextGateway:
+            wish = read_state(path, NextGateway) or NextGateway()
             path.unlink(missing_ok=True)
             return wish
 

@@ -1,9 +1,10 @@
-"""The agent's process: from a bound socket to an orderly end."""
+"""The agent's process: it serves gateways that have its key, until a signal."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import hmac
 import logging
 import resource
 import signal
@@ -16,14 +17,18 @@ import uvloop
 from msgspec import Struct
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.access.api_key import digest_of
+from gateway.access.caller import shown_key
 from gateway.http.connection.capacity import capacity
 from gateway.http.connection.door import Door
 from gateway.http.connection.handshake import Handshake
-from gateway.http.errors import on_defect, on_http_exception, on_refusal
-from gateway.server.agent.doorkeeper import Doorkeeper
-from gateway.server.agent.routes import ROUTES
-from gateway.server.agent.sessions import MOST_RANKS, Sessions
+from gateway.http.connection.request_id import request_id
+from gateway.http.errors import error_response, on_defect, on_http_exception, on_refusal
+from gateway.http.record import Record, begin_record
+from gateway.server.agent_routes import ROUTES
+from gateway.server.agent_sessions import MOST_RANKS, Sessions
 from gateway.server.uvicorn_server import Server
 from gateway.system.refusal import Refusal
 from gateway.system.state_dir import StateDir, near_url
@@ -31,6 +36,27 @@ from gateway.system.tasks import Faults, Tasks
 from gateway.system.tls import Certificates
 from gateway.workers.leftovers import WorkerRecords, sweep
 from gateway.workers.worker_log import WorkerLog
+
+_REFUSED: Final = "The agent's key is needed: send Authorization: Bearer KEY."
+
+
+class AgentKeyMiddleware:
+    """Goes around the application."""
+
+    def __init__(self, app: ASGIApp, key: str) -> None:
+        self._app = app
+        self._digest = digest_of(key.encode())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begin_record(scope, Record(request_id(scope["headers"])))
+        shown = shown_key(scope["headers"])
+        # Of digests, so that the time tells nothing of the key, not even its length.
+        if shown is None or not hmac.compare_digest(digest_of(shown), self._digest):
+            refusal = Refusal("invalid_api_key", _REFUSED)
+            await error_response(refusal)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +66,7 @@ _MOST_FROM_ONE_ADDRESS: Final = 64
 _CLOSE_CONNECTIONS_S: Final = 1
 
 
-class Terms(Struct, frozen=True):
+class AgentTerms(Struct, frozen=True):
     """What an agent was told: bytes for all ranks, and how long they live without a word of their
     gateway.
     """
@@ -50,7 +76,7 @@ class Terms(Struct, frozen=True):
 
 
 def run(
-    terms: Terms,
+    terms: AgentTerms,
     state_dir: StateDir,
     listener: socket.socket,
     key: str,
@@ -90,7 +116,7 @@ async def _serve(
     handshakes = Tasks("connections")
     server = Server(
         uvicorn.Config(
-            Doorkeeper(app, key),
+            AgentKeyMiddleware(app, key),
             http=functools.partial(  # type: ignore[arg-type]
                 Handshake, door=door, context=certificates.context, tasks=handshakes
             ),

@@ -1,26 +1,28 @@
-"""Requests whose clients are connected here, and which another gateway has computed."""
+"""Requests whose clients are connected to one gateway while the next one computes the answers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
+from gateway.access.caller import ANYBODY
+from gateway.models.fleet import Fleet
 from gateway.requests.progress import ImplausibleError
-from gateway.requests.request import Request
-from gateway.server.upgrade.messages import (
+from gateway.requests.request import Request, RequestState
+from gateway.server.gateway_channel import (
     Began,
     Cancelled,
     Delivered,
     FromSuccessor,
+    HandoverMessage,
     Refused,
     Spent,
     Submitted,
-    Told,
     VectorsCame,
 )
 from gateway.system.refusal import Refusal
-from protocol.answers import Usage
+from protocol.answers import Delta, Embedded, Usage
 
 Order: TypeAlias = Submitted | Cancelled | Spent
 
@@ -34,7 +36,7 @@ class Relay:
         self._requests: dict[int, Request] = {}
         self._numbers: dict[Request, int] = {}
         self._last = 0
-        self._send: Callable[[Told], None] | None = None
+        self._send: Callable[[HandoverMessage], None] | None = None
         self._waiting: list[Order] = []
         self._loop = asyncio.get_running_loop()
 
@@ -61,7 +63,7 @@ class Relay:
     def spend(self, name: str, usage: Usage) -> None:
         self._order(Spent(name, usage))
 
-    def open(self, send: Callable[[Told], None]) -> None:
+    def open(self, send: Callable[[HandoverMessage], None]) -> None:
         """The successor serves."""
         self._send = send
         waiting, self._waiting = self._waiting, []
@@ -133,3 +135,83 @@ class Relay:
     def _forget(self, number: int) -> None:
         if (request := self._requests.pop(number, None)) is not None:
             del self._numbers[request]
+
+
+class RelayedRequest(Request):
+    """What arrives for it goes on at once: its reader is in another process, and slow there."""
+
+    def __init__(
+        self,
+        number: int,
+        model_id: str,
+        state: RequestState,
+        tell: Callable[[HandoverMessage], None],
+    ) -> None:
+        super().__init__(state.task, state.terms, state.arrived_at)
+        self.restore(state)
+        self.number = number
+        self.model_id = model_id
+        self._tell = tell
+
+    def start(self, now: float) -> None:
+        super().start(now)
+        self._tell(Began(self.number))
+
+    def deliver(self, delta: Delta, now: float) -> bool:
+        super().deliver(delta, now)
+        self._parts.clear()
+        self._tell(Delivered(self.number, delta))
+        return False
+
+    def deliver_vectors(self, part: Embedded) -> None:
+        super().deliver_vectors(part)
+        self._tell(VectorsCame(self.number, part))
+
+    def refuse(self, refusal: Refusal) -> None:
+        if not self.over:
+            super().refuse(refusal)
+            self._tell(Refused(self.number, refusal.state))
+
+
+class RelayedRequests:
+    """Those that have not ended."""
+
+    def __init__(self, tell: Callable[[HandoverMessage], None]) -> None:
+        self._tell = tell
+        self._guests: dict[int, RelayedRequest] = {}
+
+    def restore(
+        self, model_id: str, states: Iterable[tuple[int, RequestState]]
+    ) -> list[RelayedRequest]:
+        """Those of a model, in their order."""
+        guests = [RelayedRequest(number, model_id, state, self._tell) for number, state in states]
+        self._guests |= {each.number: each for each in guests}
+        return guests
+
+    def submit(self, fleet: Fleet, order: Submitted) -> None:
+        (guest,) = self.restore(order.model, [(order.number, order.request)])
+        try:
+            fleet.submit(fleet.roster.find(order.model, ANYBODY), guest)
+        except Refusal as refusal:
+            guest.refuse(refusal)
+
+    def cancel(self, fleet: Fleet, order: Cancelled) -> None:
+        if (guest := self._guests.pop(order.number, None)) is not None:
+            _cancel(fleet, guest)
+
+    def leave(self, fleet: Fleet) -> None:
+        """Nobody is there any more whom they could be delivered to."""
+        for guest in self._guests.values():
+            _cancel(fleet, guest)
+        self._guests.clear()
+
+    def forget_ended(self) -> None:
+        self._guests = {number: each for number, each in self._guests.items() if not each.over}
+
+
+def _cancel(fleet: Fleet, guest: RelayedRequest) -> None:
+    if guest.over:
+        return
+    for compartment in fleet.roster.everyone:
+        if compartment.model.id == guest.model_id:
+            compartment.traffic.cancel(guest)

@@ -11,9 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.requests.request import Request, RequestState, Terms
-from gateway.server.upgrade.guests import Guest
-from gateway.server.upgrade.messages import Cancelled, Delivered, Refused, Spent, Submitted, Told
-from gateway.server.upgrade.relay import Relay
+from gateway.server.gateway_channel import (
+    Cancelled,
+    Delivered,
+    HandoverMessage,
+    Refused,
+    Spent,
+    Submitted,
+)
+from gateway.server.relay import Relay, RelayedRequest
 from gateway.system.refusal import Refusal
 from protocol.answers import Delta, Embedded, Usage
 from protocol.parts import Text
@@ -65,7 +71,7 @@ def test_tokens_before_and_after_are_all_of_them(tokens: int, cut: int, again: i
             for _ in range((number == cut) + (number == again)):
                 relay = Relay()
                 state = _over_the_wire(reader.state)
-                guest = Guest(relay.number(reader), "m", state, relay.receive)  # type: ignore[arg-type]
+                guest = RelayedRequest(relay.number(reader), "m", state, relay.receive)  # type: ignore[arg-type]
                 assert guest.state == state
                 relay.open(lambda _: None)
                 relays.append(relay)
@@ -82,7 +88,7 @@ def test_tokens_before_and_after_are_all_of_them(tokens: int, cut: int, again: i
 
 
 async def test_what_comes_in_between_waits_for_the_successor() -> None:
-    relay, told = Relay(), list[Told]()
+    relay, told = Relay(), list[HandoverMessage]()
     running, late = _request("a"), _request("b")
     number = relay.number(running)
     relay.submit("m", late)
@@ -143,12 +149,12 @@ async def test_what_a_request_is_known_by_goes_along() -> None:
     request = _request(
         id="mine", key="k", probe=True, priority=3, keep_alive_s=5.0, params={"prompt": "p"}
     )
-    guest = Guest(1, "m", _over_the_wire(request.state), lambda _: None)
+    guest = RelayedRequest(1, "m", _over_the_wire(request.state), lambda _: None)
     assert guest.terms == request.terms
     assert guest.id == "mine"
     assert not guest.prompt_counts
     again = Request(request.task, Terms(deadline_s=60.0), 0.0, repeats_prompt=True)
-    assert not Guest(2, "m", _over_the_wire(again.state), lambda _: None).prompt_counts
+    assert not RelayedRequest(2, "m", _over_the_wire(again.state), lambda _: None).prompt_counts
     assert guest.deadline_at == request.deadline_at
     assert guest.task == request.task
 
@@ -166,7 +172,7 @@ async def test_vectors_before_and_after_are_all_of_them() -> None:
     request.deliver_vectors(_vector(1))
     relay = Relay()
     told: list[Any] = []
-    guest = Guest(relay.number(request), "m", _over_the_wire(request.state), told.append)
+    guest = RelayedRequest(relay.number(request), "m", _over_the_wire(request.state), told.append)
     # One that is computed anew is so everywhere.
     guest.start(0.0)
     guest.deliver_vectors(_vector(3))

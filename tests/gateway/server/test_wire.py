@@ -8,15 +8,23 @@ import socket
 
 import msgspec
 
-from gateway.server.upgrade.messages import Cancelled, Finished, FromPredecessor
-from gateway.server.upgrade.wire import Frames, Passage
+from gateway.server.gateway_channel import (
+    Cancelled,
+    DescriptorChannel,
+    Finished,
+    FromPredecessor,
+    MessageChannel,
+)
 
 _DECODER: msgspec.msgpack.Decoder[FromPredecessor] = msgspec.msgpack.Decoder(FromPredecessor)
 
 
 async def test_messages_come_whole_and_in_order() -> None:
     ours, its = socket.socketpair()
-    sender, receiver = await Frames.over(ours, _DECODER), await Frames.over(its, _DECODER)
+    sender, receiver = (
+        await MessageChannel.over(ours, _DECODER),
+        await MessageChannel.over(its, _DECODER),
+    )
     for number in range(1000):
         sender.send(Cancelled(number))
     sender.send(Finished())
@@ -31,7 +39,7 @@ async def test_messages_come_whole_and_in_order() -> None:
 
 async def test_what_is_no_message_is_the_end() -> None:
     ours, its = socket.socketpair()
-    receiver = await Frames.over(its, _DECODER)
+    receiver = await MessageChannel.over(its, _DECODER)
     ours.sendall(b"\0\0\0\3abc")
     assert await receiver.receive() is None
     receiver.close()
@@ -41,7 +49,7 @@ async def test_what_is_no_message_is_the_end() -> None:
 async def test_descriptors_come_with_what_they_are() -> None:
     """More than the socket takes at once."""
     ours, its = socket.socketpair()
-    sender, receiver = Passage(ours), Passage(its)
+    sender, receiver = DescriptorChannel(ours), DescriptorChannel(its)
     count = 400
     for number in range(count):
         read, write = os.pipe()
@@ -70,7 +78,7 @@ async def test_descriptors_come_with_what_they_are() -> None:
 
 async def test_who_is_gone_holds_nobody_up() -> None:
     ours, its = socket.socketpair()
-    sender = Passage(ours)
+    sender = DescriptorChannel(ours)
     its.close()
     read, write = os.pipe()
     os.close(write)

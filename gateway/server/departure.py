@@ -1,4 +1,6 @@
-"""What is left of a gateway that was replaced: its last clients, and who watches its process."""
+"""What is left of a gateway that was replaced: its last clients, and the process that launchd,
+systemd or a terminal watches, which stands in for the gateway that serves.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
@@ -16,10 +19,10 @@ from typing import Final, NoReturn
 from gateway.http.app import Parts
 from gateway.models import refusals
 from gateway.models.fleet import REMINDER_S
-from gateway.server.upgrade.messages import Finished, FromSuccessor, Released
-from gateway.server.upgrade.relay import Relay
-from gateway.server.upgrade.successor import SuccessorProcess
-from gateway.server.upgrade.takeover import Takeover
+from gateway.server.gateway_channel import Finished, FromSuccessor, Released
+from gateway.server.handover import SuccessorProcess
+from gateway.server.relay import Relay
+from gateway.server.takeover import Takeover
 from gateway.server.uvicorn_server import Server
 from gateway.system.tasks import Tasks
 
@@ -146,3 +149,57 @@ class Departure:
         # It has ended, and said so to its clients: these are among them.
         self._relay.refuse_all(refusals.shutting_down())
         self._lost.set()
+
+
+# A terminal's signal reaches the whole group, and comes once more from who stands in.
+_SAME_S: Final = 1.0
+
+
+class StandInChannel:
+    """Who ends by SIGKILL takes this gateway along, in order."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        connected.setblocking(False)
+        self._socket = connected
+        self._came: dict[int, float] = {}
+        self._handed: dict[int, float] = {}
+
+    def duplicate(self) -> socket.socket:
+        """For the next gateway."""
+        return self._socket.dup()
+
+    def watch(self, signalled: Callable[[int], None]) -> None:
+        """Tell of signals from now on; one that stands in no more is a SIGTERM."""
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._socket, self._read, loop, signalled)
+
+    def unwatch(self) -> None:
+        """The next gateway does."""
+        asyncio.get_running_loop().remove_reader(self._socket)
+
+    def admits(self, number: int) -> bool:
+        """A signal came to this process itself: whether it isn't the same once more."""
+        now = asyncio.get_running_loop().time()
+        self._came[number] = now
+        return now - self._handed.get(number, -_SAME_S) >= _SAME_S
+
+    def end(self, status: int) -> None:
+        """This gateway ends with this status."""
+        with contextlib.suppress(OSError):
+            self._socket.send(bytes([status]))
+
+    def _read(self, loop: asyncio.AbstractEventLoop, signalled: Callable[[int], None]) -> None:
+        try:
+            told = self._socket.recv(64)
+        except BlockingIOError:
+            return
+        except OSError:
+            told = b""
+        if not told:
+            loop.remove_reader(self._socket)
+            signalled(signal.SIGTERM)
+        now = loop.time()
+        for number in told:
+            self._handed[number] = now
+            if now - self._came.get(number, -_SAME_S) >= _SAME_S:
+                signalled(number)

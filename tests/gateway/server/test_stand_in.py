@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.server.upgrade import stand_in
+from gateway.server import stand_in
 
 _S = 60.0
 

@@ -1,24 +1,162 @@
-"""One gateway's ranks on this host, and its lease on them."""
+"""One gateway's ranks on this host: its lease on them, the news of them, and each process."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import threading
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
-from gateway.server.agent.news import NewsDesk
-from gateway.server.agent.rank import HostedRank
+from gateway.system.clock import until_set
+from gateway.system.memory_reading import Footprint
 from gateway.system.refusal import Refusal
 from gateway.system.tasks import Tasks
-from gateway.workers.agent_bodies import LeaseTurn, OrderBody, RankEnded, RankNews
+from gateway.workers import ladder
+from gateway.workers.agent_bodies import LeaseTurn, OrderBody, PrintedLine, RankEnded, RankNews
+from gateway.workers.host import LocalRank, RankEnd, RankOrder
+from gateway.workers.ladder import LadderStep
 from gateway.workers.lease import Lease
 from gateway.workers.leftovers import WorkerRecords
-from gateway.workers.worker_log import WorkerLog
+from gateway.workers.worker_log import RankLog, WorkerLog
+
+_MOST_LINES: Final = 500
+
+
+class NewsDesk:
+    """Keeps what was told until it is known to have come. Lines come from threads."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        """`wake` is called, from any thread, when there is something after there was nothing."""
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._lines: deque[PrintedLine] = deque(maxlen=_MOST_LINES)
+        self._lost_lines = 0
+        self._ended: list[RankEnded] = []
+        # With the last answer, which has all that was not known to have come before it.
+        self._told = RankNews(0)
+
+    def add_line(self, rank: str, text: str) -> None:
+        with self._lock:
+            was_empty = not self._lines
+            self._lost_lines += len(self._lines) == _MOST_LINES
+            self._lines.append(PrintedLine(rank, text))
+        if was_empty:
+            self._wake()
+
+    def add_end(self, ended: RankEnded) -> None:
+        with self._lock:
+            self._ended.append(ended)
+        self._wake()
+
+    def has_some(self) -> bool:
+        with self._lock:
+            return bool(self._lines or self._ended)
+
+    def confirm(self, number: int) -> None:
+        """The answer of this number has come. If it isn't the last one, that is said again."""
+        with self._lock:
+            if number == self._told.number:
+                self._told = RankNews(number)
+
+    def tell(self, number: int) -> RankNews:
+        """Everything that isn't known to have come, as the answer of this number."""
+        with self._lock:
+            told = self._told
+            lines = [*told.lines, *self._lines]
+            lost_lines = told.lost_lines + self._lost_lines + max(0, len(lines) - _MOST_LINES)
+            self._told = RankNews(
+                number, tuple(lines[-_MOST_LINES:]), lost_lines, (*told.ended, *self._ended)
+            )
+            self._lines.clear()
+            self._lost_lines = 0
+            self._ended.clear()
+            return self._told
+
 
 logger = logging.getLogger(__name__)
+
+
+class _Lines:
+    """Goes to the agent's log, and to the gateway."""
+
+    def __init__(self, rank_id: str, log: RankLog, desk: NewsDesk) -> None:
+        self._rank_id = rank_id
+        self._log = log
+        self._desk = desk
+
+    def begin(self, pid: int, incarnation: int) -> None:
+        self._log.add(f"-- started: pid {pid}, incarnation {incarnation} --")
+
+    def add(self, line: str) -> None:
+        self._desk.add_line(self._rank_id, line)
+        self._log.add(line)
+
+
+class HostedRank:
+    """`ended_by` is why the agent ends it by itself."""
+
+    def __init__(
+        self, order: OrderBody, log: WorkerLog, records: WorkerRecords, desk: NewsDesk
+    ) -> None:
+        """Raises: OSError: it can't be started."""
+        self.id = order.id
+        self.ended_by: str | None = None
+        self.footprint_bytes = 0
+        self._rank = LocalRank(
+            RankOrder(
+                name=order.name,
+                incarnation=order.incarnation,
+                rank=order.rank,
+                arguments=order.arguments,
+                environment=order.environment,
+                secret=order.secret,
+            ),
+            _Lines(order.id, RankLog(log, order.rank), desk),
+            records,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._rank.pid
+
+    async def footprint(self) -> Footprint:
+        """Raises: FootprintError; OSError if no answer comes in time."""
+        found = await self._rank.footprint()
+        self.footprint_bytes = found.current_bytes
+        return found
+
+    async def dump(self) -> None:
+        await self._rank.dump()
+
+    async def end(self) -> None:
+        await self._rank.end()
+
+    async def kill(self) -> None:
+        await self._rank.kill()
+
+    async def ended(self) -> RankEnd:
+        return await self._rank.ended()
+
+    async def climb(self) -> None:
+        """End it, as a worker whose gateway is gone."""
+        ended = asyncio.Event()
+        end = asyncio.ensure_future(self.ended())
+        end.add_done_callback(lambda _: ended.set())
+        try:
+            for rung in ladder.orphaned(self.footprint_bytes):
+                if rung.step is LadderStep.TERMINATE:
+                    await self._rank.end()
+                else:
+                    await self._rank.kill()
+                if await until_set(ended, rung.deadline_s):
+                    return
+            logger.error("Rank %d survived SIGKILL; its memory stays taken", self.pid)
+        finally:
+            end.cancel()
+
 
 # Without news an answer waits so long, or this part of a shorter lease.
 _HOLD_S: Final = 1.0

@@ -1,8 +1,8 @@
-"""News are told until they are known to have come."""
+"""News of ranks are told until they are known to have come."""
 
 from __future__ import annotations
 
-from gateway.server.agent.news import NewsDesk
+from gateway.server.agent_session import NewsDesk
 from gateway.workers.agent_bodies import RankEnded
 from gateway.workers.process import ExitStatus
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gateway.server.agent.orders import complaint
+from gateway.server.agent_sessions import complaint
 from gateway.workers.agent_bodies import OrderBody
 
 ORDER = OrderBody(

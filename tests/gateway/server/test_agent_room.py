@@ -6,14 +6,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from gateway.server.agent.room import Room
+from gateway.server.agent_sessions import RankMemory
 
 BUDGET = 1_000_000_000
 SIZES = st.integers(0, BUDGET * 6 // 5)
 
 
 def test_a_refusal_has_the_numbers():
-    room = Room(10_000_000_000)
+    room = RankMemory(10_000_000_000)
     assert room.admit("a", 4_000_000_000) is None
     assert room.admit("b", 7_000_000_000) == (
         "it needs 7.0 GB, and 6.0 GB of the budget of 10.0 GB is free; other ranks have 4.0 GB"
@@ -21,7 +21,7 @@ def test_a_refusal_has_the_numbers():
 
 
 def test_a_rank_that_holds_more_than_it_was_promised_has_that():
-    room = Room(10_000_000_000)
+    room = RankMemory(10_000_000_000)
     assert room.admit("a", 4_000_000_000) is None
     room.note("a", 9_000_000_000)
     assert room.free_bytes == 1_000_000_000
@@ -30,7 +30,7 @@ def test_a_rank_that_holds_more_than_it_was_promised_has_that():
 
 
 def test_a_promise_is_raised_as_far_as_there_is_room():
-    room = Room(10_000_000_000)
+    room = RankMemory(10_000_000_000)
     assert room.admit("a", 4_000_000_000) is None
     assert room.admit("b", 3_000_000_000) is None
     room.note("a", 5_000_000_000)
@@ -47,7 +47,7 @@ class Host(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.room = Room(BUDGET)
+        self.room = RankMemory(BUDGET)
         self.promised: dict[str, int] = {}
         self.held: dict[str, int] = {}
         self.count = 0

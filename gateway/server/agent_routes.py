@@ -1,4 +1,4 @@
-"""What an agent can be asked."""
+"""What gateways ask of an agent over HTTP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from gateway import VERSION
 from gateway.http.bodies import read_json
-from gateway.server.agent.sessions import Sessions
+from gateway.server.agent_sessions import Sessions
 from gateway.system.lane import Lane
 from gateway.system.memory import back_end, host_memory
 from gateway.system.memory_reading import FootprintError

@@ -1,4 +1,6 @@
-"""The channel between two gateways: frames of messages on one socket, descriptors on another."""
+"""What two gateways tell each other while one replaces the other, and the two sockets for it: one
+for messages, one for descriptors.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,130 @@ import struct
 import sys
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
 import msgspec
+from msgspec import Struct
 
-from gateway.server.upgrade.messages import Told
+from gateway.access.accounts import Book
+from gateway.mailbox.entry import Name
+from gateway.models.compartment import ModelState
+from gateway.requests.request import RequestState
+from gateway.system.events import Event
+from gateway.system.refusal import RefusalState
+from protocol.answers import Delta, Embedded, Usage
+from protocol.shape import digest
+
+
+class HandoverMessage(Struct, frozen=True, kw_only=True, tag_field="type"):
+    """Base of everything that travels alone in a frame."""
+
+
+# From the successor, before it has anything
+
+
+class Introduction(HandoverMessage, frozen=True, tag="introduction"):
+    """The successor has read its configuration and could begin. Every version can read this."""
+
+    version: str
+    protocol: str
+    handover: str
+    pid: int
+
+
+class Failure(HandoverMessage, frozen=True, tag="failure"):
+    """It can't go on, for this reason, and ends."""
+
+    reason: str
+
+
+# From the present gateway
+
+
+class HandoverState(HandoverMessage, frozen=True, tag="estate"):
+    """All that the successor goes on from. Workers have moved by now and are silent.
+
+    `incarnation` is the first free number. `book` is what was used under each key, by days.
+    `making` are answers of the mailbox that the present gateway goes on with. `earlier` gateways
+    before it still serve clients. `away_s` is of the clock that stands still over a sleep.
+    """
+
+    models: tuple[ModelState, ...]
+    incarnation: int
+    events: tuple[Event, ...]
+    book: Book
+    making: tuple[Name, ...]
+    earlier: int
+    away_s: float
+
+
+class Submitted(HandoverMessage, frozen=True, tag="submitted"):
+    """A request that came to the present gateway after its estate was sent."""
+
+    number: int
+    model: str
+    request: RequestState
+
+
+class Cancelled(HandoverMessage, frozen=True, tag="cancelled"):
+    number: int
+
+
+class Spent(HandoverMessage, frozen=True, tag="spent"):
+    """What was used under a key, by an answer that the present gateway gave."""
+
+    name: str
+    usage: Usage
+
+
+class Released(HandoverMessage, frozen=True, tag="released"):
+    """What this incarnation prints is the successor's to read, after what was read of a line."""
+
+    incarnation: int
+    begun: bytes
+
+
+class Finished(HandoverMessage, frozen=True, tag="finished"):
+    """The last client of the earlier gateway is served."""
+
+
+# From the successor, once it serves
+
+
+class Serving(HandoverMessage, frozen=True, tag="serving"):
+    """It has taken everything over."""
+
+
+class Began(HandoverMessage, frozen=True, tag="began"):
+    """A worker has the request, anew if it had one before."""
+
+    number: int
+
+
+class Delivered(HandoverMessage, frozen=True, tag="delivered"):
+    number: int
+    delta: Delta
+
+
+class VectorsCame(HandoverMessage, frozen=True, tag="vectors"):
+    number: int
+    part: Embedded
+
+
+class Refused(HandoverMessage, frozen=True, tag="refused"):
+    number: int
+    refusal: RefusalState
+
+
+FromPredecessor: TypeAlias = HandoverState | Submitted | Cancelled | Spent | Released | Finished
+FromSuccessor: TypeAlias = (
+    Introduction | Failure | Serving | Began | Delivered | VectorsCame | Refused
+)
+
+# As `protocol.messages`: raised when something means something else than before.
+_MEANING: Final = 1
+HANDOVER_VERSION: Final = f"{_MEANING}-{digest(FromPredecessor | FromSuccessor)}"
+
 
 _LENGTH: Final = struct.Struct(">I")
 # Prompts of all requests that wait; more than that is no estate.
@@ -29,7 +150,7 @@ _ON_ITS_WAY_S: Final = 1.0 if sys.platform == "darwin" else 0.0
 T = TypeVar("T")
 
 
-class Frames(Generic[T]):
+class MessageChannel(Generic[T]):
     """Messages to and from the other gateway."""
 
     def __init__(
@@ -46,12 +167,14 @@ class Frames(Generic[T]):
         self._encoder = msgspec.msgpack.Encoder()
 
     @classmethod
-    async def over(cls, connected: socket.socket, decoder: msgspec.msgpack.Decoder[T]) -> Frames[T]:
+    async def over(
+        cls, connected: socket.socket, decoder: msgspec.msgpack.Decoder[T]
+    ) -> MessageChannel[T]:
         connected.setblocking(False)
         reader, writer = await asyncio.open_unix_connection(sock=connected)
         return cls(reader, writer, decoder)
 
-    def send(self, message: Told) -> None:
+    def send(self, message: HandoverMessage) -> None:
         """Never waits. Who doesn't read is cut off."""
         if self._writer.is_closing():
             return
@@ -79,7 +202,7 @@ class Frames(Generic[T]):
         self._writer.close()
 
 
-class Passage:
+class DescriptorChannel:
     """Descriptors, each with a word of what it is and a number."""
 
     def __init__(self, connected: socket.socket) -> None:

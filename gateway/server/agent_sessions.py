@@ -1,4 +1,4 @@
-"""All gateways that have ranks here, and the memory that these share."""
+"""All gateways that have ranks on this host, and the memory that these share."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ import logging
 import secrets
 from typing import Final
 
-from gateway.server.agent.orders import complaint
-from gateway.server.agent.rank import HostedRank
-from gateway.server.agent.room import Room
-from gateway.server.agent.session import Session
+from gateway.server.agent_session import HostedRank, Session
 from gateway.system.memory_reading import FootprintError
 from gateway.system.notation import format_size
 from gateway.system.refusal import Refusal
@@ -21,6 +18,83 @@ from gateway.workers.agent_bodies import API, LEASE_OVER, Opening, OrderBody
 from gateway.workers.host import versions
 from gateway.workers.leftovers import WorkerRecords
 from gateway.workers.worker_log import WorkerLog
+
+# What the collectives of MLX and NCCL read. Others choose files, libraries or programs.
+ENVIRONMENT: Final = frozenset(
+    {
+        "CUDA_VISIBLE_DEVICES",
+        "MLX_RANK",
+        "MLX_RING_VERBOSE",
+        "MLX_WORLD_SIZE",
+        "NCCL_DEBUG",
+        "NCCL_HOST_IP",
+        "NCCL_IB_DISABLE",
+        "NCCL_IB_HCA",
+        "NCCL_NVLS_ENABLE",
+        "NCCL_P2P_DISABLE",
+        "NCCL_PORT",
+        "NCCL_SHM_DISABLE",
+        "NCCL_SOCKET_IFNAME",
+    }
+)
+# Whom a worker must not outlive is said by the agent. Options may be shortened.
+_PARENT: Final = "--parent"
+_SHORTEST_OPTION: Final = 3
+
+
+class RankMemory:
+    """A budget in bytes, and what is promised of it. A rank has what it was promised, or what it
+    holds if that is more.
+    """
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+        self._promised: dict[str, int] = {}
+        self._held: dict[str, int] = {}
+
+    @property
+    def taken_bytes(self) -> int:
+        return sum(
+            max(promised_bytes, self._held[rank]) for rank, promised_bytes in self._promised.items()
+        )
+
+    @property
+    def held_bytes(self) -> int:
+        """By the last readings."""
+        return sum(self._held.values())
+
+    @property
+    def free_bytes(self) -> int:
+        return max(0, self.budget_bytes - self.taken_bytes)
+
+    def admit(self, rank: str, needed_bytes: int) -> str | None:
+        """Promise a rank its memory; why not, if there isn't so much."""
+        if needed_bytes <= self.free_bytes:
+            self._promised[rank] = needed_bytes
+            self._held[rank] = 0
+            return None
+        others = f"; other ranks have {format_size(self.taken_bytes)}" if self._promised else ""
+        return (
+            f"it needs {format_size(needed_bytes)}, and {format_size(self.free_bytes)} of the "
+            f"budget of {format_size(self.budget_bytes)} is free{others}"
+        )
+
+    def raise_to(self, rank: str, wanted_bytes: int) -> int:
+        """Promise a rank so much, or what there is of it: what it is promised from now on."""
+        possible_bytes = self.free_bytes + max(self._promised[rank], self._held[rank])
+        wanted_bytes = min(wanted_bytes, possible_bytes)
+        self._promised[rank] = max(self._promised[rank], wanted_bytes)
+        return self._promised[rank]
+
+    def note(self, rank: str, held_bytes: int) -> None:
+        """A reading of a rank that may be gone by now."""
+        if rank in self._held:
+            self._held[rank] = held_bytes
+
+    def gone(self, rank: str) -> None:
+        self._promised.pop(rank, None)
+        self._held.pop(rank, None)
+
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +110,7 @@ class Sessions:
     def __init__(
         self, budget_bytes: int, lease_s: float, log: WorkerLog, records: WorkerRecords
     ) -> None:
-        self.room = Room(budget_bytes)
+        self.room = RankMemory(budget_bytes)
         self._lease_s = lease_s
         self._log = log
         self._records = records
@@ -174,3 +248,21 @@ class Sessions:
 
 def _listed(found: dict[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in sorted(found.items()))
+
+
+def complaint(order: OrderBody) -> str | None:
+    """Why a rank can't be started, as the end of a sentence. Only the worker's program of this
+    installation is ever started; its words go to the process one by one, never through a shell.
+    """
+    for each in order.arguments:
+        if "\0" in each:
+            return "an argument has a zero byte"
+        option = each.partition("=")[0]
+        if len(option) >= _SHORTEST_OPTION and _PARENT.startswith(option):
+            return f"{option} is the agent's to say"
+    for name, value in order.environment.items():
+        if name not in ENVIRONMENT:
+            return f"the variable {name!r} may not be set from elsewhere"
+        if "\0" in value:
+            return f"the variable {name} has a zero byte"
+    return None

@@ -1,0 +1,304 @@
+"""The present gateway's side of an upgrade: it starts its successor and hands over what it has.
+
+Until the successor says that it serves, everything can be undone: workers hold back what they have
+to say, and are told to stay if it doesn't come up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from typing import Final
+
+import msgspec
+
+from gateway.http.app import Parts
+from gateway.requests.request import Request
+from gateway.server.gateway_channel import (
+    HANDOVER_VERSION,
+    Cancelled,
+    DescriptorChannel,
+    Failure,
+    FromSuccessor,
+    HandoverState,
+    Introduction,
+    MessageChannel,
+    Serving,
+    Spent,
+    Submitted,
+)
+from gateway.server.relay import Relay
+from gateway.system.clock import present_clock
+from gateway.system.lane import start_thread
+from gateway.system.refusal import Refusal
+from protocol.messages import PROTOCOL_VERSION
+from protocol.moves import Move
+
+# Has the descriptor of its socket: only a gateway that is replaced sets it.
+SUCCEEDS: Final = "BULKHEAD_SUCCEEDS"
+_LAST_LINES: Final = 8
+_EXIT_S: Final = 10.0
+_LAST_WORDS_S: Final = 1.0
+
+
+class HandoverError(Exception):
+    """The successor can't take over; the text says why."""
+
+
+class SuccessorProcess:
+    """One thread keeps the last it prints until it serves; another waits for that, and reaps."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        frames: MessageChannel[FromSuccessor],
+        passage: DescriptorChannel,
+    ) -> None:
+        self.frames = frames
+        self.passage = passage
+        self._process = process
+        self._lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        self._reader = start_thread(self._read, "successor-output")
+        start_thread(self._reap, "successor")
+
+    @classmethod
+    async def start(
+        cls, python: str, environment: dict[str, str], descriptors: list[int]
+    ) -> SuccessorProcess:
+        """With the present process's own arguments. Raises: HandoverError."""
+        control, its_control = socket.socketpair()
+        passage, its_passage = socket.socketpair()
+        try:
+            try:
+                process = _spawn(python, environment, its_control)
+            except OSError as error:
+                control.close()
+                passage.close()
+                raise HandoverError(
+                    f"{python} can't be started ({error.strerror}): name the interpreter of the "
+                    "new installation with --python"
+                ) from error
+            socket.send_fds(control, [b"\0"], [its_passage.fileno(), *descriptors])
+        finally:
+            its_control.close()
+            its_passage.close()
+        frames = await MessageChannel.over(control, msgspec.msgpack.Decoder(FromSuccessor))
+        return cls(process, frames, DescriptorChannel(passage))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def prove(self, deadline_s: float) -> Introduction:
+        """Wait until it could begin. Raises: HandoverError."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                said = await self.frames.receive()
+        except TimeoutError:
+            raise HandoverError(f"it was not ready within {deadline_s:g} s") from None
+        match said:
+            case Introduction() if said.protocol != PROTOCOL_VERSION:
+                raise HandoverError(
+                    f"version {said.version} speaks protocol {said.protocol} with its workers, "
+                    f"and those that run speak {PROTOCOL_VERSION}: it takes a restart"
+                )
+            case Introduction() if said.handover != HANDOVER_VERSION:
+                raise HandoverError(
+                    f"version {said.version} takes over in another way ({said.handover}, here "
+                    f"{HANDOVER_VERSION}): it takes a restart"
+                )
+            case Introduction():
+                return said
+            case Failure(reason=reason):
+                raise HandoverError(reason)
+            case _:
+                raise HandoverError(await self.last_words())
+
+    async def end(self) -> None:
+        """At once: it has nothing yet, or workers that end with it."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGKILL)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_EXIT_S):
+                await self._ended.wait()
+        self.close()
+
+    def close(self) -> None:
+        self.frames.close()
+        self.passage.close()
+
+    async def last_words(self) -> str:
+        """How it ended, and the last that it printed."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS_S):
+                await self._ended.wait()
+        status = self._process.returncode
+        how = "it went away" if status is None else f"it ended with status {status}"
+        return f"{how}: {' | '.join(self._lines)}" if self._lines else how
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        with self._process.stderr as stderr:
+            for line in stderr:
+                if text := line.decode("utf-8", "replace").strip():
+                    self._lines.append(text[:500])
+
+    def _reap(self) -> None:
+        self._process.wait()
+        # What it began may have its stderr, and hold that open.
+        self._reader.join(_LAST_WORDS_S / 2)
+        # The loop may be over.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._ended.set)
+
+
+def _spawn(
+    python: str, environment: dict[str, str], control: socket.socket
+) -> subprocess.Popen[bytes]:
+    """As workers are started: with `close_fds` off CPython needs no fork on macOS."""
+    control.set_inheritable(True)
+    return subprocess.Popen(
+        [python, *_flags(), "-m", "gateway", *sys.argv[1:]],
+        env=environment | {SUCCEEDS: str(control.fileno())},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        close_fds=False,
+    )
+
+
+def _flags() -> list[str]:
+    """The current folder is looked for modules only if that is how this process was started."""
+    return [] if "-m" in sys.orig_argv[1:3] and not sys.flags.safe_path else ["-P"]
+
+
+_MOVE_S: Final = 15.0
+_SERVE_S: Final = 60.0
+
+
+class Handover:
+    """One attempt. `relay` has the requests once it is carried out."""
+
+    def __init__(self, parts: Parts, earlier: int) -> None:
+        """`earlier` gateways before this one still serve clients."""
+        self.relay = Relay()
+        self._parts = parts
+        self._earlier = earlier
+
+    async def until_settled(self) -> None:
+        """No worker is on its way up or out from here on. Raises: HandoverError."""
+        seconds = self._parts.fleet.settings.workers.load_timeout_s
+        try:
+            await self._parts.fleet.until_settled(seconds)
+        except TimeoutError:
+            raise HandoverError(
+                f"models were still being loaded or unloaded after {seconds:g} s"
+            ) from None
+
+    async def carry_out(self, successor: SuccessorProcess) -> None:
+        """Returns once the successor serves.
+
+        Raises:
+            HandoverError, OSError, ProcessGoneError: the hand-over is to be undone.
+        """
+        check_ranks(self._parts)
+        fleet, parts = self._parts.fleet, self._parts
+        channels = fleet.hand_over(self.relay)
+        workers = {
+            each.model.id: each.worker for each in fleet.roster.everyone if each.worker is not None
+        }
+        orders = {
+            model_id: Move(
+                address=fleet.channel_address(channels[model_id]),
+                key=channels[model_id].workers_key,
+                parent=successor.pid,
+            )
+            for model_id in workers
+        }
+        moved = await asyncio.gather(
+            *(each.move(orders[model_id], _MOVE_S) for model_id, each in workers.items())
+        )
+        if not all(moved):
+            raise HandoverError("a worker didn't let itself be handed over: see its log")
+        making = parts.mailbox.hand_over()
+        parts.keys.forward(self.relay.spend)
+        estate = HandoverState(
+            models=tuple(
+                each.state_for(self.relay.number, channels.get(each.model.id))
+                for each in fleet.roster.everyone
+            ),
+            incarnation=fleet.next_incarnation,
+            events=fleet.events.kept,
+            book=parts.keys.book,
+            making=tuple(making),
+            earlier=self._earlier,
+            away_s=present_clock().away_s,
+        )
+        for each in workers.values():
+            successor.passage.send(b"prnt", each.incarnation, os.dup(each.output))
+        try:
+            async with asyncio.timeout(_SERVE_S):
+                await successor.passage.sent()
+                successor.frames.send(estate)
+                await self._until_it_serves(successor)
+        except TimeoutError:
+            raise HandoverError(f"it did not serve within {_SERVE_S:g} s") from None
+
+    def undo(self) -> None:
+        """This gateway goes on, and what came in meanwhile is its own."""
+        parts = self._parts
+        parts.mailbox.take_back()
+        parts.keys.forward(None)
+        parts.fleet.take_back()
+        for order in self.relay.undo():
+            match order:
+                case Submitted(number=number, model=model_id):
+                    self._submit(model_id, self.relay.request(number))
+                case Cancelled(number=number):
+                    request = self.relay.request(number)
+                    for each in parts.fleet.roster.everyone:
+                        each.traffic.cancel(request)
+                case Spent(name=name, usage=usage):
+                    parts.keys.account(name, usage)
+
+    async def _until_it_serves(self, successor: SuccessorProcess) -> None:
+        """Workers may settle with it before it takes clients. Raises: HandoverError."""
+        while True:
+            match await successor.frames.receive():
+                case Serving():
+                    return
+                case Failure(reason=reason):
+                    raise HandoverError(reason)
+                case None:
+                    raise HandoverError(f"while it took over {await successor.last_words()}")
+                case message:
+                    self.relay.receive(message)
+
+    def _submit(self, model_id: str, request: Request) -> None:
+        for each in self._parts.fleet.roster.everyone:
+            if each.model.id == model_id:
+                try:
+                    each.submit(request)
+                except Refusal as refusal:
+                    request.refuse(refusal)
+
+
+def check_ranks(parts: Parts) -> None:
+    """Raises: HandoverError: a model has several ranks. Those behind rank 0 watch this gateway,
+    or an agent that does, and can't be told to watch another.
+    """
+    for each in parts.fleet.roster.everyone:
+        if each.worker is not None and each.worker.followers is not None:
+            name = each.model.id
+            raise HandoverError(
+                f"{name!r} is loaded with several ranks, which can't be handed over: "
+                f"`bulkhead unload {name} --hold` first and `bulkhead load {name}` afterwards, "
+                "or restart the gateway"
+            )

@@ -1,0 +1,247 @@
+"""A gateway that serves: from a bound socket to its drain, or until its successor serves."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+from typing import Final
+
+import uvicorn
+
+from gateway.http.app import Parts, build_app
+from gateway.http.connection.connection import Connection
+from gateway.http.connection.handshake import Handshake
+from gateway.library.pulls import Pulls
+from gateway.models.reload import Reloader
+from gateway.server.departure import Departure
+from gateway.server.takeover import CannotTakeOverError, Takeover
+from gateway.server.upgrader import Upgrader
+from gateway.server.uvicorn_server import Server
+from gateway.system.notation import url
+from gateway.system.notify import Notifier
+from gateway.system.processes import ProcessGoneError
+from gateway.system.tasks import Tasks
+from gateway.system.tls import Certificates
+
+logger = logging.getLogger(__name__)
+
+# For connections that are still open once every request has ended: idle clients, log followers.
+_CLOSE_CONNECTIONS_S: Final = 1
+_OBJECTS_UNTIL_COLLECTION: Final = 10_000
+
+
+class GatewayServer:
+    """SIGTERM and SIGINT end it, after a drain that a second signal cuts short. SIGHUP has the
+    configuration read again. `takeover` is about the gateway before this one, if there is one.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        listener: socket.socket,
+        notifier: Notifier,
+        certificates: Certificates | None,
+        takeover: Takeover | None,
+        upgrader: Upgrader,
+    ) -> None:
+        self._parts = parts
+        self._listener = listener
+        self._notifier = notifier
+        self._takeover = takeover
+        self._upgrader = upgrader
+        self._address = url(*listener.getsockname()[:2], tls=certificates is not None)
+        self._signals: asyncio.Queue[int] = asyncio.Queue()
+        self._background = Tasks("server")
+        self._handshakes = Tasks("connections")
+        protocol = functools.partial(Connection, door=parts.door)
+        secure = certificates and functools.partial(
+            Handshake, door=parts.door, context=certificates.context, tasks=self._handshakes
+        )
+        self._server = Server(
+            uvicorn.Config(
+                build_app(parts, upgrader.upgrade),
+                http=secure or protocol,  # type: ignore[arg-type]
+                ws="none",
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                timeout_graceful_shutdown=_CLOSE_CONNECTIONS_S,
+            ),
+            self._signals,
+        )
+
+    async def run(self) -> None:
+        """Returns once nobody is served here any more."""
+        if self._takeover is not None:
+            await self._take_workers(self._takeover)
+        serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+        await self._server.until_started(serving)
+        await self._begin_work()
+        self._watch()
+        self._upgrader.begin(self._server, self._signals)
+        over = asyncio.create_task(_either(serving, self._upgrader.left))
+        received = await _first_of(over, self._signals)
+        await self._upgrader.abandon()
+        if (departure := self._upgrader.departure) is None:
+            await self._drain()
+            await self._stop(serving)
+        else:
+            if received is not None:
+                departure.hand_on(received, None)
+            await self._see_out(departure, serving)
+        await self._upgrader.close()
+        if self._takeover is not None:
+            await self._takeover.close()
+        if departure is None:
+            # Gateways before this one may have told of usage until now.
+            await self._parts.keys.keep_accounts()
+            logger.info("Stopped")
+
+    # Its start
+
+    async def _take_workers(self, takeover: Takeover) -> None:
+        """Those of the gateway before this one; if they can't be taken, this process ends."""
+        parts = self._parts
+        try:
+            takeover.restore(parts.fleet, parts.keys, parts.mailbox)
+            await takeover.settle(parts.fleet)
+        except (CannotTakeOverError, ProcessGoneError, OSError) as error:
+            await takeover.fail(str(error))
+            os._exit(1)
+        parts.fleet.start(preload=False)
+
+    async def _begin_work(self) -> None:
+        """Requests are taken already."""
+        parts, takeover, background = self._parts, self._takeover, self._background
+        fleet, reloader = parts.fleet, parts.reloader
+        if takeover is None:
+            fleet.start()
+            parts.mailbox.start()
+            await parts.pulls.resume()
+            # The line that scripts wait for; it alone goes to stdout.
+            print(f"Bulkhead serves on {self._address}", flush=True)
+        else:
+            parts.mailbox.start()
+            self._upgrader.announce()
+            takeover.serve(fleet, self._server, parts.keys, parts.mailbox)
+            background.start(_resume_pulls(takeover, parts.pulls), "pulls")
+        fleet.say_absent(reloader.present.absent)
+        fleet.disks.start(lambda: fleet.settings.discovery.discover, reloader.rediscover)
+        parts.last_used.start(lambda: fleet.roster.everyone)
+        background.start(reloader.warn_of_groups(), "groups")
+
+    def _watch(self) -> None:
+        """From now on everything is there that lasts until the end."""
+        _collect_rarely()
+        notifier, background = self._notifier, self._background
+        notifier.ready(self._parts.fleet.caution or f"Serves on {self._address}")
+        self._parts.door.watch(background)
+        self._parts.keys.watch(background)
+        if notifier.period_s is not None:
+            background.keep(notifier.sign_of_life, "watchdog", notifier.period_s)
+        hung_up = functools.partial(
+            asyncio.get_running_loop().call_soon_threadsafe,
+            functools.partial(_on_hangup, self._parts.reloader, self._signals, _terminal()),
+        )
+        # The loop's own handler would end with the default action, which ends the process.
+        signal.signal(signal.SIGHUP, lambda _number, _frame: hung_up())
+
+    # Its end
+
+    async def _drain(self) -> None:
+        """Running requests get their time; another signal cuts it short."""
+        fleet = self._parts.fleet
+        drain_s = fleet.settings.gateway.drain_s
+        logger.info("Draining for up to %g s; another signal cuts it short", drain_s)
+        self._notifier.stopping(f"Drains for up to {drain_s:g} s, then ends the workers")
+        drain = asyncio.create_task(fleet.drain(drain_s))
+        await _first_of(drain, self._signals)
+        drain.cancel()
+
+    async def _stop(self, serving: asyncio.Task[None]) -> None:
+        parts = self._parts
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        parts.fleet.refuse_all()
+        await parts.mailbox.close()
+        await parts.reloader.close()
+        await parts.pulls.close()
+        await parts.last_used.close(lambda: parts.fleet.roster.everyone)
+        await parts.fleet.stop()
+        await self._close_connections(serving)
+
+    async def _see_out(self, departure: Departure, serving: asyncio.Task[None]) -> None:
+        """Another gateway serves: serve the clients that are connected here, and go."""
+        await departure.see_out()
+        await self._parts.reloader.close()
+        await self._parts.mailbox.close()
+        await self._close_connections(serving)
+        await departure.say_farewell()
+        logger.info("Everybody here is served: the next gateway goes on alone")
+
+    async def _close_connections(self, serving: asyncio.Task[None]) -> None:
+        self._server.should_exit = True
+        await self._handshakes.cancel_all()
+        await serving
+        await self._background.cancel_all()
+        if self._parts.spans is not None:
+            await self._parts.spans.close()
+
+
+async def _resume_pulls(takeover: Takeover, pulls: Pulls) -> None:
+    """Once the gateway before this one has ended its own."""
+    await takeover.released.wait()
+    await pulls.resume()
+
+
+async def _either(serving: asyncio.Task[None], left: asyncio.Event) -> None:
+    """Wait for the end of serving, or for another gateway to serve."""
+    waiting = asyncio.create_task(left.wait())
+    await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if serving.done():
+        await serving
+
+
+def _collect_rarely() -> None:
+    """What is there now stays until the end, and nearly all that comes later is freed without the
+    collector: by default it would look for cycles after each few hundred tokens.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_OBJECTS_UNTIL_COLLECTION)
+
+
+def _terminal() -> int | None:
+    """Where the process was started from, if that is a terminal."""
+    descriptor = sys.stderr.fileno()
+    return descriptor if os.isatty(descriptor) else None
+
+
+def _on_hangup(reloader: Reloader, signals: asyncio.Queue[int], terminal: int | None) -> None:
+    """Read the configuration again; but if the terminal is gone, that is what it says."""
+    if terminal is not None:
+        try:
+            os.tcgetpgrp(terminal)
+        except OSError:
+            signals.put_nowait(signal.SIGHUP)
+            return
+    reloader.reload_soon()
+
+
+async def _first_of(task: asyncio.Task[None], signals: asyncio.Queue[int]) -> int | None:
+    """Wait for the end of the task or for a signal, and say which; raises what the task raised."""
+    signalled = asyncio.create_task(signals.get())
+    await asyncio.wait({task, signalled}, return_when=asyncio.FIRST_COMPLETED)
+    received = signalled.result() if signalled.done() else None
+    if received is not None:
+        logger.info("Received %s", signal.Signals(received).name)
+    signalled.cancel()
+    if task.done():
+        await task
+    return received
