@@ -2,7 +2,8 @@
 
 macOS only (omlx#2184). The rule asks the machine's wired pages and the workers' footprints alone:
 
-1. While no model is loaded, the wired pages are those of the system and of other programs.
+1. Once no model has been loaded for some seconds, the wired pages are those of the system and of
+   other programs.
 2. A worker had wired at most its footprint, and at most the pages that were wired beyond these and
    beyond the footprints of the other workers.
 3. If it was killed, or crashed, and half of that or more stays wired for a minute, the part that
@@ -184,7 +185,8 @@ class LeakCheck:
         findings = [found for each in due if (found := self._find(each, reading)) is not None]
         if self._unloaded_bytes is not None:
             self.bytes = max(0, min(self.bytes, wired_bytes - self._unloaded_bytes))
-        if not (reading.workers or self._watches or self.bytes):
+        was_loaded = any(each.workers for each in self._recent)
+        if not (was_loaded or self._watches or self.bytes):
             self._unloaded_bytes = wired_bytes
         return findings
 

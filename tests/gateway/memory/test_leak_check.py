@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import time
 from pathlib import Path
 
@@ -51,6 +52,7 @@ class Mac:
         self.others = SYSTEM
         self.lost = 0
         self.returning = 0
+        self.returns_at = math.inf
         self.held: dict[int, int] = {}
         self.wired: dict[int, int] = {}
         self.found: list[Finding] = []
@@ -64,6 +66,8 @@ class Mac:
         begun = len(self.found)
         for _ in range(seconds):
             self.now += 1.0
+            if self.now >= self.returns_at:
+                self.returning, self.returns_at = 0, math.inf
             workers = {pid: Loaded(f"model-{pid}", held) for pid, held in self.held.items()}
             self.found += self.check.observe(Reading(self.now, self.level, workers))
         return self.found[begun:]
@@ -280,6 +284,7 @@ class Machine(RuleBasedStateMachine):
         pid = data.draw(st.sampled_from(sorted(mac.held)))
         lost_bytes = 0 if in_order else mac.wired[pid] * lost // 4
         mac.end(pid, lost=lost_bytes, returning=mac.wired[pid] - lost_bytes, in_order=in_order)
+        mac.returns_at = min(mac.returns_at, mac.now + 10)
 
     @precondition(lambda self: self.mac.held)
     @rule(data=st.data())
@@ -316,7 +321,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.mac.lost and not self.mac.held)
     @rule()
     def turn_up(self) -> None:
-        self.mac.lost = 0
+        self.mac.lost = self.mac.returning = 0
         self.mac.pass_by()
 
     @invariant()
