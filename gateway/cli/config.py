@@ -26,8 +26,8 @@ from gateway.config.settings import Flags
 from gateway.config.tables import Definition, keys_of, label, tables_of
 from gateway.config.toml_file import Place
 from gateway.memory.budget import budget_bytes
-from gateway.memory.estimate.beside import misfits
-from gateway.memory.estimate.learned import Learned
+from gateway.memory.estimate.fitting import Learned
+from gateway.memory.forecast import misfits
 from gateway.system.state_dir import StateDir, default_state_dir
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -23,13 +23,10 @@ from gateway.config.read import Draft, read_draft
 from gateway.config.settings import Flags, Settings
 from gateway.library.description import describe
 from gateway.memory.budget import budget_bytes
-from gateway.memory.estimate.beside import possible_beside
 from gateway.memory.estimate.estimate import MOST_ROWS
-from gateway.memory.estimate.fitting import whole
-from gateway.memory.estimate.learned import Learned
-from gateway.memory.estimate.options import options_in
-from gateway.memory.estimate.outline import Outline, Verdict, outline_of
-from gateway.memory.estimate.weights import EstimateError
+from gateway.memory.estimate.fitting import Learned, Outline, Verdict, outline_of, whole
+from gateway.memory.estimate.weights import EstimateError, options_in
+from gateway.memory.forecast import possible_beside
 from gateway.memory.leak_check import read_stranded
 from gateway.system.notation import format_size, nearest_model, suggestion
 from gateway.system.state_dir import StateDir, default_state_dir, running_address

@@ -21,11 +21,9 @@ from gateway.doctor.errands import Outcome, run_errand
 from gateway.doctor.finding import Finding, Severity, error, ok, warning, worst
 from gateway.doctor.installation import Installation
 from gateway.doctor.machine import budget_bytes
-from gateway.memory.estimate.beside import possible_beside
-from gateway.memory.estimate.fitting import Fit, fit, whole
-from gateway.memory.estimate.learned import Learned
-from gateway.memory.estimate.options import options_in
-from gateway.memory.estimate.weights import EstimateError
+from gateway.memory.estimate.fitting import Fit, Learned, fit, whole
+from gateway.memory.estimate.weights import EstimateError, options_in
+from gateway.memory.forecast import possible_beside
 from gateway.memory.leak_check import read_stranded
 from gateway.system.machine import AwayError, DeniedError, away
 from gateway.system.notation import format_size

@@ -20,7 +20,7 @@ from gateway.http.bodies import read_count, read_json
 from gateway.http.callers import caller_of
 from gateway.http.openapi.operation import LOADS, Described, Operation, Query
 from gateway.http.status import ModelStatus, Status, gateway_status, model_status
-from gateway.memory.appraiser import UnreadableError
+from gateway.memory.estimator import UnreadableFilesError
 from gateway.memory.forecast import Forecast
 from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
@@ -118,8 +118,8 @@ async def estimate(request: Request) -> Response:
     configured_tokens = compartment.model.settings.context_tokens
     tokens = max(1, read_count(request, "context_tokens", configured_tokens))
     try:
-        return _json(await fleet.steward.forecast(compartment.tenancy, tokens))
-    except UnreadableError as error:
+        return _json(await fleet.scheduler.forecast(compartment.model_memory, tokens))
+    except UnreadableFilesError as error:
         raise Refusal("model_unavailable", str(error)) from error
 
 

@@ -187,7 +187,7 @@ def gateway_status(fleet: Fleet, configuration: Configuration) -> Status:
         prompt_cache=_together([each.prompt_cache for each in models], fleet),
         models=models,
         hosts=[_host_status(each) for each in fleet.hosts.readings.values()],
-        groups=[_group_status(each, fleet) for each in fleet.steward.admission.ledger.groups.all],
+        groups=[_group_status(each, fleet) for each in fleet.scheduler.admission.ledger.groups.all],
     )
 
 
@@ -207,7 +207,7 @@ def _host_status(reading: RemoteReading) -> HostStatus:
 
 
 def _group_status(group: Group, fleet: Fleet) -> GroupStatus:
-    ledger = fleet.steward.admission.ledger
+    ledger = fleet.scheduler.admission.ledger
     loaded = tuple(each for each in group.models if ledger.has_room(each))
     return GroupStatus(
         id=group.name,
@@ -237,8 +237,8 @@ def _incomplete(group: Group, loaded: tuple[str, ...], fleet: Fleet) -> str | No
 
 def model_status(compartment: Compartment, fleet: Fleet) -> ModelStatus:
     worker = compartment.worker
-    estimated = fleet.steward.estimate_of(compartment.model.id)
-    holder = fleet.steward.admission.ledger.holder(compartment.model.id)
+    estimated = fleet.scheduler.estimate_of(compartment.model.id)
+    allocation = fleet.scheduler.admission.ledger.allocation(compartment.model.id)
     return ModelStatus(
         id=compartment.model.id,
         state=compartment.state,
@@ -250,10 +250,10 @@ def model_status(compartment: Compartment, fleet: Fleet) -> ModelStatus:
         active_requests=compartment.traffic.running,
         oldest_active_s=compartment.traffic.oldest_running_s,
         estimate_bytes=None if estimated is None else estimated.whole_bytes,
-        floor_bytes=None if holder is None else holder.floor_bytes,
-        lent_bytes=None if holder is None else holder.lent_bytes,
-        returning_bytes=None if holder is None else holder.returning_bytes,
-        wanted_bytes=None if holder is None else holder.need.wanted_bytes,
+        floor_bytes=None if allocation is None else allocation.floor_bytes,
+        lent_bytes=None if allocation is None else allocation.lent_bytes,
+        returning_bytes=None if allocation is None else allocation.returning_bytes,
+        wanted_bytes=None if allocation is None else allocation.need.wanted_bytes,
         context_tokens=None if worker is None else worker.report.context_tokens,
         last_used_at=compartment.traffic.use.last_at,
         prompt_cache=_prompt_cache_status(compartment, fleet),
@@ -270,7 +270,7 @@ def _remark(compartment: Compartment, fleet: Fleet) -> str | None:
         return disk
     requests = worker.report.short_of_memory
     elsewhere = None if worker.followers is None else worker.followers.promise.remark(requests)
-    return elsewhere or fleet.steward.remark(compartment.model.id, requests)
+    return elsewhere or fleet.scheduler.remark(compartment.model.id, requests)
 
 
 def _worker_status(worker: Worker) -> WorkerStatus:
@@ -332,7 +332,7 @@ def _rate(prompt_tokens: int, cached_tokens: int) -> float | None:
 
 def _memory_status(fleet: Fleet) -> MemoryStatus:
     host, card = fleet.readings.host, fleet.readings.card
-    ledger = fleet.steward.admission.ledger
+    ledger = fleet.scheduler.admission.ledger
     footprint_bytes = _sum(each.memory.footprint for each in fleet.workers)
     gateway_bytes = _sum([fleet.readings.footprint])
     in_machine = (each.memory.footprint for each in fleet.workers if not _on_card(each))
@@ -340,7 +340,7 @@ def _memory_status(fleet: Fleet) -> MemoryStatus:
     return MemoryStatus(
         total_bytes=host.total_bytes,
         budget_bytes=ledger.budget_bytes,
-        granted_bytes=ledger.spare_bytes + sum(each.limit_bytes for each in ledger.holders),
+        granted_bytes=ledger.spare_bytes + sum(each.limit_bytes for each in ledger.allocations),
         footprint_bytes=footprint_bytes,
         spare_bytes=_sum(each.memory.footprint for each in fleet.spares),
         gateway_bytes=gateway_bytes,

@@ -40,7 +40,7 @@ def outlook_beside(fleet: Fleet, planned: Planned) -> Outlook | None:
     """Whether a model that is to be pulled will fit beside what is pinned."""
     return outlook(
         planned,
-        fleet.steward.admission.ledger.possible_bytes,
+        fleet.scheduler.admission.ledger.possible_bytes,
         fleet.process_bytes,
         fleet.settings.memory.ordinary_tokens,
     )

@@ -1,6 +1,6 @@
 """Which models may hold memory, and how much: who is loaded next, what is lent and called back.
 
-No I/O and no clock here; `gateway.memory.steward` feeds it and does what it decides. Times are
+No I/O and no clock here; `gateway.memory.scheduler` feeds it and does what it decides. Times are
 seconds on the caller's clock, sizes are bytes.
 """
 
@@ -10,13 +10,11 @@ import copy
 from collections.abc import Iterable
 
 from gateway.config.model import Group, Groups
-from gateway.memory.claim import Claim
-from gateway.memory.decisions import Decision, Refuse
-from gateway.memory.holder import Need
-from gateway.memory.ledger import Ledger
-from gateway.memory.orders import NOISE_BYTES, Orders
+from gateway.memory.admission_round import AdmissionRound
+from gateway.memory.allocation import MemoryNeed
+from gateway.memory.decisions import NOISE_BYTES, Decision, MemoryOrders, Refuse
+from gateway.memory.ledger import Claim, Ledger
 from gateway.memory.reclaim import worth
-from gateway.memory.turn import Turn
 
 
 class Admission:
@@ -34,9 +32,9 @@ class Admission:
     5. busy models.
 
     Memory that is becoming free for one isn't given to another behind it; while one waits for busy
-    models, others that fit may pass. What nobody waits for is lent (`gateway.memory.lending`). For
+    models, others that fit may pass. What nobody waits for is lent (`gateway.memory.loans`). For
     requests that merely want more the spare and idle models go after a while
-    (`gateway.memory.wants`).
+    (`gateway.memory.reclaim`).
 
     Models of a group that loads `together` get their memory in one turn or not at all. Of one that
     has them `swap` one holds memory at a time: another waits until it has gone, as it would where
@@ -71,7 +69,7 @@ class Admission:
 
     def expect(self, model_id: str) -> None:
         """It will ask soon, or withdraw: those that it is loaded with wait for it."""
-        if self.ledger.holder(model_id) is None and model_id not in self._claims:
+        if self.ledger.allocation(model_id) is None and model_id not in self._claims:
             self._expected.add(model_id)
 
     def ask(
@@ -84,7 +82,7 @@ class Admission:
         pinned: bool = False,
     ) -> None:
         """A model wants to be loaded. Asking again changes its priority and not its turn."""
-        if self.ledger.holder(model_id) is not None:
+        if self.ledger.allocation(model_id) is not None:
             raise ValueError(f"{model_id} holds memory already")
         self._expected.discard(model_id)
         self.know(model_id, needed_bytes)
@@ -104,59 +102,59 @@ class Admission:
         """How much a model matters at present."""
         if (claim := self._claims.get(model_id)) is not None:
             claim.priority = priority
-        if (holder := self.ledger.holder(model_id)) is not None:
-            holder.priority = priority
-            holder.busy = busy
-            holder.last_used = last_used
+        if (allocation := self.ledger.allocation(model_id)) is not None:
+            allocation.priority = priority
+            allocation.busy = busy
+            allocation.last_used = last_used
 
     def note_footprint(self, model_id: str, footprint_bytes: int, kept_bytes: int) -> None:
         """What its process holds, by a reading that began when its worker kept to this limit."""
-        if (holder := self.ledger.holder(model_id)) is not None:
-            holder.footprint_bytes = footprint_bytes
-            holder.read_at_bytes = kept_bytes
+        if (allocation := self.ledger.allocation(model_id)) is not None:
+            allocation.footprint_bytes = footprint_bytes
+            allocation.read_at_bytes = kept_bytes
 
-    def note_need(self, model_id: str, need: Need, kept_bytes: int) -> None:
+    def note_need(self, model_id: str, need: MemoryNeed, kept_bytes: int) -> None:
         """What its worker could use, and the limit that it keeps to."""
-        if (holder := self.ledger.holder(model_id)) is not None:
-            holder.need = need
-            holder.kept_bytes = kept_bytes
+        if (allocation := self.ledger.allocation(model_id)) is not None:
+            allocation.need = need
+            allocation.kept_bytes = kept_bytes
 
     def note_beside(self, model_id: str, more_bytes: int) -> None:
         """It holds so much more beside its sequences: with it come all limits that it has named,
         before it can name others. One without anything to do named none.
         """
-        holder = self.ledger.holder(model_id)
-        if holder is None or not holder.need.wanted_bytes:
+        allocation = self.ledger.allocation(model_id)
+        if allocation is None or not allocation.need.wanted_bytes:
             return
-        need = holder.need
+        need = allocation.need
         need.used_bytes = max(0, need.used_bytes + more_bytes)
         need.wanted_bytes = max(0, need.wanted_bytes + more_bytes)
         need.least_bytes = max(0, need.least_bytes + more_bytes)
 
     def ready(self, model_id: str, now: float, *, reload_s: float = 0.0) -> None:
         """It is loaded, so it may borrow, and be asked to go unless it is pinned."""
-        holder = self.ledger.holder(model_id)
-        assert holder is not None
-        holder.ready_at = now
-        holder.reload_s = reload_s
+        allocation = self.ledger.allocation(model_id)
+        assert allocation is not None
+        allocation.ready_at = now
+        allocation.reload_s = reload_s
 
     def pin(self, model_id: str, *, pinned: bool) -> None:
         """Whether a model may be asked to go once it is loaded."""
         if (claim := self._claims.get(model_id)) is not None:
             claim.pinned = pinned
-        if (holder := self.ledger.holder(model_id)) is not None:
-            holder.pinned = pinned
+        if (allocation := self.ledger.allocation(model_id)) is not None:
+            allocation.pinned = pinned
 
     def ending(self, model_id: str) -> None:
         """Its process is on its way out."""
-        if (holder := self.ledger.holder(model_id)) is not None:
-            holder.ending = True
+        if (allocation := self.ledger.allocation(model_id)) is not None:
+            allocation.ending = True
 
     def gone(self, model_id: str) -> None:
         """Its process has ended: what it held is free."""
-        holder = self.ledger.remove(model_id)
-        if holder is not None and holder.thirsty_since is not None:
-            self._unserved[model_id] = holder.thirsty_since
+        allocation = self.ledger.remove(model_id)
+        if allocation is not None and allocation.thirsty_since is not None:
+            self._unserved[model_id] = allocation.thirsty_since
 
     def configure(self, budget_bytes: int, patience_s: float, spare_bytes: int) -> None:
         """Other limits from now on. Who has no room in them goes by the next decisions."""
@@ -174,8 +172,8 @@ class Admission:
         """What a model that has memory could get at best, whoever gives it back; what is undecided
         may come back, too. None if it has none.
         """
-        holder = self.ledger.holder(model_id)
-        if holder is None:
+        allocation = self.ledger.allocation(model_id)
+        if allocation is None:
             return None
         return self.ledger.possible_for(model_id) + self.ledger.undecided_bytes
 
@@ -185,14 +183,14 @@ class Admission:
         What it decides is entered into the account at once, so no two decisions use the same
         bytes.
         """
-        self.ledger.share_company(self._claims)
-        turn = Turn(self.ledger, now, self._patience_s)
-        self._decide_on_spare(turn)
-        turn.settle()
+        self.ledger.share_companions(self._claims)
+        this_round = AdmissionRound(self.ledger, now, self._patience_s)
+        self._decide_on_spare(this_round)
+        this_round.settle()
         refused: list[Decision] = []
-        for claim in self._in_turn(turn):
+        for claim in self._in_turn(this_round):
             if claim.loan:
-                turn.serve(claim)
+                this_round.serve(claim)
             elif self._waits_for(claim):
                 continue
             elif claim.needed_bytes > (possible := self.ledger.possible_among(claim.model_ids)):
@@ -201,10 +199,10 @@ class Admission:
                     others = tuple(name for name in names if name != each.model_id)
                     refused.append(Refuse(each.model_id, claim.needed_bytes, possible, others))
                 self._forget(claim)
-            elif turn.serve(claim):
+            elif this_round.serve(claim):
                 self._forget(claim)
-        turn.lend()
-        return refused + turn.orders.decisions
+        this_round.lend()
+        return refused + this_round.orders.decisions
 
     def foresee(
         self, floors: dict[str, int], priority: int, now: float
@@ -216,7 +214,7 @@ class Admission:
         for later_s in (0.0, self._patience_s):
             trial = copy.deepcopy(self)
             for model_id, floor_bytes in floors.items():
-                if trial.ledger.holder(model_id) is None:
+                if trial.ledger.allocation(model_id) is None:
                     trial.ask(model_id, floor_bytes, priority, now)
             found.append(trial.decide(now + later_s))
         return found[0], found[1]
@@ -225,19 +223,19 @@ class Admission:
         """The whole machine is short of memory: loans that stand idle go back; if there are none,
         the idle model that is least missed has to go, or with `all_idle` every idle one.
         """
-        orders = Orders(self.ledger, now)
+        orders = MemoryOrders(self.ledger, now)
         lent = [each for each in self.ledger.steady if each.loose_bytes > NOISE_BYTES]
         for each in lent:
             orders.recall(each, each.limit_bytes - each.loose_bytes)
         if not lent or all_idle:
-            self.ledger.share_company(self._claims)
-            idle = [each for each in self.ledger.holders if each.leaves and each.idle]
+            self.ledger.share_companions(self._claims)
+            idle = [each for each in self.ledger.allocations if each.leaves and each.idle]
             idle.sort(key=lambda each: (each.reserved, *worth(each, now)))
             for each in idle if all_idle else idle[:1]:
                 orders.evict(each, None)
         return orders.decisions
 
-    def _decide_on_spare(self, turn: Turn) -> None:
+    def _decide_on_spare(self, this_round: AdmissionRound) -> None:
         """The spare has what nobody else needs."""
         ledger = self.ledger
         if ledger.spare_bytes > self._wanted_spare_bytes or ledger.free_bytes < 0:
@@ -249,17 +247,17 @@ class Admission:
         if more_bytes <= ledger.free_bytes:
             ledger.spare_bytes = self._wanted_spare_bytes
         else:
-            turn.loans.take_idle(more_bytes - ledger.free_bytes - ledger.coming_bytes)
+            this_round.loans.take_idle(more_bytes - ledger.free_bytes - ledger.coming_bytes)
 
-    def _in_turn(self, turn: Turn) -> list[Claim]:
+    def _in_turn(self, this_round: AdmissionRound) -> list[Claim]:
         def key(claim: Claim) -> tuple[bool, bool, int, float]:
-            overdue = turn.reclaim.overdue(claim)
+            overdue = this_round.reclaim.overdue(claim)
             # A place that must be kept anyway is worth nothing without a sequence in it.
-            holder = self.ledger.holder(claim.model_id)
-            urgent = holder is not None and turn.reclaim.keeps_place(holder)
+            allocation = self.ledger.allocation(claim.model_id)
+            urgent = allocation is not None and this_round.reclaim.keeps_place(allocation)
             return (not urgent, not overdue, 0 if overdue else -claim.priority, claim.since)
 
-        return sorted([*self._whole_claims(), *turn.thirsts()], key=key)
+        return sorted([*self._whole_claims(), *this_round.thirsts()], key=key)
 
     def _whole_claims(self) -> list[Claim]:
         """One for all that are loaded together."""
@@ -278,9 +276,9 @@ class Admission:
         """One that is loaded with these will ask soon, or hasn't ended yet, and may ask then."""
         if not self.ledger.groups.all:
             return False
-        company = self.ledger.groups.company(claim.model_ids)
-        holders = map(self.ledger.holder, company)
-        ending = any(each is not None and each.ending for each in holders)
+        company = self.ledger.groups.companions_of(claim.model_ids)
+        allocations = map(self.ledger.allocation, company)
+        ending = any(each is not None and each.ending for each in allocations)
         return ending or not self._expected.isdisjoint(company)
 
     def _forget(self, claim: Claim) -> None:

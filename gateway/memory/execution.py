@@ -2,25 +2,107 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol
 
+from gateway.config.model import Model
+from gateway.config.model_settings import RankPlace
 from gateway.memory import explain
-from gateway.memory.claim import Claim
 from gateway.memory.decisions import (
     Admit,
     Decision,
     Evict,
-    Limit,
+    LimitChange,
     Refuse,
     Replace,
     Unanswered,
 )
-from gateway.memory.ledger import Ledger
-from gateway.memory.tenant import Tenant
+from gateway.memory.ledger import Claim, Ledger
 from gateway.system.clock import present_clock
 from gateway.system.events import EventLog
 from gateway.system.notation import format_size
+from gateway.system.refusal import Refusal
+
+
+class NoRoomError(OSError):
+    """Another host lacks the memory that a rank needs now, and may have it later. The text has the
+    numbers.
+    """
+
+
+class OtherHosts(Protocol):
+    """The machines beside this one that ranks of models run on."""
+
+    async def check_room(self, places: Sequence[RankPlace], each_bytes: int) -> None:
+        """Whether the other hosts of these ranks have so much for each, by their own figures.
+
+        Raises:
+            NoRoomError: one of them has not.
+            OSError: one can't be asked, or has other versions.
+        """
+
+
+class ScheduledModel(Protocol):
+    """Is told what was decided on it, and asked what decisions depend on."""
+
+    model: Model
+
+    @property
+    def priority(self) -> int: ...
+
+    @property
+    def busy(self) -> bool:
+        """Requests run or wait."""
+
+    @property
+    def last_used(self) -> float:
+        """On the clock of `gateway.system.clock`."""
+
+    @property
+    def reload_s(self) -> float:
+        """How long its last load took."""
+
+    @property
+    def waits_for_memory(self) -> bool: ...
+
+    @property
+    def asleep(self) -> bool:
+        """Nothing keeps it from being loaded but that nobody has asked."""
+
+    @property
+    def brings_along(self) -> bool:
+        """It is on its way up for its own sake, so those that it is loaded with come too."""
+
+    def load_along(self) -> None:
+        """One that it is loaded with waits for memory."""
+
+    def note_wait(self, reason: str) -> None:
+        """Why there is no room for it yet."""
+
+    def admitted(self, floor_bytes: int) -> None: ...
+
+    def take_limit(self, limit_bytes: int) -> None:
+        """Its worker may hold so much from now on."""
+
+    def tell_worker(self) -> None:
+        """Its worker is told what was decided, if that differs from what it knows."""
+
+    def replace(self, reason: str) -> None:
+        """Its worker has to make place for another, which goes on."""
+
+    def hangs(self, reason: str) -> None:
+        """Its worker doesn't do what it was told."""
+
+    def has_no_room(self, refusal: Refusal) -> None: ...
+
+    def cannot_be_read(self, reason: str, *, watched: bool) -> None:
+        """What it needs can't be told now; it may be later. `watched`: somebody will say when."""
+
+    def evict(self, reason: str) -> None: ...
+
+    def lost_memory(self, missing_bytes: int) -> None:
+        """So much of what its last worker held did not come back."""
+
 
 # A limit that moves by less than both is no event.
 _NEWS_BYTES: Final = 64_000_000
@@ -33,13 +115,13 @@ class Execution:
     def __init__(self, ledger: Ledger, events: EventLog) -> None:
         self._ledger = ledger
         self._events = events
-        self._tenants: dict[str, Tenant] = {}
+        self._models: dict[str, ScheduledModel] = {}
         # What events told of limits.
         self._told_limits: dict[str, int] = {}
         self._clock = present_clock()
 
-    def register(self, tenants: Iterable[Tenant]) -> None:
-        self._tenants = {each.model.id: each for each in tenants}
+    def register(self, models: Iterable[ScheduledModel]) -> None:
+        self._models = {each.model.id: each for each in models}
 
     def gone(self, model_id: str) -> None:
         """Its process has ended, and its limit with it."""
@@ -48,7 +130,7 @@ class Execution:
     def perform(self, decision: Decision, claims: dict[str, Claim], reason: str) -> None:
         """`reason` is why somebody has to go, if not for another model."""
         model_id, ledger = decision.model_id, self._ledger
-        tenant = self._tenants[model_id]
+        scheduled = self._models[model_id]
         match decision:
             case Admit(floor_bytes=floor_bytes):
                 self._events.emit(
@@ -59,10 +141,10 @@ class Execution:
                     waited_s=self._clock.now() - claims[model_id].since,
                     together=sorted(ledger.groups.companions(model_id)) or None,
                 )
-                tenant.admitted(floor_bytes)
-            case Limit(limit_bytes=limit_bytes, recall=recall):
+                scheduled.admitted(floor_bytes)
+            case LimitChange(limit_bytes=limit_bytes, recall=recall):
                 self._tell_of_limit(model_id, limit_bytes, recall=recall)
-                tenant.take_limit(limit_bytes)
+                scheduled.take_limit(limit_bytes)
             case Evict(for_model_id=other, busy=busy):
                 group = None if other is None else ledger.groups.between(model_id, other)
                 self._events.emit(
@@ -81,7 +163,7 @@ class Execution:
                     reason = f"evicted: {other!r} needs {needed}"
                 elif other is not None:
                     reason = f"evicted: the requests of {other!r} need its memory"
-                tenant.evict(reason)
+                scheduled.evict(reason)
             case Replace(footprint_bytes=footprint_bytes, limit_bytes=limit_bytes):
                 self._events.emit(
                     "overgrown",
@@ -89,30 +171,32 @@ class Execution:
                     footprint_bytes=footprint_bytes,
                     limit_bytes=limit_bytes,
                 )
-                tenant.replace(
+                scheduled.replace(
                     f"it holds {format_size(footprint_bytes)}, may hold "
                     f"{format_size(limit_bytes)}, and the budget has no room for the difference"
                 )
             case Unanswered(seconds=seconds):
-                tenant.hangs(f"it has not answered for {seconds:.0f} s that memory is called back")
+                scheduled.hangs(
+                    f"it has not answered for {seconds:.0f} s that memory is called back"
+                )
             case Refuse():
-                tenant.has_no_room(explain.no_room(ledger, decision))
+                scheduled.has_no_room(explain.no_room(ledger, decision))
 
     def _tell_of_limit(self, model_id: str, limit_bytes: int, *, recall: bool) -> None:
         """Sequences grow all the time, and their loans with them: not every step is news."""
-        holder = self._ledger.holder(model_id)
+        allocation = self._ledger.allocation(model_id)
         known_bytes = self._told_limits.get(model_id)
-        if holder is None:
+        if allocation is None:
             return
         if known_bytes is None:
-            known_bytes = holder.floor_bytes
+            known_bytes = allocation.floor_bytes
         if abs(limit_bytes - known_bytes) < max(_NEWS_BYTES, known_bytes * _NEWS_SHARE):
             return
         self._told_limits[model_id] = limit_bytes
         self._events.emit(
             "recall" if recall else "lend",
             model_id,
-            lent_bytes=limit_bytes - holder.floor_bytes,
+            lent_bytes=limit_bytes - allocation.floor_bytes,
             change_bytes=limit_bytes - known_bytes,
             limit_bytes=limit_bytes,
             free_bytes=self._ledger.free_bytes,

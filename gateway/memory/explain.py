@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gateway.config.model import Group, label_of
-from gateway.memory.claim import Claim
+from gateway.memory.allocation import Allocation
 from gateway.memory.decisions import Refuse
-from gateway.memory.holder import Holder
-from gateway.memory.ledger import Ledger
+from gateway.memory.ledger import Claim, Ledger
 from gateway.system.notation import format_size
 from gateway.system.refusal import Refusal
 
@@ -30,14 +29,16 @@ def _obstacles(ledger: Ledger, model_id: str) -> Iterator[str]:
     for rival in ledger.rivals([model_id]):
         if (group := ledger.groups.between(model_id, rival.model_id)) is not None:
             yield _place_of(rival, group)
-    if ending := [each.model_id for each in ledger.holders if each.ending]:
+    if ending := [each.model_id for each in ledger.allocations if each.ending]:
         yield f"{_and(ending)} {'is' if len(ending) == 1 else 'are'} ending"
 
 
 def _group_remarks(ledger: Ledger, model_id: str) -> Iterator[str]:
     """What groups add to what it needs."""
     groups = ledger.groups
-    company = [each for each in sorted(groups.companions(model_id)) if ledger.holder(each) is None]
+    company = [
+        each for each in sorted(groups.companions(model_id)) if ledger.allocation(each) is None
+    ]
     if company:
         floors_bytes = sum(ledger.floors.get(each, 0) for each in (model_id, *company))
         verb = "is" if len(company) == 1 else "are"
@@ -47,7 +48,7 @@ def _group_remarks(ledger: Ledger, model_id: str) -> Iterator[str]:
         yield f"{format_size(kept_bytes)} are kept for {_reserving(ledger)}"
 
 
-def _place_of(rival: Holder, group: Group) -> str:
+def _place_of(rival: Allocation, group: Group) -> str:
     taken = f"{label_of(group)} has one model loaded at a time (swap), now {rival.model_id}"
     if rival.ending:
         return taken
@@ -71,7 +72,7 @@ def _kept_from(ledger: Ledger, model_ids: set[str]) -> int:
     rivals = ledger.groups.rivals(model_ids)
     there = (
         each.floor_bytes
-        for each in ledger.holders
+        for each in ledger.allocations
         if each.reserved
         and not (each.ending or each.pinned)
         and each.model_id not in model_ids | rivals
@@ -89,32 +90,32 @@ def _and(names: list[str]) -> str:
 
 def short(ledger: Ledger, model_id: str, requests: int) -> str | None:
     """Why requests wait inside a model that is loaded; None if none does for memory."""
-    holder = ledger.holder(model_id)
-    if not requests or holder is None:
+    allocation = ledger.allocation(model_id)
+    if not requests or allocation is None:
         return None
-    wanted_bytes = holder.need.wanted_bytes - holder.limit_bytes
+    wanted_bytes = allocation.need.wanted_bytes - allocation.limit_bytes
     if wanted_bytes <= 0:
         return None  # It was lent just now, and will be taken with the next step.
     who = "1 request waits" if requests == 1 else f"{requests} requests wait"
     text = f"{who} for memory: {format_size(wanted_bytes)} more is wanted"
-    if holder.returning_bytes:
-        return f"{text}, and {format_size(holder.returning_bytes)} are being called back"
+    if allocation.returning_bytes:
+        return f"{text}, and {format_size(allocation.returning_bytes)} are being called back"
     return f"{text}, {format_size(max(0, ledger.free_bytes))} are free"
 
 
 def returning(ledger: Ledger, model_id: str) -> str | None:
     """That a loan is on its way back; None if none is."""
-    holder = ledger.holder(model_id)
-    if holder is None or not holder.returning_bytes:
+    allocation = ledger.allocation(model_id)
+    if allocation is None or not allocation.returning_bytes:
         return None
-    return f"{format_size(holder.returning_bytes)} of what it holds are being called back"
+    return f"{format_size(allocation.returning_bytes)} of what it holds are being called back"
 
 
 def at_best(ledger: Ledger, model_id: str, bytes_: int) -> str:
     """Why a model that is loaded can't get more than so much."""
     keeping = [
         f"{each.model_id} keeps {format_size(each.floor_bytes)} (pinned)"
-        for each in ledger.holders
+        for each in ledger.allocations
         if each.pinned and not each.ending and each.model_id != model_id
     ]
     lost_bytes = ledger.stranded_bytes - ledger.undecided_bytes
@@ -129,7 +130,7 @@ def at_best(ledger: Ledger, model_id: str, bytes_: int) -> str:
 
 def no_room(ledger: Ledger, refused: Refuse) -> Refusal:
     """Models that aren't pinned would go for it, so they are no reason."""
-    pinned = [each for each in ledger.holders if each.pinned]
+    pinned = [each for each in ledger.allocations if each.pinned]
     reasons = [
         f"{each.model_id} holds {format_size(each.committed_bytes)} (pinned)" for each in pinned
     ]
@@ -157,7 +158,7 @@ def _who_holds(ledger: Ledger) -> str:
 
 
 def _holdings(ledger: Ledger) -> Iterator[str]:
-    for each in ledger.holders:
+    for each in ledger.allocations:
         note = " (pinned)" if each.pinned else ""
         yield f"{each.model_id} holds {format_size(each.committed_bytes)}{note}"
     if ledger.spare_bytes:

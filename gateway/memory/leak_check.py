@@ -42,24 +42,24 @@ _WRITTEN_EVERY_S: Final = 60.0
 FRESH_S: Final = 120.0
 
 
-class Loaded(NamedTuple):
+class LoadedWorker(NamedTuple):
     """A worker that has a model, or loads it."""
 
     model_id: str
     footprint_bytes: int
 
 
-class Reading(NamedTuple):
+class WiredReading(NamedTuple):
     """The machine's wired bytes, and its workers by their pids. To be taken every second, on a
     clock that stands still while the machine sleeps.
     """
 
     at: float
     wired_bytes: int
-    workers: Mapping[int, Loaded]
+    workers: Mapping[int, LoadedWorker]
 
 
-class Finding(NamedTuple):
+class Leak(NamedTuple):
     """What is missing of what the ended worker of a model had wired."""
 
     model_id: str
@@ -67,7 +67,7 @@ class Finding(NamedTuple):
     missing_bytes: int
 
 
-class Claim(NamedTuple):
+class WiredClaim(NamedTuple):
     """What a living worker can have wired."""
 
     model_id: str
@@ -84,7 +84,7 @@ class StrandedRecord(Struct, frozen=True):
     at: float = 0.0
     unloaded_bytes: int | None = None
     wired_bytes: int = 0
-    claims: tuple[Claim, ...] = ()
+    claims: tuple[WiredClaim, ...] = ()
 
 
 class _BootRecord(Struct, frozen=True):
@@ -150,7 +150,7 @@ class LeakCheck:
         self.bytes = max(0, record.bytes)
         self._unloaded_bytes = record.unloaded_bytes
         self._least_bytes = int(total_bytes * _LEAST_SHARE)
-        self._recent: deque[Reading] = deque()
+        self._recent: deque[WiredReading] = deque()
         self._watches: list[_Watch] = []
         self._claims, self._claimed_at_bytes = record.claims, record.wired_bytes
         self._written: tuple[object, ...] = ()
@@ -170,7 +170,7 @@ class LeakCheck:
             model_id = lives[-1].workers[pid].model_id
             self._watch(_Watch(model_id, self._wired_by(pid), before_bytes, now))
 
-    def observe(self, reading: Reading) -> list[Finding]:
+    def observe(self, reading: WiredReading) -> list[Leak]:
         """Returns what is found to be stranded by it."""
         now, wired_bytes = reading.at, reading.wired_bytes
         self._take_up(now)
@@ -198,7 +198,7 @@ class LeakCheck:
             return None
         last = self._recent[-1]
         claims = tuple(
-            Claim(each.model_id, wired_bytes)
+            WiredClaim(each.model_id, wired_bytes)
             for pid, each in last.workers.items()
             if (wired_bytes := self._wired_by(pid)) >= self._least_bytes
         )
@@ -225,12 +225,12 @@ class LeakCheck:
     def _least_of(self, watch: _Watch) -> int:
         return max(self._least_bytes, int(watch.held_bytes * _MISSING_SHARE))
 
-    def _find(self, watch: _Watch, reading: Reading) -> Finding | None:
+    def _find(self, watch: _Watch, reading: WiredReading) -> Leak | None:
         missing_bytes = min(watch.missing_bytes, self._unowned_bytes(reading))
         if missing_bytes < self._least_of(watch):
             return None
         self.bytes += missing_bytes
-        return Finding(watch.model_id, watch.held_bytes, missing_bytes)
+        return Leak(watch.model_id, watch.held_bytes, missing_bytes)
 
     def _wired_by(self, pid: int) -> int:
         """The most that a worker can have had wired in the last seconds."""
@@ -238,7 +238,7 @@ class LeakCheck:
         held_bytes = max(each.workers[pid].footprint_bytes for each in lives)
         return min(held_bytes, max(self._unowned_bytes(each, but=pid) for each in lives))
 
-    def _unowned_bytes(self, reading: Reading, but: int | None = None) -> int:
+    def _unowned_bytes(self, reading: WiredReading, but: int | None = None) -> int:
         """What is wired beyond what is without models, is stranded, or may be of living workers."""
         if self._unloaded_bytes is None:
             return 0

@@ -7,13 +7,40 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from msgspec import Struct
+
 from gateway.config.model import Group, Groups, kept_bytes
-from gateway.memory.claim import Claim
-from gateway.memory.holder import NEVER, Holder
+from gateway.memory.allocation import NEVER, Allocation
+
+
+class Claim(Struct):
+    """Memory that is waited for, since when, and how much the requests behind it matter.
+
+    That of a model without a process is for its floor. That of a model that is loaded (`loan`) is
+    for what its next sequence needs before anything can go on. Models that are loaded together
+    have one claim, named after one of them, with a part for each.
+    """
+
+    model_id: str
+    needed_bytes: int
+    priority: int
+    since: float
+    loan: bool = False
+    pinned: bool = False
+    parts: tuple[Claim, ...] = ()
+
+    @property
+    def each(self) -> tuple[Claim, ...]:
+        """Its parts, or itself if it has none."""
+        return self.parts or (self,)
+
+    @property
+    def model_ids(self) -> frozenset[str]:
+        return frozenset(part.model_id for part in self.each)
 
 
 class Ledger:
-    """Every holder, and what is left of the budget beside them."""
+    """Every allocation, and what is left of the budget beside them."""
 
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
@@ -25,15 +52,15 @@ class Ledger:
         self.groups = Groups()
         # What members of groups ask for at their load, as far as it is known.
         self.floors: dict[str, int] = {}
-        self._holders: dict[str, Holder] = {}
+        self._holders: dict[str, Allocation] = {}
         self._asking: Collection[str] = ()
 
     @property
-    def holders(self) -> Iterable[Holder]:
+    def allocations(self) -> Iterable[Allocation]:
         return self._holders.values()
 
     @property
-    def steady(self) -> list[Holder]:
+    def steady(self) -> list[Allocation]:
         return [each for each in self._holders.values() if each.steady]
 
     @property
@@ -70,7 +97,7 @@ class Ledger:
         those that room is kept for, and those that these are loaded with.
         """
         going = self.groups.rivals(model_ids)
-        company = self.groups.company(model_ids)
+        company = self.groups.companions_of(model_ids)
         staying = {
             each.model_id: each.floor_bytes
             for each in self._holders.values()
@@ -111,44 +138,44 @@ class Ledger:
 
     def has_room(self, model_id: str) -> bool:
         """It is loaded, or about to be, and not on its way out."""
-        holder = self._holders.get(model_id)
-        return holder is not None and not holder.ending
+        allocation = self._holders.get(model_id)
+        return allocation is not None and not allocation.ending
 
     def arrange(self, groups: Groups) -> None:
         """Other groups from now on."""
         self.groups = groups
         for each in self._holders.values():
             each.reserved = groups.reserved(each.model_id)
-            each.company_busy, each.company_used, each.company_placed = False, NEVER, NEVER
+            each.companions_busy, each.companions_used, each.companions_placed = False, NEVER, NEVER
 
-    def share_company(self, asking: Collection[str]) -> None:
+    def share_companions(self, asking: Collection[str]) -> None:
         """Those that are loaded together are missed together; who asks for memory is busy."""
         self._asking = asking
         for each in self._holders.values() if self.groups.all else ():
             names = self.groups.companions(each.model_id)
             company = [self._holders[name] for name in names if name in self._holders]
             asks = any(name in asking for name in names)
-            each.company_busy = asks or any(other.busy for other in company)
-            each.company_used = max((other.last_used for other in company), default=NEVER)
-            each.company_placed = max((other.own_place for other in company), default=NEVER)
+            each.companions_busy = asks or any(other.busy for other in company)
+            each.companions_used = max((other.last_used for other in company), default=NEVER)
+            each.companions_placed = max((other.own_place for other in company), default=NEVER)
 
-    def rivals(self, model_ids: Iterable[str]) -> list[Holder]:
+    def rivals(self, model_ids: Iterable[str]) -> list[Allocation]:
         """Who holds memory, and may not beside these."""
         names = self.groups.rivals(model_ids)
         return [self._holders[name] for name in names if name in self._holders]
 
     def floor_bytes(self, model_ids: Iterable[str]) -> int:
         """What these keep as long as they are loaded; of those that aren't, nothing."""
-        holders = map(self._holders.get, model_ids)
-        return sum(each.floor_bytes for each in holders if each is not None and not each.ending)
+        allocations = map(self._holders.get, model_ids)
+        return sum(each.floor_bytes for each in allocations if each is not None and not each.ending)
 
-    def holder(self, model_id: str) -> Holder | None:
+    def allocation(self, model_id: str) -> Allocation | None:
         return self._holders.get(model_id)
 
     def enter(self, claim: Claim) -> None:
         """Reserve a floor. The process may take it from now on."""
         floor_bytes = claim.needed_bytes
-        self._holders[claim.model_id] = Holder(
+        self._holders[claim.model_id] = Allocation(
             claim.model_id,
             claim.priority,
             claim.since,
@@ -158,12 +185,12 @@ class Ledger:
             pinned=claim.pinned,
             reserved=self.groups.reserved(claim.model_id),
         )
-        self.share_company(self._asking)
+        self.share_companions(self._asking)
 
-    def adopt(self, holder: Holder) -> None:
+    def adopt(self, allocation: Allocation) -> None:
         """One that had its memory from an earlier gateway."""
-        self._holders[holder.model_id] = holder
+        self._holders[allocation.model_id] = allocation
 
-    def remove(self, model_id: str) -> Holder | None:
+    def remove(self, model_id: str) -> Allocation | None:
         """Its process has ended: what it held is free."""
         return self._holders.pop(model_id, None)

@@ -5,13 +5,43 @@ No I/O and no clock here; times are seconds on the caller's clock, sizes are byt
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import groupby
 from typing import Final
 
-from gateway.memory.holder import Holder
+from msgspec import Struct
+
+from gateway.memory.allocation import Allocation
+from gateway.memory.decisions import NOISE_BYTES, MemoryOrders
 from gateway.memory.ledger import Ledger
-from gateway.memory.lending import Borrower, shares
-from gateway.memory.orders import NOISE_BYTES, Orders
+
+
+class Borrower(Struct, frozen=True):
+    """A model that could use `wanted_bytes` beyond its floor."""
+
+    model_id: str
+    priority: int
+    wanted_bytes: int
+
+
+def shares(pool_bytes: int, borrowers: Iterable[Borrower]) -> dict[str, int]:
+    """What each should have lent of a pool.
+
+    A higher priority is served before a lower one. Among equals it is max-min fair: nobody gets
+    more than it wants, and nobody has less than another while it wants more (Bertsekas, Gallager:
+    Data Networks, 6.5.2).
+    """
+    result: dict[str, int] = {}
+    left_bytes = max(0, pool_bytes)
+    in_order = sorted(borrowers, key=lambda each: (-each.priority, each.wanted_bytes))
+    for _, group in groupby(in_order, key=lambda each: each.priority):
+        equals = list(group)
+        for index, each in enumerate(equals):
+            share = min(each.wanted_bytes, left_bytes // (len(equals) - index))
+            result[each.model_id] = share
+            left_bytes -= share
+    return result
+
 
 # Rows that leave a batch are computed anew: equals take turns at this distance at most, and only
 # where one has less than this share of what is fair.
@@ -26,7 +56,7 @@ IDLE_LOAN_S: Final = 10.0
 class Loans:
     """In one round of decisions, after those that wait for memory have their turn."""
 
-    def __init__(self, ledger: Ledger, orders: Orders, now: float) -> None:
+    def __init__(self, ledger: Ledger, orders: MemoryOrders, now: float) -> None:
         self._ledger = ledger
         self._orders = orders
         self._now = now
@@ -103,21 +133,21 @@ class Loans:
             if self._is_idle(each, IDLE_LOAN_S):
                 missing_bytes -= self._orders.recall_some(each, missing_bytes, each.idle_loan_bytes)
 
-    def _is_quiet(self, holder: Holder) -> bool:
-        return self._is_idle(holder, QUIET_S)
+    def _is_quiet(self, allocation: Allocation) -> bool:
+        return self._is_idle(allocation, QUIET_S)
 
-    def _is_idle(self, holder: Holder, seconds: float) -> bool:
-        return not holder.busy and self._now - holder.last_used >= seconds
+    def _is_idle(self, allocation: Allocation, seconds: float) -> bool:
+        return not allocation.busy and self._now - allocation.last_used >= seconds
 
-    def _rebalance(self, holder: Holder, short_bytes: int, target_bytes: int) -> int:
+    def _rebalance(self, allocation: Allocation, short_bytes: int, target_bytes: int) -> int:
         """Call back what a model has beyond its share; returns how much."""
-        above_bytes = min(holder.lent_bytes - target_bytes, holder.rows_bytes)
-        if above_bytes > holder.loose_bytes:
-            if self._now - holder.rebalanced_at < REBALANCE_S:
-                above_bytes = holder.loose_bytes
+        above_bytes = min(allocation.lent_bytes - target_bytes, allocation.rows_bytes)
+        if above_bytes > allocation.loose_bytes:
+            if self._now - allocation.rebalanced_at < REBALANCE_S:
+                above_bytes = allocation.loose_bytes
             else:
-                holder.rebalanced_at = self._now
-        if min(short_bytes, above_bytes) <= NOISE_BYTES and above_bytes < holder.lent_bytes:
+                allocation.rebalanced_at = self._now
+        if min(short_bytes, above_bytes) <= NOISE_BYTES and above_bytes < allocation.lent_bytes:
             # Shares move with each recall: steps would become smaller without end.
             return 0
-        return self._orders.recall_some(holder, short_bytes, above_bytes)
+        return self._orders.recall_some(allocation, short_bytes, above_bytes)

@@ -3,8 +3,8 @@ time, and the next gateway.
 
 Each of these becomes an event of `gateway.models.condition`, beside those from the worker
 (`gateway.models.supervisor`, and for its end `gateway.models.recovery`), from the memory
-(`gateway.models.tenancy`) and from time (`gateway.models.recovery`). `gateway.models.performer`
-does what the life cycle decides on.
+(`gateway.models.model_memory`) and from time (`gateway.models.recovery`).
+`gateway.models.performer` does what the life cycle decides on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from msgspec import Struct
 
 from gateway.config.model import Model
-from gateway.memory.steward import HeldState
+from gateway.memory.scheduler import AllocationState
 from gateway.models import refusals
 from gateway.models.lifecycle import ModelEvent, State
 from gateway.models.parts import GatewayParts
@@ -38,7 +38,7 @@ class ModelState(Struct, frozen=True, kw_only=True):
     held: RefusalState | None
     wanted: bool
     use: UseState
-    memory: HeldState | None
+    memory: AllocationState | None
     running: tuple[tuple[int, RequestState], ...]
     waiting: tuple[tuple[int, RequestState], ...]
     worker: WorkerState | None
@@ -55,7 +55,9 @@ class Compartment:
 
     def __init__(self, model: Model, log: WorkerLog, gateway: GatewayParts) -> None:
         self._performer = Performer(model, log, gateway)
-        self.condition, self.traffic, self.tenancy, self.log, self._tasks = self._performer.parts
+        self.condition, self.traffic, self.model_memory, self.log, self._tasks = (
+            self._performer.parts
+        )
         self.recovery = self._performer.recovery
         self._deadlines = self._performer.deadlines
         self._starter = gateway.starter
@@ -144,7 +146,7 @@ class Compartment:
             held=None if hold is None else hold.state,
             wanted=self.state is State.WAITING and self._performer.kept,
             use=self.traffic.use.state,
-            memory=self.tenancy.state,
+            memory=self.model_memory.state,
             running=tuple((numbers(each), each.state) for each in running),
             waiting=tuple((numbers(each), each.state) for each in waiting),
             worker=None if self.worker is None else self.worker.state,
@@ -162,7 +164,7 @@ class Compartment:
         ProcessGoneError, OSError: the worker can't be taken over.
         """
         if state.memory is not None:
-            self.tenancy.restore(state.memory)
+            self.model_memory.restore(state.memory)
         self.traffic.use.restore(state.use)
         self.traffic.restore(running, waiting)
         worker, channel = state.worker, state.channel
@@ -180,7 +182,7 @@ class Compartment:
     def settle(self, *, wanted: bool) -> None:
         """From now on it is this gateway's."""
         if (supervisor := self._performer.supervisor) is not None:
-            self.tenancy.keeps_to_limits(supervisor.worker)
+            self.model_memory.keeps_to_limits(supervisor.worker)
             supervisor.settle()
         elif wanted:
             self.preload()
@@ -221,15 +223,19 @@ class Compartment:
     def tick(self, now: float, remind_after_s: float) -> None:
         """To be called a few times a second."""
         self.traffic.tick(now, remind_after_s)
-        unwanted = not (self.traffic.busy or self._performer.kept or self.tenancy.wanted_along)
+        unwanted = not (self.traffic.busy or self._performer.kept or self.model_memory.wanted_along)
         if self.state is State.WAITING and unwanted:
             self.condition.handle(ModelEvent.UNWANTED)
         if self.state is State.DRAINING and self.traffic.running == 0:
             # From here on the worker has nothing to do but to release its memory.
             self.condition.handle(ModelEvent.DRAINED)
-        if self.state is State.UNLOADED and self._performer.kept and self.tenancy.to_read_again:
+        if (
+            self.state is State.UNLOADED
+            and self._performer.kept
+            and self.model_memory.to_read_again
+        ):
             self.preload()
-        self.tenancy.tick()
+        self.model_memory.tick()
         if (supervisor := self._performer.supervisor) is not None:
             supervisor.tick(now)
 
@@ -247,7 +253,7 @@ class Compartment:
 
     def unload(self, *, hold: bool, force: bool) -> None:
         self._performer.load_ordered = False
-        self.tenancy.dont_read_again()
+        self.model_memory.dont_read_again()
         # Requests that it leaves behind would load it again, which only an operator may.
         hold = hold or not self.model.settings.on_request
         self.condition.handle(
@@ -269,7 +275,7 @@ class Compartment:
 
     def _forget_deaths(self) -> None:
         self.recovery.forget()
-        self.tenancy.lost_bytes = 0
+        self.model_memory.lost_bytes = 0
         self.traffic.forget_deaths()
         self._deadlines.forget_timeouts()
 

@@ -14,10 +14,10 @@ from gateway.config.changes import InForce
 from gateway.config.model import Model, groups_of
 from gateway.config.settings import Settings
 from gateway.memory.admission import Admission
-from gateway.memory.estimate.beside import misfits
-from gateway.memory.estimate.learned import Learned
+from gateway.memory.estimate.fitting import Learned
+from gateway.memory.forecast import misfits
 from gateway.memory.leak_check import LeakCheck, write_stranded
-from gateway.memory.steward import Steward
+from gateway.memory.scheduler import MemoryScheduler
 from gateway.models import refusals
 from gateway.models.compartment import Compartment
 from gateway.models.lifecycle import State
@@ -103,12 +103,12 @@ class Fleet:
             state_dir,
             records,
             self.events,
-            lambda: self.steward.room_bytes,
+            lambda: self.scheduler.room_bytes,
             self.hosts,
             first_incarnation,
         )
         learned = self._learned = Learned(state_dir.learned_path)
-        self.steward = Steward(
+        self.scheduler = MemoryScheduler(
             Admission(
                 budget_bytes,
                 settings.queue.max_wait_s,
@@ -124,9 +124,9 @@ class Fleet:
         )
         self._state_dir = state_dir
         self.prompts = Prompts(state_dir.prompts, settings.prompt_cache)
-        self.roster = Roster(models, self._new_compartment, self.steward)
-        self.steward.arrange(groups_of(settings))
-        self.readings = Readings(self.roster, lambda: self.workers, self.steward)
+        self.roster = Roster(models, self._new_compartment, self.scheduler)
+        self.scheduler.arrange(groups_of(settings))
+        self.readings = Readings(self.roster, lambda: self.workers, self.scheduler)
         self.disks = Disks(self.roster, self.events)
         self.lag = LoopLag()
         self._tasks = Tasks("fleet")
@@ -175,17 +175,17 @@ class Fleet:
             everywhere=(before.queue, before.workers, before.memory)
             != (settings.queue, settings.workers, settings.memory),
         )
-        self.steward.configure(
+        self.scheduler.configure(
             budget_bytes,
             settings.queue.max_wait_s,
             settings.workers.spare,
             settings.memory.ordinary_tokens,
         )
-        self.steward.arrange(groups_of(settings))
+        self.scheduler.arrange(groups_of(settings))
 
     def _new_compartment(self, model: Model) -> Compartment:
         gateway = GatewayParts(
-            self._in_force, self.events, self.steward, self._starter, self.prompts.for_workers
+            self._in_force, self.events, self.scheduler, self._starter, self.prompts.for_workers
         )
         return Compartment(model, WorkerLog(self._state_dir.log_path(model.id)), gateway)
 
@@ -240,13 +240,13 @@ class Fleet:
         Raises:
             TimeoutError: that takes longer.
         """
-        self.steward.freeze()
+        self.scheduler.freeze()
         try:
             async with asyncio.timeout(seconds):
                 while unsettled := [each for each in self.roster.everyone if each.unsettled]:
                     await unsettled[0].condition.until(lambda: not unsettled[0].unsettled)
         except BaseException:
-            self.steward.thaw()
+            self.scheduler.thaw()
             raise
 
     def hand_over(self, successor: Successor) -> dict[str, Channel]:
@@ -269,7 +269,7 @@ class Fleet:
             if compartment.worker is not None:
                 compartment.worker.stay()
             compartment.traffic.take_back()
-        self.steward.thaw()
+        self.scheduler.thaw()
 
     @property
     def next_incarnation(self) -> int:
@@ -291,7 +291,7 @@ class Fleet:
         await self.disks.close()
         await self.hosts.close()
         await self.prompts.close()
-        await self.steward.close()
+        await self.scheduler.close()
         return await self.roster.leave()
 
     async def end_spares(self) -> None:
@@ -330,7 +330,7 @@ class Fleet:
         await self.disks.close()
         await self.prompts.close()
         await self.roster.close()
-        await self.steward.close()
+        await self.scheduler.close()
         self._starter.close()
         await self.hosts.close()
         self.events.close()
@@ -343,13 +343,13 @@ class Fleet:
         for each in self.roster.everyone:
             self._tasks.attempt(functools.partial(each.tick, now, REMINDER_S), each.model.id)
         self._tasks.attempt(
-            functools.partial(self.steward.tick, self.readings.host.pressure), "memory"
+            functools.partial(self.scheduler.tick, self.readings.host.pressure), "memory"
         )
         self._tasks.attempt(
             functools.partial(
                 self._starter.tick,
                 now,
-                spares=self.steward.spares,
+                spares=self.scheduler.spares,
                 loading=self._loading(),
             ),
             "spares",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gateway.config.changes import InForce
-from gateway.memory.steward import Steward
+from gateway.memory.scheduler import MemoryScheduler
 from gateway.models.condition import Condition
-from gateway.models.tenancy import Tenancy
+from gateway.models.model_memory import ModelMemory
 from gateway.requests.traffic import Traffic
 from gateway.system.events import EventLog
 from gateway.system.tasks import Tasks
@@ -23,7 +23,7 @@ class GatewayParts(NamedTuple):
 
     in_force: InForce
     events: EventLog
-    steward: Steward
+    scheduler: MemoryScheduler
     starter: Starter
     prompt_cache: PromptCacheDisk | None
 
@@ -33,6 +33,6 @@ class ModelParts(NamedTuple):
 
     condition: Condition
     traffic: Traffic
-    tenancy: Tenancy
+    model_memory: ModelMemory
     log: WorkerLog
     tasks: Tasks

@@ -11,10 +11,10 @@ from gateway.config.model import Model
 from gateway.models import refusals
 from gateway.models.condition import Condition
 from gateway.models.lifecycle import Circumstances, Effect, ModelEvent, State
+from gateway.models.model_memory import ModelMemory
 from gateway.models.parts import GatewayParts, ModelParts
 from gateway.models.recovery import Deadlines, Recovery
 from gateway.models.supervisor import WorkerSupervisor
-from gateway.models.tenancy import Tenancy
 from gateway.requests.traffic import QueueBounds, Traffic
 from gateway.system.refusal import Refusal
 from gateway.system.tasks import Tasks
@@ -42,8 +42,8 @@ class Performer:
         self.supervisor: WorkerSupervisor | None = None
         condition = Condition(model.id, gateway.events, self)
         traffic = Traffic(model.id, self._bounds(gateway), self, gateway.events)
-        tenancy = Tenancy(model, condition, traffic, gateway.steward, lambda: self.kept)
-        self.parts = ModelParts(condition, traffic, tenancy, log, Tasks(model.id))
+        model_memory = ModelMemory(model, condition, traffic, gateway.scheduler, lambda: self.kept)
+        self.parts = ModelParts(condition, traffic, model_memory, log, Tasks(model.id))
         self.recovery = Recovery(model.id, self.parts, gateway)
         self.deadlines = Deadlines(model.id, gateway.in_force, condition)
         self._gateway = gateway
@@ -60,7 +60,7 @@ class Performer:
         self.parts.traffic.configure(self._bounds(self._gateway))
         if self.supervisor is not None:
             self.supervisor.configure()
-        self.parts.tenancy.configure(model)
+        self.parts.model_memory.configure(model)
 
     def supervise(self, start: Callable[[Listener], Worker]) -> WorkerSupervisor:
         """Start, or adopt, a worker. Raises: whatever `start` does."""
@@ -73,7 +73,7 @@ class Performer:
 
     @property
     def load_s(self) -> int:
-        return self.parts.tenancy.load_s
+        return self.parts.model_memory.load_s
 
     @property
     def short_of_memory(self) -> bool:
@@ -92,7 +92,7 @@ class Performer:
         guilty = traffic.guilty if event in _BLAMED and self.parts.condition.judged else 0
         return Circumstances(
             requests_wait=traffic.waiting + traffic.running > guilty,
-            kept=self.kept or self.parts.tenancy.wanted_along,
+            kept=self.kept or self.parts.model_memory.wanted_along,
             verdict=verdict,
         )
 
@@ -108,7 +108,7 @@ class Performer:
     def entered(self, before: State) -> None:
         self.deadlines.entered()
         self.recovery.entered()
-        self.parts.tenancy.entered()
+        self.parts.model_memory.entered()
         if self.supervisor is not None:
             self.supervisor.entered()
         match self.parts.condition.state:
@@ -123,9 +123,9 @@ class Performer:
         supervisor = self.supervisor
         match effect:
             case Effect.ASK:
-                self.parts.tenancy.ask()
+                self.parts.model_memory.ask()
             case Effect.WITHDRAW:
-                self.parts.tenancy.withdraw()
+                self.parts.model_memory.withdraw()
             case Effect.SPAWN:
                 self._spawn()
             case Effect.PARK_RUNNING:
@@ -157,7 +157,7 @@ class Performer:
         try:
             self.supervise(
                 lambda supervisor: self._gateway.starter.start(
-                    self.model, self.parts.log, supervisor, self.parts.tenancy.estimate
+                    self.model, self.parts.log, supervisor, self.parts.model_memory.estimate
                 )
             )
         except Exception as error:

@@ -154,7 +154,7 @@ class Recovery:
         self.restarts_by = Counter(dict.fromkeys(_CAUSES.values(), 0))
         self._end: ModelEvent | None = None
         self._model_id = model_id
-        self._condition, self._traffic, self._tenancy, self._log, _ = parts
+        self._condition, self._traffic, self._model_memory, self._log, _ = parts
         self._in_force = gateway.in_force
         self._events = gateway.events
         self._policy = RestartPolicy(restart_limits(gateway.in_force.settings.workers))
@@ -202,7 +202,7 @@ class Recovery:
             signal=status.signal,
             reason=reason,
         )
-        self._tenancy.gone(worker.pid, clean=status.code == 0)
+        self._model_memory.gone(worker.pid, clean=status.code == 0)
         if ordered:
             self._condition.handle(ModelEvent.EXIT)
         else:
@@ -211,7 +211,7 @@ class Recovery:
 
     def not_started(self, error: Exception) -> None:
         """No process could be started."""
-        self._tenancy.gone(None, clean=True)
+        self._model_memory.gone(None, clean=True)
         if isinstance(error, FileNotFoundError | PermissionError):
             reason = f"no worker can be started: {error}"
             refusal = Refusal("model_unavailable", f"{self._model_id!r}: {reason}", lasting=True)
@@ -255,8 +255,8 @@ class Recovery:
     def _judge(self, event: ModelEvent, reason: str, status: str | None, tail: list[str]) -> None:
         """An unexpected death."""
         self._died = True
-        if self._tenancy.lost_bytes:
-            reason += f" (an earlier end has stranded {format_size(self._tenancy.lost_bytes)})"
+        if self._model_memory.lost_bytes:
+            reason += f" (an earlier end has stranded {format_size(self._model_memory.lost_bytes)})"
             ruling = _Ruling(RestartVerdict.GIVE_UP)
         elif event is ModelEvent.EXIT and (self._excused or self._traffic.guilty):
             ruling = _Ruling(RestartVerdict.RESTART)

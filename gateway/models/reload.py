@@ -113,7 +113,7 @@ class Reloader:
             self._present = new
             if not found:
                 return
-            budget_bytes = self._fleet.steward.admission.ledger.budget_bytes
+            budget_bytes = self._fleet.scheduler.admission.ledger.budget_bytes
             self._fleet.configure(models_of(new), new.settings, budget_bytes)
         self._fleet.events.emit("reload", None, added=found.added, removed=found.removed)
 
@@ -128,7 +128,7 @@ class Reloader:
         async with self._lock:
             try:
                 await self._check_groups(
-                    self._present, self._fleet.steward.admission.ledger.budget_bytes
+                    self._present, self._fleet.scheduler.admission.ledger.budget_bytes
                 )
             except ConfigError as error:
                 for mistake in error.mistakes:
@@ -154,7 +154,7 @@ class Reloader:
         new = await self._beside(self._read, _READ_S, "the configuration")
         # Whoever has just written of them is told; those that were missing before go on missing.
         raise_absent(new.absent[each] for each in new.absent if each not in self._present.absent)
-        budget = self._fleet.steward.admission.ledger.budget_bytes
+        budget = self._fleet.scheduler.admission.ledger.budget_bytes
         if new.settings.memory != self._present.settings.memory:
             budget = await self._beside(
                 functools.partial(budget_bytes, new.settings.memory),
@@ -213,11 +213,11 @@ class Reloader:
         Raises:
             ConfigError: it is newly so.
         """
-        ledger = self._fleet.steward.admission.ledger
+        ledger = self._fleet.scheduler.admission.ledger
         models = new.settings.models
         pinned = [each for each in models if models[each].pinned and ledger.floor_bytes([each])]
         kept_bytes = ledger.floor_bytes(pinned)
-        lasting = [each.model_id for each in ledger.holders if each.pinned]
+        lasting = [each.model_id for each in ledger.allocations if each.pinned]
         same = budget_bytes >= ledger.budget_bytes and set(pinned) <= set(lasting)
         if kept_bytes <= budget_bytes or same:
             return

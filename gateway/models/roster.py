@@ -8,7 +8,7 @@ from typing import Final
 
 from gateway.access.caller import Caller
 from gateway.config.model import Model
-from gateway.memory.steward import Steward
+from gateway.memory.scheduler import MemoryScheduler
 from gateway.models.compartment import Compartment
 from gateway.system.notation import nearest_model, suggestion
 from gateway.system.refusal import Refusal
@@ -19,14 +19,17 @@ LATEST: Final = ":latest"
 
 
 class Roster:
-    """`configured` has the compartments by the ids of their models. The steward learns of all."""
+    """`configured` has the compartments by the ids of their models. The scheduler learns of all."""
 
     def __init__(
-        self, models: Iterable[Model], new: Callable[[Model], Compartment], steward: Steward
+        self,
+        models: Iterable[Model],
+        new: Callable[[Model], Compartment],
+        scheduler: MemoryScheduler,
     ) -> None:
         self.configured = {model.id: new(model) for model in models}
         self._new = new
-        self._steward = steward
+        self._scheduler = scheduler
         # Not configured any more, but not over yet either.
         self._leaving: dict[str, Compartment] = {}
         self._tasks = Tasks("roster")
@@ -107,7 +110,7 @@ class Roster:
             await compartment.close()
 
     def _register(self) -> None:
-        self._steward.register(each.tenancy for each in self.everyone)
+        self._scheduler.register(each.model_memory for each in self.everyone)
         self._by_name = self._names()
 
     def _names(self) -> dict[str, Compartment]:

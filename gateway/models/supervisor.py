@@ -56,7 +56,7 @@ class WorkerSupervisor:
             OSError: it can't be started.
         """
         self._model = model
-        self._condition, self._traffic, self._tenancy, _, self._tasks = parts
+        self._condition, self._traffic, self._model_memory, _, self._tasks = parts
         self._in_force = gateway.in_force
         self._events = gateway.events
         self._prompt_cache = gateway.prompt_cache
@@ -67,7 +67,7 @@ class WorkerSupervisor:
         self._ladder: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
         self.worker = start(self)
-        self.worker.memory.granted_bytes = self._tenancy.granted_bytes
+        self.worker.memory.granted_bytes = self._model_memory.granted_bytes
 
     @property
     def given_up(self) -> bool:
@@ -160,9 +160,9 @@ class WorkerSupervisor:
         ranks = None if followers is None else await followers.told()
         if not self._still(State.LOADING) or (followers is not None and ranks is None):
             return
-        worker, estimated = self.worker, self._tenancy.estimate
+        worker, estimated = self.worker, self._model_memory.estimate
         worker.memory.baseline_bytes = worker.memory.held_bytes or 0
-        self._tenancy.started(worker)
+        self._model_memory.started(worker)
         worker.send(
             Load(
                 path=self._model.source,
@@ -180,7 +180,7 @@ class WorkerSupervisor:
                 adapter_path=self._model.adapter,
                 draft_path=self._model.draft,
                 draft_tokens=self._model.draft_tokens,
-                bound=self._tenancy.tell_bound(),
+                bound=self._model_memory.tell_bound(),
                 pictures=self._model.settings.pictures,
                 ranks=ranks,
                 awaited=self._traffic.waiting > 0,
@@ -197,7 +197,7 @@ class WorkerSupervisor:
         worker = self.worker
         try:
             await worker.measure()
-            self._tenancy.measured(worker)
+            self._model_memory.measured(worker)
         except (FootprintError, OSError) as error:
             if not worker.ended.is_set():
                 logger.warning(
@@ -244,7 +244,7 @@ class WorkerSupervisor:
                 case Need(limit_bytes=limit_bytes):
                     progress = False
                     gave = worker.memory.keeps_to(limit_bytes)
-                    self._tenancy.needs(worker, message)
+                    self._model_memory.needs(worker, message)
                     if gave and (self._reading is None or self._reading.done()):
                         # Others may wait for it. Another one comes within a second.
                         self._reading = self._tasks.start(self._measure(), "what was given back")
@@ -294,8 +294,8 @@ class WorkerSupervisor:
             case Hello():
                 self._condition.handle(ModelEvent.HELLO)
             case Ready() as ready:
-                self._tenancy.reload_s = self._loop.time() - self._began_at
-                self._traffic.meter.load_s.observe(self._tenancy.reload_s)
+                self._model_memory.reload_s = self._loop.time() - self._began_at
+                self._traffic.meter.load_s.observe(self._model_memory.reload_s)
                 self._tasks.start(self._measure(), "first reading")
                 self._condition.handle(ModelEvent.LOADED)
                 self._events.emit(
@@ -312,7 +312,7 @@ class WorkerSupervisor:
                     refusal=refusals.load_failed(
                         self._model.id,
                         reason,
-                        retry_after_s=None if permanent else self._tenancy.load_s,
+                        retry_after_s=None if permanent else self._model_memory.load_s,
                     ),
                 )
 

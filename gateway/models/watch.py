@@ -15,8 +15,8 @@ from typing import Final
 from gateway.config.model import Model
 from gateway.config.model_folders import expand_home, hugging_face_cache
 from gateway.config.settings import HUGGING_FACE
-from gateway.memory.leak_check import Loaded
-from gateway.memory.steward import Steward
+from gateway.memory.leak_check import LoadedWorker
+from gateway.memory.scheduler import MemoryScheduler
 from gateway.models.compartment import Compartment
 from gateway.models.lifecycle import State
 from gateway.models.roster import Roster
@@ -43,7 +43,7 @@ class Readings:
     """
 
     def __init__(
-        self, roster: Roster, workers: Callable[[], list[Worker]], steward: Steward
+        self, roster: Roster, workers: Callable[[], list[Worker]], scheduler: MemoryScheduler
     ) -> None:
         """`workers` tells every worker that there is, spares among them."""
         self.host = host_memory()
@@ -52,7 +52,7 @@ class Readings:
         self._own = FootprintGauge(os.getpid())
         self._roster = roster
         self._workers = workers
-        self._steward = steward
+        self._scheduler = scheduler
         self._tasks = Tasks("readings")
         self._machine = Lane("machine")
         self._processes = Lane("processes")
@@ -86,7 +86,8 @@ class Readings:
         for compartment in self._roster.everyone:
             if compartment.worker is not None:
                 self._tasks.attempt(
-                    functools.partial(compartment.tenancy.measured, compartment.worker), "measured"
+                    functools.partial(compartment.model_memory.measured, compartment.worker),
+                    "measured",
                 )
         self._compare()
 
@@ -105,11 +106,11 @@ class Readings:
         if self.host.wired_bytes is None:
             return
         workers = {
-            each.worker.pid: Loaded(each.model.id, each.worker.memory.host_bytes or 0)
+            each.worker.pid: LoadedWorker(each.model.id, each.worker.memory.host_bytes or 0)
             for each in self._roster.everyone
             if each.worker is not None
         }
-        self._steward.check_leaks(self.host.wired_bytes, workers)
+        self._scheduler.check_leaks(self.host.wired_bytes, workers)
 
     async def _read_footprint(self, worker: Worker) -> None:
         worker.report.count_tokens()

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from gateway.config.model_settings import LOCAL, HostSettings, RankPlace
-from gateway.memory.tenant import NoRoomError
+from gateway.memory.execution import NoRoomError
 from gateway.system.clock import until_set
 from gateway.system.memory_reading import Footprint, FootprintError
 from gateway.system.notation import format_size

@@ -14,7 +14,7 @@ from msgspec import Struct
 from gateway.config.changes import InForce
 from gateway.config.model import Model
 from gateway.config.model_settings import LOCAL
-from gateway.memory.cards import cards, default_backend, sharing
+from gateway.memory.budget import cards, default_backend, sharing
 from gateway.memory.estimate.estimate import Estimate
 from gateway.system.events import EventLog, Kind
 from gateway.system.state_dir import StateDir

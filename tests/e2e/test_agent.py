@@ -19,7 +19,7 @@ import msgspec
 import psutil
 import pytest
 
-from gateway.memory.tenant import NoRoomError
+from gateway.memory.execution import NoRoomError
 from gateway.system.tls import fingerprint_of_file
 from gateway.workers.agent_bodies import API, Opening
 from gateway.workers.host import RankEnd

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from gateway.memory.estimate.estimate import model_key
-from gateway.memory.estimate.fitting import whole
-from gateway.memory.estimate.learned import Learned
-from gateway.memory.estimate.options import Options
+from gateway.memory.estimate.fitting import Learned, whole
+from gateway.memory.estimate.weights import LoadOptions
 from gateway.system.memory import footprint
 from gateway.system.memory_reading import Footprint
 from tests.support import shapes
@@ -61,7 +60,7 @@ def test_it_is_enough_and_a_load_is_within_5_percent_once_measured(
         models=(), config=f'[models.m]\npath = "{folder}"\ncontext_tokens = {CONTEXT}\n'
     )
     path = gateway.state_dir / "learned.json"
-    _, before = whole(folder, CONTEXT, CONTEXT, None, Learned(path), Options())
+    _, before = whole(folder, CONTEXT, CONTEXT, None, Learned(path), LoadOptions())
     idle, full = _took(gateway)
     assert full.peak_bytes is not None
     assert before.fixed_bytes == pytest.approx(idle.current_bytes, rel=0.15)
@@ -71,7 +70,7 @@ def test_it_is_enough_and_a_load_is_within_5_percent_once_measured(
 
     key = model_key(folder, None)
     eventually(lambda: Learned(path).fixed_bytes(key), START_S)
-    _, after = whole(folder, CONTEXT, CONTEXT, None, Learned(path), Options())
+    _, after = whole(folder, CONTEXT, CONTEXT, None, Learned(path), LoadOptions())
     gateway.order("unload", "m").raise_for_status()
     idle, full = _took(gateway)
     assert after.fixed_bytes == pytest.approx(idle.current_bytes, rel=0.05)

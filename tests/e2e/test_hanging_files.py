@@ -30,9 +30,9 @@ def deadlines(answer_s: float, read_again_s: int) -> str:
     """
     return f"""{hanging_files()}
     if any(each.endswith("bulkhead") for each in sys.orig_argv):
-        import gateway.config.machine_rules, gateway.memory.appraiser, gateway.models.tenancy
-        gateway.config.machine_rules._ANSWER_S = gateway.memory.appraiser._ANSWER_S = {answer_s}
-        gateway.models.tenancy._READ_AGAIN_S = {read_again_s}
+        import gateway.config.machine_rules, gateway.memory.estimator, gateway.models.model_memory
+        gateway.config.machine_rules._ANSWER_S = gateway.memory.estimator._ANSWER_S = {answer_s}
+        gateway.models.model_memory._READ_AGAIN_S = {read_again_s}
     """
 
 

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.memory.estimate.fitting import whole
-from gateway.memory.estimate.learned import Learned
-from gateway.memory.estimate.options import Options
+from gateway.memory.estimate.fitting import Learned, whole
+from gateway.memory.estimate.weights import LoadOptions
 from tests.cli.terminal import bulkhead
 from tests.support.agent import Agent, model_table
 from tests.support.gateway import START_S, Gateway, chat_body, eventually, gone
@@ -134,7 +133,7 @@ def test_a_model_that_fits_no_budget_but_two(tmp_path):
     folder = sparse(tmp_path / "sparse", 64)
     alone, part = (
         whole(folder, 4096, 4096, None, Learned(tmp_path / "learned.json"), options)[1].floor_bytes
-        for options in (Options(), Options(ranks=2))
+        for options in (LoadOptions(), LoadOptions(ranks=2))
     )
     assert part < alone
     budget = (part + alone) // 2

@@ -19,21 +19,18 @@ from tests.mutants.changes import mutants
 from tests.mutants.trial import ROOT, Trial
 
 _ACCOUNT: Final = (
-    "tests/gateway/memory/test_admission.py test_turn.py test_loans.py test_wants.py "
-    "test_lending.py test_ledger.py test_reclaim.py test_admission_bounds.py test_groups.py"
+    "tests/gateway/memory/test_admission.py test_admission_round.py test_loans.py test_ledger.py "
+    "test_idle_eviction.py test_reclaim.py test_admission_bounds.py ../config/test_groups.py"
 )
 # Policies, and the files that test them.
 POLICIES: Final = {
     "gateway/memory/admission.py": _ACCOUNT,
-    "gateway/memory/turn.py": _ACCOUNT,
+    "gateway/memory/admission_round.py": _ACCOUNT,
     "gateway/memory/reclaim.py": _ACCOUNT,
     "gateway/memory/loans.py": _ACCOUNT,
-    "gateway/memory/wants.py": _ACCOUNT,
-    "gateway/memory/orders.py": _ACCOUNT,
-    "gateway/memory/lending.py": _ACCOUNT,
+    "gateway/memory/decisions.py": _ACCOUNT,
     "gateway/memory/ledger.py": _ACCOUNT,
-    "gateway/memory/holder.py": _ACCOUNT,
-    "gateway/memory/claim.py": _ACCOUNT,
+    "gateway/memory/allocation.py": _ACCOUNT,
     "gateway/config/model.py": _ACCOUNT,
     "gateway/memory/leak_check.py": "tests/gateway/memory/test_leak_check.py",
     "gateway/requests/queue.py": "tests/gateway/requests/test_queue.py",

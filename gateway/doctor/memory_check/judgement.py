@@ -14,7 +14,7 @@ from gateway.doctor.memory_check.figures import (
     StepFigures,
 )
 from gateway.doctor.memory_check.line import Line, line
-from gateway.memory.estimate.learned import PROCESS_BYTES
+from gateway.memory.estimate.fitting import PROCESS_BYTES
 from gateway.system.memory import BackEnd
 from gateway.system.notation import format_size
 

@@ -160,7 +160,7 @@ def _running(compartment: Compartment, files: ModelFiles) -> RunningModel:
     name, worker = tagged(compartment.model.id), compartment.worker
     footprint = None if worker is None else worker.memory.footprint
     held_bytes = files.size_bytes if footprint is None else footprint.current_bytes
-    left_s = compartment.tenancy.expires_in_s
+    left_s = compartment.model_memory.expires_in_s
     return RunningModel(
         name,
         name,

@@ -11,14 +11,16 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from gateway.memory.estimate.cache import CacheShape, cache_shape
-from gateway.memory.estimate.encoder import NO_CACHES, encoder_bytes
-from gateway.memory.estimate.language import language_of
-from gateway.memory.estimate.options import Options
-from gateway.memory.estimate.pictures import picture_bytes
-from gateway.memory.estimate.ranks import part_of
-from gateway.memory.estimate.weights import EstimateError, Weights, adapter_bytes, read_weights
-from gateway.memory.estimate.working import working_bytes
+from gateway.memory.estimate.caches import SequenceCache, cache_shape, language_of
+from gateway.memory.estimate.weights import (
+    EstimateError,
+    LoadOptions,
+    Weights,
+    adapter_bytes,
+    part_of,
+    read_weights,
+)
+from gateway.memory.estimate.working import NO_CACHES, encoder_bytes, picture_bytes, working_bytes
 from gateway.system.memory import BackEnd
 from protocol.caches import STEP_TOKENS
 from protocol.encoders import encoder_of
@@ -26,13 +28,13 @@ from protocol.model_files import read_config
 
 # Weights are known to the byte. What computing takes is calculated, within this of the truth.
 _MARGIN: Final = 0.15
-_NO_OPTIONS: Final = Options()
+_NO_OPTIONS: Final = LoadOptions()
 # Where sequences take nothing, something else bounds their number.
 MOST_ROWS: Final = 10_000
 _MOST_BYTES: Final = 1 << 48
 
 
-class Line(Struct, frozen=True):
+class EstimateLine(Struct, frozen=True):
     """One part of a floor."""
 
     name: str
@@ -56,12 +58,12 @@ class Estimate(Struct, frozen=True):
     measured_fixed_bytes: int | None
     working_bytes: int
     working_token_bytes: int
-    shape: CacheShape
+    shape: SequenceCache
     context_tokens: int
     ordinary_tokens: int
     adapter_bytes: int = 0
     draft_bytes: int = 0
-    draft_shape: CacheShape | None = None
+    draft_shape: SequenceCache | None = None
     ranks: int = 1
 
     @property
@@ -85,7 +87,7 @@ class Estimate(Struct, frozen=True):
         return self.shape.full_token_bytes + draft_bytes
 
     @property
-    def lines(self) -> tuple[Line, ...]:
+    def lines(self) -> tuple[EstimateLine, ...]:
         """The parts of the floor, which add up to it."""
         tokens = min(self.ordinary_tokens, self.context_tokens)
         measured = "as measured after a load" if self.measured_fixed_bytes else None
@@ -97,19 +99,23 @@ class Estimate(Struct, frozen=True):
         each = "" if self.ranks == 1 else f", {self.ranks} times"
         parts = "" if self.ranks == 1 else f", in {self.ranks} parts"
         return (
-            Line("process", process_bytes, measured or f"interpreter, MLX, mlx-lm{each}"),
-            Line("weights", self.weight_bytes, f"all model*.safetensors{parts}"),
+            EstimateLine("process", process_bytes, measured or f"interpreter, MLX, mlx-lm{each}"),
+            EstimateLine("weights", self.weight_bytes, f"all model*.safetensors{parts}"),
             *self._added_lines(),
-            Line("cache", cache_bytes, f"one sequence of {tokens:,} tokens, while it grows"),
-            Line("working space", working_bytes, f"a chunk of a prompt, freed buffers{each}"),
-            Line("margin", self.floor_bytes - known_bytes, "of what is calculated"),
+            EstimateLine(
+                "cache", cache_bytes, f"one sequence of {tokens:,} tokens, while it grows"
+            ),
+            EstimateLine(
+                "working space", working_bytes, f"a chunk of a prompt, freed buffers{each}"
+            ),
+            EstimateLine("margin", self.floor_bytes - known_bytes, "of what is calculated"),
         )
 
-    def _added_lines(self) -> Iterator[Line]:
+    def _added_lines(self) -> Iterator[EstimateLine]:
         if self.adapter_bytes:
-            yield Line("adapter", self.adapter_bytes, "adapters.safetensors")
+            yield EstimateLine("adapter", self.adapter_bytes, "adapters.safetensors")
         if self.draft_bytes:
-            yield Line("draft model", self.draft_bytes, "all of its model*.safetensors")
+            yield EstimateLine("draft model", self.draft_bytes, "all of its model*.safetensors")
 
     def _cache_bytes(self, rows: int, tokens: int) -> int:
         """Of both models."""
@@ -149,7 +155,7 @@ def estimate(
     process_bytes: int,
     measured_fixed_bytes: int | None,
     system: BackEnd,
-    options: Options = _NO_OPTIONS,
+    options: LoadOptions = _NO_OPTIONS,
 ) -> Estimate:
     """Read a model's files; blocks for some milliseconds.
 
@@ -188,7 +194,7 @@ def estimate(
 
 
 def of_ranks(
-    model: Estimate, config: dict[str, Any], weights: Weights, options: Options
+    model: Estimate, config: dict[str, Any], weights: Weights, options: LoadOptions
 ) -> Estimate:
     """What those processes take that compute it together here, as large as the largest: by tensors
     all of them have what is in no layer, and a latent; by layers the first ones have more.
@@ -281,7 +287,7 @@ def estimated(
     )
 
 
-def model_key(folder: Path, python: str | None, options: Options = _NO_OPTIONS) -> str:
+def model_key(folder: Path, python: str | None, options: LoadOptions = _NO_OPTIONS) -> str:
     """What measurements are remembered by: these files with this interpreter.
 
     Raises:

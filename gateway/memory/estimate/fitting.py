@@ -3,16 +3,64 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
 
-from gateway.memory.estimate.estimate import Estimate, estimate, model_key
-from gateway.memory.estimate.learned import Learned
-from gateway.memory.estimate.options import Options
-from gateway.memory.estimate.weights import adapter_bytes, read_weights
-from gateway.system.memory import back_end
+from gateway.memory.estimate.estimate import Estimate, EstimateLine, estimate, model_key
+from gateway.memory.estimate.weights import LoadOptions, adapter_bytes, read_weights
+from gateway.system.memory import BackEnd, back_end
+from gateway.system.state_file import read_state, write_state
+
+# A worker with its imports done and no model, until one was measured. On the CPU and with CUDA (its
+# context and libraries) it was, elsewhere; on Metal it is a guess on the safe side.
+PROCESS_BYTES: Final = {
+    BackEnd.CPU: 60_000_000,
+    BackEnd.CUDA: 900_000_000,
+    BackEnd.METAL: 300_000_000,
+}
+
+
+class _LearnedFile(Struct, frozen=True):
+    fixed_bytes: dict[str, int]
+    process_bytes: int | None = None
+
+
+class Learned:
+    """One file. A damaged one counts as empty, since everything in it can be measured again.
+
+    `measured_process_bytes` is a worker with its imports and no model, on this machine.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        content = read_state(path, _LearnedFile) or _LearnedFile({})
+        self._fixed_bytes = dict(content.fixed_bytes)
+        self.measured_process_bytes = content.process_bytes
+
+    @property
+    def process_bytes(self) -> int:
+        """Of a worker without a model: as measured, or what is counted on until then."""
+        return self.measured_process_bytes or PROCESS_BYTES[back_end()]
+
+    def fixed_bytes(self, key: str) -> int | None:
+        """A process with its weights, by what `model_key` gives."""
+        return self._fixed_bytes.get(key)
+
+    def put(self, key: str, fixed_bytes: int) -> None:
+        """Remember it; to be called off the event loop."""
+        self._fixed_bytes[key] = fixed_bytes
+        self._write()
+
+    def put_process(self, process_bytes: int) -> None:
+        """Remember it; to be called off the event loop."""
+        self.measured_process_bytes = process_bytes
+        self._write()
+
+    def _write(self) -> None:
+        write_state(self._path, _LearnedFile(dict(self._fixed_bytes), self.measured_process_bytes))
+
 
 # Weights and what comes beside them, where the rest can't be estimated.
 _GUESS: Final = 1.3
@@ -26,7 +74,7 @@ def whole(
     ordinary_tokens: int,
     python: str | None,
     learned: Learned,
-    options: Options,
+    options: LoadOptions,
 ) -> tuple[str, Estimate]:
     """The estimate with the whole context, and the key that its measurements are kept by.
 
@@ -83,7 +131,7 @@ def fit(whole: Estimate, possible_bytes: int) -> Fit:
     return Fit(found.floor_bytes, found.context_tokens, whole.context_tokens, possible_bytes)
 
 
-def guess(folder: Path, process_bytes: int, options: Options) -> int:
+def guess(folder: Path, process_bytes: int, options: LoadOptions) -> int:
     """What is asked for where only the weights are understood: bytes. `process_bytes` is a worker
     without them.
 
@@ -96,3 +144,58 @@ def guess(folder: Path, process_bytes: int, options: Options) -> int:
     if options.draft is not None:
         weight_bytes += read_weights(options.draft).bytes
     return process_bytes + int(weight_bytes * _GUESS)
+
+
+_LENGTHS: Final = (2_000, 8_000, 32_000)
+
+Verdict: TypeAlias = Literal["fits", "fits with a shorter context", "doesn't fit"]
+
+
+class Outline(Struct, frozen=True):
+    """Sizes in bytes. `floor_bytes`, the sum of the parts, must be had for a load with the whole
+    context, `needed_bytes` with the one that is granted; `possible_bytes` can be had beside
+    `kept_bytes`, which are pinned or of groups. `rows` are sequences by their tokens. `company` are
+    the floors of models that are loaded with it.
+    """
+
+    context_tokens: int
+    parts: tuple[EstimateLine, ...]
+    floor_bytes: int
+    idle_bytes: int
+    measured_idle_bytes: int | None
+    token_bytes: int
+    rows: dict[int, int]
+    verdict: Verdict
+    needed_bytes: int
+    possible_bytes: int
+    kept_bytes: int
+    granted_context_tokens: int
+    company: dict[str, int]
+
+
+def outline_of(
+    whole: Estimate, possible_bytes: int, kept_bytes: int, company: dict[str, int]
+) -> Outline | None:
+    """None if its files don't tell what its sequences take."""
+    if not whole.shape.sequence_bytes(whole.context_tokens):
+        return None
+    found = fit(whole, possible_bytes)
+    verdict: Verdict = "doesn't fit"
+    if found.fits:
+        verdict = "fits with a shorter context" if found.is_cut else "fits"
+    lengths = [each for each in _LENGTHS if each <= found.context_tokens]
+    return Outline(
+        context_tokens=whole.context_tokens,
+        parts=whole.lines,
+        floor_bytes=whole.floor_bytes,
+        idle_bytes=whole.calculated_fixed_bytes,
+        measured_idle_bytes=whole.measured_fixed_bytes,
+        token_bytes=whole.token_bytes,
+        rows={each: whole.rows(possible_bytes, each) for each in lengths},
+        verdict=verdict,
+        needed_bytes=found.needed_bytes,
+        possible_bytes=possible_bytes,
+        kept_bytes=kept_bytes,
+        granted_context_tokens=found.context_tokens,
+        company=company,
+    )

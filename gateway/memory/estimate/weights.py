@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 
+from gateway.config.model import Model
+from gateway.config.model_folders import find_adapter, find_draft
+from gateway.config.model_settings import ModelSettings
+from gateway.memory.budget import sharing
+from gateway.memory.estimate.caches import DECOMPRESSED, first, layers_of
 from protocol.model_files import Tensor, read_header
+from protocol.ranks import RankSplit
 
 # As mlx-lm tells them when it splits a model by layers.
 _LAYER: Final = re.compile(r"(?:^|\.)layers\.\d+\.")
@@ -64,3 +71,73 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         return read_header(path).tensors
     except (OSError, ValueError) as error:
         raise EstimateError(f"{path} can't be read: {error}") from error
+
+
+class RankPart(Struct, frozen=True):
+    """Of the rank that has most: shares of the layers' weights, and of the caches, and how many
+    layers keep something. What is in no layer, as the embedding, every rank has whole.
+    """
+
+    weights: float
+    cache: float
+    layers: int
+
+
+def part_of(text: Mapping[str, Any], ranks: int, split: RankSplit) -> RankPart:
+    """`text` is the configuration of the language model.
+
+    Raises:
+        ValueError: it makes no sense.
+    """
+    layers = len(layers_of(text))
+    if split == "pipeline":
+        # mlx-lm gives the first ranks the layers that are left over.
+        own = -(-layers // ranks)
+        share = own / max(1, layers)
+        return RankPart(share, share, own)
+    # Heads are divided; a latent is one for all of them.
+    latent = first(text, "kv_lora_rank") and text.get("model_type") not in DECOMPRESSED
+    return RankPart(1 / ranks, 1.0 if latent else 1 / ranks, layers)
+
+
+class LoadOptions(Struct, frozen=True):
+    """The adapter and the draft model are folders. So many `ranks` compute it,
+    `ranks_here` of them in the memory of this machine that the budget is of.
+    """
+
+    kv_bits: int | None = None
+    adapter: Path | None = None
+    draft: Path | None = None
+    pictures: bool = False
+    ranks: int = 1
+    split: RankSplit = "tensor"
+    ranks_here: int = 1
+
+
+def options_of(model: Model) -> LoadOptions:
+    return LoadOptions(
+        model.settings.kv_bits,
+        None if model.adapter is None else Path(model.adapter),
+        None if model.draft is None else Path(model.draft),
+        model.settings.pictures,
+        len(model.settings.places),
+        model.settings.split,
+        sharing(model.settings.ranks_here),
+    )
+
+
+def options_in(settings: ModelSettings) -> LoadOptions:
+    """Those of a model that nobody has looked for yet.
+
+    Raises:
+        ValueError: the adapter or the draft model isn't there; with a sentence for the operator.
+    """
+    return LoadOptions(
+        settings.kv_bits,
+        None if settings.adapter is None else Path(find_adapter(settings.adapter, ())),
+        None if settings.draft_model is None else Path(find_draft(settings.draft_model, ())),
+        settings.pictures,
+        len(settings.places),
+        settings.split,
+        sharing(settings.ranks_here),
+    )

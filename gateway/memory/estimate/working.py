@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gateway.memory.estimate.cache import (
+from gateway.memory.estimate.caches import (
     DECOMPRESSED,
     Layer,
+    SequenceCache,
     first,
     layers_of,
     recurrence_of,
@@ -22,6 +23,7 @@ from gateway.memory.estimate.cache import (
 )
 from gateway.system.memory import BackEnd
 from protocol.chunks import LARGEST_TOKENS, LARGEST_TOKENS_ON_CPU
+from protocol.pictures import MOST_PIXELS, MOST_SEEN_PIXELS
 
 # What MLX and the allocator keep of what was freed, whatever the model.
 _BUFFERS_BYTES: Final = 4_000_000
@@ -162,3 +164,48 @@ def _activation_bytes(config: Mapping[str, Any], element_bytes: int, chunk: int)
     elif first(config, "num_local_experts"):
         inner *= experts
     return chunk * (4 * width + 3 * inner) * element_bytes
+
+
+NO_CACHES: Final = SequenceCache(
+    full_token_bytes=0, window_token_bytes=0, window_tokens=0, state_bytes=0
+)
+# mlx-embeddings writes attention's scores out, sums and normalizes them in arrays of their own, and
+# XLM-R does so in single precision.
+_SCORES: Final = 3
+# States are pooled in single precision.
+_WIDTHS: Final = 8
+_INNER: Final = 3
+
+
+def encoder_bytes(
+    config: Mapping[str, Any], element_bytes: int, tokens: int, system: BackEnd
+) -> int:
+    """Beside the weights, for a batch whose longest text has so many tokens."""
+    largest = LARGEST_TOKENS_ON_CPU if system is BackEnd.CPU else LARGEST_TOKENS
+    batch = max(largest, tokens)
+    heads = first(config, "num_attention_heads", "n_heads", "n_head")
+    width = first(config, "hidden_size", "d_model", "n_embd", "dim")
+    inner = first(config, "intermediate_size")
+    scores = _SCORES * heads * batch * tokens * _SINGLE_BYTES
+    states = _WIDTHS * width * _SINGLE_BYTES + _INNER * inner * element_bytes
+    return _BUFFERS_BYTES + scores + batch * states
+
+
+# Red, green and blue, and once more while a picture is turned or laid on white.
+_DECODED_BYTES: Final = MOST_PIXELS * 3 * 2
+# In single precision: a processor's array and MLX's copy of it, for the request that runs, and for
+# the one that is prepared meanwhile.
+_ARRAY_BYTES: Final = 3 * 4 * 2 * 2
+_PATCH: Final = 14
+
+
+def picture_bytes(config: Mapping[str, Any], element_bytes: int) -> int:
+    """For a request with one picture of the largest size that is looked at."""
+    vision = config.get("vision_config")
+    seen = vision if isinstance(vision, dict) else {}
+    patch = first(seen, "patch_size", "spatial_patch_size") or _PATCH
+    width = first(seen, "embed_dim", "hidden_size", "width")
+    inner = first(seen, "intermediate_size") or 4 * width
+    patches = MOST_SEEN_PIXELS // patch**2
+    layers = patches * (4 * width + 3 * inner) * element_bytes
+    return _DECODED_BYTES + MOST_SEEN_PIXELS * _ARRAY_BYTES + layers

@@ -41,7 +41,7 @@ def test_who_belongs_to_whom() -> None:
     )
     assert groups.companions("a") == {"b", "c"}
     assert groups.companions("d") == set()
-    assert groups.company({"a", "b"}) == {"a", "b", "c"}
+    assert groups.companions_of({"a", "b"}) == {"a", "b", "c"}
     assert groups.rivals({"d"}) == {"c", "e"}
     assert groups.rivals({"a", "c"}) == {"d"}
     assert groups.concerned("a") == {"b", "c", "e"}

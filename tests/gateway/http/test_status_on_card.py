@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.http.status import _memory_status
-from gateway.memory.claim import Claim
-from gateway.memory.ledger import Ledger
+from gateway.memory.ledger import Claim, Ledger
 from gateway.system.memory import HostMemory
 from gateway.system.memory_reading import CardMemory, Footprint
 
@@ -30,7 +29,7 @@ def _fleet(card: CardMemory | None, *workers: Footprint | None) -> Any:
         ),
         workers=[SimpleNamespace(memory=SimpleNamespace(footprint=each)) for each in workers],
         spares=[],
-        steward=SimpleNamespace(admission=SimpleNamespace(ledger=ledger)),
+        scheduler=SimpleNamespace(admission=SimpleNamespace(ledger=ledger)),
     )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gateway.memory.admission import Admission
-from gateway.memory.decisions import Decision, Limit
-from gateway.memory.holder import Need
+from gateway.memory.allocation import MemoryNeed
+from gateway.memory.decisions import Decision, LimitChange
 
 # Above what the account takes for noise.
 UNIT = 64_000_000
@@ -70,10 +70,10 @@ class Account(Admission):
         cache_wanted: int = 0,
     ) -> None:
         """As its worker says, which keeps to the limit that it kept to."""
-        holder = self.ledger.holder(name)
-        assert holder is not None
+        allocation = self.ledger.allocation(name)
+        assert allocation is not None
         wanted = used if wanted is None else wanted
-        need = Need(
+        need = MemoryNeed(
             used * UNIT,
             wanted * UNIT,
             least * UNIT,
@@ -82,35 +82,35 @@ class Account(Admission):
             cache * UNIT,
             cache_wanted * UNIT,
         )
-        self.note_need(name, need, holder.kept_bytes)
+        self.note_need(name, need, allocation.kept_bytes)
 
     def footprint(self, name: str, size: float) -> None:
         """As a reading says that begins now."""
-        holder = self.ledger.holder(name)
-        assert holder is not None
-        self.note_footprint(name, int(size * UNIT), holder.kept_bytes)
+        allocation = self.ledger.allocation(name)
+        assert allocation is not None
+        self.note_footprint(name, int(size * UNIT), allocation.kept_bytes)
 
     def obey(self, decisions: list[Decision]) -> None:
         """Every worker keeps to the limit that it was told."""
         for each in decisions:
-            if isinstance(each, Limit):
-                holder = self.ledger.holder(each.model_id)
-                assert holder is not None
-                self.note_need(each.model_id, holder.need, each.limit_bytes)
+            if isinstance(each, LimitChange):
+                allocation = self.ledger.allocation(each.model_id)
+                assert allocation is not None
+                self.note_need(each.model_id, allocation.need, each.limit_bytes)
 
     def limit(self, name: str) -> float:
-        holder = self.ledger.holder(name)
-        assert holder is not None
-        return holder.limit_bytes / UNIT
+        allocation = self.ledger.allocation(name)
+        assert allocation is not None
+        return allocation.limit_bytes / UNIT
 
     @property
     def free(self) -> float:
         return self.ledger.free_bytes / UNIT
 
 
-def lends(name: str, size: float) -> Limit:
-    return Limit(name, int(size * UNIT), recall=False)
+def lends(name: str, size: float) -> LimitChange:
+    return LimitChange(name, int(size * UNIT), recall=False)
 
 
-def recalls(name: str, size: float) -> Limit:
-    return Limit(name, int(size * UNIT), recall=True)
+def recalls(name: str, size: float) -> LimitChange:
+    return LimitChange(name, int(size * UNIT), recall=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.memory.decisions import Admit, Evict, Limit, Refuse, Replace, Unanswered
-from gateway.memory.holder import Need
+from gateway.memory.admission_round import OVERGROWN_S, RECALL_S
+from gateway.memory.allocation import MemoryNeed
+from gateway.memory.decisions import Admit, Evict, LimitChange, Refuse, Replace, Unanswered
 from gateway.memory.loans import IDLE_LOAN_S, REBALANCE_S
-from gateway.memory.turn import OVERGROWN_S, RECALL_S
 from tests.gateway.memory.account import LATER, PATIENCE_S, UNIT, Account, lends, recalls
 
 
@@ -312,9 +312,9 @@ class TestRoomForALoad:
         account.pin("a", pinned=True)
         assert account.decide(LATER + 1) == [Refuse("b", 71 * UNIT, 70 * UNIT)]
         account.ready("a", LATER)
-        holder = account.ledger.holder("a")
-        assert holder is not None
-        assert (holder.pinned, holder.reload_s) == (True, 0.0)
+        allocation = account.ledger.allocation("a")
+        assert allocation is not None
+        assert (allocation.pinned, allocation.reload_s) == (True, 0.0)
 
     def test_who_waits_may_be_pinned(self) -> None:
         account = Account()
@@ -327,9 +327,9 @@ class TestRoomForALoad:
         account.gone("busy")
         assert account.decide(LATER + 2) == [admits("a", 40), admits("b", 40)]
         for name, pinned in (("a", False), ("b", True)):
-            holder = account.ledger.holder(name)
-            assert holder is not None
-            assert holder.pinned is pinned
+            allocation = account.ledger.allocation(name)
+            assert allocation is not None
+            assert allocation.pinned is pinned
 
 
 class TestRecalls:
@@ -342,7 +342,7 @@ class TestRecalls:
         account.need("a", 20)
         account.claim("b", 50)
         assert account.decide(LATER) == [recalls("a", 50)]
-        account.note_need("a", Need(20 * UNIT, 20 * UNIT, 0), kept * UNIT)
+        account.note_need("a", MemoryNeed(20 * UNIT, 20 * UNIT, 0), kept * UNIT)
         assert account.decide(LATER) == []
         return account
 
@@ -428,9 +428,9 @@ class TestRecalls:
         account = self.recalled(kept=50)
         account.footprint("a", 60)
         assert account.decide(LATER) == [lends("a", 60)]
-        holder = account.ledger.holder("a")
-        assert holder is not None
-        assert (holder.floor_bytes, holder.idle_loan_bytes) == (60 * UNIT, 0)
+        allocation = account.ledger.allocation("a")
+        assert allocation is not None
+        assert (allocation.floor_bytes, allocation.idle_loan_bytes) == (60 * UNIT, 0)
         assert account.decide(LATER) == [], "it isn't asked for that again"
 
     def test_what_it_lets_go_of_later_can_be_called_back_again(self) -> None:
@@ -443,9 +443,9 @@ class TestRecalls:
         assert account.decide(LATER) == [admits("b", 50)]
         account.footprint("a", 5)
         account.decide(LATER)
-        holder = account.ledger.holder("a")
-        assert holder is not None
-        assert holder.floor_bytes == 10 * UNIT
+        allocation = account.ledger.allocation("a")
+        assert allocation is not None
+        assert allocation.floor_bytes == 10 * UNIT
 
     def test_a_reading_from_before_its_answer_says_nothing(self) -> None:
         account = self.recalled(kept=50)
@@ -545,9 +545,9 @@ class TestOvergrown:
         account = TestRecalls.recalled(kept=80)
         account.footprint("a", 105)
         account.decide(LATER + 1)
-        holder = account.ledger.holder("a")
-        assert holder is not None
-        assert holder.overgrown_since is None
+        allocation = account.ledger.allocation("a")
+        assert allocation is not None
+        assert allocation.overgrown_since is None
 
 
 class TestAnotherBudget:
@@ -626,10 +626,10 @@ class TestPressure:
     def test_noise_is_no_loan(self) -> None:
         account = Account()
         account.load("a", 10)
-        account.note_need("a", Need(0, 10 * UNIT + UNIT // 2, 0), 10 * UNIT)
+        account.note_need("a", MemoryNeed(0, 10 * UNIT + UNIT // 2, 0), 10 * UNIT)
         account.decide(LATER)
         assert account.limit("a") == 10.5
-        account.note_need("a", Need(), int(10.5 * UNIT))
+        account.note_need("a", MemoryNeed(), int(10.5 * UNIT))
         assert account.relieve(LATER, all_idle=False) == [Evict("a", None, busy=False)]
 
 
@@ -648,14 +648,14 @@ class TestLoans:
         account = Account()
         account.load("a", 10, busy=True, used=40, wanted=50, least=20)
         account.note_beside("a", 5 * UNIT)
-        assert account.decide(LATER) == [Limit("a", 55 * UNIT, recall=False)]
-        holder = account.ledger.holder("a")
-        assert holder is not None
-        assert holder.need == Need(45 * UNIT, 55 * UNIT, 25 * UNIT)
+        assert account.decide(LATER) == [LimitChange("a", 55 * UNIT, recall=False)]
+        allocation = account.ledger.allocation("a")
+        assert allocation is not None
+        assert allocation.need == MemoryNeed(45 * UNIT, 55 * UNIT, 25 * UNIT)
         account.note_beside("a", -60 * UNIT)
-        assert holder.need == Need(0, 0, 0)
+        assert allocation.need == MemoryNeed(0, 0, 0)
         account.note_beside("a", 5 * UNIT)
-        assert holder.need == Need(0, 0, 0), "it has nothing to do"
+        assert allocation.need == MemoryNeed(0, 0, 0), "it has nothing to do"
         account.note_beside("nobody", 5 * UNIT)
 
     def test_what_somebody_waits_for_is_not(self) -> None:
@@ -831,9 +831,9 @@ class TestThirst:
         for least, since in ((70, 0.0), (40, None), (70, 9.0)):
             account.need("dry", 0, least, least)
             account.decide(LATER + (since or 0.0))
-            holder = account.ledger.holder("dry")
-            assert holder is not None
-            assert holder.thirsty_since == (None if since is None else LATER + since)
+            allocation = account.ledger.allocation("dry")
+            assert allocation is not None
+            assert allocation.thirsty_since == (None if since is None else LATER + since)
 
     def test_who_was_just_loaded_has_waited_for_that_too(self) -> None:
         for ready_at, since in ((LATER, 3.0), (LATER - 2.4, 3.0), (LATER - 2.5, LATER)):
@@ -843,9 +843,9 @@ class TestThirst:
             account.ready("dry", ready_at)
             account.need("dry", 0, 70, 70)
             account.decide(LATER)
-            holder = account.ledger.holder("dry")
-            assert holder is not None
-            assert holder.thirsty_since == since
+            allocation = account.ledger.allocation("dry")
+            assert allocation is not None
+            assert allocation.thirsty_since == since
 
     def test_it_waits_behind_those_that_it_gives_back_to(self) -> None:
         account = Account()
@@ -867,9 +867,9 @@ class TestThirst:
         now = LATER + PATIENCE_S
         account.decide(LATER)
         assert account.decide(now) == [Evict("b", "a", busy=True)]
-        holder = account.ledger.holder("a")
-        assert holder is not None
-        assert holder.placed_at == now
+        allocation = account.ledger.allocation("a")
+        assert allocation is not None
+        assert allocation.placed_at == now
 
     def test_its_place_is_kept_from_when_it_got_what_it_waited_for(self) -> None:
         account = Account()
@@ -1018,6 +1018,6 @@ class TestAttainable:
         account.need("dry", 0, 200, 200)
         assert account.decide(LATER) == [lends("dry", 60)]
         assert account.decide(LATER + 1) == []
-        holder = account.ledger.holder("dry")
-        assert holder is not None
-        assert holder.thirsty_since is None
+        allocation = account.ledger.allocation("dry")
+        assert allocation is not None
+        assert allocation.thirsty_since is None

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gateway.memory.admission import Admission
-from gateway.memory.decisions import Admit, Evict, Limit, Refuse
-from gateway.memory.holder import Need
-from gateway.memory.orders import NOISE_BYTES
+from gateway.memory.allocation import MemoryNeed
+from gateway.memory.decisions import NOISE_BYTES, Admit, Evict, LimitChange, Refuse
 
 GB = 1_000_000_000
 
@@ -35,9 +34,9 @@ def test_who_holds_memory_asks_for_none() -> None:
 def test_who_is_ready_may_go_unless_it_is_pinned() -> None:
     admission = Admission(100 * GB, 10.0)
     _load(admission, "a", 60)
-    holder = admission.ledger.holder("a")
-    assert holder is not None
-    assert (holder.ready_at, holder.pinned, holder.reload_s) == (0.0, False, 0.0)
+    allocation = admission.ledger.allocation("a")
+    assert allocation is not None
+    assert (allocation.ready_at, allocation.pinned, allocation.reload_s) == (0.0, False, 0.0)
     admission.pin("a", pinned=True)
     admission.ask("b", 50 * GB, 0, 1.0)
     assert admission.decide(1.0) == [Refuse("b", 50 * GB, 40 * GB)]
@@ -112,18 +111,18 @@ def test_a_shortage_takes_idle_loans_first_and_leaves_what_runs() -> None:
     admission = Admission(100 * GB, 10.0)
     _load(admission, "lender", 10, busy=True)
     _load(admission, "idle", 10)
-    admission.note_need("lender", Need(40 * GB, 40 * GB, 10 * GB), 10 * GB)
+    admission.note_need("lender", MemoryNeed(40 * GB, 40 * GB, 10 * GB), 10 * GB)
     admission.decide(1.0)
     noise_bytes = NOISE_BYTES
-    admission.note_need("lender", Need(40 * GB - noise_bytes, 40 * GB, 10 * GB), 40 * GB)
+    admission.note_need("lender", MemoryNeed(40 * GB - noise_bytes, 40 * GB, 10 * GB), 40 * GB)
     assert admission.relieve(2.0, all_idle=False) == [Evict("idle", None, busy=False)]
     admission.gone("idle")
     _load(admission, "idle", 10)
-    admission.note_need("lender", Need(30 * GB, 40 * GB, 10 * GB), 40 * GB)
-    assert admission.relieve(3.0, all_idle=False) == [Limit("lender", 30 * GB, recall=True)]
-    holder = admission.ledger.holder("lender")
-    assert holder is not None
-    assert (holder.limit_bytes, holder.recalled_at) == (30 * GB, 3.0)
+    admission.note_need("lender", MemoryNeed(30 * GB, 40 * GB, 10 * GB), 40 * GB)
+    assert admission.relieve(3.0, all_idle=False) == [LimitChange("lender", 30 * GB, recall=True)]
+    allocation = admission.ledger.allocation("lender")
+    assert allocation is not None
+    assert (allocation.limit_bytes, allocation.recalled_at) == (30 * GB, 3.0)
 
 
 def test_who_is_on_its_way_out_borrows_nothing_and_goes_once() -> None:

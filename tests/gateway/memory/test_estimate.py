@@ -14,10 +14,15 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from gateway.cli.estimate import command
-from gateway.memory.estimate.cache import cache_shape
+from gateway.memory.estimate.caches import cache_shape
 from gateway.memory.estimate.estimate import Estimate, estimate
-from gateway.memory.estimate.fitting import LEAST_CONTEXT_TOKENS, fit, shortened
-from gateway.memory.estimate.learned import PROCESS_BYTES, Learned
+from gateway.memory.estimate.fitting import (
+    LEAST_CONTEXT_TOKENS,
+    PROCESS_BYTES,
+    Learned,
+    fit,
+    shortened,
+)
 from gateway.memory.estimate.weights import EstimateError, read_weights
 from gateway.system.memory import BackEnd, back_end
 from tests.support import shapes

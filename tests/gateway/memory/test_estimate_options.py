@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
+import msgspec
 import pytest
 from mlx_lm.models.cache import QuantizedKVCache
+from safetensors import safe_open
 
-from gateway.memory.estimate.cache import cache_shape
+from gateway.memory.estimate.caches import cache_shape
 from gateway.memory.estimate.estimate import Estimate, estimate, model_key
-from gateway.memory.estimate.options import Options
-from gateway.memory.estimate.pictures import picture_bytes
-from gateway.memory.estimate.weights import EstimateError, read_weights
-from gateway.memory.estimate.working import working_bytes
+from gateway.memory.estimate.weights import EstimateError, LoadOptions, part_of, read_weights
+from gateway.memory.estimate.working import picture_bytes, working_bytes
 from gateway.system.memory import BackEnd
+from gateway.system.memory_reading import Footprint, together
 from protocol.chunks import LARGEST_TOKENS
 from protocol.pictures import MOST_PIXELS, MOST_SEEN_PIXELS
 from tests.support import shapes
+from tests.support.shapes import DEMO
 
 PROCESS = 50_000_000
 HEADS, SIZE, LAYERS = 2, 128, 3
@@ -33,7 +36,7 @@ CONFIG = {
 }
 
 
-def _estimate(options: Options) -> Estimate:
+def _estimate(options: LoadOptions) -> Estimate:
     return estimate(shapes.DEMO, 1024, 512, PROCESS, None, BackEnd.CPU, options)
 
 
@@ -71,11 +74,14 @@ def test_attention_over_quantized_caches_is_no_kernel() -> None:
         working_bytes(CONFIG, 2, tokens, BackEnd.METAL, quantized=each) for each in (False, True)
     )
     assert quantized - plain == heads * LARGEST_TOKENS * tokens * 2
-    assert _estimate(Options(8)).token_bytes < _estimate(Options()).token_bytes
+    assert _estimate(LoadOptions(8)).token_bytes < _estimate(LoadOptions()).token_bytes
 
 
 def test_an_adapter_counts_with_what_is_loaded_of_it(tmp_path: Path) -> None:
-    plain, adapted = _estimate(Options()), _estimate(Options(adapter=_adapter(tmp_path / "a")))
+    plain, adapted = (
+        _estimate(LoadOptions()),
+        _estimate(LoadOptions(adapter=_adapter(tmp_path / "a"))),
+    )
     assert adapted.adapter_bytes == 2 * 64 * 8 * 4
     assert adapted.floor_bytes == plain.floor_bytes + adapted.adapter_bytes
     assert sum(each.bytes for each in adapted.lines) == adapted.floor_bytes
@@ -86,11 +92,11 @@ def test_an_adapter_that_is_damaged(tmp_path: Path) -> None:
     folder = _adapter(tmp_path / "a")
     (folder / "adapters.safetensors").write_bytes(b"\xff" * 100)
     with pytest.raises(EstimateError, match=r"adapters.safetensors is damaged"):
-        _estimate(Options(adapter=folder))
+        _estimate(LoadOptions(adapter=folder))
 
 
 def test_a_draft_model_counts_with_weights_and_caches() -> None:
-    plain, drafted = _estimate(Options()), _estimate(Options(draft=shapes.DEMO))
+    plain, drafted = _estimate(LoadOptions()), _estimate(LoadOptions(draft=shapes.DEMO))
     assert drafted.draft_bytes == read_weights(shapes.DEMO).bytes
     assert drafted.fixed_bytes == plain.fixed_bytes + drafted.draft_bytes
     assert drafted.token_bytes == 2 * plain.token_bytes
@@ -104,22 +110,28 @@ def test_a_draft_model_counts_with_weights_and_caches() -> None:
 def test_measurements_are_of_one_set_of_files(tmp_path: Path) -> None:
     adapter = _adapter(tmp_path / "a")
     plain = model_key(shapes.DEMO, None)
-    assert plain == model_key(shapes.DEMO, None, Options(kv_bits=8)), "it is empty when measured"
+    assert plain == model_key(shapes.DEMO, None, LoadOptions(kv_bits=8)), (
+        "it is empty when measured"
+    )
     keys = {plain, *(model_key(shapes.DEMO, None, each) for each in _sets(adapter))}
     assert len(keys) == 4
-    before = model_key(shapes.DEMO, None, Options(adapter=adapter))
+    before = model_key(shapes.DEMO, None, LoadOptions(adapter=adapter))
     os.utime(adapter / "adapters.safetensors", (2e9, 2e9))
-    assert model_key(shapes.DEMO, None, Options(adapter=adapter)) != before
+    assert model_key(shapes.DEMO, None, LoadOptions(adapter=adapter)) != before
 
 
-def _sets(adapter: Path) -> list[Options]:
+def _sets(adapter: Path) -> list[LoadOptions]:
     draft = shapes.DEMO
-    return [Options(adapter=adapter), Options(draft=draft), Options(adapter=adapter, draft=draft)]
+    return [
+        LoadOptions(adapter=adapter),
+        LoadOptions(draft=draft),
+        LoadOptions(adapter=adapter, draft=draft),
+    ]
 
 
 def test_pictures() -> None:
     """Room to decode them, whatever the model; it is asked for by who is told to look at them."""
-    plain, looking = _estimate(Options()), _estimate(Options(pictures=True))
+    plain, looking = _estimate(LoadOptions()), _estimate(LoadOptions(pictures=True))
     assert looking.fixed_bytes == plain.fixed_bytes
     assert looking.working_bytes - plain.working_bytes > MOST_PIXELS * 3
     config = {"vision_config": {"patch_size": 14, "embed_dim": 1280, "hidden_size": 1536}}
@@ -127,3 +139,61 @@ def test_pictures() -> None:
     inner_bytes = MOST_SEEN_PIXELS // 14**2 * 4 * 1280 * 2
     seen_bytes = picture_bytes(config, 2) - picture_bytes({}, 2)
     assert 2 * inner_bytes < seen_bytes < 5 * inner_bytes
+
+
+ALONE = LoadOptions()
+TWO = LoadOptions(ranks=2, ranks_here=2)
+
+
+def _of_ranks(options: LoadOptions) -> Estimate:
+    return estimate(DEMO, 1024, 512, PROCESS, None, BackEnd.CPU, options)
+
+
+def test_every_rank_is_a_process_and_has_the_embedding_whole() -> None:
+    alone, two = _of_ranks(ALONE), _of_ranks(TWO)
+    with safe_open(DEMO / "model.safetensors", framework="numpy") as file:
+        outside = [each for each in file.keys() if ".layers." not in each]  # noqa: SIM118
+        outside_bytes = sum(file.get_tensor(each).nbytes for each in outside)
+    assert two.weight_bytes == alone.weight_bytes + outside_bytes
+    assert two.process_bytes == 2 * PROCESS
+    assert two.working_bytes == 2 * alone.working_bytes
+    # The heads are divided.
+    assert two.shape == alone.shape
+    assert sum(each.bytes for each in two.lines) == two.floor_bytes
+
+
+def test_one_rank_in_each_memory_takes_its_part_alone() -> None:
+    here = _of_ranks(msgspec.structs.replace(TWO, ranks_here=1))
+    both = _of_ranks(TWO)
+    assert both.weight_bytes == 2 * here.weight_bytes
+    assert both.process_bytes == 2 * here.process_bytes
+    assert both.token_bytes == 2 * here.token_bytes
+
+
+@pytest.mark.parametrize(
+    ("config", "ranks", "split", "expected"),
+    [
+        # Of five layers the first of two ranks has three.
+        ({"num_hidden_layers": 5}, 2, "pipeline", (0.6, 0.6)),
+        ({"num_hidden_layers": 5}, 4, "tensor", (0.25, 0.25)),
+        # A latent can't be divided.
+        ({"num_hidden_layers": 5, "kv_lora_rank": 8}, 4, "tensor", (0.25, 1.0)),
+    ],
+)
+def test_the_part_of_the_rank_that_has_most(
+    config: dict[str, Any], ranks: int, split: Any, expected: tuple[float, float]
+) -> None:
+    part = part_of(config, ranks, split)
+    assert (part.weights, part.cache) == expected
+
+
+def test_measurements_are_of_as_many_ranks() -> None:
+    keys = {
+        model_key(DEMO, None, each) for each in (ALONE, TWO, LoadOptions(ranks=4, ranks_here=4))
+    }
+    assert len(keys) == 3
+
+
+def test_footprints_add_up_and_of_cards_the_fullest_counts() -> None:
+    assert together([Footprint(3, 4), Footprint(5, 6)]) == Footprint(8, 10)
+    assert together([Footprint(3, None, 7), Footprint(5, None, 9)]) == Footprint(8, None, 9)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from gateway.config.model import Group, Groups
 from gateway.memory import explain
-from gateway.memory.claim import Claim
-from gateway.memory.holder import Need
-from gateway.memory.ledger import Ledger
+from gateway.memory.allocation import MemoryNeed
+from gateway.memory.ledger import Claim, Ledger
 
 GB = 1_000_000_000
 
@@ -14,9 +13,9 @@ GB = 1_000_000_000
 def _ledger() -> Ledger:
     ledger = Ledger(10 * GB)
     ledger.enter(Claim("m", 4 * GB, 0, 0.0))
-    holder = ledger.holder("m")
-    assert holder is not None
-    holder.need = Need(wanted_bytes=12 * GB)
+    allocation = ledger.allocation("m")
+    assert allocation is not None
+    allocation.need = MemoryNeed(wanted_bytes=12 * GB)
     return ledger
 
 
@@ -29,10 +28,10 @@ def test_what_is_wanted_and_what_is_free() -> None:
 
 def test_while_it_gives_back() -> None:
     ledger = _ledger()
-    holder = ledger.holder("m")
-    assert holder is not None
+    allocation = ledger.allocation("m")
+    assert allocation is not None
     assert explain.returning(ledger, "m") is None
-    holder.kept_bytes = 5 * GB
+    allocation.kept_bytes = 5 * GB
     told = explain.short(ledger, "m", 2)
     assert told is not None
     assert told.endswith("8.0 GB more is wanted, and 1.0 GB are being called back")
@@ -69,9 +68,9 @@ def test_who_takes_turns_with_it() -> None:
         f"{place}: it makes room once it is idle, or after queue.max_wait_s; "
         "`bulkhead unload n` unloads it now"
     ), "what it needs is free, and no reason"
-    holder = ledger.holder("n")
-    assert holder is not None
-    holder.ending = True
+    allocation = ledger.allocation("n")
+    assert allocation is not None
+    allocation.ending = True
     told = explain.waiting(ledger, Claim("m", 4 * GB, 0, 0.0))
     assert told == f"{place}; n is ending"
     told = explain.waiting(ledger, Claim("m", 9 * GB, 0, 0.0))

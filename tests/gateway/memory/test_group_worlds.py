@@ -8,9 +8,8 @@ from hypothesis.stateful import initialize
 
 from gateway.config.model import Group, Groups
 from gateway.memory.admission import Admission
-from gateway.memory.claim import Claim
-from gateway.memory.holder import Holder
-from gateway.memory.ledger import Ledger
+from gateway.memory.allocation import Allocation
+from gateway.memory.ledger import Claim, Ledger
 from gateway.memory.reclaim import Reclaim
 from tests.gateway.memory.world import BUDGET, KINDS, MODELS, PATIENCE_S, SPARE, World
 from tests.support.worlds import run_worlds
@@ -114,8 +113,8 @@ def _displaced_by_its_company(patch: pytest.MonkeyPatch) -> None:
     def company(_self: Reclaim, _claim: Claim) -> frozenset[str]:
         return frozenset()
 
-    patch.setattr(Reclaim, "_company", company)
-    patch.setattr(Holder, "idle", property(lambda self: not self.busy))
+    patch.setattr(Reclaim, "_companions", company)
+    patch.setattr(Allocation, "idle", property(lambda self: not self.busy))
 
 
 @pytest.mark.parametrize(

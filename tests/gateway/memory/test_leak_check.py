@@ -14,17 +14,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.memory import leak_check, steward
+from gateway.memory import leak_check
+from gateway.memory import scheduler as scheduler
 from gateway.memory.admission import Admission
-from gateway.memory.estimate.learned import Learned
+from gateway.memory.estimate.fitting import Learned
 from gateway.memory.leak_check import (
     FRESH_S,
-    Claim,
-    Finding,
+    Leak,
     LeakCheck,
-    Loaded,
-    Reading,
+    LoadedWorker,
     StrandedRecord,
+    WiredClaim,
+    WiredReading,
     leak_check_at_start,
     read_stranded,
     write_stranded,
@@ -39,7 +40,7 @@ TOTAL = 64 * GB
 LEAST = TOTAL // 32
 SYSTEM = 4 * GB
 NOISE = 300_000_000
-CLAIM = Claim("demo", 30 * GB)
+CLAIM = WiredClaim("demo", 30 * GB)
 RECORD = StrandedRecord(7 * GB, 100.0, 4 * GB, 41 * GB, (CLAIM,))
 
 
@@ -55,21 +56,21 @@ class Mac:
         self.returns_at = math.inf
         self.held: dict[int, int] = {}
         self.wired: dict[int, int] = {}
-        self.found: list[Finding] = []
+        self.found: list[Leak] = []
         self._pid = 100
 
     @property
     def level(self) -> int:
         return self.others + self.lost + self.returning + sum(self.wired.values())
 
-    def pass_by(self, seconds: int = 1) -> list[Finding]:
+    def pass_by(self, seconds: int = 1) -> list[Leak]:
         begun = len(self.found)
         for _ in range(seconds):
             self.now += 1.0
             if self.now >= self.returns_at:
                 self.returning, self.returns_at = 0, math.inf
-            workers = {pid: Loaded(f"model-{pid}", held) for pid, held in self.held.items()}
-            self.found += self.check.observe(Reading(self.now, self.level, workers))
+            workers = {pid: LoadedWorker(f"model-{pid}", held) for pid, held in self.held.items()}
+            self.found += self.check.observe(WiredReading(self.now, self.level, workers))
         return self.found[begun:]
 
     def load(self, size: int, wired: int | None = None) -> int:
@@ -96,7 +97,7 @@ def test_what_stays_wired_for_a_minute_after_a_kill_is_stranded() -> None:
     mac.end(pid, lost=19 * GB)
     assert mac.pass_by(59) == []
     assert (mac.check.bytes, mac.check.undecided_bytes) == (0, 19 * GB), "nobody counts on it"
-    assert mac.pass_by(1) == [Finding(f"model-{pid}", 20 * GB, 19 * GB)]
+    assert mac.pass_by(1) == [Leak(f"model-{pid}", 20 * GB, 19 * GB)]
     assert (mac.check.bytes, mac.check.undecided_bytes) == (19 * GB, 0)
     assert mac.pass_by(3600) == []
     assert mac.check.bytes == 19 * GB
@@ -395,7 +396,7 @@ class TestAtStart:
         mac = self._crashed(tmp_path, 1.0, lost=37 * GB)
         mac.pass_by()
         assert (mac.check.bytes, mac.check.undecided_bytes) == (7 * GB, 30 * GB)
-        assert mac.pass_by(60) == [Finding("demo", 30 * GB, 30 * GB)]
+        assert mac.pass_by(60) == [Leak("demo", 30 * GB, 30 * GB)]
         assert mac.check.bytes == 37 * GB
 
     def test_they_may_have_given_it_back(self, tmp_path: Path) -> None:
@@ -421,7 +422,7 @@ class TestAtStart:
         assert mac.check.bytes == 20 * GB
 
     def test_models_that_are_taken_over_have_wired_something(self, tmp_path: Path) -> None:
-        record = StrandedRecord(0, time.time(), SYSTEM, 24 * GB, (Claim("demo", 20 * GB),))
+        record = StrandedRecord(0, time.time(), SYSTEM, 24 * GB, (WiredClaim("demo", 20 * GB),))
         mac = self._start(tmp_path, record, takes_over=True)
         pid = mac.load(20 * GB)
         assert mac.pass_by(120) == []
@@ -440,7 +441,7 @@ def test_it_is_written_when_it_has_changed_and_often_enough_for_a_crash() -> Non
     assert mac.check.due(1000.0) == StrandedRecord(0, 1000.0, SYSTEM, SYSTEM)
     assert mac.check.due(9000.0) is None, "there is nothing to lose"
     pid = mac.load(20 * GB)
-    claim = Claim(f"model-{pid}", 20 * GB)
+    claim = WiredClaim(f"model-{pid}", 20 * GB)
     assert mac.check.due(9001.0) == StrandedRecord(0, 9001.0, SYSTEM, 24 * GB, (claim,))
     assert mac.check.due(9060.0) is None
     assert mac.check.due(9061.0) is not None
@@ -465,11 +466,11 @@ async def test_what_is_found_is_told_written_and_taken_off_the_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = _Clock()
-    monkeypatch.setattr(steward, "present_clock", lambda: clock)
+    monkeypatch.setattr(scheduler, "present_clock", lambda: clock)
     events = EventLog()
     written: asyncio.Queue[StrandedRecord] = asyncio.Queue()
     loop = asyncio.get_running_loop()
-    room = steward.Steward(
+    room = scheduler.MemoryScheduler(
         Admission(40 * GB, patience_s=1.0),
         Learned(tmp_path / "learned.json"),
         LeakCheck(TOTAL, StrandedRecord()),
@@ -481,14 +482,14 @@ async def test_what_is_found_is_told_written_and_taken_off_the_budget(
     )
     ledger = room.admission.ledger
 
-    def pass_by(seconds: int, wired_bytes: int, workers: dict[int, Loaded]) -> None:
+    def pass_by(seconds: int, wired_bytes: int, workers: dict[int, LoadedWorker]) -> None:
         for _ in range(seconds):
             clock.at += 1.0
             room.check_leaks(wired_bytes, workers)
 
     pass_by(2, SYSTEM, {})
     for pid, in_order in ((7, True), (8, False)):
-        pass_by(2, 24 * GB, {pid: Loaded("demo", 20 * GB)})
+        pass_by(2, 24 * GB, {pid: LoadedWorker("demo", 20 * GB)})
         room.gone("demo", pid, clean=in_order)
         pass_by(1, 24 * GB, {})
         undecided = 0 if in_order else 20 * GB

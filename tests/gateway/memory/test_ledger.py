@@ -4,33 +4,32 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.memory.claim import Claim
-from gateway.memory.holder import Holder, Need
-from gateway.memory.ledger import Ledger
+from gateway.memory.allocation import Allocation, MemoryNeed
+from gateway.memory.ledger import Claim, Ledger
 
 
-def _holder(ledger: Ledger, name: str, floor: int) -> Holder:
+def _holder(ledger: Ledger, name: str, floor: int) -> Allocation:
     ledger.enter(Claim(name, floor, priority=3, since=7.0))
-    holder = ledger.holder(name)
-    assert holder is not None
-    return holder
+    allocation = ledger.allocation(name)
+    assert allocation is not None
+    return allocation
 
 
 def test_a_floor_is_reserved_before_anything_is_held() -> None:
     ledger = Ledger(100)
-    holder = _holder(ledger, "a", 30)
-    assert holder == Holder("a", 3, 7.0, floor_bytes=30, limit_bytes=30, kept_bytes=30)
-    assert (holder.pinned, holder.turn_begins, holder.short) == (False, True, False)
-    assert (holder.lent_bytes, holder.idle_loan_bytes, holder.rows_bytes) == (0, 0, 0)
+    allocation = _holder(ledger, "a", 30)
+    assert allocation == Allocation("a", 3, 7.0, floor_bytes=30, limit_bytes=30, kept_bytes=30)
+    assert (allocation.pinned, allocation.turn_begins, allocation.short) == (False, True, False)
+    assert (allocation.lent_bytes, allocation.idle_loan_bytes, allocation.rows_bytes) == (0, 0, 0)
     # A model that loads is as good as busy, and neither borrows nor goes.
-    assert (holder.busy, holder.steady, holder.yields) == (True, False, False)
+    assert (allocation.busy, allocation.steady, allocation.yields) == (True, False, False)
     assert (ledger.committed_bytes, ledger.free_bytes, ledger.coming_bytes) == (30, 70, 0)
-    assert list(ledger.holders) == [holder]
-    assert (holder.footprint_bytes, holder.reload_s, holder.last_used) == (0, 0.0, 0.0)
-    assert holder.need == Need(used_bytes=0, wanted_bytes=0, least_bytes=0)
+    assert list(ledger.allocations) == [allocation]
+    assert (allocation.footprint_bytes, allocation.reload_s, allocation.last_used) == (0, 0.0, 0.0)
+    assert allocation.need == MemoryNeed(used_bytes=0, wanted_bytes=0, least_bytes=0)
     assert ledger.steady == []
-    assert ledger.remove("a") is holder
-    assert (ledger.remove("a"), ledger.holder("a"), ledger.free_bytes) == (None, None, 100)
+    assert ledger.remove("a") is allocation
+    assert (ledger.remove("a"), ledger.allocation("a"), ledger.free_bytes) == (None, None, 100)
 
 
 @pytest.mark.parametrize(
@@ -47,37 +46,37 @@ def test_what_is_committed_is_the_most_that_it_may_come_to(
     limit: int, kept: int, footprint: int, read_at: int, committed: int, coming: int
 ) -> None:
     ledger = Ledger(100)
-    holder = _holder(ledger, "a", 20)
-    holder.limit_bytes, holder.kept_bytes = limit, kept
-    holder.footprint_bytes, holder.read_at_bytes = footprint, read_at
-    assert (holder.committed_bytes, ledger.committed_bytes) == (committed, committed)
-    assert holder.returning_bytes == holder.coming_bytes == ledger.coming_bytes == coming
-    assert holder.going_bytes == committed - coming, "its end would bring the rest"
-    holder.ending = True
-    assert holder.coming_bytes == ledger.coming_bytes == committed
-    assert holder.going_bytes == 0
+    allocation = _holder(ledger, "a", 20)
+    allocation.limit_bytes, allocation.kept_bytes = limit, kept
+    allocation.footprint_bytes, allocation.read_at_bytes = footprint, read_at
+    assert (allocation.committed_bytes, ledger.committed_bytes) == (committed, committed)
+    assert allocation.returning_bytes == allocation.coming_bytes == ledger.coming_bytes == coming
+    assert allocation.going_bytes == committed - coming, "its end would bring the rest"
+    allocation.ending = True
+    assert allocation.coming_bytes == ledger.coming_bytes == committed
+    assert allocation.going_bytes == 0
 
 
 def test_of_a_loan_what_neither_runs_nor_comes_next_stands_idle() -> None:
-    holder = _holder(Ledger(100), "a", 20)
-    holder.limit_bytes = 70
+    allocation = _holder(Ledger(100), "a", 20)
+    allocation.limit_bytes = 70
     cases = {(0, 0): (50, 50), (45, 30): (25, 40), (30, 45): (25, 25), (90, 0): (0, 50)}
     cases |= {(0, 90): (0, 0), (71, 71): (0, 0)}
     for (used, least), (idle, rows) in cases.items():
-        holder.need = Need(used, 99, least)
-        assert (holder.idle_loan_bytes, holder.rows_bytes) == (idle, rows), (used, least)
-    assert holder.lent_bytes == 50
+        allocation.need = MemoryNeed(used, 99, least)
+        assert (allocation.idle_loan_bytes, allocation.rows_bytes) == (idle, rows), (used, least)
+    assert allocation.lent_bytes == 50
 
 
 def test_who_is_loaded_may_borrow_and_be_asked_to_go() -> None:
     ledger = Ledger(100)
-    holder = _holder(ledger, "a", 20)
-    holder.ready_at = 0.0
-    assert (holder.steady, holder.yields, ledger.steady) == (True, True, [holder])
-    holder.pinned = True
-    assert (holder.steady, holder.yields) == (True, False)
-    holder.pinned, holder.ending = False, True
-    assert (holder.steady, holder.yields, ledger.steady) == (False, False, [])
+    allocation = _holder(ledger, "a", 20)
+    allocation.ready_at = 0.0
+    assert (allocation.steady, allocation.yields, ledger.steady) == (True, True, [allocation])
+    allocation.pinned = True
+    assert (allocation.steady, allocation.yields) == (True, False)
+    allocation.pinned, allocation.ending = False, True
+    assert (allocation.steady, allocation.yields, ledger.steady) == (False, False, [])
 
 
 def test_the_budget_less_what_nobody_can_give_back() -> None:
@@ -102,7 +101,7 @@ def test_the_budget_less_what_nobody_can_give_back() -> None:
 
 
 def test_who_is_short_has_requests_that_wait_for_more() -> None:
-    holder = _holder(Ledger(100), "a", 20)
+    allocation = _holder(Ledger(100), "a", 20)
     for held, wanted, short in ((1, 21, True), (1, 20, False), (0, 21, False)):
-        holder.need = Need(20, wanted, 10, held)
-        assert holder.short is short
+        allocation.need = MemoryNeed(20, wanted, 10, held)
+        assert allocation.short is short

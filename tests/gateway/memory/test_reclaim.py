@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.memory.allocation import Allocation
 from gateway.memory.decisions import Decision, Evict
-from gateway.memory.holder import Holder
 from gateway.memory.reclaim import smallest_set
 from tests.gateway.memory.account import LATER, PATIENCE_S, Account, recalls
 from tests.gateway.memory.world import UNIT, Row, World
@@ -159,8 +159,8 @@ def test_who_goes_is_told_nothing_else() -> None:
     ]
 
 
-def _holder(name: str, size: int, *, priority: int = 0, busy: bool = False) -> Holder:
-    return Holder(name, priority, 0.0, size, size, size, busy=busy)
+def _holder(name: str, size: int, *, priority: int = 0, busy: bool = False) -> Allocation:
+    return Allocation(name, priority, 0.0, size, size, size, busy=busy)
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gateway.memory.admission import Admission
-from gateway.memory.claim import Claim
+from gateway.memory.admission_round import AdmissionRound
+from gateway.memory.allocation import MemoryNeed
 from gateway.memory.decisions import Decision
-from gateway.memory.holder import Need
-from gateway.memory.turn import Turn
+from gateway.memory.ledger import Claim
 from tests.gateway.memory.world import BUDGET, PATIENCE_S, SPARE, World
 from tests.support.worlds import run_worlds
 
@@ -32,7 +32,7 @@ class NoReservation(Admission):
 
     def decide(self, now: float) -> list[Decision]:
         decisions = super().decide(now)
-        for each in self.ledger.holders:
+        for each in self.ledger.allocations:
             each.limit_bytes = each.kept_bytes = 0
         return decisions
 
@@ -54,7 +54,7 @@ class ForgottenRelease(Admission):
     """A part of what a process held stays counted when it has ended."""
 
     def gone(self, model_id: str) -> None:
-        if self.ledger.holder(model_id) is not None:
+        if self.ledger.allocation(model_id) is not None:
             self.ledger.stranded_bytes += BUDGET // 10
         super().gone(model_id)
 
@@ -67,12 +67,12 @@ class NoPatience(Admission):
         return super().decide(now)
 
 
-class Everybody(Turn):
+class Everybody(AdmissionRound):
     """Whoever is busy, pinned or matters more has to go at once."""
 
     def settle(self) -> None:
         super().settle()
-        self.reclaim._may_displace = lambda _claim, holder: holder.steady  # type: ignore[method-assign]
+        self.reclaim._may_displace = lambda _claim, allocation: allocation.steady  # type: ignore[method-assign]
 
 
 class Twice(Admission):
@@ -80,7 +80,7 @@ class Twice(Admission):
 
     def decide(self, now: float) -> list[Decision]:
         decisions = super().decide(now)
-        for each in self.ledger.holders:
+        for each in self.ledger.allocations:
             if each.ending:
                 each.limit_bytes = each.kept_bytes = each.footprint_bytes = 0
         return decisions
@@ -91,23 +91,23 @@ class TooEarly(Admission):
 
     def decide(self, now: float) -> list[Decision]:
         decisions = super().decide(now)
-        for each in self.ledger.holders:
+        for each in self.ledger.allocations:
             each.kept_bytes = min(each.kept_bytes, each.limit_bytes)
             each.footprint_bytes = min(each.footprint_bytes, each.limit_bytes)
         return decisions
 
     def note_footprint(self, model_id: str, footprint_bytes: int, kept_bytes: int) -> None:
-        holder = self.ledger.holder(model_id)
-        assert holder is not None
-        super().note_footprint(model_id, min(footprint_bytes, holder.limit_bytes), kept_bytes)
+        allocation = self.ledger.allocation(model_id)
+        assert allocation is not None
+        super().note_footprint(model_id, min(footprint_bytes, allocation.limit_bytes), kept_bytes)
 
-    def note_need(self, model_id: str, need: Need, kept_bytes: int) -> None:
-        holder = self.ledger.holder(model_id)
-        assert holder is not None
-        super().note_need(model_id, need, min(kept_bytes, holder.limit_bytes))
+    def note_need(self, model_id: str, need: MemoryNeed, kept_bytes: int) -> None:
+        allocation = self.ledger.allocation(model_id)
+        assert allocation is not None
+        super().note_need(model_id, need, min(kept_bytes, allocation.limit_bytes))
 
 
-class LostGrant(Turn):
+class LostGrant(AdmissionRound):
     """Two loads in one round are given the same bytes."""
 
     def serve(self, claim: Claim) -> bool:
@@ -118,7 +118,7 @@ class LostGrant(Turn):
         return granted
 
 
-class NothingOfItsOwn(Turn):
+class NothingOfItsOwn(AdmissionRound):
     """What a model was told to give back it gets by no other way than through another's hands."""
 
     def _own_bytes(self, claim: Claim) -> int:
@@ -141,10 +141,10 @@ class NothingOfItsOwn(Turn):
     ids=lambda each: each.__name__,
 )
 def test_a_defect_is_caught(
-    defect: type[Admission] | type[Turn], monkeypatch: pytest.MonkeyPatch
+    defect: type[Admission] | type[AdmissionRound], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if issubclass(defect, Turn):
-        monkeypatch.setattr("gateway.memory.admission.Turn", defect)
+    if issubclass(defect, AdmissionRound):
+        monkeypatch.setattr("gateway.memory.admission.AdmissionRound", defect)
     make = defect if issubclass(defect, Admission) else Admission
 
     class Defective(World):

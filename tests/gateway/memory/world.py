@@ -15,18 +15,18 @@ from hypothesis.stateful import (
 )
 
 from gateway.memory.admission import Admission
+from gateway.memory.admission_round import OVERGROWN_S, RECALL_S
+from gateway.memory.allocation import MemoryNeed
 from gateway.memory.decisions import (
     Admit,
     Decision,
     Evict,
-    Limit,
+    LimitChange,
     Refuse,
     Replace,
     Unanswered,
 )
-from gateway.memory.holder import Need
 from gateway.memory.loans import REBALANCE_S
-from gateway.memory.turn import OVERGROWN_S, RECALL_S
 
 # Above what the account takes for noise.
 UNIT = 64_000_000
@@ -123,12 +123,12 @@ class Model:
             self.highest = held = max(self.highest, held)
         return held
 
-    def need(self) -> Need:
+    def need(self) -> MemoryNeed:
         wanted = self.used + sum(each.size for each in self.waiting)
         first = [*self.running, *self.waiting][:1]
         least = self.least + sum(each.size for each in first)
         prompt = next((e.number for e in self.running[:1] if e.computed_s < e.prompt_s), 0)
-        return Need(
+        return MemoryNeed(
             self.used, wanted, least, len(self.waiting), prompt, self.cache, 2 * self.cache + UNIT
         )
 
@@ -358,7 +358,7 @@ class World(RuleBasedStateMachine):
                 model.process = "loading"
                 model.limit = model.told = floor
                 model.until = self.now + model.load_s
-            case Limit(limit_bytes=limit, recall=recall):
+            case LimitChange(limit_bytes=limit, recall=recall):
                 assert model.process == "ready"
                 assert limit >= model.floor, "a floor is nobody else's"
                 World.recalls += recall
@@ -424,11 +424,11 @@ class World(RuleBasedStateMachine):
         # What a process may take by right; what it takes beside that is nobody's decision.
         rights = sum(max(each.limit, each.told) for each in alive)
         grown = sum(
-            max(0, holder.limit_bytes - self.models[holder.model_id].limit)
-            for holder in ledger.holders
+            max(0, allocation.limit_bytes - self.models[allocation.model_id].limit)
+            for allocation in ledger.allocations
         )
         assert rights + ledger.spare_bytes <= BUDGET + beside + grown, "over the budget"
-        assert {each.model_id for each in ledger.holders} == {each.name for each in alive}
+        assert {each.model_id for each in ledger.allocations} == {each.name for each in alive}
         for claim in self.admission.claims:
             assert self.models[claim.model_id].process is None
         for model in self.models.values():
@@ -454,7 +454,7 @@ class World(RuleBasedStateMachine):
             return
         needed = sum(claim.needed_bytes for claim in self.admission.claims)
         missing = needed - ledger.free_bytes - ledger.coming_bytes
-        for each in ledger.holders:
+        for each in ledger.allocations:
             if missing > 0 and each.yields and not each.busy:
                 assert each.going_bytes < missing, f"{each.model_id} is in the way"
 

@@ -12,11 +12,11 @@ from gateway.config.model import Model
 from gateway.config.model_settings import ModelSettings
 from gateway.config.settings import Settings
 from gateway.memory.estimate.estimate import Estimate
-from gateway.memory.steward import Steward
+from gateway.memory.scheduler import MemoryScheduler
 from gateway.models.compartment import Compartment
 from gateway.models.lifecycle import ModelEvent, State
+from gateway.models.model_memory import ModelMemory
 from gateway.models.parts import GatewayParts
-from gateway.models.tenancy import Tenancy
 from gateway.requests.request import Request, Terms
 from gateway.system.events import EventLog
 from gateway.workers.ladder import LadderStep, Rung
@@ -79,11 +79,11 @@ class _Memory:
     """Has room for everybody, as soon as the test says so."""
 
     def __init__(self) -> None:
-        self.asked: Tenancy | None = None
+        self.asked: ModelMemory | None = None
         self.gone_pids: list[tuple[int | None, bool]] = []
 
-    def ask(self, tenancy: Tenancy) -> None:
-        self.asked = tenancy
+    def ask(self, model_memory: ModelMemory) -> None:
+        self.asked = model_memory
 
     def withdraw(self, model_id: str) -> None:
         self.asked = None
@@ -91,7 +91,7 @@ class _Memory:
     def gone(self, model_id: str, pid: int | None, *, clean: bool) -> None:
         self.gone_pids.append((pid, clean))
 
-    def ready(self, tenancy: Tenancy) -> None: ...
+    def ready(self, model_memory: ModelMemory) -> None: ...
 
     def ending(self, model_id: str) -> None: ...
 
@@ -135,7 +135,7 @@ class ModelWorld:
         gateway = GatewayParts(
             InForce(self.settings),
             self.events,
-            cast(Steward, self.memory),
+            cast(MemoryScheduler, self.memory),
             cast(Starter, self.workers),
             None,
         )

@@ -10,10 +10,10 @@ from typing import Any
 from gateway.config.model import Model
 from gateway.config.model_settings import ModelSettings
 from gateway.memory.admission import Admission
-from gateway.memory.estimate.learned import Learned
-from gateway.memory.steward import Steward
+from gateway.memory.estimate.fitting import Learned
+from gateway.memory.scheduler import MemoryScheduler
 from gateway.models.lifecycle import State
-from gateway.models.tenancy import Tenancy
+from gateway.models.model_memory import ModelMemory
 from gateway.system.events import EventLog
 from gateway.system.memory_reading import Footprint
 from gateway.workers.report import WorkerMemory
@@ -26,7 +26,7 @@ class World:
     """One model that is ready, with a worker that notes what it is told. MLX accounts for 10 GB."""
 
     def __init__(self, folder: Path, budget: int = 40 * GB, floor: int = 16 * GB) -> None:
-        self.steward = Steward(
+        self.scheduler = MemoryScheduler(
             Admission(budget, patience_s=1.0),
             Learned(folder / "learned.json"),
             None,
@@ -45,28 +45,28 @@ class World:
         use = SimpleNamespace(last=0.0, keep_alive_s=None)
         traffic: Any = SimpleNamespace(highest_priority=None, busy=True, use=use)
         model = Model("demo", "/demo", ModelSettings(path="/demo"))
-        self.tenancy = Tenancy(model, condition, traffic, self.steward, lambda: True)
-        self.steward.register([self.tenancy])
-        admission = self.steward.admission
+        self.model_memory = ModelMemory(model, condition, traffic, self.scheduler, lambda: True)
+        self.scheduler.register([self.model_memory])
+        admission = self.scheduler.admission
         admission.ask("demo", floor, 0, 0.0)
         admission.decide(0.0)
         admission.ready("demo", 0.0)
-        self.tenancy.granted_bytes = self.memory.granted_bytes = floor
-        self.tenancy.tell_bound()
+        self.model_memory.granted_bytes = self.memory.granted_bytes = floor
+        self.model_memory.tell_bound()
         self.memory.loaded(8 * GB, MlxMemory(active_bytes=8 * GB, cache_bytes=2 * GB))
         self.memory.tell_beside()
 
     def need(self, used: int, wanted: int) -> None:
         limit = self.told[-1].limit_bytes if self.told else 16 * GB
         self.memory.keeps_to(limit)
-        self.tenancy.needs(self.worker, Need(limit, used, wanted, used, 1, 0))
+        self.model_memory.needs(self.worker, Need(limit, used, wanted, used, 1, 0))
 
     async def read(self, held: int, times: int = 1) -> None:
         for _ in range(times):
             footprint = Footprint(held, held)
             kept = self.memory.kept_bytes
             self.memory.note_footprint(footprint, loaded=True, kept_bytes=kept)
-            self.tenancy.measured(self.worker)
+            self.model_memory.measured(self.worker)
             # The decision comes with the loop's next turn.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -87,7 +87,7 @@ async def test_what_a_worker_holds_beside_is_told_once_and_with_a_higher_limit(
     assert (limit.beside_bytes, limit.limit_bytes) == (3 * GB, 19 * GB)
     await world.read(13 * GB, times=5)
     assert len(world.told) == 1
-    await world.steward.close()
+    await world.scheduler.close()
 
 
 async def test_without_room_it_is_told_all_the_same(tmp_path: Path) -> None:
@@ -96,39 +96,39 @@ async def test_without_room_it_is_told_all_the_same(tmp_path: Path) -> None:
     await world.read(13 * GB, times=6)
     (limit,) = world.told
     assert (limit.beside_bytes, limit.limit_bytes) == (3 * GB, 16 * GB)
-    await world.steward.close()
+    await world.scheduler.close()
 
 
 async def test_what_was_decided_before_its_first_word_is_told_then(tmp_path: Path) -> None:
     world = World(tmp_path)
     await world.read(10 * GB)
-    world.tenancy.granted_bytes = 18 * GB
+    world.model_memory.granted_bytes = 18 * GB
     await world.read(10 * GB)
     assert world.told == [], "it is not known to listen yet"
     world.need(used=15 * GB, wanted=16 * GB)
     assert [each.limit_bytes for each in world.told] == [18 * GB]
     world.need(used=15 * GB, wanted=16 * GB)
     assert len(world.told) == 1
-    await world.steward.close()
+    await world.scheduler.close()
 
 
 async def test_a_worker_that_has_ended_is_told_nothing(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.need(used=15 * GB, wanted=16 * GB)
     world.worker.ended.set()
-    world.tenancy.take_limit(20 * GB)
-    world.tenancy.tell_worker()
+    world.model_memory.take_limit(20 * GB)
+    world.model_memory.tell_worker()
     assert world.told == []
-    await world.steward.close()
+    await world.scheduler.close()
 
 
 async def test_the_most_that_it_can_get_is_told_when_it_has_moved(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.need(used=15 * GB, wanted=16 * GB)
-    world.steward.configure(30 * GB, 1.0, 0, 4096)
+    world.scheduler.configure(30 * GB, 1.0, 0, 4096)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     (limit,) = world.told
     assert limit.bound is not None
     assert limit.bound.bytes == 30 * GB
-    await world.steward.close()
+    await world.scheduler.close()

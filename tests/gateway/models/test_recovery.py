@@ -165,7 +165,7 @@ async def test_what_a_worker_did_wrong_is_the_reason_of_its_end(world: ModelWorl
 
 
 async def test_memory_that_did_not_come_back_ends_the_restarts(world: ModelWorld) -> None:
-    world.compartment.tenancy.lost_memory(3_000_000_000)
+    world.compartment.model_memory.lost_memory(3_000_000_000)
     world.crash()
     assert world.state is State.FAILED
     assert "an earlier end has stranded 3.0 GB" in str(world.compartment.condition.reason)

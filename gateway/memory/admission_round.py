@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.memory.claim import Claim
-from gateway.memory.holder import Holder, Prompt
-from gateway.memory.ledger import Ledger
+from gateway.memory.allocation import Allocation, Prompt
+from gateway.memory.decisions import NOISE_BYTES, MemoryOrders
+from gateway.memory.ledger import Claim, Ledger
 from gateway.memory.loans import Loans
-from gateway.memory.orders import NOISE_BYTES, Orders
-from gateway.memory.reclaim import Reclaim, smallest_set, worth
-from gateway.memory.wants import Wants
+from gateway.memory.reclaim import IdleEviction, Reclaim, smallest_set, worth
 
 # A worker answers between two steps, and a chunk of prefill is bounded in time.
 RECALL_S: Final = 15.0
@@ -21,20 +19,20 @@ RECALL_S: Final = 15.0
 OVERGROWN_S: Final = 10.0
 
 
-class Turn:
+class AdmissionRound:
     """`settle` comes first, then `serve` for each that waits, and `lend` last."""
 
     def __init__(self, ledger: Ledger, now: float, patience_s: float) -> None:
-        self.orders = Orders(ledger, now)
+        self.orders = MemoryOrders(ledger, now)
         self.reclaim = Reclaim(ledger, self.orders, now, patience_s)
         self.loans = Loans(ledger, self.orders, now)
-        self._wants = Wants(ledger, self.orders, self.reclaim, now)
+        self._idle_eviction = IdleEviction(ledger, self.orders, self.reclaim, now)
         self._ledger = ledger
         self._now = now
-        # What is free, and what is coming, and nobody's by right: `settle` finds out.
+        # Bytes that are free now, or being freed, and not promised to a model: by `settle`.
         self._unclaimed_bytes: int
         self._coming_bytes: int
-        # What is free or coming and somebody's already.
+        # By model: bytes that are free, or being freed, and promised to it.
         self._promised_bytes: dict[str, int] = {}
         self._place_kept = False
         # What loads that wait leave to those that room is kept for: to be free when they come.
@@ -113,8 +111,8 @@ class Turn:
             if present and each.leaves:
                 self.orders.evict(each, present[0].model_id)
 
-    def _worth(self, holder: Holder) -> tuple[int, float, float]:
-        return worth(holder, self._now)
+    def _worth(self, allocation: Allocation) -> tuple[int, float, float]:
+        return worth(allocation, self._now)
 
     def _cover(self, missing_bytes: int) -> None:
         """More is held than may be, since workers outgrew their limits or the budget shrank."""
@@ -135,7 +133,7 @@ class Turn:
             missing_bytes -= self._end([each for each in steady if each.yields], missing_bytes)
             self._end([each for each in steady if each.leaves], missing_bytes)
 
-    def _end(self, candidates: list[Holder], missing_bytes: int) -> int:
+    def _end(self, candidates: list[Allocation], missing_bytes: int) -> int:
         """Returns what their ends bring."""
         chosen = smallest_set(candidates, missing_bytes, self._now, lambda each: each.going_bytes)
         brought_bytes = sum(each.going_bytes for each in chosen)
@@ -195,11 +193,11 @@ class Turn:
             comes = missing_bytes <= 0 or self.reclaim.make_room(claim, missing_bytes)
         if not comes and not self.reclaim.overdue(claim):
             return False  # Busy models are in its way. Others may pass until its turn.
-        holder = self._ledger.holder(claim.model_id)
-        if holder is not None and (comes or not self._place_kept):
+        allocation = self._ledger.allocation(claim.model_id)
+        if allocation is not None and (comes or not self._place_kept):
             # What comes for it would come for nothing otherwise. Of those that wait for each
             # other's places one keeps its own, or they would take turns at nothing.
-            holder.placed_at = self._now
+            allocation.placed_at = self._now
             self._place_kept = True
         if comes:
             self._promised_bytes[claim.model_id] = claim.needed_bytes
@@ -213,11 +211,11 @@ class Turn:
 
     def _own_bytes(self, claim: Claim) -> int:
         """What it was told to give back, and may keep: nobody who comes before waits for it."""
-        holder = self._ledger.holder(claim.model_id)
-        if holder is None:
+        allocation = self._ledger.allocation(claim.model_id)
+        if allocation is None:
             return 0
         returning_bytes = self._coming_bytes - self._ledger.ending_bytes
-        return max(0, min(holder.returning_bytes, claim.needed_bytes, returning_bytes))
+        return max(0, min(allocation.returning_bytes, claim.needed_bytes, returning_bytes))
 
     def _kept_from(self, claim: Claim) -> int:
         """What has to be free beside its own, for those that room is kept for. Loans may have that
@@ -237,19 +235,19 @@ class Turn:
         free_bytes = self._unclaimed_bytes - kept_bytes
         coming_bytes = self._coming_bytes - (self._kept_bytes - kept_bytes)
         self.loans.lend(free_bytes, coming_bytes, self._promised_bytes)
-        self._wants.serve(coming_bytes)
+        self._idle_eviction.serve(coming_bytes)
 
     def _grant(self, claim: Claim) -> None:
         if not claim.loan:
             for each in claim.each:
                 self.orders.admit(each)
-        elif (holder := self._ledger.holder(claim.model_id)) is not None:
-            self.orders.lend(holder, holder.limit_bytes + claim.needed_bytes)
-            holder.thirsty_since = None
-            holder.placed_at = self._now
-            holder.turn_begins = True
+        elif (allocation := self._ledger.allocation(claim.model_id)) is not None:
+            self.orders.lend(allocation, allocation.limit_bytes + claim.needed_bytes)
+            allocation.thirsty_since = None
+            allocation.placed_at = self._now
+            allocation.turn_begins = True
 
 
-def _is_over(holder: Holder) -> bool:
+def _is_over(allocation: Allocation) -> bool:
     """It holds more than it may, beyond noise."""
-    return holder.footprint_bytes - holder.limit_bytes > NOISE_BYTES
+    return allocation.footprint_bytes - allocation.limit_bytes > NOISE_BYTES

@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from gateway.config.model import Group, Model
 from gateway.memory.admission import Admission
-from gateway.memory.appraiser import UnreadableError
-from gateway.memory.tenant import Tenant
+from gateway.memory.estimator import UnreadableFilesError
+from gateway.memory.execution import ScheduledModel
 from gateway.system.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
 
-class Company:
+class GroupLoading:
     """On the event loop. A member that is held, has failed, or can't be read stays out, and the
     others are loaded without it: one compartment's trouble is not theirs.
     """
@@ -23,20 +23,20 @@ class Company:
     def __init__(
         self, admission: Admission, floor_bytes: Callable[[Model], Awaitable[int]], tasks: Tasks
     ) -> None:
-        """`floor_bytes` reads a model's files, and raises UnreadableError."""
+        """`floor_bytes` reads a model's files, and raises UnreadableFilesError."""
         self._admission = admission
         self._floor_bytes = floor_bytes
         self._tasks = tasks
-        self._tenants: dict[str, Tenant] = {}
+        self._models: dict[str, ScheduledModel] = {}
 
-    def register(self, tenants: Iterable[Tenant]) -> None:
-        self._tenants = {each.model.id: each for each in tenants}
+    def register(self, models: Iterable[ScheduledModel]) -> None:
+        self._models = {each.model.id: each for each in models}
 
     def arrange(self, groups: Iterable[Group]) -> None:
         """Other groups, or other settings of their models."""
         ledger = self._admission.ledger
         # What those that are loaded have asked for stays what it is.
-        ledger.floors = {each.model_id: each.floor_bytes for each in ledger.holders}
+        ledger.floors = {each.model_id: each.floor_bytes for each in ledger.allocations}
         self._admission.arrange(groups)
         members = {name for each in ledger.groups.all for name in each.models}
         if members:
@@ -49,36 +49,36 @@ class Company:
     def bring_along(self) -> None:
         """Have those wait for memory that are loaded with one that waits."""
         for claim in list(self._admission.claims):
-            if not self._tenants[claim.model_id].brings_along:
+            if not self._models[claim.model_id].brings_along:
                 continue
             for name in self._admission.ledger.groups.companions(claim.model_id):
-                tenant = self._tenants.get(name)
-                if tenant is None:
+                scheduled = self._models.get(name)
+                if scheduled is None:
                     continue
-                if tenant.asleep:
-                    tenant.load_along()
-                if tenant.waits_for_memory:
+                if scheduled.asleep:
+                    scheduled.load_along()
+                if scheduled.waits_for_memory:
                     self._admission.expect(name)
 
     def wants(self, model_id: str) -> bool:
         """Whether one that it is loaded with is on its way up, and wanted for its own sake."""
         names = self._admission.ledger.groups.companions(model_id)
-        return any(name in self._tenants and self._tenants[name].brings_along for name in names)
+        return any(name in self._models and self._models[name].brings_along for name in names)
 
     async def _learn(self, names: Iterable[str]) -> None:
         unknown = [
-            self._tenants[name]
+            self._models[name]
             for name in names
-            if name in self._tenants and name not in self._admission.ledger.floors
+            if name in self._models and name not in self._admission.ledger.floors
         ]
         await asyncio.gather(*map(self._learn_one, unknown))
 
-    async def _learn_one(self, tenant: Tenant) -> None:
-        model = tenant.model
+    async def _learn_one(self, scheduled: ScheduledModel) -> None:
+        model = scheduled.model
         try:
             floor_bytes = await self._floor_bytes(model)
-        except UnreadableError as error:
+        except UnreadableFilesError as error:
             logger.warning("No room is kept for %s: %s", model.id, error)
             return
-        if self._tenants.get(model.id) is tenant and tenant.model is model:
+        if self._models.get(model.id) is scheduled and scheduled.model is model:
             self._admission.know(model.id, floor_bytes)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gateway.memory.admission_round import OVERGROWN_S
 from gateway.memory.decisions import Evict, Replace
-from gateway.memory.turn import OVERGROWN_S
 from tests.gateway.memory.account import LATER, PATIENCE_S, UNIT, Account, lends, recalls
 
 
@@ -65,12 +65,12 @@ def test_the_spare_stays_where_it_is_in_nobodys_way() -> None:
     account.decide(LATER)
     account.claim("a", 95)
     account.decide(LATER)
-    assert account.ledger.holder("a") is not None
+    assert account.ledger.allocation("a") is not None
     assert account.ledger.spare_bytes == 5 * UNIT
     account.gone("a")
     account.claim("b", 96)
     account.decide(LATER)
-    assert account.ledger.holder("b") is not None
+    assert account.ledger.allocation("b") is not None
     assert account.ledger.spare_bytes == 0
 
 
@@ -84,7 +84,7 @@ def test_of_two_that_wait_for_each_others_places_one_keeps_its_own() -> None:
     account.decide(LATER + 2)
     now = LATER + 2 + PATIENCE_S
     assert _evicted(account, now) == []
-    first, second = account.ledger.holder("a"), account.ledger.holder("b")
+    first, second = account.ledger.allocation("a"), account.ledger.allocation("b")
     assert first is not None
     assert second is not None
     assert first.placed_at == now
@@ -112,6 +112,6 @@ def test_thirst_counts_anew_after_it_was_stilled() -> None:
     assert account.limit("a") == 30
     account.need("a", 30, least=60)
     account.decide(LATER + 5)
-    holder = account.ledger.holder("a")
-    assert holder is not None
-    assert holder.thirsty_since == LATER + 5
+    allocation = account.ledger.allocation("a")
+    assert allocation is not None
+    assert allocation.thirsty_since == LATER + 5

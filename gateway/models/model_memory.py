@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.config.model import Model
+from gateway.memory.allocation import MemoryNeed
 from gateway.memory.estimate.estimate import Estimate
-from gateway.memory.holder import Need
-from gateway.memory.steward import HeldState, Steward
+from gateway.memory.scheduler import AllocationState, MemoryScheduler
 from gateway.models import refusals
 from gateway.models.condition import Condition
 from gateway.models.lifecycle import ModelEvent, State
@@ -19,8 +19,7 @@ from gateway.system.clock import present_clock
 from gateway.system.log_lines import about
 from gateway.system.refusal import Refusal
 from gateway.workers.worker import Worker
-from protocol.memory import Bound, Limit
-from protocol.memory import Need as WorkersNeed
+from protocol.memory import Bound, Limit, Need
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +31,8 @@ _READ_AGAIN_S: Final = 30
 _WATCHED_S: Final = 600
 
 
-class Tenancy:
-    """The model as the steward knows it. Times are those of `gateway.system.clock`, in
+class ModelMemory:
+    """The model as the scheduler knows it. Times are those of `gateway.system.clock`, in
     seconds: a sleep of the machine is no idleness.
 
     `lost_bytes` is what an earlier worker held and didn't come back. `reload_s` is how long it took
@@ -46,7 +45,7 @@ class Tenancy:
         model: Model,
         condition: Condition,
         traffic: Traffic,
-        steward: Steward,
+        scheduler: MemoryScheduler,
         kept: Callable[[], bool],
     ) -> None:
         """`kept`: it is to be loaded, whether requests want it or not."""
@@ -56,7 +55,7 @@ class Tenancy:
         self.reload_s = 0.0
         self._condition = condition
         self._traffic = traffic
-        self._steward = steward
+        self._scheduler = scheduler
         self._kept = kept
         self._clock = present_clock()
         self._ready_at = 0.0
@@ -81,26 +80,26 @@ class Tenancy:
     @property
     def estimate(self) -> Estimate | None:
         """What it was admitted by; None: it couldn't be estimated."""
-        return self._steward.estimate_of(self.model.id)
+        return self._scheduler.estimate_of(self.model.id)
 
     def tell_bound(self) -> Bound | None:
         """The most that it can get at present, for its worker."""
-        self._told_bound = self._steward.bound(self.model.id)
+        self._told_bound = self._scheduler.bound(self.model.id)
         return self._told_bound
 
     # From one gateway to the next
 
     @property
-    def state(self) -> HeldState | None:
+    def state(self) -> AllocationState | None:
         """None: the model has no memory."""
-        return self._steward.held(self.model.id)
+        return self._scheduler.held(self.model.id)
 
-    def restore(self, state: HeldState) -> None:
+    def restore(self, state: AllocationState) -> None:
         """Go on with the memory that an earlier gateway gave the model."""
-        self.granted_bytes = state.holder.limit_bytes
-        self.reload_s = state.holder.reload_s
-        self._ready_at = state.holder.ready_at or 0.0
-        self._steward.adopt(state)
+        self.granted_bytes = state.allocation.limit_bytes
+        self.reload_s = state.allocation.reload_s
+        self._ready_at = state.allocation.ready_at or 0.0
+        self._scheduler.adopt(state)
 
     def keeps_to_limits(self, worker: Worker) -> None:
         """It was told of them by an earlier gateway."""
@@ -111,36 +110,36 @@ class Tenancy:
     def ask(self) -> None:
         """The answer comes by `admitted`, `has_no_room` or `cannot_be_read`."""
         self._read_again_at = None
-        self._steward.ask(self)
+        self._scheduler.ask(self)
 
     def withdraw(self) -> None:
         """It doesn't wait for memory any more."""
-        self._steward.withdraw(self.model.id)
+        self._scheduler.withdraw(self.model.id)
 
     def entered(self) -> None:
         """Another state."""
         match self._condition.state:
             case State.READY:
                 self._ready_at = self._clock.now()
-                self._steward.ready(self)
+                self._scheduler.ready(self)
             case State.DRAINING | State.STOPPING:
-                self._steward.ending(self.model.id)
+                self._scheduler.ending(self.model.id)
             case _:
                 pass
 
     def gone(self, pid: int | None, *, clean: bool) -> None:
         """Its process has ended, by itself if `clean`; None: it could not be started."""
         self._worker = None
-        self._steward.gone(self.model.id, pid, clean=clean)
+        self._scheduler.gone(self.model.id, pid, clean=clean)
 
     @property
     def wanted_along(self) -> bool:
         """One that it is loaded with is on its way up."""
-        return self._steward.wanted_along(self.model.id)
+        return self._scheduler.wanted_along(self.model.id)
 
     def configure(self, model: Model) -> None:
         self.model = model
-        self._steward.pin(self)
+        self._scheduler.pin(self)
 
     def tick(self) -> None:
         """To be called a few times a second: who is idle for too long has to go."""
@@ -161,7 +160,7 @@ class Tenancy:
         """It has said hello, and was measured: it holds nothing but itself."""
         alone = worker.followers is None and self.model.settings.interpreter is None
         if worker.memory.held_bytes is not None and alone:
-            self._steward.learn_process(worker.memory.held_bytes)
+            self._scheduler.learn_process(worker.memory.held_bytes)
 
     def measured(self, worker: Worker) -> None:
         """There is another reading of its worker."""
@@ -170,7 +169,7 @@ class Tenancy:
             return
         ready = self._condition.state is State.READY
         self._beside_moved = ready and worker.memory.beside_moved
-        self._steward.note_footprint(
+        self._scheduler.note_footprint(
             self.model.id,
             held_bytes,
             worker.memory.read_at_bytes,
@@ -178,14 +177,14 @@ class Tenancy:
         )
         if ready and worker.memory.idle_bytes is None:
             worker.memory.idle_bytes = held_bytes
-            self._steward.learn(self.model.id, held_bytes)
+            self._scheduler.learn(self.model.id, held_bytes)
 
-    def needs(self, worker: Worker, need: WorkersNeed) -> None:
+    def needs(self, worker: Worker, need: Need) -> None:
         """What the worker says that it could use, and that it keeps to."""
         self._worker = worker
-        self._steward.note_need(
+        self._scheduler.note_need(
             self.model.id,
-            Need(
+            MemoryNeed(
                 used_bytes=need.used_bytes,
                 wanted_bytes=need.wanted_bytes,
                 least_bytes=need.least_bytes,
@@ -197,7 +196,7 @@ class Tenancy:
             need.limit_bytes,
         )
 
-    # From the steward
+    # From the memory scheduler
 
     @property
     def priority(self) -> int:
@@ -251,7 +250,7 @@ class Tenancy:
         if worker is None or worker.ended.is_set() or self.granted_bytes is None:
             return
         told = worker.memory.granted_bytes, self._told_bound
-        bound = self._steward.bound(self.model.id)
+        bound = self._scheduler.bound(self.model.id)
         if told == (self.granted_bytes, bound) and not self._beside_moved:
             return
         self._beside_moved = False

@@ -14,7 +14,7 @@ from msgspec import Struct
 NEVER: Final = -math.inf
 
 
-class Need(Struct):
+class MemoryNeed(Struct):
     """What a worker says of itself, as limits of its process.
 
     `used_bytes` holds what runs now. With `wanted_bytes` everything that waits could run too. With
@@ -43,7 +43,7 @@ class Prompt(Struct):
     ended_at: float | None = None
 
 
-class Holder(Struct):
+class Allocation(Struct):
     """A model whose process has memory, or is about to take it.
 
     Its limit is its floor and what it was lent. `kept_bytes` is the limit that the worker last said
@@ -56,7 +56,7 @@ class Holder(Struct):
     floor_bytes: int
     limit_bytes: int
     kept_bytes: int
-    need: Need = msgspec.field(default_factory=Need)
+    need: MemoryNeed = msgspec.field(default_factory=MemoryNeed)
     pinned: bool = False
     reload_s: float = 0.0
     footprint_bytes: int = 0
@@ -86,9 +86,9 @@ class Holder(Struct):
     reserved: bool = False
     # Of those that it is loaded with: whether one is busy, when one was used last, and since when
     # the last of them keeps its place; infinity: it loads.
-    company_busy: bool = False
-    company_used: float = NEVER
-    company_placed: float = NEVER
+    companions_busy: bool = False
+    companions_used: float = NEVER
+    companions_placed: float = NEVER
 
     @property
     def lent_bytes(self) -> int:
@@ -153,7 +153,7 @@ class Holder(Struct):
     @property
     def idle(self) -> bool:
         """Nobody uses it, nor what it is loaded with."""
-        return not self.busy and not self.company_busy
+        return not self.busy and not self.companions_busy
 
     @property
     def own_place(self) -> float:
@@ -165,7 +165,7 @@ class Holder(Struct):
     @property
     def used_at(self) -> float:
         """When it was used last, or what it is loaded with."""
-        return max(self.last_used, self.company_used)
+        return max(self.last_used, self.companions_used)
 
     @property
     def yields(self) -> bool:

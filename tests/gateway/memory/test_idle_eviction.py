@@ -89,9 +89,9 @@ def test_who_is_to_give_back_asks_for_nothing() -> None:
     account.note("idle", priority=0, busy=True, last_used=LATER)
     account.decide(LATER)
     account.note("idle", priority=0, busy=False, last_used=0.0)
-    holder = account.ledger.holder("busy")
-    assert holder is not None
-    assert holder.recalled_at == LATER
+    allocation = account.ledger.allocation("busy")
+    assert allocation is not None
+    assert allocation.recalled_at == LATER
     assert _gone(account.decide(LATER + SLICE_S)) == []
 
 

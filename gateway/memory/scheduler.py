@@ -14,18 +14,15 @@ from msgspec import Struct
 from gateway.config.model import Group
 from gateway.memory import explain
 from gateway.memory.admission import Admission
-from gateway.memory.appraiser import AbsentError, Appraiser, UnreadableError
-from gateway.memory.cards import sharing
-from gateway.memory.company import Company
+from gateway.memory.allocation import Allocation, MemoryNeed
+from gateway.memory.budget import Shortage, sharing
 from gateway.memory.estimate.estimate import Estimate
-from gateway.memory.estimate.learned import Learned
-from gateway.memory.estimates import Estimates, Known
-from gateway.memory.execution import Execution
+from gateway.memory.estimate.fitting import Learned
+from gateway.memory.estimator import AbsentError, Estimates, Estimator, Known, UnreadableFilesError
+from gateway.memory.execution import Execution, NoRoomError, OtherHosts, ScheduledModel
 from gateway.memory.forecast import Forecast, forecast
-from gateway.memory.holder import Holder, Need
-from gateway.memory.leak_check import LeakCheck, Loaded, Reading, StrandedRecord
-from gateway.memory.shortage import Shortage
-from gateway.memory.tenant import NoRoomError, OtherHosts, Tenant
+from gateway.memory.group_loading import GroupLoading
+from gateway.memory.leak_check import LeakCheck, LoadedWorker, StrandedRecord, WiredReading
 from gateway.system.clock import present_clock
 from gateway.system.events import EventLog
 from gateway.system.lane import Lane
@@ -45,14 +42,14 @@ _WRITE_S: Final = 30.0
 _REACH_AGAIN_S: Final = 2.0
 
 
-class HeldState(Struct, frozen=True, kw_only=True):
+class AllocationState(Struct, frozen=True, kw_only=True):
     """What another gateway goes on from, of a model that has memory."""
 
-    holder: Holder
+    allocation: Allocation
     known: Known
 
 
-class Steward:
+class MemoryScheduler:
     """Everything runs on the event loop; files are read beside it."""
 
     def __init__(
@@ -75,17 +72,17 @@ class Steward:
         self._on_stranded = on_stranded
         self._learned = learned
         self._wanted_spares = spares
-        self._appraiser = Appraiser(learned, ordinary_tokens)
-        self._estimates = Estimates(admission, self._appraiser, events)
+        self._estimator = Estimator(learned, ordinary_tokens)
+        self._estimates = Estimates(admission, self._estimator, events)
         self._state_files = Lane("state files")
         self._events = events
         self._execution = Execution(admission.ledger, events)
-        self._tenants: dict[str, Tenant] = {}
+        self._models: dict[str, ScheduledModel] = {}
         self._tasks = Tasks("memory")
         self._leak_check = leak_check
         if leak_check is not None:
             admission.ledger.stranded_bytes = leak_check.bytes
-        self._company = Company(admission, self._estimates.floor_bytes, self._tasks)
+        self._group_loading = GroupLoading(admission, self._estimates.floor_bytes, self._tasks)
         self._loop = asyncio.get_running_loop()
         # A worker that slept along with everybody owes no answer, and nobody has waited.
         self._clock = present_clock()
@@ -96,19 +93,19 @@ class Steward:
         # Models that wait for a host of their ranks.
         self._out_of_reach: set[str] = set()
 
-    def register(self, tenants: Iterable[Tenant]) -> None:
-        self._tenants = {each.model.id: each for each in tenants}
-        self._execution.register(self._tenants.values())
-        self._company.register(self._tenants.values())
+    def register(self, models: Iterable[ScheduledModel]) -> None:
+        self._models = {each.model.id: each for each in models}
+        self._execution.register(self._models.values())
+        self._group_loading.register(self._models.values())
 
     def arrange(self, groups: Iterable[Group]) -> None:
         """Which models belong together."""
-        self._company.arrange(groups)
+        self._group_loading.arrange(groups)
         self.decide_soon()
 
     def wanted_along(self, model_id: str) -> bool:
         """Whether a model is on its way up that this one is loaded with."""
-        return self._company.wants(model_id)
+        return self._group_loading.wants(model_id)
 
     def configure(
         self, budget_bytes: int, patience_s: float, spares: int, ordinary_tokens: int
@@ -116,7 +113,7 @@ class Steward:
         """Other limits. Models that they leave no room for have to go, busy ones too: an operator
         wants it so. Floors of models that are loaded stay what they are.
         """
-        self._appraiser.ordinary_tokens = ordinary_tokens
+        self._estimator.ordinary_tokens = ordinary_tokens
         self._wanted_spares = spares
         spare_bytes = spares * self._learned.process_bytes
         self.admission.configure(budget_bytes, patience_s, spare_bytes)
@@ -141,45 +138,45 @@ class Steward:
         self._frozen = False
         self.decide_soon()
 
-    def held(self, model_id: str) -> HeldState | None:
+    def held(self, model_id: str) -> AllocationState | None:
         """For another gateway; None if it has no memory."""
-        holder = self.admission.ledger.holder(model_id)
-        if holder is None:
+        allocation = self.admission.ledger.allocation(model_id)
+        if allocation is None:
             return None
-        return HeldState(holder=holder, known=self._estimates.known(model_id))
+        return AllocationState(allocation=allocation, known=self._estimates.known(model_id))
 
-    def adopt(self, state: HeldState) -> None:
+    def adopt(self, state: AllocationState) -> None:
         """Go on from what an earlier gateway knew."""
-        self.admission.ledger.adopt(state.holder)
-        self._estimates.adopt(state.holder.model_id, state.known)
+        self.admission.ledger.adopt(state.allocation)
+        self._estimates.adopt(state.allocation.model_id, state.known)
 
     async def close(self) -> None:
         if self._decision is not None:
             self._decision.cancel()
         await self._tasks.cancel_all()
 
-    # From the tenants
+    # From the models
 
-    def ask(self, tenant: Tenant) -> None:
+    def ask(self, scheduled: ScheduledModel) -> None:
         """It wants to be loaded; the answer comes by `admitted`, `has_no_room` or
         `cannot_be_read`.
         """
-        self._tasks.start(self._ask(tenant), f"memory for {tenant.model.id}")
+        self._tasks.start(self._ask(scheduled), f"memory for {scheduled.model.id}")
 
     def withdraw(self, model_id: str) -> None:
         self.admission.withdraw(model_id)
         self.decide_soon()
 
-    def ready(self, tenant: Tenant) -> None:
+    def ready(self, scheduled: ScheduledModel) -> None:
         self.admission.ready(
-            tenant.model.id,
+            scheduled.model.id,
             self._clock.now(),
-            reload_s=tenant.reload_s,
+            reload_s=scheduled.reload_s,
         )
 
-    def pin(self, tenant: Tenant) -> None:
+    def pin(self, scheduled: ScheduledModel) -> None:
         """Its settings may have changed."""
-        self.admission.pin(tenant.model.id, pinned=tenant.model.settings.pinned)
+        self.admission.pin(scheduled.model.id, pinned=scheduled.model.settings.pinned)
         self.decide_soon()
 
     def ending(self, model_id: str) -> None:
@@ -195,7 +192,7 @@ class Steward:
             self._leak_check.ended(pid, self._clock.now())
         self.decide_soon()
 
-    def check_leaks(self, wired_bytes: int, workers: dict[int, Loaded]) -> None:
+    def check_leaks(self, wired_bytes: int, workers: dict[int, LoadedWorker]) -> None:
         """Judge what killed workers have not given back. `workers` are the living ones, by their
         pids. To be called every second.
         """
@@ -203,7 +200,7 @@ class Steward:
         if check is None:
             return
         before_bytes = check.bytes
-        for finding in check.observe(Reading(self._clock.now(), wired_bytes, workers)):
+        for finding in check.observe(WiredReading(self._clock.now(), wired_bytes, workers)):
             self._events.emit(
                 "return",
                 finding.model_id,
@@ -211,8 +208,8 @@ class Steward:
                 missing_bytes=finding.missing_bytes,
                 wired_bytes=wired_bytes,
             )
-            if (tenant := self._tenants.get(finding.model_id)) is not None:
-                tenant.lost_memory(finding.missing_bytes)
+            if (scheduled := self._models.get(finding.model_id)) is not None:
+                scheduled.lost_memory(finding.missing_bytes)
         if check.bytes != before_bytes:
             self._events.emit("stranded", None, stranded_bytes=check.bytes)
         if (record := check.due(time.time())) is not None:
@@ -234,7 +231,7 @@ class Steward:
         self.admission.note_beside(model_id, beside_more_bytes)
         self.decide_soon()
 
-    def note_need(self, model_id: str, need: Need, kept_bytes: int) -> None:
+    def note_need(self, model_id: str, need: MemoryNeed, kept_bytes: int) -> None:
         """What its worker says that it could use, and keeps to; the answer may come at once."""
         self.admission.note_need(model_id, need, kept_bytes)
         self._decide_now()
@@ -252,26 +249,26 @@ class Steward:
             self.admission.reserve_spare(self._wanted_spares * process_bytes)
             self.decide_soon()
 
-    async def forecast(self, tenant: Tenant, context_tokens: int) -> Forecast:
+    async def forecast(self, scheduled: ScheduledModel, context_tokens: int) -> Forecast:
         """What its load would bring about now. The outline is of so long a context.
 
         Raises:
-            UnreadableError: what it takes can't be told now.
+            UnreadableFilesError: what it takes can't be told now.
         """
-        ledger, model_id = self.admission.ledger, tenant.model.id
-        await self._company.learn(model_id)
-        floors = {model_id: await self._estimates.floor_bytes(tenant.model)}
+        ledger, model_id = self.admission.ledger, scheduled.model.id
+        await self._group_loading.learn(model_id)
+        floors = {model_id: await self._estimates.floor_bytes(scheduled.model)}
         for name in sorted(ledger.groups.companions(model_id)):
             # One that can't be read stays out.
             if name in ledger.floors:
                 floors[name] = ledger.floors[name]
-        settings = msgspec.structs.replace(tenant.model.settings, context_tokens=context_tokens)
+        settings = msgspec.structs.replace(scheduled.model.settings, context_tokens=context_tokens)
         outline = await self._estimates.outline(
-            msgspec.structs.replace(tenant.model, settings=settings),
+            msgspec.structs.replace(scheduled.model, settings=settings),
             {name: each for name, each in floors.items() if name != model_id},
         )
         self._note_all()
-        found = forecast(self.admission, model_id, floors, tenant.priority, self._clock.now())
+        found = forecast(self.admission, model_id, floors, scheduled.priority, self._clock.now())
         return msgspec.structs.replace(found, outline=outline)
 
     def remark(self, model_id: str, requests: int) -> str | None:
@@ -316,73 +313,75 @@ class Steward:
             for decision in self.admission.relieve(now, all_idle=short == "critical"):
                 self._events.emit("relieve", decision.model_id, pressure=short)
                 self._execution.perform(decision, {}, reason)
-                self._tenants[decision.model_id].tell_worker()
+                self._models[decision.model_id].tell_worker()
 
     # Inside
 
     def _write(self, write: Callable[[], None], name: str) -> None:
         self._tasks.start(self._state_files.run(write, _WRITE_S, "the state folder"), name)
 
-    async def _ask(self, tenant: Tenant) -> None:
-        model_id = tenant.model.id
+    async def _ask(self, scheduled: ScheduledModel) -> None:
+        model_id = scheduled.model.id
         try:
-            await self._company.learn(model_id)
-            needed_bytes = await self._estimates.needed_bytes(tenant.model)
-        except UnreadableError as error:
+            await self._group_loading.learn(model_id)
+            needed_bytes = await self._estimates.needed_bytes(scheduled.model)
+        except UnreadableFilesError as error:
             # Nobody waits for it.
             self.withdraw(model_id)
-            if tenant.waits_for_memory:
-                tenant.cannot_be_read(str(error), watched=isinstance(error, AbsentError))
+            if scheduled.waits_for_memory:
+                scheduled.cannot_be_read(str(error), watched=isinstance(error, AbsentError))
             return
         if model_id in self._out_of_reach:
             # It is asked for already.
             return
-        if not await self._has_room_elsewhere(tenant, needed_bytes):
+        if not await self._has_room_elsewhere(scheduled, needed_bytes):
             self.withdraw(model_id)
             return
-        if tenant.waits_for_memory:
+        if scheduled.waits_for_memory:
             self.admission.ask(
                 model_id,
                 needed_bytes,
-                tenant.priority,
+                scheduled.priority,
                 self._clock.now(),
-                pinned=tenant.model.settings.pinned,
+                pinned=scheduled.model.settings.pinned,
             )
             self._decide_now()
 
-    async def _has_room_elsewhere(self, tenant: Tenant, needed_bytes: int) -> bool:
+    async def _has_room_elsewhere(self, scheduled: ScheduledModel, needed_bytes: int) -> bool:
         """Other hosts admit by their own figures what ranks of the model take there. They are asked
         first: what is given up here for nothing would have to be loaded again.
         """
-        settings = tenant.model.settings
+        settings = scheduled.model.settings
         each_bytes = needed_bytes // sharing(settings.ranks_here)
         try:
-            while tenant.waits_for_memory:
+            while scheduled.waits_for_memory:
                 try:
                     await self._hosts.check_room(settings.places, each_bytes)
                     break
                 except (ConnectionError, TimeoutError) as error:
-                    self._note_out_of_reach(tenant, error)
+                    self._note_out_of_reach(scheduled, error)
                     await asyncio.sleep(_REACH_AGAIN_S)
         except NoRoomError as error:
-            if tenant.waits_for_memory:
-                tenant.has_no_room(
-                    Refusal("insufficient_memory", f"{tenant.model.id!r} can't be loaded: {error}.")
+            if scheduled.waits_for_memory:
+                scheduled.has_no_room(
+                    Refusal(
+                        "insufficient_memory", f"{scheduled.model.id!r} can't be loaded: {error}."
+                    )
                 )
         except OSError as error:
-            if tenant.waits_for_memory:
-                tenant.cannot_be_read(str(error), watched=False)
+            if scheduled.waits_for_memory:
+                scheduled.cannot_be_read(str(error), watched=False)
         else:
             return True
         finally:
-            self._out_of_reach.discard(tenant.model.id)
+            self._out_of_reach.discard(scheduled.model.id)
         return False
 
-    def _note_out_of_reach(self, tenant: Tenant, error: OSError) -> None:
+    def _note_out_of_reach(self, scheduled: ScheduledModel, error: OSError) -> None:
         """Requests have deadlines of their own, as with a disk that isn't there."""
-        self._out_of_reach.add(tenant.model.id)
-        if tenant.waits_for_memory:
-            tenant.note_wait(f"it waits for a host: {error}; it is tried again")
+        self._out_of_reach.add(scheduled.model.id)
+        if scheduled.waits_for_memory:
+            scheduled.note_wait(f"it waits for a host: {error}; it is tried again")
 
     def _decide_now(self) -> None:
         if self._decision is not None:
@@ -390,7 +389,7 @@ class Steward:
             self._decision = None
         if self._frozen:
             return
-        self._company.bring_along()
+        self._group_loading.bring_along()
         self._note_all()
         claims = {each.model_id: each for each in self.admission.claims}
         budget = format_size(self.admission.ledger.budget_bytes)
@@ -398,18 +397,18 @@ class Steward:
             self._execution.perform(decision, claims, f"the budget of {budget} has no room for it")
         for claim in self.admission.claims:
             waits = explain.waiting(self.admission.ledger, claim)
-            self._tenants[claim.model_id].note_wait(waits)
-        for model_id, tenant in self._tenants.items():
+            self._models[claim.model_id].note_wait(waits)
+        for model_id, scheduled in self._models.items():
             self._estimates.follow(model_id)
-            tenant.tell_worker()
+            scheduled.tell_worker()
 
     def _note_all(self) -> None:
-        for model_id, tenant in self._tenants.items():
+        for model_id, scheduled in self._models.items():
             self.admission.note(
                 model_id,
-                priority=tenant.priority,
-                busy=tenant.busy,
-                last_used=tenant.last_used,
+                priority=scheduled.priority,
+                busy=scheduled.busy,
+                last_used=scheduled.last_used,
             )
 
 

@@ -14,8 +14,62 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from gateway.memory.estimate.language import language_of
 from protocol.caches import STEP_TOKENS, peak_share
+
+_LATENT: Final = {
+    "num_attention_heads": 32,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+}
+DEFAULTS: Final[dict[str, dict[str, int]]] = {
+    "afmoe": {"num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 64},
+    "cohere2": {
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 4,
+    },
+    "deepseek_v2": _LATENT,
+    "deepseek_v3": _LATENT,
+    "deepseek_v32": _LATENT,
+    "gemma3_text": {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "sliding_window": 512,
+        "sliding_window_pattern": 6,
+    },
+    "glm4_moe_lite": {
+        "num_attention_heads": 20,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
+    },
+    "gpt_oss": {
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "sliding_window": 128,
+    },
+    "mixtral": {"num_attention_heads": 32, "num_key_value_heads": 8},
+}
+# Of the model around the language model, in mlx-lm's gemma3.ModelArgs.
+_AROUND: Final = {"gemma3": {"num_attention_heads": 8, "num_key_value_heads": 4}}
+
+
+def language_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes of the language model, whether the file nests them or not."""
+    nested = config.get("text_config")
+    nested = nested if isinstance(nested, dict) else {}
+    merged = {**config, **nested}
+    defaults = DEFAULTS.get(str(merged.get("model_type")), {})
+    around = _AROUND.get(str(config.get("model_type")), {}) if nested else {}
+    return {**defaults, **around, **{k: v for k, v in merged.items() if v is not None}}
+
 
 _MOST_LAYERS: Final = 10_000
 # mlx-lm's QuantizedKVCache gives so many numbers one scale and one bias, which are not quantized.
@@ -43,7 +97,7 @@ class Recurrence(Struct, frozen=True):
     elements: int
 
 
-class CacheShape(Struct, frozen=True):
+class SequenceCache(Struct, frozen=True):
     """What a sequence takes: for each token, for each token of the window at most, and at once.
     `layers` of the model keep something. Windows that go on in chunks grow by whole steps.
     """
@@ -55,7 +109,7 @@ class CacheShape(Struct, frozen=True):
     layers: int = 1
     in_chunks: bool = False
 
-    def times(self, factor: float, layers: int) -> CacheShape:
+    def times(self, factor: float, layers: int) -> SequenceCache:
         """With so many times the bytes, of so many layers."""
         return msgspec.structs.replace(
             self,
@@ -111,7 +165,7 @@ _WINDOW_NAMES: Final = (
 
 def cache_shape(
     config: Mapping[str, Any], element_bytes: int, kv_bits: int | None = None
-) -> CacheShape:
+) -> SequenceCache:
     """The shape of a model's caches; what its configuration doesn't say counts as keeping all. With
     `kv_bits` the layers that keep all tokens are quantized: mlx-lm has nothing like it for others.
 
@@ -124,7 +178,7 @@ def cache_shape(
     windowed = [each for each in layers if each is Layer.WINDOW]
     states = [each for each in layers if each in (Layer.STATE, Layer.BOTH)]
     token_bytes = token_bytes_of(text, element_bytes)
-    return CacheShape(
+    return SequenceCache(
         full_token_bytes=len(kept) * _quantized_bytes(token_bytes, element_bytes, kv_bits),
         window_token_bytes=len(windowed) * token_bytes,
         window_tokens=window_of(text) if windowed else 0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.memory.shortage import Shortage
+from gateway.memory.budget import Shortage
 from gateway.system.memory_reading import Pressure
 
 

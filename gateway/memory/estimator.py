@@ -2,19 +2,132 @@
 
 from __future__ import annotations
 
+import errno
+import functools
 import logging
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
 from gateway.config.model import Model
+from gateway.config.model_folders import find_adapter, find_folder, find_model, hugging_face_cache
 from gateway.memory.admission import Admission
-from gateway.memory.appraiser import Appraiser, Guessed
 from gateway.memory.estimate.estimate import Estimate
-from gateway.memory.estimate.fitting import shortened
-from gateway.memory.estimate.outline import Outline, outline_of
+from gateway.memory.estimate.fitting import Learned, Outline, guess, outline_of, shortened, whole
+from gateway.memory.estimate.weights import options_of
 from gateway.system.events import EventLog
+from gateway.system.lane import HangsError, Lane
 from gateway.system.log_lines import about
+from gateway.system.machine import away, denied
+
+# A disk that sleeps takes seconds to wake up.
+_ANSWER_S: Final = 10.0
+# What is short just now says nothing of the files.
+_SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
+
+
+class UnreadableFilesError(Exception):
+    """The files can't be read now, and may be later; the text says why."""
+
+
+class AbsentError(UnreadableFilesError):
+    """Their disk isn't mounted. Somebody looks out for it."""
+
+
+class Estimated(Struct, frozen=True):
+    """`key` is what measurements of it are kept by."""
+
+    key: str
+    estimate: Estimate
+
+
+class Guessed(Struct, frozen=True):
+    """Bytes to ask for where the files aren't understood, and what isn't."""
+
+    bytes: int
+    why: str
+
+
+class Estimator:
+    """Reads each place in a lane of its own: one that hangs costs its own models only, and one
+    thread, however often it is asked for.
+    """
+
+    def __init__(self, learned: Learned, ordinary_tokens: int) -> None:
+        """`ordinary_tokens` of a sequence are to be had at a load."""
+        self.ordinary_tokens = ordinary_tokens
+        self._learned = learned
+        self._lanes: dict[str, Lane] = {}
+
+    async def estimate(self, model: Model) -> Estimated | Guessed:
+        """With its whole context.
+
+        Raises:
+            UnreadableFilesError: no answer comes in time, the files aren't there, the system denies
+                them to us, or there are no threads or descriptors left.
+        """
+        lane = self._lanes.setdefault(model.source, Lane(f"estimate {model.id}"))
+        read = functools.partial(_estimate, model, self.ordinary_tokens, self._learned)
+        try:
+            return await lane.run(read, _ANSWER_S, f"{model.source}")
+        except HangsError as error:
+            raise UnreadableFilesError(f"{error}: is it on a mount that has died?") from error
+        except OSError as error:
+            raise UnreadableFilesError(f"{model.source} can't be read now: {error}.") from error
+
+
+def _estimate(model: Model, ordinary_tokens: int, learned: Learned) -> Estimated | Guessed:
+    """Raises: OSError if something is short just now that reading takes; UnreadableFilesError."""
+    settings = model.settings
+    for place in _places(model):
+        if (absent := away(place)) is not None:
+            raise AbsentError(str(absent))
+    try:
+        find_model(model.source, ())
+        if model.draft is not None:
+            find_model(model.draft, ())
+        if model.adapter is not None:
+            find_adapter(model.adapter, ())
+    except ValueError as error:
+        raise UnreadableFilesError(str(error)) from error
+    try:
+        folder = find_folder(model.source)
+        key, found = whole(
+            folder,
+            settings.context_tokens,
+            ordinary_tokens,
+            settings.python,
+            learned,
+            options_of(model),
+        )
+        return Estimated(key, found)
+    except Exception as error:
+        _raise_what_may_pass(error)
+        why = str(error) or repr(error)
+    try:
+        guessed_bytes = guess(find_folder(model.source), learned.process_bytes, options_of(model))
+        return Guessed(guessed_bytes, why)
+    except Exception as error:
+        _raise_what_may_pass(error)
+        # The worker will find out more, and say it better.
+        return Guessed(learned.process_bytes, why)
+
+
+def _places(model: Model) -> Iterator[Path]:
+    source = Path(model.source)
+    yield source if source.is_absolute() else hugging_face_cache()
+    yield from (Path(each) for each in (model.adapter, model.draft) if each is not None)
+
+
+def _raise_what_may_pass(error: BaseException) -> None:
+    if (sentence := denied(error)) is not None:
+        raise UnreadableFilesError(sentence) from error
+    cause = error if isinstance(error, OSError) else error.__cause__
+    if isinstance(cause, OSError) and cause.errno in _SHORTAGES:
+        raise cause
+
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +147,9 @@ class Known(Struct, frozen=True, kw_only=True):
 class Estimates:
     """On the event loop; files are read beside it."""
 
-    def __init__(self, admission: Admission, appraiser: Appraiser, events: EventLog) -> None:
+    def __init__(self, admission: Admission, estimator: Estimator, events: EventLog) -> None:
         self._admission = admission
-        self._appraiser = appraiser
+        self._estimator = estimator
         self._events = events
         # With the context that is possible, and with the whole one.
         self.all: dict[str, Estimate] = {}
@@ -49,9 +162,9 @@ class Estimates:
         """What a model asks for, which is kept in mind.
 
         Raises:
-            UnreadableError: its files can't be read now.
+            UnreadableFilesError: its files can't be read now.
         """
-        found = await self._appraiser.appraise(model)
+        found = await self._estimator.estimate(model)
         if isinstance(found, Guessed):
             logger.warning("%s: no estimate: %s", model.id, found.why, extra=about(model=model.id))
             self.all.pop(model.id, None)
@@ -66,9 +179,9 @@ class Estimates:
         """What a model will ask for, as things are.
 
         Raises:
-            UnreadableError: its files can't be read now.
+            UnreadableFilesError: its files can't be read now.
         """
-        found = await self._appraiser.appraise(model)
+        found = await self._estimator.estimate(model)
         if isinstance(found, Guessed):
             return found.bytes
         possible_bytes = self._admission.ledger.possible_for(model.id)
@@ -78,9 +191,9 @@ class Estimates:
         """What is to be told of it; None if its files aren't understood.
 
         Raises:
-            UnreadableError: they can't be read now.
+            UnreadableFilesError: they can't be read now.
         """
-        found = await self._appraiser.appraise(model)
+        found = await self._estimator.estimate(model)
         if isinstance(found, Guessed):
             return None
         ledger = self._admission.ledger
