@@ -40,7 +40,7 @@ class Groups:
         """The others that are loaded with it."""
         return self._companions.get(model_id, frozenset())
 
-    def company(self, model_ids: Iterable[str]) -> frozenset[str]:
+    def companions_of(self, model_ids: Iterable[str]) -> frozenset[str]:
         """All that are loaded with one of these."""
         return frozenset().union(*map(self.companions, model_ids))
 
