@@ -173,7 +173,7 @@ class Leasehold:
                 rank.log.add(each.text)
 
     async def _let_go_if_idle(self) -> None:
-        if self._ranks or self._tenants.unwanted or self._loop.time() - self._used_at < _IDLE_S:
+        if self._ranks or self._loop.time() - self._used_at < _IDLE_S:
             return
         self.over = True
         with contextlib.suppress(OSError):
