@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, Protocol, TypeAlias
 
 import msgspec
 from msgspec import Struct
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Mount
 
+from gateway.access.api_key import KeyBody, KeyList, KeyUsage, NewKey, UsageList
+from gateway.access.key_file import KeyFileError, NoSuchKeyError
+from gateway.access.keys import ApiKeys
 from gateway.config.mistakes import ConfigError
-from gateway.http import events, keys, library, live, logs, pulls, requests
-from gateway.http.bodies import read_count, read_json
-from gateway.http.callers import caller_of
-from gateway.http.openapi.operation import LOADS, Described, Operation, Query
+from gateway.http.auth import caller_of
+from gateway.http.bodies import json_response, read_count, read_json
+from gateway.http.library import library_routes
+from gateway.http.live import live_routes
+from gateway.http.openapi import LOADS, Described, Operation, Query
 from gateway.http.status import ModelStatus, Status, gateway_status, model_status
 from gateway.memory.estimator import UnreadableFilesError
 from gateway.memory.forecast import Forecast
@@ -27,6 +32,66 @@ from gateway.models.fleet import Fleet
 from gateway.models.lifecycle import State
 from gateway.models.reload import Reloaded, Reloader
 from gateway.system.refusal import Refusal
+
+
+async def list_keys(request: HttpRequest) -> Response:
+    keys: ApiKeys = request.app.state.keys
+    await keys.look()
+    return json_response(KeyList([KeyBody.of(each) for each in keys.all]))
+
+
+async def add_key(request: HttpRequest) -> Response:
+    keys: ApiKeys = request.app.state.keys
+    new = await read_json(request, NewKey)
+    if new.expires_at is not None and new.expires_at <= time.time():
+        raise Refusal(
+            "invalid_request_error",
+            f"expires_at is {new.expires_at:.0f}, which is in the past: send a Unix time in the "
+            "future, in seconds.",
+            param="expires_at",
+        )
+    try:
+        key, secret = await keys.add(new.name, new.terms)
+    except KeyFileError as error:
+        raise Refusal("invalid_request_error", str(error)) from error
+    except OSError as error:
+        raise _unwritten(error) from error
+    return json_response(KeyBody.of(key, secret), status_code=201)
+
+
+async def revoke_key(request: HttpRequest) -> Response:
+    keys: ApiKeys = request.app.state.keys
+    try:
+        return json_response(KeyBody.of(await keys.revoke(request.path_params["name"])))
+    except NoSuchKeyError as error:
+        raise Refusal("not_found", str(error)) from error
+    except (KeyFileError, OSError) as error:
+        raise _unwritten(error) from error
+
+
+async def usage(request: HttpRequest) -> Response:
+    keys: ApiKeys = request.app.state.keys
+    return json_response(
+        UsageList([KeyUsage(name, *counts) for name, counts in keys.used().items()])
+    )
+
+
+def _unwritten(error: Exception) -> Refusal:
+    return Refusal("internal_error", f"The keys can't be changed: {error}")
+
+
+_LIST: Final = Operation(summary="The API keys", tag="operation", answer=KeyList)
+_ADD: Final = Operation(
+    summary="Add an API key, which is shown once",
+    tag="operation",
+    body=NewKey,
+    others={201: KeyBody},
+)
+_REVOKE: Final = Operation(
+    summary="Revoke an API key", tag="operation", answer=KeyBody, refusals=("not_found",)
+)
+_USAGE: Final = Operation(summary="What was used", tag="operation", answer=UsageList)
+
 
 _SETTLED: Final = (State.READY, State.UNLOADED, State.HELD, State.BACKOFF, State.FAILED)
 _FIRST_READING_S: Final = 2.0
@@ -63,38 +128,38 @@ class Options(Struct, forbid_unknown_fields=True):
     hold: bool = False
 
 
-async def status(request: Request) -> Response:
+async def status(request: HttpRequest) -> Response:
     reloader: Reloader = request.app.state.reloader
-    return _json(gateway_status(request.app.state.fleet, reloader.present))
+    return json_response(gateway_status(request.app.state.fleet, reloader.present))
 
 
-async def load(request: Request) -> Response:
+async def load(request: HttpRequest) -> Response:
     compartment, options = await _target(request)
     request.app.state.fleet.check_serves()
     compartment.load()
     return await _after_load(request, compartment, options)
 
 
-async def unload(request: Request) -> Response:
+async def unload(request: HttpRequest) -> Response:
     compartment, options = await _target(request)
     await _end(compartment, options, partial(compartment.unload, hold=options.hold))
-    return _json(model_status(compartment, request.app.state.fleet))
+    return json_response(model_status(compartment, request.app.state.fleet))
 
 
-async def restart(request: Request) -> Response:
+async def restart(request: HttpRequest) -> Response:
     compartment, options = await _target(request)
     request.app.state.fleet.check_serves()
     await _end(compartment, options, compartment.restart)
     return await _after_load(request, compartment, options)
 
 
-async def kill(request: Request) -> Response:
+async def kill(request: HttpRequest) -> Response:
     compartment, options = await _target(request)
     await _end(compartment, options, compartment.kill)
-    return _json(model_status(compartment, request.app.state.fleet))
+    return json_response(model_status(compartment, request.app.state.fleet))
 
 
-async def clear_prompts(request: Request) -> Response:
+async def clear_prompts(request: HttpRequest) -> Response:
     """Of all models, or of one."""
     fleet: Fleet = request.app.state.fleet
     if "model_id" in request.path_params:
@@ -103,7 +168,7 @@ async def clear_prompts(request: Request) -> Response:
     else:
         cleared = await fleet.prompts.clear(fleet.roster.everyone)
     if not cleared.failures:
-        return _json(Reclaimed(cleared.reclaimed_bytes))
+        return json_response(Reclaimed(cleared.reclaimed_bytes))
     what = "; ".join(cleared.failures)
     raise Refusal(
         "model_unavailable",
@@ -111,23 +176,23 @@ async def clear_prompts(request: Request) -> Response:
     )
 
 
-async def estimate(request: Request) -> Response:
+async def estimate(request: HttpRequest) -> Response:
     """What a load would bring about now; nothing is loaded."""
     fleet: Fleet = request.app.state.fleet
     compartment = _compartment(request)
     configured_tokens = compartment.model.settings.context_tokens
     tokens = max(1, read_count(request, "context_tokens", configured_tokens))
     try:
-        return _json(await fleet.scheduler.forecast(compartment.model_memory, tokens))
+        return json_response(await fleet.scheduler.forecast(compartment.model_memory, tokens))
     except UnreadableFilesError as error:
         raise Refusal("model_unavailable", str(error)) from error
 
 
-async def reload(request: Request) -> Response:
+async def reload(request: HttpRequest) -> Response:
     """400 with every mistake, a line each, if there is one; then nothing has changed."""
     reloader: Reloader = request.app.state.reloader
     try:
-        return _json(await reloader.reload())
+        return json_response(await reloader.reload())
     except ConfigError as error:
         mistakes = "\n".join(map(str, error.mistakes))
         raise Refusal(
@@ -135,26 +200,26 @@ async def reload(request: Request) -> Response:
         ) from None
 
 
-async def upgrade(request: Request) -> Response:
+async def upgrade(request: HttpRequest) -> Response:
     """Answers once the next gateway serves; if it doesn't come up, with the reason, and this one
     goes on.
     """
     replace: Upgrade = request.app.state.upgrade
-    return _json(await replace())
+    return json_response(await replace())
 
 
-def _compartment(request: Request) -> Compartment:
+def _compartment(request: HttpRequest) -> Compartment:
     fleet: Fleet = request.app.state.fleet
     return fleet.roster.find(request.path_params["model_id"], caller_of(request))
 
 
-async def _target(request: Request) -> tuple[Compartment, Options]:
+async def _target(request: HttpRequest) -> tuple[Compartment, Options]:
     options = await read_json(request, Options, optional=True)
     request.app.state.fleet.check_decides()
     return _compartment(request), options
 
 
-async def _after_load(request: Request, compartment: Compartment, options: Options) -> Response:
+async def _after_load(request: HttpRequest, compartment: Compartment, options: Options) -> Response:
     if options.wait:
         await compartment.condition.until(lambda: compartment.state in _SETTLED)
         if compartment.state is not State.READY:
@@ -165,7 +230,7 @@ async def _after_load(request: Request, compartment: Compartment, options: Optio
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FIRST_READING_S):
                 await compartment.until_measured()
-    return _json(model_status(compartment, request.app.state.fleet))
+    return json_response(model_status(compartment, request.app.state.fleet))
 
 
 class _Order(Protocol):
@@ -180,10 +245,6 @@ async def _end(compartment: Compartment, options: Options, order: _Order) -> Non
         await compartment.condition.until(
             lambda: compartment.worker is not worker or worker.given_up
         )
-
-
-def _json(body: Struct) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")
 
 
 _STATUS: Final = Operation(summary="Everything that is known", tag="operation", answer=Status)
@@ -240,13 +301,12 @@ routes = [
                 for verb in (load, unload, restart, kill)
             ),
             Described("/models/{model_id:path}/estimate", estimate, _ESTIMATE),
-            *keys.routes,
-            *pulls.routes,
-            *library.routes,
-            *logs.routes,
-            *events.routes,
-            *requests.routes,
-            *live.routes,
+            Described("/keys", list_keys, _LIST),
+            Described("/keys", add_key, _ADD, method="POST"),
+            Described("/keys/{name}", revoke_key, _REVOKE, method="DELETE"),
+            Described("/usage", usage, _USAGE),
+            *library_routes,
+            *live_routes,
         ],
-    )
+    ),
 ]

@@ -3,22 +3,90 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Final
 
+import msgspec
+from msgspec import Struct
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.http.connection.outlet import outlet_of
-from gateway.http.errors import error_response
-from gateway.http.framing import EVENTS, Framing
+from gateway.http.connection.exchange import outlet_of
+from gateway.http.errors import envelope, error_response
 from gateway.http.record import CLIENT_LEFT, note_outcome, note_usage
 from gateway.models.compartment import Compartment
-from gateway.requests.choices import Choices, Format, pieces
+from gateway.requests.choices import Choice, Choices, Format, pieces
 from gateway.requests.request import ClientGoneError, Piece, Request
 from gateway.system.refusal import Refusal
 from protocol.answers import Usage
+
+
+class Framing(Struct, frozen=True):
+    """What is sent while an answer waits, `waiting` before its first event and `pause` behind it,
+    changes nothing for who reads; `failure` is an error that ends a stream, on a path. `remark` is
+    what would have been a header, had it been known.
+    """
+
+    media_type: bytes
+    waiting: bytes
+    pause: bytes
+    failure: Callable[[Refusal, str], bytes]
+    remark: Callable[[bytes, bytes], bytes]
+
+
+def _error_event(refusal: Refusal, path: str) -> bytes:
+    return b"event: error\ndata: " + envelope(refusal, path) + b"\n\n"
+
+
+def _error_line(refusal: Refusal, path: str) -> bytes:
+    return envelope(refusal, path) + b"\n"
+
+
+def _remark(name: bytes, text: bytes) -> bytes:
+    return b": %b: %b\n\n" % (name, text)
+
+
+def _remark_line(name: bytes, text: bytes) -> bytes:
+    """A field that clients pass over, in a line that adds nothing."""
+    told = {name.decode(): text.decode()}
+    return msgspec.json.encode({"response": "", "message": _NOTHING, "done": False} | told) + b"\n"
+
+
+_NOTHING: Final = {"role": "assistant", "content": ""}
+_COMMENT: Final = b": waiting\n\n"
+EVENTS: Final = Framing(
+    b"text/event-stream; charset=utf-8",
+    waiting=_COMMENT,
+    pause=_COMMENT,
+    failure=_error_event,
+    remark=_remark,
+)
+# Anthropic's own sign of life. Its clients expect none before the message has begun.
+MESSAGE_EVENTS: Final = Framing(
+    b"text/event-stream; charset=utf-8",
+    waiting=_COMMENT,
+    pause=b'event: ping\ndata: {"type":"ping"}\n\n',
+    failure=_error_event,
+    remark=_remark,
+)
+# Clients read an empty line as JSON, and fail; before a line's text spaces are nothing to JSON.
+LINES: Final = Framing(
+    b"application/x-ndjson",
+    waiting=b" ",
+    pause=b" ",
+    failure=_error_line,
+    remark=_remark_line,
+)
+
+
+def framing_of(headers: Iterable[tuple[bytes, bytes]]) -> Framing | None:
+    """That of a response with these headers; None: it is no stream."""
+    kind = dict(headers).get(b"content-type", b"").partition(b";")[0]
+    known = {each.media_type.partition(b";")[0]: each for each in (EVENTS, LINES)}
+    return known.get(kind)
+
 
 NOT_ENFORCED: Final = b"x-bulkhead-not-enforced"
 _LONGEST_HEADER: Final = 1000
@@ -205,3 +273,41 @@ class Answer(Reply):
         own += self._unenforced()
         headers = [(b"content-type", self._framing.media_type), *_UNCOLLECTED, *own]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+# Nothing else in an event can be this.
+_MARK: Final = secrets.token_hex(16)
+
+_encode = msgspec.json.Encoder().encode
+
+
+class TextEvent:
+    """Encodes the rest of them once. Most events of a stream are one text, and to build and encode
+    the object around it takes ten times as long as the text does.
+    """
+
+    def __init__(self, event: Callable[[str], bytes]) -> None:
+        """`event` makes one of a text."""
+        self._before, self._after = event(_MARK).split(_encode(_MARK))
+
+    def __call__(self, text: str) -> bytes:
+        return self._before + _encode(text) + self._after
+
+
+class CountFormat:
+    """Of a stream the object is the only line."""
+
+    def __init__(self, written: Callable[[Usage], bytes]) -> None:
+        self._written = written
+
+    def opening(self, index: int) -> bytes:
+        return b""
+
+    def piece(self, index: int, piece: Piece) -> bytes:
+        return b""
+
+    def closing(self, usage: Usage) -> bytes:
+        return self._written(usage) + b"\n"
+
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        return self._written(usage)

@@ -6,40 +6,22 @@ from typing import Final, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.access.keys import ApiKeys
-from gateway.http import (
-    admin,
-    completions,
-    embeddings,
-    front,
-    health,
-    models,
-    rerank,
-)
-from gateway.http import (
-    page_route as page,
-)
-from gateway.http.callers import Callers
+from gateway.http import admin, completions, health, library, metrics, openapi, page, vectors
+from gateway.http.access_log import HttpMeter, Recorded, RoutePaths, Spans
+from gateway.http.auth import Callers, Visitors
 from gateway.http.chat import route as chat
-from gateway.http.connection.door import Door
+from gateway.http.connection.limits import Door
 from gateway.http.errors import on_defect, on_http_exception, on_refusal
 from gateway.http.messages import route as messages
-from gateway.http.methods import Heads
-from gateway.http.metrics import route as metrics
-from gateway.http.metrics.http_meter import HttpMeter
-from gateway.http.ollama import routes as ollama
-from gateway.http.ollama.files import ModelFileReader
-from gateway.http.openapi import route as openapi
-from gateway.http.openapi.route import Document
-from gateway.http.page.page import Page
-from gateway.http.pictures.reader import PictureReader
-from gateway.http.recorded import Recorded
+from gateway.http.ollama import route as ollama
+from gateway.http.ollama.models import ModelFileReader
+from gateway.http.openapi import Document
+from gateway.http.page import Page
+from gateway.http.pictures import PictureReader
 from gateway.http.responses import route as responses
-from gateway.http.route_paths import RoutePaths
-from gateway.http.spans import Spans
-from gateway.http.visitors import Visitors
 from gateway.library.library import LastUsed, Library
 from gateway.library.pulls import Pulls
 from gateway.mailbox.mailbox import Mailbox
@@ -48,21 +30,45 @@ from gateway.models.reload import Reloader
 from gateway.system.refusal import Refusal
 
 ROUTES: Final = (
-    *front.routes,
+    *page.routes,
     *health.routes,
     *metrics.routes,
-    *models.routes,
+    *library.model_routes,
     *chat.routes,
     *completions.routes,
     *messages.routes,
     *responses.routes,
-    *embeddings.routes,
-    *rerank.routes,
+    *vectors.routes,
     *ollama.routes,
     *admin.routes,
-    *page.routes,
     *openapi.routes,
 )
+
+
+class _HeadDoneError(Exception):
+    """Leaves an answer whose head is all that was asked for."""
+
+
+class Heads:
+    """HEAD gets the head that GET would get. A stream, which may go on for ever, ends with it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_head(message: Message) -> None:
+            await send({**message, "more_body": False} if message.get("more_body") else message)
+            if message.get("more_body"):
+                raise _HeadDoneError
+
+        try:
+            await self._app(scope, receive, send_head)
+        except _HeadDoneError:
+            return
 
 
 class Parts(NamedTuple):

@@ -6,17 +6,69 @@ import codecs
 import functools
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
 
 import msgspec
-from msgspec import Raw, Struct
-from starlette.requests import ClientDisconnect, Request
+from msgspec import Raw, Struct, inspect
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
 
-from gateway.http.allowed import allowed_values
 from gateway.requests.share import Share, share_of
 from gateway.system.lane import Lane
 from gateway.system.refusal import Refusal
+
+# The parts of a path as msgspec writes it: a field, or an item.
+_STEP: Final = re.compile(r"(?P<field>[^.\[\]]+)|\[[^\]]*\]")
+_MOST: Final = 30
+
+
+def allowed_values(kind: Any, path: str) -> str:
+    """A list for a sentence; empty if there is none. `path` is of a field with few values."""
+    found = [inspect.type_info(kind)]
+    steps = list(_STEP.finditer(path))
+    for place, step in enumerate(steps):
+        name = step["field"]
+        found = [each for kind in found for each in _alternatives(kind)]
+        if name and place == len(steps) - 1 and (tags := list(_tags(found, name))):
+            return _listed(tags)
+        found = [each for kind in found for each in _within(kind, name)]
+    values = (each for kind in found for each in _alternatives(kind))
+    return _listed(
+        [value for each in values if isinstance(each, inspect.LiteralType) for value in each.values]
+    )
+
+
+def _alternatives(kind: inspect.Type) -> Iterator[inspect.Type]:
+    match kind:
+        case inspect.UnionType(types):
+            for each in types:
+                yield from _alternatives(each)
+        case inspect.Metadata(type=inner):
+            yield from _alternatives(inner)
+        case _:
+            yield kind
+
+
+def _within(kind: inspect.Type, name: str | None) -> Iterator[inspect.Type]:
+    match kind:
+        case inspect.StructType(fields=fields) if name is not None:
+            yield from (each.type for each in fields if each.encode_name == name)
+        case inspect.ListType(item_type=item) | inspect.DictType(value_type=item) if name is None:
+            yield item
+
+
+def _tags(kinds: list[inspect.Type], name: str) -> Iterator[Any]:
+    for each in kinds:
+        if isinstance(each, inspect.StructType) and each.tag_field == name:
+            yield each.tag
+
+
+def _listed(values: list[Any]) -> str:
+    words = [repr(each) for each in dict.fromkeys(values)][:_MOST]
+    return ", ".join(words)
+
 
 MAX_BODY_BYTES: Final = 32 << 20
 
@@ -75,12 +127,18 @@ class Part(Struct):
         pass
 
 
+def json_response(body: Any, status_code: int = 200) -> Response:
+    """`body` is what msgspec encodes."""
+    encoded = msgspec.json.encode(body)
+    return Response(encoded, status_code=status_code, media_type="application/json")
+
+
 def given(raw: Raw) -> bool:
     """Whether there is more than null."""
     return bytes(raw).strip() != b"null"
 
 
-async def read_json(request: Request, kind: type[T], *, optional: bool = False) -> T:
+async def read_json(request: HttpRequest, kind: type[T], *, optional: bool = False) -> T:
     """The body as `kind`; with `optional` an empty body is `kind`'s defaults.
 
     Raises:
@@ -193,7 +251,7 @@ def _lone_surrogate(body: bytearray) -> str | None:
     return None
 
 
-async def _read(request: Request) -> bytearray:
+async def _read(request: HttpRequest) -> bytearray:
     declared = request.headers.get("content-length", "")
     # Before any of it is asked for: who sends `Expect: 100-continue` sends none.
     if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
@@ -216,7 +274,7 @@ def _too_large() -> Refusal:
     )
 
 
-def read_count(request: Request, name: str, default: int) -> int:
+def read_count(request: HttpRequest, name: str, default: int) -> int:
     """A whole number of the query string.
 
     Raises:
@@ -232,3 +290,50 @@ def read_count(request: Request, name: str, default: int) -> int:
             param=name,
         )
     return int(text)
+
+
+_LISTED: Final = 20
+_MOST_LISTED: Final = 100
+_FLAGS: Final = {"true": True, "1": True, "false": False, "0": False}
+
+
+def read_limit(request: HttpRequest) -> int:
+    """How many to list.
+
+    Raises:
+        Refusal: it is no number from 1 to 100.
+    """
+    count = read_count(request, "limit", _LISTED)
+    if not 1 <= count <= _MOST_LISTED:
+        raise Refusal(
+            "invalid_request_error",
+            f"limit is {count}: send a number from 1 to {_MOST_LISTED}.",
+            param="limit",
+        )
+    return count
+
+
+def reads_newest_first(request: HttpRequest, *, default: bool) -> bool:
+    """Raises: Refusal: `order` is neither asc nor desc."""
+    order = request.query_params.get("order")
+    if order not in (None, "asc", "desc"):
+        raise Refusal(
+            "invalid_request_error",
+            f"order is {order[:100]!r}: send asc or desc.",
+            param="order",
+        )
+    return default if order is None else order == "desc"
+
+
+def read_flag(request: HttpRequest, name: str) -> bool:
+    """Absent is false.
+
+    Raises:
+        Refusal: it is neither true nor false.
+    """
+    text = request.query_params.get(name, "false")
+    if (flag := _FLAGS.get(text.lower())) is None:
+        raise Refusal(
+            "invalid_request_error", f"{name} is {text[:100]!r}: send true or false.", param=name
+        )
+    return flag

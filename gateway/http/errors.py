@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
-from gateway.http.methods import allowed_methods
 from gateway.http.record import note_outcome
 from gateway.system.refusal import Refusal
+
+
+def allowed_methods(routes: Iterable[BaseRoute], scope: Scope) -> set[str]:
+    """What may be done at the path of a request, by all routes that have it."""
+    # A mount has left its mark in the scope.
+    return _allowed(routes, {**scope, "root_path": scope.get("app_root_path", "")})
+
+
+def _allowed(routes: Iterable[BaseRoute], scope: Scope) -> set[str]:
+    found: set[str] = set()
+    for route in routes:
+        match, child = route.matches(scope)
+        if match is Match.NONE:
+            continue
+        if inner := getattr(route, "routes", None):
+            found |= _allowed(inner, {**scope, **child})
+        else:
+            found |= getattr(route, "methods", None) or set()
+    return found
+
 
 _TYPES: Final = {
     401: "authentication_error",
@@ -116,12 +136,12 @@ def error_response(refusal: Refusal, path: str = "") -> Response:
     return ErrorResponse(refusal, path, headers)
 
 
-async def on_refusal(request: Request, error: Exception) -> Response:
+async def on_refusal(request: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, Refusal)
     return error_response(error, request.url.path)
 
 
-async def on_http_exception(request: Request, error: Exception) -> Response:
+async def on_http_exception(request: HttpRequest, error: Exception) -> Response:
     """Starlette's own errors: no such path, no such method."""
     assert isinstance(error, HTTPException)
     if error.status_code != 405:
@@ -138,7 +158,7 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     return response
 
 
-async def on_defect(request: Request, _error: Exception) -> Response:
+async def on_defect(request: HttpRequest, _error: Exception) -> Response:
     """The traceback goes to the log, not to the client."""
     return error_response(
         Refusal("internal_error", "The gateway failed on this request; its log says why."),

@@ -13,9 +13,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
 
 from gateway import VERSION
-from gateway.http.callers import caller_of
+from gateway.http.auth import caller_of
 from gateway.http.model_call import deadline_s
-from gateway.http.openapi.operation import NAMES_MODEL, Described, Operation, Query
+from gateway.http.openapi import NAMES_MODEL, Described, Operation, Query
 from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet, Phase
 from gateway.models.lifecycle import State

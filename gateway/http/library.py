@@ -2,17 +2,113 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
 from msgspec import Struct
-from starlette.requests import Request
-from starlette.responses import Response
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response, StreamingResponse
 
-from gateway.http.openapi.operation import NAMES_MODEL, Described, Operation
+from gateway.access.caller import Caller
+from gateway.http.auth import caller_of
+from gateway.http.bodies import json_response, read_json
+from gateway.http.openapi import EVENT_STREAM, NAMES_MODEL, Described, Operation, Query
+from gateway.http.status import PromptCacheStatus, model_status
 from gateway.library.catalogue import ModelOnDisk
 from gateway.library.library import Library
+from gateway.library.pulls import Pull, Pulls, PullStatus
+from gateway.models.compartment import Compartment
+from gateway.models.fleet import Fleet
 from gateway.system.refusal import Refusal
+from protocol.life import Ability
+
+
+class ModelBody(Struct):
+    """OpenAI's model object and Anthropic's in one, what prompts may have (OpenRouter's name:
+    "text", and "image" of those that look at pictures), the state with its reason, vLLM's name for
+    the context in force, when it was last used since the gateway's start (a Unix time), and what
+    the model holds of the memory: its floor, what was lent to it,
+    and what it wants in all (null until the model is loaded). `abilities` are what it makes of
+    texts: text, embedding, score (null until it is loaded). `prompt_cache` is what is kept of its
+    prompts, which is null for keys that share none: it tells what others ask.
+    """
+
+    id: str
+    aliases: tuple[str, ...]
+    object: str
+    created: int
+    owned_by: str
+    type: str
+    display_name: str
+    created_at: str
+    input_modalities: list[str]
+    state: str
+    reason: str | None
+    max_model_len: int | None
+    last_used_at: float | None
+    abilities: tuple[Ability, ...] | None
+    floor_bytes: int | None
+    lent_bytes: int | None
+    wanted_bytes: int | None
+    prompt_cache: PromptCacheStatus | None
+
+
+class ModelList(Struct):
+    """OpenAI's, and the rest Anthropic's: one page has them all."""
+
+    object: str
+    data: list[ModelBody]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+async def list_models(request: HttpRequest) -> Response:
+    fleet: Fleet = request.app.state.fleet
+    caller = caller_of(request)
+    data = [_body(fleet, each, caller) for each in fleet.roster.visible(caller)]
+    first, last = (data[0].id, data[-1].id) if data else (None, None)
+    return json_response(ModelList("list", data, False, first, last))
+
+
+async def show_model(request: HttpRequest) -> Response:
+    fleet: Fleet = request.app.state.fleet
+    caller = caller_of(request)
+    return json_response(
+        _body(fleet, fleet.roster.find(request.path_params["model_id"], caller), caller)
+    )
+
+
+def _body(fleet: Fleet, compartment: Compartment, caller: Caller) -> ModelBody:
+    status = model_status(compartment, fleet)
+    told = caller.admin or fleet.settings.prompt_cache.shared
+    return ModelBody(
+        id=status.id,
+        aliases=compartment.model.settings.aliases,
+        object="model",
+        created=int(fleet.started_at),
+        owned_by="bulkhead",
+        type="model",
+        display_name=status.id,
+        created_at=datetime.fromtimestamp(int(fleet.started_at), UTC).isoformat(),
+        input_modalities=["text", "image"] if compartment.model.settings.pictures else ["text"],
+        state=status.state,
+        reason=status.reason,
+        max_model_len=status.context_tokens,
+        last_used_at=status.last_used_at,
+        abilities=compartment.traffic.abilities,
+        floor_bytes=status.floor_bytes,
+        lent_bytes=status.lent_bytes,
+        wanted_bytes=status.wanted_bytes,
+        prompt_cache=status.prompt_cache if told else None,
+    )
+
+
+_LIST: Final = Operation(summary="The models", tag="OpenAI", answer=ModelList)
+_SHOW: Final = Operation(summary="A model", tag="OpenAI", answer=ModelBody, refusals=NAMES_MODEL)
 
 
 class EntryList(Struct):
@@ -26,23 +122,23 @@ class Removed(Struct):
     reclaimed_bytes: int
 
 
-async def list_entries(request: Request) -> Response:
-    return _json(EntryList(await _library(request).entries()))
+async def list_entries(request: HttpRequest) -> Response:
+    return json_response(EntryList(await _library(request).entries()))
 
 
-async def show(request: Request) -> Response:
-    return _json(await _library(request).find(request.path_params["name"]))
+async def show(request: HttpRequest) -> Response:
+    return json_response(await _library(request).find(request.path_params["name"]))
 
 
-async def removal(request: Request) -> Response:
+async def removal(request: HttpRequest) -> Response:
     """What `remove` would do, or why not."""
     library = _library(request)
     entry = await library.find(request.path_params["name"])
     await library.check_removable(entry)
-    return _json(Removed(entry.source, entry.size_bytes))
+    return json_response(Removed(entry.source, entry.size_bytes))
 
 
-async def remove(request: Request) -> Response:
+async def remove(request: HttpRequest) -> Response:
     if "dry_run" in request.query_params:
         # What removes must not do so for who only asks.
         raise Refusal(
@@ -53,20 +149,18 @@ async def remove(request: Request) -> Response:
     library = _library(request)
     entry = await library.find(request.path_params["name"])
     await library.remove(entry)
-    return _json(Removed(entry.source, entry.size_bytes))
+    return json_response(Removed(entry.source, entry.size_bytes))
 
 
-def _library(request: Request) -> Library:
+def _library(request: HttpRequest) -> Library:
     library: Library = request.app.state.library
     return library
 
 
-def _json(body: Struct) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")
-
-
-_LIST: Final = Operation(summary="The models on the disks", tag="operation", answer=EntryList)
-_SHOW: Final = Operation(
+_LIST_LIBRARY: Final = Operation(
+    summary="The models on the disks", tag="operation", answer=EntryList
+)
+_SHOW_LIBRARY: Final = Operation(
     summary="One of them", tag="operation", answer=ModelOnDisk, refusals=NAMES_MODEL
 )
 _REMOVE: Final = Operation(
@@ -79,9 +173,108 @@ _REMOVAL: Final = Operation(
     refusals=NAMES_MODEL,
 )
 
-routes = [
-    Described("/library", list_entries, _LIST),
-    Described("/library/{name:path}", show, _SHOW),
+
+_COMMENT_S: Final = 10.0
+_COMMENT: Final = b": nothing new\n\n"
+
+
+class Wanted(Struct, forbid_unknown_fields=True):
+    """`model` is OWNER/NAME or OWNER/NAME:QUANT; with `force` also what will not fit is pulled."""
+
+    model: str
+    force: bool = False
+
+
+class PullList(Struct):
+    pulls: list[PullStatus]
+
+
+async def begin(request: HttpRequest) -> Response:
+    """202; who asks for what is being pulled already joins that."""
+    wanted = await read_json(request, Wanted)
+    fleet: Fleet = request.app.state.fleet
+    fleet.check_serves()
+    return json_response(_pulls(request).begin(wanted.model, force=wanted.force).status, 202)
+
+
+async def list_pulls(request: HttpRequest) -> Response:
+    """Those that run, and the last that have ended."""
+    return json_response(PullList(_pulls(request).statuses))
+
+
+async def follow(request: HttpRequest) -> Response:
+    """An event for each change, until it is over; `follow=0` answers once, in JSON."""
+    pull = _pulls(request).find(request.path_params["pull_id"])
+    if request.query_params.get("follow", "1") in ("0", "false"):
+        return json_response(pull.status)
+    return StreamingResponse(
+        _changes(pull),
+        media_type="text/event-stream",
+        headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
+    )
+
+
+async def cancel(request: HttpRequest) -> Response:
+    """Answers when its process is gone. What it has got is kept for another time."""
+    pull = _pulls(request).find(request.path_params["pull_id"])
+    await _pulls(request).cancel(pull)
+    return json_response(pull.status)
+
+
+async def _changes(pull: Pull) -> AsyncIterator[bytes]:
+    while True:
+        told = pull.status
+        yield b"event: pull\ndata: %s\n\n" % msgspec.json.encode(told)
+        if told.over:
+            return
+        while pull.status is told:
+            try:
+                async with asyncio.timeout(_COMMENT_S):
+                    await pull.next_change()
+            except TimeoutError:
+                yield _COMMENT
+
+
+def _pulls(request: HttpRequest) -> Pulls:
+    pulls: Pulls = request.app.state.pulls
+    return pulls
+
+
+_LIST_PULLS: Final = Operation(summary="What is pulled", tag="operation", answer=PullList)
+_BEGIN: Final = Operation(
+    summary="Get a model from the hub",
+    tag="operation",
+    body=Wanted,
+    others={202: PullStatus},
+    refusals=("queue_full", "shutting_down"),
+)
+_FOLLOW: Final = Operation(
+    summary="The progress of a pull",
+    tag="operation",
+    answer=PullStatus,
+    events=PullStatus,
+    stream=EVENT_STREAM,
+    query=(Query("follow", "string", "0: answer once, in JSON"),),
+    refusals=("not_found",),
+)
+_CANCEL: Final = Operation(
+    summary="Cancel a pull", tag="operation", answer=PullStatus, refusals=("not_found",)
+)
+
+
+model_routes = [
+    Described("/v1/models", list_models, _LIST),
+    Described("/v1/models/", list_models, _LIST),
+    Described("/v1/models/{model_id:path}", show_model, _SHOW),
+]
+
+library_routes = [
+    Described("/library", list_entries, _LIST_LIBRARY),
+    Described("/library/{name:path}", show, _SHOW_LIBRARY),
     Described("/library/{name:path}", remove, _REMOVE, method="DELETE"),
     Described("/removals/{name:path}", removal, _REMOVAL),
+    Described("/pulls", list_pulls, _LIST_PULLS),
+    Described("/pulls", begin, _BEGIN, method="POST"),
+    Described("/pulls/{pull_id}", follow, _FOLLOW),
+    Described("/pulls/{pull_id}", cancel, _CANCEL, method="DELETE"),
 ]

@@ -3,21 +3,167 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 from collections.abc import AsyncIterator, Callable
-from typing import Final
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct
-from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.requests import Request as HttpRequest
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
-from gateway.http.events import event_message, events_since, follows
-from gateway.http.openapi.operation import EVENT_STREAM, Described, Operation, Query
-from gateway.http.requests import RequestStatus, request_statuses
+from gateway.http.auth import caller_of
+from gateway.http.bodies import json_response, read_count
+from gateway.http.openapi import EVENT_STREAM, NAMES_MODEL, Described, Operation, Query
 from gateway.http.status import Status, gateway_status
-from gateway.models.fleet import Fleet
+from gateway.models.fleet import Fleet, Phase
 from gateway.models.reload import Reloader
-from gateway.system.events import EventLog
+from gateway.requests.request import Request
+from gateway.system.events import Event, EventLog
+from gateway.system.lane import Lane
+from gateway.system.log_files import LogReader
+from gateway.system.log_lines import since_stamp
+from gateway.system.refusal import Refusal
+
+_DEFAULT_RECENT: Final = 100
+# Proxies and clients take a silent connection for a dead one.
+_COMMENT_S: Final = 10.0
+_COMMENT: Final = b": nothing new\n\n"
+_EVENT_ID: Final = re.compile("[0-9]{1,18}")
+
+
+async def events(request: HttpRequest) -> Response:
+    """`recent=N` begins with the last N, `follow=0` ends after them. A client that comes back with
+    Last-Event-ID gets what it missed, as far as it is kept.
+    """
+    fleet: Fleet = request.app.state.fleet
+    going_on = follows(request)
+    kept = events_since(request, fleet.events, 0 if going_on else _DEFAULT_RECENT)
+    if not going_on:
+        return Response(kept(), media_type="text/event-stream")
+    return StreamingResponse(
+        _follow_events(fleet.events, kept),
+        media_type="text/event-stream",
+        headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
+    )
+
+
+def follows(request: HttpRequest) -> bool:
+    """Whether the stream goes on with what comes."""
+    return request.query_params.get("follow", "1") not in ("0", "false")
+
+
+def events_since(request: HttpRequest, log: EventLog, default: int) -> Callable[[], bytes]:
+    """What a follower begins with, once it is called: the messages behind Last-Event-ID, else the
+    last of `recent`.
+    """
+    count = read_count(request, "recent", default)
+    last_id = request.headers.get("last-event-id", "")
+
+    def kept() -> bytes:
+        events = log.after(int(last_id)) if _EVENT_ID.fullmatch(last_id) else log.recent(count)
+        return b"".join(map(event_message, events))
+
+    return kept
+
+
+async def _follow_events(log: EventLog, kept: Callable[[], bytes]) -> AsyncIterator[bytes]:
+    with log.follow() as follower:
+        # Only now, so that nothing falls between what is kept and what is followed.
+        yield kept() or _COMMENT
+        while not follower.ended:
+            try:
+                async with asyncio.timeout(_COMMENT_S):
+                    new = await follower.take()
+            except TimeoutError:
+                yield _COMMENT
+                continue
+            if follower.missed:
+                yield f": {follower.missed} events were missed\n\n".encode()
+                follower.missed = 0
+            yield b"".join(map(event_message, new))
+
+
+def event_message(event: Event) -> bytes:
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.id, event.kind.encode(), event.as_json())
+
+
+_EVENTS: Final = Operation(
+    summary="What happens",
+    tag="operation",
+    answer=EVENT_STREAM,
+    query=[
+        Query("recent", "integer", "Begin with so many that were."),
+        Query("follow", "string", "0: end after these."),
+    ],
+)
+
+
+State: TypeAlias = Literal["running", "parked", "waiting"]
+
+
+class RequestStatus(Struct):
+    """`place` is 1 for the one of its model that starts next, and null for one that runs. A parked
+    one ran already, in a worker that is gone. `age_s` counts from its arrival. `key` is the name
+    of its API key, null without keys. `prompt_tokens` are 0 until they are counted. What asks for
+    several answers is as many requests, all with its id.
+    """
+
+    id: str
+    model: str
+    key: str | None
+    state: State
+    place: int | None
+    age_s: float
+    prompt_tokens: int
+    delivered_tokens: int
+
+
+class RequestList(Struct):
+    """For each model those that run, oldest first, then those that wait, in their order."""
+
+    requests: list[RequestStatus]
+
+
+async def requests(request: HttpRequest) -> Response:
+    found = RequestList(request_statuses(request.app.state.fleet))
+    return json_response(found)
+
+
+def request_statuses(fleet: Fleet, most: int | None = None) -> list[RequestStatus]:
+    """Of all requests, or of the first so many of each model."""
+    now = fleet.now()
+    each_model = (
+        (
+            _status(request, place, compartment.model.id, now)
+            for place, request in islice(compartment.traffic.places, most)
+        )
+        for compartment in fleet.roster.everyone
+    )
+    return list(chain.from_iterable(each_model))
+
+
+def _status(request: Request, place: int | None, model_id: str, now: float) -> RequestStatus:
+    progress = request.progress
+    state: State = "parked" if progress.begun else "waiting"
+    return RequestStatus(
+        id=request.id,
+        model=model_id,
+        key=request.terms.key,
+        state="running" if place is None else state,
+        place=place,
+        age_s=max(0.0, now - request.arrived_at),
+        prompt_tokens=progress.prompt_tokens,
+        delivered_tokens=len(progress.delivered),
+    )
+
+
+_REQUESTS: Final = Operation(summary="What runs and waits", tag="operation", answer=RequestList)
+
 
 # Tokens a second and ages move all the time; nobody sees more than so much of it.
 _EVERY_S: Final = 1.0
@@ -34,7 +180,7 @@ class Snapshot(Struct):
     requests: list[RequestStatus]
 
 
-async def live(request: Request) -> Response:
+async def live(request: HttpRequest) -> Response:
     """An event `snapshot` every second and after each event; between them the events themselves,
     under their kinds. `recent`, `follow` and Last-Event-ID are as for /events.
     """
@@ -82,4 +228,116 @@ _LIVE: Final = Operation(
     ],
 )
 
-routes = [Described("/live", live, _LIVE)]
+
+_DEFAULT_LINES: Final = 200
+# An answer is made in memory.
+_MOST_LINES: Final = 10_000
+_POLL_S: Final = 0.2
+# Proxies and clients take a silent connection for a dead one.
+T = TypeVar("T")
+
+# For a reading of up to 10,000 lines, behind those of others.
+_ANSWER_S: Final = 20.0
+
+_lane: Final = Lane("log reader")
+
+
+async def gateway_log(request: HttpRequest) -> Response:
+    """Lines of JSON."""
+    fleet: Fleet = request.app.state.fleet
+    return await _answer(request, fleet.log_path)
+
+
+async def model_log(request: HttpRequest) -> Response:
+    """What its workers print, each line after its time."""
+    fleet: Fleet = request.app.state.fleet
+    return await _answer(
+        request, fleet.roster.find(request.path_params["model_id"], caller_of(request)).log.path
+    )
+
+
+async def _answer(request: HttpRequest, path: Path) -> Response:
+    """`lines=N` of the last lines, `since` a time or how long ago; `follow=1` goes on."""
+    fleet: Fleet = request.app.state.fleet
+    count = min(_MOST_LINES, read_count(request, "lines", _DEFAULT_LINES))
+    since = _since(request)
+    if request.query_params.get("follow") in ("1", "true"):
+        follow = _follow_log(fleet, path, count, since)
+        return StreamingResponse(follow, media_type="text/event-stream")
+
+    def text() -> str:
+        with LogReader(path) as reader:
+            return "".join(f"{line}\n" for line in reader.last(count, since))
+
+    return PlainTextResponse(await _beside(text, path))
+
+
+async def _follow_log(
+    fleet: Fleet, path: Path, count: int, since: str | None
+) -> AsyncIterator[bytes]:
+    loop = asyncio.get_running_loop()
+    reader = await _beside(partial(LogReader, path), path)
+    try:
+        lines = await _beside(partial(reader.last, count, since), path)
+        yield b"".join(map(_message, lines)) or _COMMENT
+        said_at = loop.time()
+        while True:
+            # Asked first: what comes before the end is read after it.
+            stopped = fleet.phase is Phase.STOPPED
+            while lines := await _beside(reader.read, path):
+                yield b"".join(map(_message, lines))
+                said_at = loop.time()
+            if stopped:
+                return
+            if loop.time() - said_at >= _COMMENT_S:
+                yield _COMMENT
+                said_at = loop.time()
+            await asyncio.sleep(_POLL_S)
+    finally:
+        # After a read that may still run.
+        _lane.soon(reader.close)
+
+
+async def _beside(call: Callable[[], T], path: Path) -> T:
+    """Raises: Refusal if the disk doesn't answer."""
+    try:
+        return await _lane.run(call, _ANSWER_S, str(path))
+    except OSError as error:
+        raise Refusal("internal_error", f"The log can't be read: {error}.") from error
+
+
+def _since(request: HttpRequest) -> str | None:
+    text = request.query_params.get("since")
+    try:
+        return since_stamp(text, time.time()) if text else None
+    except ValueError as error:
+        raise Refusal("invalid_request_error", f"since: {error}", param="since") from error
+
+
+def _message(line: str) -> bytes:
+    return f"data: {line}\n\n".encode()
+
+
+_LOG: Final = Operation(
+    summary="The gateway's log",
+    tag="operation",
+    answer="text/plain",
+    stream=EVENT_STREAM,
+    query=[
+        Query("lines", "integer", "How many of the last."),
+        Query("since", "string", "A time, or how long ago, as 10m."),
+        Query("follow", "string", "1: go on with what is written."),
+    ],
+)
+
+live_routes = [
+    Described("/events", events, _EVENTS),
+    Described("/requests", requests, _REQUESTS),
+    Described("/live", live, _LIVE),
+    Described("/logs", gateway_log, _LOG),
+    Described(
+        "/models/{model_id:path}/logs",
+        model_log,
+        msgspec.structs.replace(_LOG, summary="A model's log", refusals=NAMES_MODEL),
+    ),
+]

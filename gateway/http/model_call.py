@@ -10,16 +10,12 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 
 from gateway.config.model import Model
-from gateway.http.answer import Answer
+from gateway.http.answer import EVENTS, Answer, Framing
+from gateway.http.auth import caller_of, from_page, take_places
 from gateway.http.bodies import beside_the_loop
-from gateway.http.callers import caller_of, take_places
-from gateway.http.connection.origins import from_page
-from gateway.http.connection.request_id import unique
-from gateway.http.framing import EVENTS, Framing
-from gateway.http.pictures.reader import PictureReader, check_pictures
-from gateway.http.pictures.source import Source
-from gateway.http.record import record_of
-from gateway.http.sampling import MOST_ANSWERS, MOST_PRIORITY, GenerationBody
+from gateway.http.generation import MOST_ANSWERS, MOST_PRIORITY, GenerationBody
+from gateway.http.pictures import PictureReader, Source, check_pictures
+from gateway.http.record import record_of, unique
 from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
 from gateway.requests.choices import Format, answers_to

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import secrets
+import uuid
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from msgspec import Struct
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
 from starlette.types import Scope
 
 from gateway.requests.use import Timing
@@ -51,7 +54,7 @@ def begin_record(scope: Scope, record: Record) -> None:
     scope.setdefault("state", {})[_KEY] = record
 
 
-def record_of(request: Request) -> Record:
+def record_of(request: HttpRequest) -> Record:
     record: Record = request.scope["state"][_KEY]
     return record
 
@@ -68,3 +71,26 @@ def note_outcome(scope: Scope, outcome: str) -> None:
     record: Record | None = scope.get("state", {}).get(_KEY)
     if record is not None:
         record.outcome = outcome
+
+
+HEADER: Final = b"x-request-id"
+# It stands in JSON, in log lines and in headers, and must not need escaping in any of them.
+_SANE: Final = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:~/+=@-]{0,127}")
+_MADE: Final = re.compile(r"req_[0-9a-f]{32}")
+
+
+def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The client's own X-Request-Id if it is sane and the only one, else a new one."""
+    given = [value for name, value in headers if name == HEADER]
+    if len(given) == 1 and _SANE.fullmatch(given[0]):
+        return given[0].decode("ascii")
+    return new_request_id()
+
+
+def new_request_id() -> str:
+    return f"req_{uuid.uuid4().hex}"
+
+
+def unique(request_id: str) -> str:
+    """The same, told apart from other requests to which their clients gave the same id."""
+    return f"{request_id}.{secrets.token_hex(4)}"

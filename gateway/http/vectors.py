@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import struct
 from collections.abc import Callable, Iterator
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
-from msgspec import Meta, Struct
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.http.answer import Reply
-from gateway.http.connection.request_id import unique
+from gateway.http.bodies import Part, beside_the_loop, read_json
+from gateway.http.completions import Inputs, count_strings, parse_inputs
 from gateway.http.errors import error_response
+from gateway.http.generation import Priority
 from gateway.http.model_call import ModelCall, check_mailbox
-from gateway.http.sampling import Priority
+from gateway.http.openapi import GENERATES, Described, Operation
+from gateway.http.parameters import check_supported, refusing
+from gateway.http.record import unique
+from gateway.requests.progress import BYTES_PER_NUMBER, Vectors
 from gateway.requests.request import Request
 from gateway.system.refusal import Refusal
 from protocol.answers import RequestField, Usage
+from protocol.prompts import TextPrompt
 from protocol.requests import Embed
 
 # OpenAI's bound.
@@ -97,3 +108,244 @@ class VectorAnswer(Reply):
                 # A client that reads as fast as this writes never makes it wait.
                 await asyncio.sleep(0)
         await send({"type": "http.response.body", "body": bytes(unsent), "more_body": False})
+
+
+_MOST_DIMENSIONS: Final = 1 << 16
+_LONGEST_NAME: Final = 100
+
+Role = Literal["query", "document", "search_query", "search_document", "passage"]
+
+
+@refusing("embeddings")
+class EmbeddingsBody(VectorBody, kw_only=True):
+    input: Inputs
+    dimensions: Annotated[int, Meta(ge=1, le=_MOST_DIMENSIONS)] | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    input_type: Role | None = None
+    prompt_name: Annotated[str, Meta(max_length=_LONGEST_NAME)] | None = None
+
+
+class EmbeddingItem(Struct):
+    """Numbers, or their little-endian floats in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(Struct):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(Struct):
+    """What `_written_vectors` writes."""
+
+    object: Literal["list"]
+    data: list[EmbeddingItem]
+    model: str
+    usage: EmbeddingUsage
+
+
+async def create_embeddings(http_request: HttpRequest) -> Response:
+    body = await read_json(http_request, EmbeddingsBody)
+    check_supported(body, "embeddings")
+    inputs = await beside_the_loop(len(body.input), parse_inputs, body.input, "input", MOST_INPUTS)
+    call = ModelCall(http_request, body.model)
+    request = submit(
+        call,
+        body,
+        lambda request_id: Embed(
+            request_id=request_id,
+            inputs=tuple(inputs),
+            prompt_name=body.prompt_name,
+            role=_role(body.input_type),
+            truncate=body.truncate_prompt_tokens,
+            dimensions=body.dimensions,
+        ),
+        {"inputs": "input", "dimensions": "dimensions", "prompt_name": "prompt_name"},
+    )
+
+    def written(usage: Usage) -> Iterator[bytes]:
+        return _written_vectors(
+            request.vectors,
+            len(inputs),
+            call.model.id,
+            usage,
+            in_base64=body.encoding_format == "base64",
+        )
+
+    return VectorAnswer(call, request, written)
+
+
+def _role(input_type: Role | None) -> Literal["query", "document"] | None:
+    if input_type is None:
+        return None
+    return "query" if input_type in ("query", "search_query") else "document"
+
+
+def _written_vectors(
+    vectors: Vectors, number: int, model_id: str, usage: Usage, *, in_base64: bool
+) -> Iterator[bytes]:
+    """OpenAI's list, an item at a time."""
+    numbers = struct.Struct(f"<{vectors.dimensions}f")
+    assert numbers.size == vectors.dimensions * BYTES_PER_NUMBER
+    yield b'{"object":"list","data":['
+    for index in range(number):
+        packed = vectors[index]
+        value = (
+            b'"' + base64.b64encode(packed) + b'"'
+            if in_base64
+            else msgspec.json.encode(numbers.unpack(packed))
+        )
+        comma = b"," if index else b""
+        yield b'%b{"object":"embedding","index":%d,"embedding":%b}' % (comma, index, value)
+    yield b'],"model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d}}' % (
+        msgspec.json.encode(model_id),
+        usage.prompt_tokens,
+        usage.prompt_tokens,
+    )
+
+
+_EMBEDDINGS: Final = Operation(
+    summary="Make vectors of texts",
+    tag="OpenAI",
+    body=EmbeddingsBody,
+    answer=EmbeddingList,
+    refusals=GENERATES,
+)
+
+
+# Counted before they are decoded: an object has two, and clients may send some others.
+_MOST_STRINGS: Final = 32 * MOST_INPUTS
+_LONGEST_REASON: Final = 200
+
+
+_DOCUMENT: Final = {
+    "type": "object",
+    "properties": {"text": {"type": "string"}},
+    "required": ["text"],
+}
+_DOCUMENTS: Final = {
+    "type": "array",
+    "minItems": 1,
+    "maxItems": MOST_INPUTS,
+    "items": {"anyOf": [{"type": "string"}, _DOCUMENT]},
+}
+
+
+class Document(Part):
+    text: str
+
+
+@refusing("rerank")
+class RerankBody(VectorBody, kw_only=True):
+    query: str
+    documents: Annotated[Raw, Meta(extra_json_schema=_DOCUMENTS)]
+    top_n: Annotated[int, Meta(ge=0)] | None = None
+    return_documents: bool | None = None
+
+
+# As a type of its own: what is wrong with it is named.
+Documents = Annotated[list[str | Document], Meta(min_length=1, max_length=MOST_INPUTS)]
+
+
+class Result(Struct):
+    index: int
+    relevance_score: float
+    document: Document | UnsetType = UNSET
+
+
+class RerankUsage(Struct):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class RerankAnswer(Struct):
+    """What `_written_scores` writes."""
+
+    id: str
+    model: str
+    usage: RerankUsage
+    results: list[Result]
+
+
+async def rerank(http_request: HttpRequest) -> Response:
+    body = await read_json(http_request, RerankBody)
+    check_supported(body, "rerank")
+    texts = await beside_the_loop(len(body.documents), _texts, body.documents)
+    call = ModelCall(http_request, body.model)
+    request = submit(
+        call,
+        body,
+        lambda request_id: Embed(
+            request_id=request_id,
+            inputs=tuple(map(TextPrompt, texts)),
+            query=body.query,
+            truncate=body.truncate_prompt_tokens,
+        ),
+        {"inputs": "documents"},
+    )
+    documents = texts if body.return_documents is not False else None
+
+    def written(usage: Usage) -> Iterator[bytes]:
+        results = _results(request.vectors, len(texts), body.top_n, documents)
+        return _written_scores(results, request.id, call.model.id, usage)
+
+    return VectorAnswer(call, request, written)
+
+
+def _texts(raw: Raw) -> list[str]:
+    """Raises: Refusal: they are no documents, or too many."""
+    strings = count_strings(bytes(raw), _MOST_STRINGS)
+    try:
+        if strings > _MOST_STRINGS:
+            raise msgspec.ValidationError(f"Expected `array` of length <= {MOST_INPUTS}")
+        documents = msgspec.json.decode(raw, type=Documents)
+    except msgspec.DecodeError as error:
+        raise Refusal(
+            "invalid_request_error",
+            f"documents: send a list of at most {MOST_INPUTS:,} texts, or objects with a text; "
+            f"{str(error)[:_LONGEST_REASON]}.",
+            param="documents",
+        ) from error
+    return [each if isinstance(each, str) else each.text for each in documents]
+
+
+def _results(
+    scores: Vectors, number: int, top_n: int | None, documents: list[str] | None
+) -> Iterator[Result]:
+    """The best first; of equal ones the first. No `top_n`, or 0, is all, as in vLLM."""
+    packed = struct.unpack(f"<{number}f", scores.data)
+    best = sorted(range(number), key=lambda index: -packed[index])
+    for index in best[: top_n or None]:
+        document = UNSET if documents is None else Document(documents[index])
+        yield Result(index, packed[index], document)
+
+
+def _written_scores(
+    results: Iterator[Result], request_id: str, model_id: str, usage: Usage
+) -> Iterator[bytes]:
+    yield b'{"id":%b,"model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d},"results":[' % (
+        msgspec.json.encode(f"rerank-{request_id}"),
+        msgspec.json.encode(model_id),
+        usage.prompt_tokens,
+        usage.prompt_tokens,
+    )
+    for place, result in enumerate(results):
+        yield (b"," if place else b"") + msgspec.json.encode(result)
+    yield b"]}"
+
+
+_RERANK: Final = Operation(
+    summary="Order documents by a query",
+    tag="OpenAI",
+    body=RerankBody,
+    answer=RerankAnswer,
+    refusals=GENERATES,
+)
+
+routes = [
+    Described("/v1/embeddings", create_embeddings, _EMBEDDINGS, method="POST"),
+    Described("/v1/rerank", rerank, _RERANK, method="POST"),
+]

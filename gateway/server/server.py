@@ -17,12 +17,11 @@ from gateway.access.keys import ApiKeys
 from gateway.config.machine_rules import network_cautions
 from gateway.config.model import models_of
 from gateway.config.read import Configuration
+from gateway.http.access_log import spans
 from gateway.http.app import Parts
-from gateway.http.chat.kept import ChatFamily
-from gateway.http.connection.capacity import capacity
-from gateway.http.connection.door import Door
-from gateway.http.responses.family import ResponseFamily
-from gateway.http.spans import spans
+from gateway.http.chat.route import ChatFamily
+from gateway.http.connection.limits import Door, capacity
+from gateway.http.responses.route import ResponseFamily
 from gateway.library.finder import Finder
 from gateway.library.library import LastUsed, Library
 from gateway.library.pulls import Pulls

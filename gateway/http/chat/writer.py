@@ -10,15 +10,123 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from gateway.http.answer import DONE, server_sent_event
-from gateway.http.logprobs import ChatLogprobs, chat_logprobs, tokens_of
-from gateway.http.text_event import TextEvent
-from gateway.http.usage import UsageBody
+from gateway.http.answer import DONE, TextEvent, server_sent_event
 from gateway.requests.choices import Choice, only_text, system_fingerprint
 from gateway.requests.request import Piece, Request
 from protocol.answers import FinishReason, Usage
-from protocol.parts import AnswerPart, Reasoning, Text, ToolCall
+from protocol.parts import (
+    AnswerPart,
+    Logprobs,
+    PromptToken,
+    Reasoning,
+    Text,
+    TokenLogprob,
+    ToolCall,
+)
 from protocol.requests import Generate
+
+
+class TopLogprobBody(Struct):
+    """`bytes` is there since a token may be a part of a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprobBody(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprobBody]
+
+
+class ChatLogprobs(Struct):
+    content: list[TokenLogprobBody]
+    refusal: None = None
+
+
+class CompletionLogprobs(Struct):
+    """`text_offset` counts characters from the beginning of the choice's text."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+def tokens_of(parts: Sequence[AnswerPart]) -> tuple[TokenLogprob, ...]:
+    """Of all parts, in order."""
+    return tuple(each for part in parts if isinstance(part, Logprobs) for each in part.tokens)
+
+
+def chat_logprobs(tokens: Sequence[TokenLogprob]) -> ChatLogprobs:
+    return ChatLogprobs(
+        [
+            TokenLogprobBody(
+                _text(each.text),
+                each.logprob,
+                list(each.text),
+                [TopLogprobBody(_text(t.text), t.logprob, list(t.text)) for t in each.top],
+            )
+            for each in tokens
+        ]
+    )
+
+
+def completion_logprobs(
+    tokens: Sequence[TokenLogprob | PromptToken], offset: int
+) -> CompletionLogprobs:
+    """`offset`: of the first of them."""
+    texts = [_text(each.text) for each in tokens]
+    offsets = []
+    for text in texts:
+        offsets.append(offset)
+        offset += len(text)
+    return CompletionLogprobs(
+        texts,
+        [each.logprob for each in tokens],
+        [{_text(t.text): t.logprob for t in each.top} or None for each in tokens],
+        offsets,
+    )
+
+
+def _text(token: bytes) -> str:
+    """As OpenAI writes what is no text of its own."""
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{each:02x}" for each in token)
+
+
+class PromptTokensDetails(Struct):
+    """`cached_tokens` of the prompt were not computed anew."""
+
+    cached_tokens: int
+
+
+class CompletionTokensDetails(Struct):
+    """`reasoning_tokens` of the answer were reasoning and its tags."""
+
+    reasoning_tokens: int
+
+
+class UsageBody(Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+    @classmethod
+    def of(cls, usage: Usage) -> UsageBody:
+        return cls(
+            usage.prompt_tokens,
+            usage.completion_tokens,
+            usage.prompt_tokens + usage.completion_tokens,
+            PromptTokensDetails(usage.cached_tokens),
+            CompletionTokensDetails(usage.reasoning_tokens),
+        )
 
 
 class FunctionCall(Struct, omit_defaults=True):

@@ -14,13 +14,17 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from gateway.http.connection.crowd import Place
-from gateway.http.connection.door import Door
-from gateway.http.connection.exchange import Exchange
-from gateway.http.connection.peer import Peer
-from gateway.http.connection.plain_response import plain_response
-from gateway.http.connection.reception import BODY_BYTES_PER_S, BODY_S, HEAD_S, Doing, Reception
-from gateway.http.connection.request_id import new_request_id, request_id
+from gateway.http.connection.exchange import Exchange, Peer, plain_response
+from gateway.http.connection.limits import (
+    BODY_BYTES_PER_S,
+    BODY_S,
+    HEAD_S,
+    Doing,
+    Door,
+    Place,
+    Reception,
+)
+from gateway.http.record import new_request_id, request_id
 from gateway.system.log_lines import about
 from gateway.system.refusal import Refusal
 

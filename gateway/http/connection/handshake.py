@@ -15,9 +15,7 @@ from uvicorn.protocols.utils import get_remote_addr
 from uvicorn.server import ServerState
 
 from gateway.http.connection.connection import Connection
-from gateway.http.connection.crowd import Place
-from gateway.http.connection.door import Door
-from gateway.http.connection.reception import Doing, Reception
+from gateway.http.connection.limits import Doing, Door, Place, Reception
 from gateway.system.tasks import Tasks
 
 

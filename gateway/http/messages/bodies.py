@@ -10,10 +10,8 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from gateway.http.bodies import AT, Part
-from gateway.http.chat.tools import FunctionBody, written
-from gateway.http.left_out import UNSEEN
-from gateway.http.messages.tools import named
-from gateway.http.pictures.source import Source
+from gateway.http.chat.bodies import FunctionBody, written
+from gateway.http.pictures import UNSEEN, Source
 from gateway.system.refusal import Refusal
 from protocol.pictures import Picture
 from protocol.prompts import CalledTool, ChatMessage
@@ -37,6 +35,7 @@ _READABLE: Final = (
     "lines",
     "error_code",
 )
+_TYPE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class TextBlock(Part, tag="text"):
@@ -432,3 +431,8 @@ def _misplaced(index: int, place: int, kind: str, whose: str) -> Refusal:
     return Refusal(
         "invalid_request_error", f"{param}: {kind} belongs to {whose} message.", param=param
     )
+
+
+def named(kind: str, otherwise: str) -> str:
+    """As it can stand in a header."""
+    return kind if _TYPE.fullmatch(kind) else otherwise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -11,37 +11,117 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from gateway.config.model import Model
-from gateway.http.bodies import ABSENT, given, read_json
-from gateway.http.count_format import CountFormat
-from gateway.http.framing import MESSAGE_EVENTS
-from gateway.http.left_out import left_out_header
-from gateway.http.messages.bodies import (
-    Conversation,
-    chat_messages,
-    check_number,
-    picture_sources,
-    references,
-    unread,
+from gateway.http.answer import MESSAGE_EVENTS, CountFormat
+from gateway.http.bodies import ABSENT, Part, given, read_json
+from gateway.http.chat.bodies import (
+    ChosenTool,
+    FunctionBody,
+    NamedFunction,
+    ToolBody,
+    ToolChoiceBody,
+    tools_of,
 )
-from gateway.http.messages.tools import (
-    ToolChoice,
-    ToolDefinition,
-    callable_tools,
-    deferred,
-    foreign_types,
-)
-from gateway.http.messages.writer import Count, Message, MessageFormat
-from gateway.http.model_call import ModelCall
-from gateway.http.openapi.operation import EVENT_STREAM, GENERATES, Described, Operation
-from gateway.http.sampling import (
+from gateway.http.generation import (
     LARGEST_COUNT,
     GenerationBody,
     StopSequence,
     Tokens,
     generate_message,
 )
+from gateway.http.messages.bodies import (
+    Conversation,
+    chat_messages,
+    check_number,
+    named,
+    picture_sources,
+    references,
+    unread,
+)
+from gateway.http.messages.writer import Count, Message, MessageFormat
+from gateway.http.model_call import ModelCall
+from gateway.http.openapi import EVENT_STREAM, GENERATES, Described, Operation
+from gateway.http.pictures import left_out_header
+from gateway.system.refusal import Refusal
 from protocol.prompts import ChatPrompt
-from protocol.requests import Constraint, Generate
+from protocol.requests import Constraint, Generate, Tools
+
+
+class ToolDefinition(Part):
+    """A client's own tool; Anthropic's have another `type`, and some no name. One whose loading is
+    deferred is told of where a result refers to it.
+    """
+
+    name: str = ""
+    description: str | None = None
+    input_schema: Raw = ABSENT
+    type: str | None = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
+
+    @property
+    def is_own(self) -> bool:
+        return self.type in (None, "custom")
+
+    @property
+    def function(self) -> FunctionBody:
+        return FunctionBody(self.name, self.description, self.input_schema, self.strict)
+
+
+class ToolChoice(Struct):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+def deferred(tools: Iterable[ToolDefinition]) -> dict[str, FunctionBody]:
+    """Those that are told of where they are referred to, by their names."""
+    return {each.name: each.function for each in tools if each.is_own and each.defer_loading}
+
+
+def foreign_types(tools: Iterable[ToolDefinition]) -> set[str]:
+    """Of tools that nobody here can run, or describe to a model."""
+    return {named(each.type or "", "tool") for each in tools if not each.is_own}
+
+
+def callable_tools(
+    tools: Collection[ToolDefinition], choice: ToolChoice | None, referred: Collection[str]
+) -> Tools | None:
+    """What the model may call: nothing that is deferred, unless results have `referred` to it. A
+    choice of what only Anthropic has is none.
+
+    Raises:
+        Refusal: a name or a schema can't be one, or a choice is of what isn't there.
+    """
+    own = [each for each in tools if each.is_own]
+    told = [each for each in own if not each.defer_loading or each.name in referred]
+    parallel = choice is None or not choice.disable_parallel_tool_use
+    foreign = {each.name for each in tools if not each.is_own}
+    if choice is not None and (choice.name in foreign or (foreign and not own)):
+        choice = None
+    return tools_of(
+        [ToolBody(each.function, "function") for each in told],
+        _choice(choice),
+        parallel=parallel,
+        mentioned=deferred(told),
+    )
+
+
+def _choice(choice: ToolChoice | None) -> ToolChoiceBody | None:
+    match choice:
+        case None:
+            return None
+        case ToolChoice("any"):
+            return "required"
+        case ToolChoice("tool", str() as name):
+            return ChosenTool("function", NamedFunction(name))
+        case ToolChoice("auto" | "none" as mode):
+            return mode
+        case _:
+            raise Refusal(
+                "invalid_request_error",
+                "tool_choice.name is missing: with type tool, send which.",
+                param="tool_choice.name",
+            )
 
 
 class ThinkingOption(Struct):

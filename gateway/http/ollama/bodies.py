@@ -5,21 +5,81 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta, Raw, Struct
+from starlette.requests import Request as HttpRequest
 
+from gateway.config.model import Model
 from gateway.http.bodies import ABSENT, Part, given
-from gateway.http.chat.tools import FunctionBody
-from gateway.http.left_out import UNSEEN, newest
-from gateway.http.ollama.options import Options
-from gateway.http.pictures.source import Source
-from gateway.http.supported import refusing
+from gateway.http.chat.bodies import FunctionBody
+from gateway.http.generation import GenerationBody, Penalty, Probability, Stop
+from gateway.http.model_call import ModelCall
+from gateway.http.parameters import check_supported, refusing
+from gateway.http.pictures import UNSEEN, Source, newest
+from gateway.models.roster import LATEST
 from gateway.system.refusal import Refusal
 from protocol.pictures import Picture
 from protocol.prompts import CalledTool, ChatMessage
 from protocol.requests import Constraint
+
+_LARGEST: Final = (1 << 31) - 1
+_MOST_SEED: Final = (1 << 63) - 1
+
+# Clients write whole numbers as 40.0, too.
+Count = Annotated[float, Meta(ge=-2, le=_LARGEST, multiple_of=1)]
+
+
+@refusing("options")
+class Options(Struct, kw_only=True):
+    """What is done of them; the table of parameters has the rest."""
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Probability | None = None
+    top_k: Count | None = None
+    min_p: Probability | None = None
+    seed: Annotated[int, Meta(ge=-_MOST_SEED, le=_MOST_SEED)] | None = None
+    num_predict: Annotated[float, Meta(ge=-2, multiple_of=1)] | None = None
+    stop: Stop = None
+    repeat_penalty: Annotated[float, Meta(ge=0, le=10)] | None = None
+    repeat_last_n: Count | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+
+
+def generation(
+    options: Options | None, model: Model, keep_alive: float | str | None
+) -> GenerationBody:
+    """The same in the words of the other APIs.
+
+    Raises:
+        Refusal: something in it isn't done here.
+    """
+    asked = options or Options()
+    check_supported(asked, "options", "options.")
+    # 0 looks back at nothing, and -1 at all of the context.
+    looks_back = None if asked.repeat_last_n is None else int(asked.repeat_last_n)
+    if looks_back is not None and looks_back < 0:
+        looks_back = model.settings.context_tokens
+    return GenerationBody(
+        model=model.id,
+        # Negative numbers, and 0, are Ollama's "no limit".
+        max_tokens=max(0, int(asked.num_predict or 0)) or None,
+        temperature=asked.temperature,
+        # Those that Ollama takes for "off".
+        top_p=asked.top_p or None,
+        top_k=None if asked.top_k is None else max(0, int(asked.top_k)),
+        min_p=asked.min_p,
+        repetition_penalty=None if looks_back == 0 else asked.repeat_penalty,
+        repetition_context_size=looks_back or None,
+        stop=asked.stop,
+        seed=asked.seed,
+        frequency_penalty=asked.frequency_penalty,
+        presence_penalty=asked.presence_penalty,
+        keep_alive=keep_alive,
+    )
+
 
 _MOST_MESSAGES = 200_000
 
@@ -225,3 +285,21 @@ def _is_json(text: bytes) -> bool:
     except (msgspec.DecodeError, RecursionError):
         return False
     return True
+
+
+def call_of(request: HttpRequest, name: str | None) -> ModelCall:
+    """The model of an id or alias.
+
+    Raises:
+        Refusal: there is none, or it isn't named.
+    """
+    if not name:
+        raise Refusal(
+            "invalid_request_error", "model is missing: name one of /api/tags.", param="model"
+        )
+    return ModelCall(request, name)
+
+
+def tagged(model_id: str) -> str:
+    """The id with a tag: clients that compare names add it to those without one."""
+    return model_id if ":" in model_id.rpartition("/")[2] else model_id + LATEST

@@ -3,25 +3,175 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import math
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from math import prod
+from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 from msgspec import Struct
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from gateway import VERSION
-from gateway.http.bodies import read_json
-from gateway.http.callers import caller_of
-from gateway.http.ollama.files import ModelFileReader, ModelFiles
-from gateway.http.ollama.names import call_of, tagged
-from gateway.http.openapi.operation import NAMES_MODEL, Described, Operation
+from gateway.config.model import Model
+from gateway.config.model_folders import find_folder
+from gateway.http.auth import caller_of
+from gateway.http.bodies import json_response, read_json
+from gateway.http.ollama.bodies import call_of, tagged
+from gateway.http.openapi import NAMES_MODEL, Described, Operation
 from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
 from gateway.models.lifecycle import State
+from gateway.system.lane import Lane
+from protocol.encoders import encoder_of
+from protocol.model_files import read_config, read_file, read_header, read_table
+
+# Beyond it a listing goes on without what the files say.
+_ANSWER_S: Final = 2.0
+_LONGEST_TEXT_BYTES: Final = 1 << 20
+_BITS_OF_WORD: Final = 32
+_LARGEST_NUMBER: Final = 1 << 53
+_UNPACKED: Final = (".scales", ".biases")
+
+
+class ModelFiles(Struct, frozen=True):
+    """`digest` tells these files from others, by their names, sizes and times. `template` is the
+    chat template; `quantization` the bits of a weight, or its type.
+    """
+
+    digest: str = "0" * 64
+    size_bytes: int = 0
+    modified_at: float = 0.0
+    family: str = ""
+    parameters: int = 0
+    quantization: str = ""
+    layers: int | None = None
+    context_tokens: int | None = None
+    embedding_length: int | None = None
+    encoder: bool = False
+    template: str = ""
+    license: str = ""
+
+    @property
+    def parameter_size(self) -> str:
+        """As people write it: 8.0B."""
+        for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
+            if self.parameters >= size:
+                return f"{self.parameters / size:.1f}{unit}"
+        return str(self.parameters) if self.parameters else ""
+
+
+class ModelFileReader:
+    """Reads what the files say, once for as long as they stay as they are. Each place has a lane of
+    its own: one that hangs costs the others nothing.
+    """
+
+    def __init__(self) -> None:
+        self._lanes: dict[str, Lane] = {}
+        self._known: dict[str, ModelFiles] = {}
+
+    async def look_up(self, model: Model) -> ModelFiles:
+        """What was known before, or nothing, if the files can't be read."""
+        known = self._known.get(model.source)
+        lane = self._lanes.setdefault(model.source, Lane(f"files of {model.id}"))
+        try:
+            found = await lane.run(lambda: _read(model.source, known), _ANSWER_S, model.source)
+        except (OSError, ValueError):
+            return known or ModelFiles()
+        self._known[model.source] = found
+        return found
+
+
+def _read(source: str, known: ModelFiles | None) -> ModelFiles:
+    folder = find_folder(source)
+    files = sorted(each for each in folder.iterdir() if each.is_file())
+    states = [(each.name, each.stat()) for each in files]
+    listed = json.dumps([(name, state.st_size, state.st_mtime_ns) for name, state in states])
+    digest = hashlib.sha256(listed.encode()).hexdigest()
+    if known is not None and known.digest == digest:
+        return known
+    config = read_config(folder)
+    text = {**config, **(config.get("text_config") or {})}
+    parameters, kind = _count(files, _quantization(config))
+    return ModelFiles(
+        digest=digest,
+        size_bytes=sum(state.st_size for _, state in states),
+        modified_at=max(state.st_mtime for _, state in states),
+        family=_told(config.get("model_type")),
+        parameters=min(parameters, _LARGEST_NUMBER),
+        quantization=f"{bits}-bit" if (bits := _quantization(config)) else kind,
+        layers=_number(text, "num_hidden_layers"),
+        context_tokens=_number(text, "max_position_embeddings"),
+        embedding_length=_number(text, "hidden_size"),
+        encoder=encoder_of(config) is not None,
+        template=_told(_template(folder)),
+        license=_text(folder / "LICENSE"),
+    )
+
+
+def _quantization(config: Mapping[str, Any]) -> int | None:
+    found = config.get("quantization")
+    return _number(found, "bits") if isinstance(found, dict) else None
+
+
+def _count(files: list[Path], bits: int | None) -> tuple[int, str]:
+    """Parameters, and the type that most of them have. Of quantized ones several share a word."""
+    kinds: dict[str, int] = {}
+    for path in files:
+        if not (path.name.startswith("model") and path.suffix == ".safetensors"):
+            continue
+        for name, tensor in read_header(path).tensors.items():
+            if bits and name.endswith(_UNPACKED):
+                continue
+            count, kind = prod(tensor.shape), _told(tensor.dtype)
+            if bits and kind == "U32":
+                count = count * _BITS_OF_WORD // bits
+            kinds[kind] = kinds.get(kind, 0) + count
+    most = max(kinds, key=lambda each: kinds[each], default="")
+    return sum(kinds.values()), most
+
+
+def _template(folder: Path) -> str:
+    """Of several files the one that a worker takes: the tokenizer's before the processor's."""
+    if text := _text(folder / "chat_template.jinja"):
+        return text
+    for name in ("tokenizer_config.json", "chat_template.json"):
+        try:
+            found = read_table(folder / name).get("chat_template")
+        except FileNotFoundError:
+            continue
+        if isinstance(found, list):
+            # Several, by name.
+            found = next((each.get("template") for each in found if isinstance(each, dict)), None)
+        if isinstance(found, str) and found:
+            return found
+    return ""
+
+
+def _text(path: Path) -> str:
+    """Empty: there is none, or it is too long."""
+    try:
+        return read_file(path, _LONGEST_TEXT_BYTES).decode(errors="replace")
+    except (FileNotFoundError, ValueError):
+        return ""
+
+
+def _told(text: object) -> str:
+    """JSON has half characters, which can't be sent."""
+    return text.encode(errors="replace").decode() if isinstance(text, str) else ""
+
+
+def _number(table: Mapping[str, Any], key: str) -> int | None:
+    value = table.get(key)
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if 0 < value < _LARGEST_NUMBER else None
+
 
 # The first with everything that is done here, which Codex asks for: it has `/v1/responses`.
 _SPOKEN: Final = "0.13.4"
@@ -96,30 +246,30 @@ class Shown(Struct):
     modified_at: str
 
 
-async def tags(request: Request) -> Response:
+async def tags(request: HttpRequest) -> Response:
     fleet: Fleet = request.app.state.fleet
     compartments = fleet.roster.visible(caller_of(request))
     found = await asyncio.gather(*(_files(request, each) for each in compartments))
-    return _json(
+    return json_response(
         TagList([_tagged(each, files) for each, files in zip(compartments, found, strict=True)])
     )
 
 
-async def running(request: Request) -> Response:
+async def running(request: HttpRequest) -> Response:
     fleet: Fleet = request.app.state.fleet
     visible = fleet.roster.visible(caller_of(request))
     loaded = [each for each in visible if each.state in (State.READY, State.DRAINING)]
     found = await asyncio.gather(*(_files(request, each) for each in loaded))
-    return _json(
+    return json_response(
         RunningList([_running(each, files) for each, files in zip(loaded, found, strict=True)])
     )
 
 
-async def show(request: Request) -> Response:
+async def show(request: HttpRequest) -> Response:
     body = await read_json(request, ShowBody)
     compartment = call_of(request, body.model or body.name).compartment
     files = await _files(request, compartment)
-    return _json(
+    return json_response(
         Shown(
             license=files.license,
             modelfile=f"# Served by Bulkhead.\nFROM {tagged(compartment.model.id)}\n",
@@ -133,12 +283,12 @@ async def show(request: Request) -> Response:
     )
 
 
-async def version(_request: Request) -> Response:
+async def version(_request: HttpRequest) -> Response:
     """Clients compare it to learn what they may send."""
-    return _json(VersionBody(_SPOKEN, VERSION))
+    return json_response(VersionBody(_SPOKEN, VERSION))
 
 
-async def _files(request: Request, compartment: Compartment) -> ModelFiles:
+async def _files(request: HttpRequest, compartment: Compartment) -> ModelFiles:
     reader: ModelFileReader = request.app.state.model_files
     return await reader.look_up(compartment.model)
 
@@ -223,10 +373,6 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
-def _json(body: Struct) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")
-
-
 _TAGS: Final = Operation(summary="The models", tag="Ollama", answer=TagList)
 _PS: Final = Operation(summary="The models that are loaded", tag="Ollama", answer=RunningList)
 _VERSION: Final = Operation(summary="Which API this is", tag="Ollama", answer=VersionBody)
@@ -234,7 +380,7 @@ _SHOW: Final = Operation(
     summary="A model", tag="Ollama", body=ShowBody, answer=Shown, refusals=NAMES_MODEL
 )
 
-routes = [
+model_routes = [
     Described("/api/tags", tags, _TAGS),
     Described("/api/ps", running, _PS),
     Described("/api/version", version, _VERSION),

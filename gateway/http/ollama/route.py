@@ -2,42 +2,86 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Final
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta, Raw, Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from gateway.config.model import Model
-from gateway.http.bodies import read_json
-from gateway.http.chat import tools as chat_tools
-from gateway.http.chat.template import thinks
-from gateway.http.framing import LINES
-from gateway.http.left_out import left_out_header
-from gateway.http.model_call import ModelCall
+from gateway.http.answer import LINES, CountFormat
+from gateway.http.bodies import ABSENT, beside_the_loop, given, json_response, read_json
+from gateway.http.chat import bodies as chat_tools
+from gateway.http.chat.bodies import thinks
+from gateway.http.completions import Input, parse_inputs
+from gateway.http.generation import GenerationBody, generate_message
+from gateway.http.model_call import ModelCall, keep_alive_s
 from gateway.http.ollama.bodies import (
     AnswerBody,
     ChatBody,
     GenerateBody,
+    call_of,
     chat_messages,
     constraint_of,
+    generation,
     message_sources,
     picture_sources,
     shown,
     template_arguments,
 )
-from gateway.http.ollama.loads import load
-from gateway.http.ollama.names import call_of
-from gateway.http.ollama.options import generation
-from gateway.http.ollama.writer import ChatAnswer, GenerateAnswer, OllamaFormat
-from gateway.http.openapi.operation import GENERATES, LINE_STREAM, Described, Operation
-from gateway.http.sampling import GenerationBody, generate_message
-from gateway.http.supported import check_supported
+from gateway.http.ollama.models import model_routes
+from gateway.http.ollama.writer import (
+    ChatAnswer,
+    Content,
+    Figures,
+    GenerateAnswer,
+    OllamaFormat,
+    written,
+)
+from gateway.http.openapi import GENERATES, LINE_STREAM, NAMES_MODEL, Described, Operation
+from gateway.http.parameters import check_supported
+from gateway.http.pictures import left_out_header
+from gateway.http.vectors import MOST_INPUTS, VectorAnswer, VectorBody, submit
+from gateway.requests.progress import Vectors
+from gateway.requests.request import Request
 from gateway.system.refusal import Refusal
+from protocol.answers import Usage
 from protocol.prompts import ChatMessage, ChatPrompt, Prompt, TextPrompt
-from protocol.requests import Generate, Tools
+from protocol.requests import Embed, Generate, Tools
+
+
+def load(call: ModelCall, body: AnswerBody, *, chat: bool) -> Response:
+    """An object that says what was done. It waits for the load as every request does: as one that
+    nothing is computed for.
+
+    Raises:
+        Refusal: keep_alive can't be read, or isn't the caller's to choose.
+    """
+    unload = keep_alive_s(body.keep_alive) == 0
+    if unload and not call.caller.admin:
+        raise Refusal(
+            "permission_denied",
+            "Only the admin key may unload a model, since others may be using it. It is "
+            "unloaded by itself after its ttl_s, or when its memory is needed.",
+            param="keep_alive",
+        )
+
+    def done(usage: Usage | None = None) -> bytes:
+        figures = Figures(done_reason="unload" if unload else "load")
+        return written(body.model, Content(), figures, chat=chat)
+
+    if unload and call.compartment.over:
+        return Response(done(), media_type="application/json")
+    generation = GenerationBody(model=call.model.id, max_tokens=0, keep_alive=body.keep_alive)
+    nothing = generate_message(generation, TextPrompt("Hello"), generation.limit)
+    requests = call.requests(generation, [nothing], "prompt")
+    streams = body.stream is not False
+    return call.answer(requests, CountFormat(done), stream=streams, framing=LINES)
 
 
 async def chat(http_request: HttpRequest) -> Response:
@@ -153,7 +197,187 @@ _GENERATE: Final = Operation(
     refusals=GENERATES,
 )
 
+
+_MOST_DIMENSIONS: Final = 1 << 16
+_NS_PER_S: Final = 1_000_000_000
+# What is beyond the context is cut off, unless the client wants an error.
+_CONTEXT: Final = -1
+
+Texts = Annotated[
+    Raw,
+    Meta(
+        extra_json_schema={
+            "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]
+        }
+    ),
+]
+# How an answer is written, once its vectors are there.
+Written = Callable[[Request, Usage], Iterator[bytes]]
+
+
+class EmbedBody(VectorBody, kw_only=True):
+    """`options` change nothing here."""
+
+    input: Texts = ABSENT
+    truncate: bool | None = None
+    dimensions: Annotated[int, Meta(ge=1, le=_MOST_DIMENSIONS)] | None = None
+
+
+class EmbeddingsBody(VectorBody, kw_only=True):
+    """The older way, for one text."""
+
+    prompt: str = ""
+
+
+class EmbedAnswer(msgspec.Struct):
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class EmbeddingsAnswer(msgspec.Struct):
+    embedding: list[float]
+
+
+async def embed(http_request: HttpRequest) -> Response:
+    body = await read_json(http_request, EmbedBody)
+    name = body.model
+    text = bytes(body.input).strip()
+    if not given(body.input) or text == b'""' or text.translate(None, b" \t\r\n") == b"[]":
+        # As Ollama answers it.
+        call_of(http_request, name)
+        return json_response(EmbedAnswer(name, [], 0, 0, 0))
+    inputs = await beside_the_loop(len(body.input), parse_inputs, body.input, "input", MOST_INPUTS)
+
+    def written(request: Request, usage: Usage) -> Iterator[bytes]:
+        yield b'{"model":%b,"embeddings":[' % msgspec.json.encode(name)
+        for index in range(len(inputs)):
+            yield (b"," if index else b"") + _numbers(request.vectors, index)
+        now = asyncio.get_running_loop().time()
+        yield b'],"total_duration":%d,"load_duration":%d,"prompt_eval_count":%d}' % (
+            _ns(now - request.arrived_at),
+            _ns((request.begun_at or now) - request.arrived_at),
+            usage.prompt_tokens,
+        )
+
+    truncate = None if body.truncate is False else _CONTEXT
+    return _submit_texts(http_request, body, inputs, written, truncate, body.dimensions)
+
+
+async def embeddings(http_request: HttpRequest) -> Response:
+    body = await read_json(http_request, EmbeddingsBody)
+    if not body.prompt:
+        call_of(http_request, body.model)
+        return json_response(EmbeddingsAnswer([]))
+
+    def written(request: Request, usage: Usage) -> Iterator[bytes]:
+        yield b'{"embedding":%b}' % _numbers(request.vectors, 0)
+
+    return _submit_texts(http_request, body, [TextPrompt(body.prompt)], written, _CONTEXT)
+
+
+def _submit_texts(
+    http_request: HttpRequest,
+    body: VectorBody,
+    inputs: list[Input],
+    written: Written,
+    truncate: int | None,
+    dimensions: int | None = None,
+) -> Response:
+    call = call_of(http_request, body.model)
+    request = submit(
+        call,
+        body,
+        lambda request_id: Embed(
+            request_id=request_id, inputs=tuple(inputs), truncate=truncate, dimensions=dimensions
+        ),
+        {"inputs": "input", "dimensions": "dimensions"},
+    )
+    return VectorAnswer(call, request, lambda usage: written(request, usage))
+
+
+def _numbers(vectors: Vectors, index: int) -> bytes:
+    return msgspec.json.encode(struct.unpack(f"<{vectors.dimensions}f", vectors[index]))
+
+
+def _ns(seconds: float) -> int:
+    return max(0, int(seconds * _NS_PER_S))
+
+
+_EMBED: Final = Operation(
+    summary="Make vectors of texts",
+    tag="Ollama",
+    body=EmbedBody,
+    answer=EmbedAnswer,
+    refusals=GENERATES,
+)
+_EMBEDDINGS: Final = Operation(
+    summary="Make a vector of a text",
+    tag="Ollama",
+    body=EmbeddingsBody,
+    answer=EmbeddingsAnswer,
+    refusals=GENERATES,
+)
+
+
+_ADVICE: Final = {
+    "/api/pull": "download it with `bulkhead pull MODEL`",
+    "/api/push": "models are not uploaded from here",
+    "/api/create": "name the folder, an adapter or other options in the configuration; what is to "
+    "be downloaded, `bulkhead pull MODEL` gets",
+    "/api/copy": "give it another name by `aliases` in the configuration; what is to be "
+    "downloaded, `bulkhead pull MODEL` gets",
+    "/api/delete": "remove it with `bulkhead rm MODEL`; `bulkhead pull MODEL` gets it again",
+}
+
+
+class PullBody(Struct):
+    """`name` is what older clients send."""
+
+    model: str | None = None
+    name: str | None = None
+
+
+class Pulled(Struct):
+    status: str = "success"
+
+
+async def pull(request: HttpRequest) -> Response:
+    """A model that is here needn't be downloaded; Codex asks for it all the same."""
+    body = await read_json(request, PullBody)
+    try:
+        call_of(request, body.model or body.name)
+    except Refusal:
+        return await elsewhere(request)
+    return Response(msgspec.json.encode(Pulled()) + b"\n", media_type=LINES.media_type.decode())
+
+
+async def elsewhere(request: HttpRequest) -> Response:
+    path = request.url.path
+    raise Refusal("invalid_request_error", f"{path} is not supported by Bulkhead: {_ADVICE[path]}.")
+
+
+_PULL: Final = Operation(
+    summary="Done for a model that is here, else refused",
+    tag="Ollama",
+    body=PullBody,
+    answer=Pulled,
+    refusals=NAMES_MODEL,
+)
+_REFUSED: Final = Operation(summary="Refused, with what to do instead", tag="Ollama")
+
 routes = [
     Described("/api/chat", chat, _CHAT, method="POST"),
     Described("/api/generate", generate, _GENERATE, method="POST"),
+    Described("/api/embed", embed, _EMBED, method="POST"),
+    Described("/api/embeddings", embeddings, _EMBEDDINGS, method="POST"),
+    Described("/api/pull", pull, _PULL, method="POST"),
+    *(
+        Described(path, elsewhere, _REFUSED, method="DELETE" if path == "/api/delete" else "POST")
+        for path in _ADVICE
+        if path != "/api/pull"
+    ),
+    *model_routes,
 ]

@@ -1,40 +1,229 @@
-"""A body with all that it goes on from, and what a worker is told of it."""
+"""What a response goes on from: its body, earlier items and pictures; cut to the context."""
 
 from __future__ import annotations
 
 import functools
+import re
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import chain
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 
-from gateway.http.bodies import beside_the_loop
-from gateway.http.chat.template import template_arguments, thinks
+from gateway.http.bodies import (
+    beside_the_loop,
+    take_decoded,
+)
+from gateway.http.chat.bodies import (
+    template_arguments,
+    thinks,
+)
+from gateway.http.generation import (
+    constraint_of,
+    generate_message,
+)
 from gateway.http.kept import mailbox_of
-from gateway.http.left_out import left_out_header
 from gateway.http.model_call import ModelCall
-from gateway.http.responses import truncation
+from gateway.http.parameters import check_supported
+from gateway.http.pictures import left_out_header
+from gateway.http.record import unique
 from gateway.http.responses.bodies import ResponseBody, tools
-from gateway.http.responses.context import earlier_items, resolved
 from gateway.http.responses.conversation import converse
 from gateway.http.responses.items import (
     BRINGS_TOOLS,
     ItemBody,
+    Meaning,
     check_number,
+    decode_items,
     left_out,
     own_items,
     picture_sources,
+    told,
     without_superseded,
 )
-from gateway.http.responses.shape import hexadecimal, new_id
-from gateway.http.responses.tools import Meaning, told
-from gateway.http.sampling import generate_message
-from gateway.http.structure import constraint_of
-from gateway.http.supported import check_supported
+from gateway.http.responses.objects import hexadecimal, new_id
+from gateway.mailbox.entry import StoredAnswer
+from gateway.mailbox.mailbox import Mailbox
+from gateway.requests.request import Request, Terms
+from gateway.requests.share import Share
+from gateway.system.refusal import Refusal
 from protocol.prompts import ChatPrompt
 from protocol.requests import Generate
+
+_ITEM_ID: Final = re.compile(r"[a-z]{2,3}_(?P<response>[0-9a-f]{32})(?P<place>[0-9a-f]{2,4})")
+# Each is looked up in the mailbox.
+_MOST_REFERENCES: Final = 256
+
+
+class _Answered(Struct):
+    output: list[ItemBody]
+
+
+class _Known(NamedTuple):
+    """An item, and what it takes as text."""
+
+    item: ItemBody
+    size_bytes: int
+
+
+async def earlier_items(
+    mailbox: Mailbox, owner: str, response_id: str, share: Share
+) -> list[ItemBody]:
+    """All that an earlier response answered, and its output.
+
+    Raises:
+        Refusal: it isn't there, it is no whole answer, or the share has no room for it.
+    """
+    found = await mailbox.find((owner, response_id), share, items=True)
+    if found is None or found.entry.api != "responses":
+        raise _refusal(
+            f"there is no stored response {response_id[:200]!r}: it never was, was deleted or has "
+            "expired (mailbox.keep_s); send the whole conversation as input",
+        )
+    if found.entry.status not in ("completed", "incomplete"):
+        raise _refusal(f"{response_id!r} is {found.entry.status}: wait until it is completed")
+    return await beside_the_loop(share.size_bytes, _whole, found, share)
+
+
+async def resolved(
+    mailbox: Mailbox, owner: str, items: list[ItemBody], share: Share
+) -> list[ItemBody]:
+    """The same, with what references stand for in their places.
+
+    Raises:
+        Refusal: one of them stands for nothing, or the share has no room for them all.
+    """
+    references = [each for each in items if each.kind == "item_reference"]
+    if not references:
+        return items
+    known: dict[str, dict[str, _Known]] = {}
+    for response_id in list(dict.fromkeys(map(_response_of, references)))[:_MOST_REFERENCES]:
+        found = await mailbox.find((owner, response_id), share, items=True)
+        if found is not None:
+            known[response_id] = await beside_the_loop(share.size_bytes, _by_id, found, share)
+    return await beside_the_loop(share.size_bytes, _replaced, items, known, share)
+
+
+def _response_of(reference: ItemBody) -> str:
+    """The response that the item belongs to, by its id; empty if it is none of ours."""
+    found = _ITEM_ID.fullmatch(reference.id or "")
+    return "" if found is None else f"resp_{found['response']}"
+
+
+def _by_id(found: StoredAnswer, share: Share) -> dict[str, _Known]:
+    return {
+        each.id: _Known(each, len(msgspec.json.encode(each)))
+        for each in _whole(found, share)
+        if each.id is not None
+    }
+
+
+def _replaced(
+    items: list[ItemBody], known: dict[str, dict[str, _Known]], share: Share
+) -> list[ItemBody]:
+    whole = []
+    for index, item in enumerate(items):
+        if item.kind == "item_reference":
+            found = known.get(_response_of(item), {}).get(item.id or "")
+            if found is None:
+                param = f"input[{index}].id"
+                raise Refusal(
+                    "invalid_request_error",
+                    f"{param}: there is no stored item {(item.id or '')[:100]!r}: send the item "
+                    "itself.",
+                    param=param,
+                )
+            # Each time anew: the prompt has it as often as it is named.
+            share.take(found.size_bytes)
+            item = found.item
+        whole.append(item)
+    return whole
+
+
+def _whole(found: StoredAnswer, share: Share) -> list[ItemBody]:
+    """What was asked, and what was answered."""
+    items = decode_items(found.items, share)
+    take_decoded(share, found.body)
+    return [*items, *msgspec.json.decode(found.body, type=_Answered).output]
+
+
+def _refusal(reason: str) -> Refusal:
+    param = "previous_response_id"
+    return Refusal("invalid_request_error", f"{param}: {reason}.", param=param)
+
+
+# What an answer finds at most, if the context is not a small one.
+_ROOM_TOKENS: Final = 1024
+_SMALL: Final = 4
+
+
+def possible_cuts(items: Sequence[ItemBody]) -> list[int]:
+    """How many of the first items can go: up to each message of a user, so that calls stay with
+    their outputs. 0 comes first.
+    """
+    users = [index for index, each in enumerate(items) if each.role == "user" and index]
+    return [0, *users]
+
+
+def places_after(items: Sequence[ItemBody], cut: int) -> list[int]:
+    """The places of what is left. What the system says stays."""
+    return [
+        index
+        for index, each in enumerate(items)
+        if index >= cut or each.role in ("system", "developer")
+    ]
+
+
+async def first_that_fits(
+    call: ModelCall,
+    terms: Terms,
+    build: Callable[[int], Awaitable[Generate]],
+    choices: Sequence[int],
+) -> int:
+    """The least of these cuts with which prompt and answer fit the context; the last, if none does.
+    The model counts, so it is loaded for this.
+
+    Raises:
+        Refusal: it can't count now.
+    """
+    low, high = 0, len(choices) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if await _fits(call, terms, await build(choices[middle])):
+            high = middle
+        else:
+            low = middle + 1
+    return choices[low]
+
+
+def counting(generate: Generate) -> Generate:
+    """The same for its number of prompt tokens: nothing is computed for an answer of no token."""
+    return msgspec.structs.replace(generate, max_tokens=0, constraint=None)
+
+
+async def _fits(call: ModelCall, terms: Terms, generate: Generate) -> bool:
+    task = msgspec.structs.replace(counting(generate), request_id=unique(terms.id))
+    request = Request(task, terms, call.fleet.now())
+    call.fleet.submit(call.compartment, request)
+    try:
+        while not request.over:
+            await request.take()
+    except Refusal as refusal:
+        if refusal.code == "context_length_exceeded":
+            return False
+        raise
+    finally:
+        if not request.over:
+            call.compartment.traffic.cancel(request)
+    worker = call.compartment.worker
+    if request.usage is None or worker is None or worker.report.context_tokens is None:
+        return True
+    context = worker.report.context_tokens
+    room = min(generate.max_tokens or _ROOM_TOKENS, context // _SMALL)
+    return request.usage.prompt_tokens + room <= context
+
 
 _LONGEST_SUMMARY: Final = 4096
 
@@ -113,7 +302,7 @@ def _generate(asked: Asked, cut: int) -> Generate:
     body, settings = asked.body, asked.call.model.settings
     generation = body.generation()
     arguments = template_arguments(generation, settings.template_arguments)
-    places = truncation.kept(asked.items, cut)
+    places = places_after(asked.items, cut)
     said = converse(
         body.instructions,
         [asked.items[each] for each in places],

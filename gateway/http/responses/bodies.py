@@ -9,32 +9,42 @@ from typing import Annotated, Any, Final, Literal, get_args
 from msgspec import Meta, Raw, Struct
 
 from gateway.http.bodies import ABSENT, given
-from gateway.http.chat.template import Effort, TemplateBody, Verbosity
-from gateway.http.chat.tools import (
+from gateway.http.chat.bodies import (
     AllowedTool,
     AllowedTools,
     ChosenTool,
+    Effort,
     NamedFunction,
+    TemplateBody,
     ToolBody,
     ToolChoiceBody,
+    Verbosity,
     tools_of,
 )
-from gateway.http.responses.conversation import Said
-from gateway.http.responses.items import ItemBody
-from gateway.http.responses.tools import Kind, Meaning, Tool, runs_here, told, told_name
-from gateway.http.sampling import (
+from gateway.http.generation import (
     LARGEST_COUNT,
     Bias,
+    JsonSchemaBody,
     Penalty,
     Priority,
     Probability,
+    ResponseFormat,
     Salt,
     Stop,
     TokenId,
     Tokens,
 )
-from gateway.http.structure import JsonSchemaBody, ResponseFormat
-from gateway.http.supported import refusing
+from gateway.http.parameters import refusing
+from gateway.http.responses.conversation import Said
+from gateway.http.responses.items import (
+    ItemBody,
+    Kind,
+    Meaning,
+    Tool,
+    runs_here,
+    told,
+    told_name,
+)
 from gateway.system.refusal import Refusal
 from protocol.requests import Tools
 

@@ -10,10 +10,17 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from gateway.http.chat.tools import written
-from gateway.http.left_out import UNSEEN
-from gateway.http.responses.items import ContentBody, ItemBody, opened, refused_at
-from gateway.http.responses.tools import Told, told, told_name
+from gateway.http.chat.bodies import written
+from gateway.http.pictures import UNSEEN
+from gateway.http.responses.items import (
+    ContentBody,
+    ItemBody,
+    Told,
+    opened,
+    refused_at,
+    told,
+    told_name,
+)
 from protocol.pictures import Picture
 from protocol.prompts import CalledTool, ChatMessage
 

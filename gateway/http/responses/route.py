@@ -4,33 +4,269 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 import time
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final, Literal
 
 import msgspec
+from msgspec import Raw, Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from gateway.http.answer import Answer
-from gateway.http.bodies import beside_the_loop, read_json
-from gateway.http.followed import Followed
-from gateway.http.kept import accept, mailbox_of, new_entry, work_of
+from gateway.http.answer import DONE, STREAM_HEADERS, Answer, CountFormat
+from gateway.http.bodies import (
+    beside_the_loop,
+    json_response,
+    read_count,
+    read_flag,
+    read_json,
+    read_limit,
+    reads_newest_first,
+)
+from gateway.http.kept import Followed, accept, mailbox_of, name_of, new_entry, not_found, work_of
 from gateway.http.model_call import ModelCall
-from gateway.http.openapi.operation import EVENT_STREAM, GENERATES, Described, Operation
-from gateway.http.responses import compact, count, stored, truncation
-from gateway.http.responses.asked import Asked, build, gather
+from gateway.http.openapi import EVENT_STREAM, GENERATES, Described, Operation
+from gateway.http.responses.asked import (
+    Asked,
+    build,
+    counting,
+    first_that_fits,
+    gather,
+    places_after,
+    possible_cuts,
+)
 from gateway.http.responses.bodies import ResponseBody, check_body
-from gateway.http.responses.echo import skeleton
-from gateway.http.responses.items import encode_items
-from gateway.http.responses.shape import ResponseObject
-from gateway.http.responses.writer import Form, ResponseFormat
-from gateway.mailbox.entry import AnswerOutcome, MailboxEntry
-from gateway.mailbox.jobs import LOWEST_PRIORITY
+from gateway.http.responses.items import ItemBody, decode_items, encode_items
+from gateway.http.responses.objects import ErrorBody, ResponseObject, UsageBody, decode, skeleton
+from gateway.http.responses.writer import Form, ResponseFormat, lifecycle_event
+from gateway.mailbox.entry import AnswerOutcome, MailboxEntry, Status, StoredAnswer
+from gateway.mailbox.jobs import LOWEST_PRIORITY, split
 from gateway.mailbox.mailbox import Mailbox
 from gateway.models.compartment import Compartment
+from gateway.requests.choices import Choice, Format
 from gateway.requests.request import Request
+from gateway.requests.share import share_of
 from gateway.system.refusal import Refusal
+from protocol.answers import Usage
+
+_PATH: Final = "/v1/responses/{id}"
+_NUMBER: Final = re.compile(rb'"sequence_number":([0-9]+)')
+
+
+async def retrieve(request: HttpRequest) -> Response:
+    """As it is by now; with `stream=true` its events, behind the one numbered `starting_after`."""
+    streams = read_flag(request, "stream")
+    found = await _find(request, events=streams)
+    if streams:
+        return _events(request, found)
+    return Response(_present(found), media_type="application/json")
+
+
+async def input_items(request: HttpRequest) -> Response:
+    """All that it answers, those of the responses before it among them."""
+    count = read_limit(request)
+    newest_first = reads_newest_first(request, default=True)
+    found = await _find(request, items=True)
+    share = share_of(request.scope)
+    items = await beside_the_loop(len(found.items), decode_items, found.items, share)
+    if newest_first:
+        items.reverse()
+    if (after := request.query_params.get("after")) is not None:
+        places = [place for place, each in enumerate(items) if each.id == after]
+        if not places:
+            raise Refusal(
+                "invalid_request_error",
+                f"after: there is no item {after[:100]!r} in this response.",
+                param="after",
+            )
+        items = items[places[0] + 1 :]
+    page = items[:count]
+    listed = {
+        "object": "list",
+        "data": page,
+        "first_id": page[0].id if page else None,
+        "last_id": page[-1].id if page else None,
+        "has_more": len(items) > count,
+    }
+    return json_response(listed)
+
+
+async def cancel(request: HttpRequest) -> Response:
+    """A background response that isn't there yet; one that is stays as it is."""
+    found = await _find(request)
+    if not found.entry.background:
+        raise Refusal(
+            "invalid_request_error",
+            f"{found.entry.id!r} is complete and was not made in the background: only a "
+            "background response can be cancelled.",
+            param="id",
+        )
+    await mailbox_of(request).cancel(found.entry.name)
+    return Response(_present(await _find(request)), media_type="application/json")
+
+
+async def delete(request: HttpRequest) -> Response:
+    """Whether it is there already or on its way."""
+    found = await _find(request)
+    await mailbox_of(request).delete(found.entry.name)
+    answer = {"id": found.entry.id, "object": "response", "deleted": True}
+    return json_response(answer)
+
+
+async def _find(request: HttpRequest, *, items: bool = False, events: bool = False) -> StoredAnswer:
+    """Raises: Refusal: it isn't there, or is another's."""
+    name = name_of(request)
+    share = share_of(request.scope)
+    found = await mailbox_of(request).find(name, share, items=items, events=events)
+    if found is None or found.entry.api != "responses":
+        raise not_found("stored response", name[1])
+    return found
+
+
+def _present(found: StoredAnswer) -> bytes:
+    """What isn't there yet is stored as it was accepted."""
+    if not found.entry.pending:
+        return found.body
+    response = decode(found.body)
+    response.status = found.entry.status
+    return msgspec.json.encode(response)
+
+
+def _events(request: HttpRequest, found: StoredAnswer) -> Response:
+    if not found.entry.streams:
+        raise Refusal(
+            "invalid_request_error",
+            "stream: only a background response that was created with stream: true can be "
+            "followed.",
+            param="stream",
+        )
+    after = read_count(request, "starting_after", -1)
+    mailbox = mailbox_of(request)
+    if (job := mailbox.maker.job(found.entry.name)) is not None:
+        mailbox.maker.open(job, found.body)
+        return Followed(job, stream=True, after=_passed(after, job.first_number))
+    events = split(found.events)
+    numbered = _NUMBER.search(events[0]) if events else None
+    begin = int(numbered[1]) if numbered else 0
+    rest = b"".join(events[_passed(after, begin) :])
+    headers = {name.decode(): value.decode() for name, value in STREAM_HEADERS}
+    return Response(rest, headers=headers)
+
+
+def _passed(after: int, first_number: int) -> int:
+    """How many of these events its client has: none, if its own are of an earlier attempt."""
+    return max(0, after + 1 - first_number)
+
+
+_STORED: Final = Operation(summary="", tag="OpenAI", refusals=("not_found", "model_unavailable"))
+_RETRIEVE: Final = msgspec.structs.replace(
+    _STORED, summary="A stored response", answer=ResponseObject, stream=EVENT_STREAM
+)
+_CANCEL: Final = msgspec.structs.replace(
+    _STORED, summary="Cancel a response", answer=ResponseObject
+)
+_DELETE: Final = msgspec.structs.replace(_STORED, summary="Delete a response", answer=dict)
+_ITEMS: Final = msgspec.structs.replace(_STORED, summary="What was asked", answer=dict)
+
+
+class ResponseFamily:
+    def form(self, form: bytes, request: Request, first_number: int) -> Format:
+        return ResponseFormat(Form.decode(form), request, first_number=first_number, announced=True)
+
+    def failure(self, body: bytes, refusal: Refusal) -> AnswerOutcome:
+        response = decode(body)
+        response.error = ErrorBody.of(refusal)
+        return _ended(response, "failed")
+
+    def cancellation(self, body: bytes) -> AnswerOutcome:
+        return _ended(decode(body), "cancelled")
+
+    def first_events(self, body: bytes, number: int) -> bytes:
+        return lifecycle_event("created", body, number) + lifecycle_event(
+            "queued", body, number + 1
+        )
+
+    def last_event(self, outcome: AnswerOutcome, number: int) -> bytes:
+        # OpenAI has no event for one that was cancelled.
+        what = "failed" if outcome.status == "failed" else "incomplete"
+        return lifecycle_event(what, outcome.body, number) + DONE
+
+
+def _ended(response: ResponseObject, status: Status) -> AnswerOutcome:
+    response.status = status
+    return AnswerOutcome(status, 200, msgspec.json.encode(response))
+
+
+class Compacted(Struct):
+    """`output` is the input of what goes on: what users and the system said, then the summary."""
+
+    id: str
+    created_at: int
+    output: list[Any]
+    usage: UsageBody
+    object: Literal["response.compaction"] = "response.compaction"
+
+
+async def compact(http_request: HttpRequest) -> Response:
+    """Nothing is stored."""
+    body = await read_json(http_request, ResponseBody)
+    asked = await gather(http_request, body)
+    call = asked.call
+    said = [each for each in asked.items if each.kind == "message" and each.role != "assistant"]
+    asked.items.append(ItemBody(type="compaction_trigger"))
+    asked.names.append("input")
+    requests = call.requests(body.generation(), [await build(asked)], "input")
+    form = Form(skeleton(body, call.model.id, asked.response_id), False, compacts=True)
+    left = await beside_the_loop(call.share.size_bytes, encode_items, said)
+    return call.answer(requests, _Format(form, requests[0], left))
+
+
+class _Format(ResponseFormat):
+    def __init__(self, form: Form, request: Request, left: bytes) -> None:
+        """`left` are the items that stay, as text."""
+        super().__init__(form, request)
+        self._left = left
+
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        super().whole(choices, usage)
+        response = self._response
+        output = [*msgspec.json.decode(self._left, type=list[Raw]), *response.output]
+        return msgspec.json.encode(
+            Compacted(response.id, response.created_at, output, UsageBody.of(usage))
+        )
+
+
+_COMPACT: Final = Operation(
+    summary="Sum up a conversation",
+    tag="OpenAI",
+    body=ResponseBody,
+    answer=Compacted,
+    refusals=(*GENERATES, "not_found"),
+)
+
+
+class InputTokens(Struct):
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
+async def count(http_request: HttpRequest) -> Response:
+    body = await read_json(http_request, ResponseBody)
+    asked = await gather(http_request, body)
+    requests = asked.call.requests(body.generation(), [counting(await build(asked))], "input")
+    form = CountFormat(lambda usage: msgspec.json.encode(InputTokens(usage.prompt_tokens)))
+    return asked.call.answer(requests, form)
+
+
+_COUNT: Final = Operation(
+    summary="Count the tokens of a response's prompt",
+    tag="OpenAI",
+    body=ResponseBody,
+    answer=InputTokens,
+    refusals=(*GENERATES, "not_found"),
+)
+
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +290,7 @@ async def create_response(http_request: HttpRequest) -> Response:
         compacts=asked.compacts,
     )
     # What was dropped isn't there for the next one, which would have to drop it again.
-    kept = [asked.items[each] for each in truncation.kept(asked.items, cut)]
+    kept = [asked.items[each] for each in places_after(asked.items, cut)]
     size = call.share.size_bytes
     items = await beside_the_loop(size, encode_items, kept) if body.stored else b""
     entry = new_entry(call, asked.response_id, "responses")
@@ -85,10 +321,8 @@ async def _cut(asked: Asked) -> int:
             param="truncation",
         )
     terms = asked.call.terms(asked.body.priority, None, {})
-    cuts = truncation.cuts(asked.items)
-    return await truncation.first_that_fits(
-        asked.call, terms, functools.partial(build, asked), cuts
-    )
+    cuts = possible_cuts(asked.items)
+    return await first_that_fits(asked.call, terms, functools.partial(build, asked), cuts)
 
 
 class _Answer(Answer):
@@ -159,7 +393,10 @@ _CREATE: Final = Operation(
 
 routes = [
     Described("/v1/responses", create_response, _CREATE, method="POST"),
-    *compact.routes,
-    *count.routes,
-    *stored.routes,
+    Described("/v1/responses/compact", compact, _COMPACT, method="POST"),
+    Described("/v1/responses/input_tokens", count, _COUNT, method="POST"),
+    Described(_PATH, retrieve, _RETRIEVE),
+    Described(_PATH, delete, _DELETE, method="DELETE"),
+    Described(f"{_PATH}/cancel", cancel, _CANCEL, method="POST"),
+    Described(f"{_PATH}/input_items", input_items, _ITEMS),
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.http.allowed import allowed_values
+from gateway.http.bodies import allowed_values
 from gateway.http.chat.route import ChatBody
 from gateway.http.messages.route import MessagesBody
 

@@ -16,12 +16,10 @@ from starlette.responses import JSONResponse, StreamingResponse
 from gateway.access.api_key import KeyTerms
 from gateway.access.key_file import KeyFile, KeyFileError
 from gateway.access.keys import ApiKeys
+from gateway.http.access_log import Ended, HttpMeter, Recorded, RoutePaths
 from gateway.http.app import ROUTES
-from gateway.http.callers import Callers, caller_of
-from gateway.http.metrics.http_meter import Ended, HttpMeter
+from gateway.http.auth import Callers, caller_of
 from gateway.http.record import note_usage, record_of
-from gateway.http.recorded import Recorded
-from gateway.http.route_paths import RoutePaths
 from gateway.system.state_dir import StateDir
 from gateway.system.tasks import Faults
 from protocol.answers import Usage

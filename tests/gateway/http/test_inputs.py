@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 from msgspec import Raw
 
-from gateway.http.inputs import Input, parse_inputs
+from gateway.http.completions import Input, parse_inputs
 from gateway.http.vectors import MOST_INPUTS
 from gateway.system.refusal import Refusal
 from protocol.prompts import TextPrompt, TokenPrompt

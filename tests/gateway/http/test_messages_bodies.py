@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.http.chat.tools import FunctionBody
+from gateway.http.chat.bodies import FunctionBody
 from gateway.http.messages.bodies import Conversation, chat_messages, references, unread
-from gateway.http.messages.tools import (
+from gateway.http.messages.route import (
     ToolChoice,
     ToolDefinition,
     callable_tools,

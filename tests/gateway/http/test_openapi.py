@@ -9,8 +9,7 @@ import pytest
 from openapi_spec_validator import validate
 
 from gateway.http.app import ROUTES
-from gateway.http.openapi.document import described, make_document
-from gateway.http.openapi.operation import Described
+from gateway.http.openapi import Described, described, make_document
 
 
 @pytest.fixture(scope="module")

@@ -21,17 +21,14 @@ from openai.types.chat.chat_completion_stream_options_param import ChatCompletio
 from openai.types.embedding_create_params import EmbeddingCreateParams
 from openai.types.responses.response_create_params import ResponseCreateParamsStreaming
 
-from gateway.http.chat.messages import ContentPart, MessageBody
+from gateway.http.chat.bodies import ContentPart, MessageBody
 from gateway.http.chat.route import ChatBody
 from gateway.http.completions import CompletionBody
-from gateway.http.embeddings import EmbeddingsBody
-from gateway.http.ollama.bodies import GenerateBody
-from gateway.http.ollama.options import Options
-from gateway.http.parameters import PARAMETERS, PLACES, Place, at, printed
-from gateway.http.rerank import RerankBody
+from gateway.http.generation import StreamOptions
+from gateway.http.ollama.bodies import GenerateBody, Options
+from gateway.http.parameters import PARAMETERS, PLACES, Place, at, check_supported, printed
 from gateway.http.responses.bodies import ResponseBody
-from gateway.http.sampling import StreamOptions
-from gateway.http.supported import check_supported
+from gateway.http.vectors import EmbeddingsBody, RerankBody
 from gateway.system.refusal import Refusal
 
 BODIES: dict[Place, type[msgspec.Struct]] = {

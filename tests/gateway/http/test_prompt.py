@@ -13,8 +13,7 @@ from msgspec import Raw
 
 from gateway.http.bodies import beside_the_loop
 from gateway.http.chat.route import ChatBody
-from gateway.http.completions import CompletionBody
-from gateway.http.inputs import parse_inputs
+from gateway.http.completions import CompletionBody, parse_inputs
 from gateway.system.refusal import Refusal
 from protocol.prompts import Prompt, TextPrompt, TokenPrompt
 from protocol.tokens import pack

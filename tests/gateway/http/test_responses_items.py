@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.http.parameters import check_supported
+from gateway.http.responses.asked import places_after, possible_cuts
 from gateway.http.responses.bodies import ResponseBody, check_body, tools
 from gateway.http.responses.conversation import Said, converse
 from gateway.http.responses.items import (
@@ -18,8 +20,6 @@ from gateway.http.responses.items import (
     picture_sources,
     sealed,
 )
-from gateway.http.responses.truncation import cuts, kept
-from gateway.http.supported import check_supported
 from gateway.requests.share import ByteBudget, Share
 from gateway.system.refusal import Refusal
 from protocol.pictures import Picture
@@ -178,9 +178,9 @@ def test_what_is_dropped_first() -> None:
         {"role": "assistant", "content": "a"},
         {"role": "user", "content": "3"},
     )
-    assert cuts(items) == [0, 1, 4, 6]
-    assert kept(items, 4) == [0, 4, 5, 6]
-    assert kept(items, 0) == list(range(7))
+    assert possible_cuts(items) == [0, 1, 4, 6]
+    assert places_after(items, 4) == [0, 4, 5, 6]
+    assert places_after(items, 0) == list(range(7))
 
 
 def _body(**fields: Any) -> ResponseBody:

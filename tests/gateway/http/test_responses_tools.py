@@ -15,9 +15,9 @@ from pydantic import TypeAdapter
 
 from gateway.http.responses.bodies import ResponseBody, tools
 from gateway.http.responses.conversation import Said, converse
-from gateway.http.responses.echo import shown_tools
 from gateway.http.responses.items import ItemBody, picture_sources, sealed, without_superseded
-from gateway.http.responses.written_calls import WrittenInput, action_of, asked_for
+from gateway.http.responses.objects import shown_tools
+from gateway.http.responses.writer import WrittenInput, action_of, asked_for
 from gateway.system.refusal import Refusal
 from protocol.pictures import Picture
 from protocol.prompts import CalledTool, ChatMessage

@@ -13,9 +13,9 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from gateway.http.answer import DONE
-from gateway.http.responses.family import ResponseFamily
-from gateway.http.responses.shape import ResponseObject
-from gateway.http.responses.tools import Meaning
+from gateway.http.responses.items import Meaning
+from gateway.http.responses.objects import ResponseObject
+from gateway.http.responses.route import ResponseFamily
 from gateway.http.responses.writer import Form, ResponseFormat
 from gateway.requests.choices import Choice
 from gateway.requests.request import Piece, Request, Terms

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from gateway.http.completions import CompletionBody
+from gateway.http.generation import constraint_of
 from gateway.http.responses.bodies import ResponseBody
-from gateway.http.structure import constraint_of
 from gateway.system.refusal import Refusal
 from protocol.requests import Constraint
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gateway.http.text_event import TextEvent
+from gateway.http.answer import TextEvent
 
 
 @pytest.mark.parametrize("text", ["", "plain", '"quoted" \\ and\nbroken', "\u2028 \x00 \U0001f600"])

@@ -17,11 +17,11 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.access.caller import Caller
 from gateway.config.settings import Settings
-from gateway.http.chat import kept
+from gateway.http.chat import route as chat
 from gateway.http.errors import on_refusal
 from gateway.http.record import Record
-from gateway.http.responses import stored
-from gateway.http.responses.family import ResponseFamily
+from gateway.http.responses import route as responses
+from gateway.http.responses.route import ResponseFamily
 from gateway.mailbox.entry import AnswerOutcome, Api, MailboxEntry
 from gateway.mailbox.mailbox import Mailbox
 from gateway.requests.share import SHARE, ByteBudget, Share
@@ -54,13 +54,15 @@ class _Owners:
 @pytest.fixture
 async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     fleet: Any = SimpleNamespace(events=EventLog(), settings=Settings())
-    families = {"chat": kept.ChatFamily(), "responses": ResponseFamily()}
+    families = {"chat": chat.ChatFamily(), "responses": ResponseFamily()}
     mailbox = Mailbox(tmp_path / "mailbox.sqlite", fleet, families, _Owners(), ByteBudget(1 << 30))
     mailbox.start()
     for owner in ("me", "you", ""):
         await _put(mailbox, owner, "responses")
         await _put(mailbox, owner, "chat")
-    app = Starlette(routes=[*stored.routes, *kept.routes], exception_handlers={Refusal: on_refusal})
+    app = Starlette(
+        routes=[*responses.routes, *chat.routes], exception_handlers={Refusal: on_refusal}
+    )
     app.state.mailbox = mailbox
 
     async def with_key(scope: Scope, receive: Receive, send: Send) -> None:

@@ -9,20 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
-from gateway.http.connection.capacity import capacity
-from gateway.http.connection.crowd import SPARE_PLACES, Crowd, Place
-from gateway.http.connection.neighbourhood import neighbourhood
-from gateway.http.connection.origins import complaint
-from gateway.http.connection.reception import (
+from gateway.http.auth import complaint
+from gateway.http.connection.limits import (
     BODY_BYTES_PER_S,
     BODY_S,
     HEAD_S,
     IDLE_S,
+    SPARE_PLACES,
     UNREAD_S,
+    Crowd,
     Doing,
+    Place,
     Reception,
+    capacity,
+    neighbourhood,
 )
-from gateway.http.connection.request_id import request_id, unique
+from gateway.http.record import request_id, unique
 from gateway.requests.share import MOST_BYTES, ByteBudget, Share
 from gateway.system.refusal import Refusal
 

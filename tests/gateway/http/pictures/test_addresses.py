@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from gateway.http.pictures import addresses
-from gateway.http.pictures.addresses import is_public, may_call, own_networks
+from gateway.http import remote_pictures as addresses
+from gateway.http.remote_pictures import is_public, may_call, own_networks
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config.settings import GatewaySettings
-from gateway.http.pictures.reader import PictureReader
-from gateway.http.pictures.source import Source
+from gateway.http.pictures import PictureReader, Source
 from gateway.requests.share import ByteBudget, Share
 from gateway.system.refusal import Refusal
 from protocol.pictures import MOST_BYTES, MOST_PICTURES

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.http.pictures import remote
-from gateway.http.pictures.remote import Remote
-from gateway.http.pictures.source import PictureError
+from gateway.http import remote_pictures as remote
+from gateway.http.pictures import PictureError
+from gateway.http.remote_pictures import Remote
 from tests.support.pictures import RED, png
 
 MOST_BYTES = 1 << 20

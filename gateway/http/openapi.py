@@ -3,17 +3,118 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
-from starlette.routing import BaseRoute, Mount
+from msgspec import Struct
+from starlette.convertors import Convertor, register_url_convertor
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Mount, Route
 
 from gateway import VERSION
 from gateway.http.bodies import MAX_BODY_BYTES, MOST_DIGITS
 from gateway.http.errors import envelope_type
-from gateway.http.openapi.operation import ALWAYS, EVENT_STREAM, Described, Operation
+from gateway.system.lane import Lane
 from gateway.system.refusal import Code, status_of
+
+
+class IdConvertor(Convertor[str]):
+    """Ids may have slashes, but are never empty: a slash behind a path belongs to no id, and is
+    redirected as everywhere.
+    """
+
+    regex = ".+"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("id", IdConvertor())
+
+EVENT_STREAM: Final = "text/event-stream"
+LINE_STREAM: Final = "application/x-ndjson"
+
+Tag: TypeAlias = Literal["OpenAI", "Anthropic", "Ollama", "probes", "operation"]
+
+# What may happen to every request, whatever it asks for.
+ALWAYS: Final[tuple[Code, ...]] = (
+    "invalid_request_error",
+    "invalid_api_key",
+    "permission_denied",
+    "request_timeout",
+    "headers_too_large",
+    "internal_error",
+    "overloaded",
+)
+# What may happen to one that has a model generate, beside that.
+GENERATES: Final[tuple[Code, ...]] = (
+    "context_length_exceeded",
+    "model_not_found",
+    "queue_full",
+    "worker_crashed",
+    "model_unavailable",
+    "load_timeout",
+    "shutting_down",
+    "deadline_exceeded",
+    "insufficient_memory",
+)
+NAMES_MODEL: Final[tuple[Code, ...]] = ("model_not_found",)
+LOADS: Final[tuple[Code, ...]] = (
+    "model_not_found",
+    "model_unavailable",
+    "load_timeout",
+    "shutting_down",
+    "insufficient_memory",
+)
+
+
+class Query(Struct, frozen=True):
+    """A parameter of the query string."""
+
+    name: str
+    kind: Literal["string", "integer"]
+    about: str
+
+
+class Operation(Struct, frozen=True, kw_only=True):
+    """`body` is the type that decodes it, and `answer` the one that is encoded, or the media type
+    of a text. `events` is the type of what a stream of the media type `stream` brings. `refusals`
+    come beside those that are `ALWAYS` possible; `others` are further statuses with their answers.
+    """
+
+    summary: str
+    tag: Tag
+    body: Any = None
+    body_optional: bool = False
+    answer: Any = None
+    events: Any = None
+    stream: str | None = None
+    query: Sequence[Query] = ()
+    refusals: tuple[Code, ...] = ()
+    others: Mapping[int, Any] = {}
+
+
+class Described(Route):
+    """A route that /openapi.json has. An id in its path is an `{id:id}`."""
+
+    def __init__(
+        self,
+        path: str,
+        endpoint: Callable[..., Any],
+        operation: Operation,
+        *,
+        method: str = "GET",
+    ) -> None:
+        super().__init__(path, endpoint, methods=[method])
+        self.method = method
+        self.operation = operation
+
 
 _REFERENCE: Final = "#/components/schemas/{name}"
 _PARAMETER: Final = re.compile(r"\{(?P<name>\w+)(?::\w+)?\}")
@@ -172,3 +273,35 @@ def _of_query(operation: Operation) -> Iterator[dict[str, Any]]:
             "description": each.about,
             "schema": _OF_QUERY[each.kind],
         }
+
+
+# Milliseconds on a machine at rest.
+_MADE_S: Final = 60.0
+
+
+class Document:
+    """Made when it is first asked for, beside the event loop, and kept."""
+
+    def __init__(self) -> None:
+        self._lane = Lane("openapi")
+        self._text: bytes | None = None
+
+    async def text(self, request: HttpRequest) -> bytes:
+        if self._text is None:
+            make = partial(make_document, request.app.routes)
+            self._text = await self._lane.run(make, _MADE_S, "/openapi.json")
+        return self._text
+
+
+async def openapi(request: HttpRequest) -> Response:
+    document: Document = request.app.state.document
+    return Response(await document.text(request), media_type="application/json")
+
+
+routes = [
+    Described(
+        "/openapi.json",
+        openapi,
+        Operation(summary="This document", tag="probes", answer=dict),
+    )
+]

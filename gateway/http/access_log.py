@@ -1,0 +1,302 @@
+"""Each request's id, its line in the log once it is over, and its place in the metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.routing import BaseRoute, Match, Mount, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.http.errors import error_response
+from gateway.http.record import CLIENT_LEFT, HEADER, Record, begin_record, request_id
+from gateway.requests.use import Timing
+from gateway.system.lane import Lane
+from gateway.system.log_lines import about
+from gateway.system.refusal import Refusal
+from gateway.system.tasks import Faults, Histogram
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+
+WHOLE_S: Final = (
+    *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+    *(20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0),
+)
+
+
+class Ended(NamedTuple):
+    """A request by its route, its model's id ("": it has none) and what became of it."""
+
+    route: str
+    model_id: str
+    outcome: str
+
+
+class HttpMeter:
+    """`whole_s` has the requests of each model that were answered in full."""
+
+    def __init__(self) -> None:
+        self.ended: Counter[Ended] = Counter()
+        self.whole_s: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(WHOLE_S))
+
+    def end(self, ended: Ended, seconds: float) -> None:
+        self.ended[ended] += 1
+        if ended.model_id and ended.outcome == "ok":
+            self.whole_s[ended.model_id].observe(seconds)
+
+
+# Of all paths that there aren't: anybody can make up more of them.
+NO_ROUTE: Final = "other"
+
+
+class RoutePaths:
+    """Knows a request by its endpoint, and one that was refused before it had one by its path."""
+
+    def __init__(self, routes: Sequence[BaseRoute]) -> None:
+        self._routes = routes
+        self._paths = dict(_paths(routes))
+
+    def of(self, scope: Scope) -> str:
+        """To be called when the request is over."""
+        endpoint = scope["endpoint"] if "endpoint" in scope else _endpoint(self._routes, scope)
+        # What is mounted is none itself, and can't be looked up.
+        known = isinstance(endpoint, Hashable) and endpoint in self._paths
+        return self._paths[endpoint] if known else NO_ROUTE  # type: ignore[index]
+
+
+def _paths(
+    routes: Iterable[BaseRoute], prefix: str = ""
+) -> Iterator[tuple[Callable[..., Any], str]]:
+    """Each endpoint, and its path as it was declared."""
+    for each in routes:
+        if isinstance(each, Mount):
+            yield from _paths(each.routes, prefix + each.path)
+        elif isinstance(each, Route):
+            yield each.endpoint, prefix + each.path
+
+
+def _endpoint(routes: Iterable[BaseRoute], scope: Scope) -> object:
+    """The one that it would have come to; with a method that no route has, one at its path."""
+    at_path = None
+    for each in routes:
+        match, child = each.matches(scope)
+        if match is Match.NONE:
+            continue
+        if isinstance(each, Mount):
+            return _endpoint(each.routes, {**scope, **child})
+        if match is Match.FULL:
+            return child["endpoint"]
+        at_path = at_path or child["endpoint"]
+    return at_path
+
+
+logger = logging.getLogger(__name__)
+
+_ADDRESSES: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+# For what has not been sent yet when the gateway ends.
+_FLUSH_S: Final = 3.0
+_NS: Final = 1_000_000_000
+
+
+class Life(NamedTuple):
+    """A request that is over. `ended_ns` is a Unix time, `ended_at` the same on the clock of the
+    timing, in seconds.
+    """
+
+    name: str
+    headers: Mapping[str, str]
+    attributes: Mapping[str, str | int | None]
+    failed: bool
+    ended_ns: int
+    ended_at: float
+    seconds: float
+    timing: Timing | None
+
+
+class Spans:
+    """Every call costs some ten microseconds; sending is done by a thread of OpenTelemetry's."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self._provider = provider
+        self._tracer = provider.get_tracer("bulkhead")
+        self._propagator = TraceContextTextMapPropagator()
+        self._lane = Lane("spans")
+
+    def tell(self, life: Life) -> None:
+        """A span of the whole, within its client's trace if it has sent one, and of each phase."""
+        from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+
+        whole = self._tracer.start_span(
+            life.name,
+            self._propagator.extract(life.headers),
+            SpanKind.SERVER,
+            {name: value for name, value in life.attributes.items() if value is not None},
+            start_time=life.ended_ns - int(life.seconds * _NS),
+        )
+        if life.failed:
+            whole.set_status(Status(StatusCode.ERROR))
+        within = set_span_in_context(whole)
+        for name, begin_ns, end_ns in _phases(life):
+            self._tracer.start_span(name, within, start_time=begin_ns).end(end_ns)
+        whole.end(life.ended_ns)
+
+    async def close(self) -> None:
+        """Send what is left, if somebody takes it."""
+        try:
+            await self._lane.run(self._provider.shutdown, _FLUSH_S, "the collector of spans")
+        except OSError as error:
+            logger.warning("The last spans were not sent: %s", error)
+
+
+def _phases(life: Life) -> Iterator[tuple[str, int, int]]:
+    """Names, begins and ends of what its answer waited for."""
+    timing = life.timing
+    if timing is None or timing.queue_s is None:
+        return
+    arrived_ns = life.ended_ns - int((life.ended_at - timing.arrived_at) * _NS)
+    sent_ns = arrived_ns + int(timing.queue_s * _NS)
+    yield "queue", arrived_ns, sent_ns
+    if timing.first_token_s is not None:
+        first_ns = arrived_ns + int(timing.first_token_s * _NS)
+        yield "prefill", sent_ns, first_ns
+        yield "decode", first_ns, life.ended_ns
+
+
+def spans(environment: Mapping[str, str]) -> Spans | None:
+    """None: nobody wants them, or the extra is missing, which is logged."""
+    wanted = any(environment.get(name) for name in _ADDRESSES)
+    if not wanted or environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        logger.warning("No spans are sent (%s): pip install 'mlx-bulkhead[otel]'", error)
+        return None
+    named: dict[str, Any] = {SERVICE_NAME: environment.get("OTEL_SERVICE_NAME", "bulkhead")}
+    provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return Spans(provider)
+
+
+OK: Final = "ok"
+
+
+class Recorded:
+    """Gives every response an x-request-id, and the log a line for each request."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        meter: HttpMeter,
+        routes: RoutePaths,
+        spans: Spans | None,
+        faults: Faults,
+    ) -> None:
+        self._app = app
+        self._meter = meter
+        self._routes = routes
+        self._spans = spans
+        self._faults = faults
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began = time.monotonic()
+        record = Record(request_id(scope["headers"]))
+        begin_record(scope, record)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                headers = MutableHeaders(raw=list(message.get("headers", ())))
+                headers[HEADER.decode()] = record.id
+                message["headers"] = headers.raw
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:
+            # The client has been told by `on_defect`, or can't be told any more.
+            self._faults.note(f"{scope['method']} {self._routes.of(scope)}", error, time.time())
+            logger.exception("%s", _name(scope), extra=about(request=record.id))
+            if record.status is None:
+                defect = Refusal("internal_error", "The gateway failed on this request.")
+                await error_response(defect)(scope, receive, send_with_id)
+        finally:
+            self._end(scope, record, time.monotonic() - began)
+
+    def _end(self, scope: Scope, record: Record, seconds: float) -> None:
+        outcome = record.outcome or (CLIENT_LEFT if record.status is None else OK)
+        route = self._routes.of(scope)
+        self._meter.end(Ended(route, record.model or "", outcome), seconds)
+        _log(scope, record, outcome, seconds)
+        if self._spans is not None and record.model is not None:
+            self._spans.tell(_life(scope, record, route, outcome, seconds))
+
+
+def _life(scope: Scope, record: Record, route: str, outcome: str, seconds: float) -> Life:
+    usage = record.usage
+    return Life(
+        name=f"{scope['method']} {route}",
+        headers=dict(Headers(scope=scope)),
+        attributes={
+            "http.request.method": scope["method"],
+            "http.route": route,
+            "http.response.status_code": record.status,
+            "gen_ai.request.model": record.model,
+            "gen_ai.usage.input_tokens": None if usage is None else usage.prompt_tokens,
+            "gen_ai.usage.output_tokens": None if usage is None else usage.completion_tokens,
+            "bulkhead.request_id": record.id,
+            "bulkhead.outcome": outcome,
+            "bulkhead.key": record.key,
+        },
+        failed=outcome not in (OK, CLIENT_LEFT),
+        ended_ns=time.time_ns(),
+        ended_at=asyncio.get_running_loop().time(),
+        seconds=seconds,
+        timing=record.timings[0] if record.timings else None,
+    )
+
+
+def _log(scope: Scope, record: Record, outcome: str, seconds: float) -> None:
+    """Who only looks is seen at the level of debugging: probes and pages ask every second."""
+    looks = scope["method"] in ("GET", "HEAD") and record.status in (200, 304)
+    logger.log(
+        logging.DEBUG if looks else logging.INFO,
+        "%s: %s",
+        _name(scope),
+        record.status or "the client left",
+        extra=about(
+            request=record.id,
+            method=scope["method"],
+            path=scope["path"],
+            status=record.status,
+            outcome=outcome,
+            key=record.key,
+            model=record.model,
+            prompt_tokens=record.usage and record.usage.prompt_tokens,
+            cached_tokens=record.usage and record.usage.cached_tokens,
+            completion_tokens=record.usage and record.usage.completion_tokens,
+            queue_s=_rounded(record.queue_s),
+            first_token_s=_rounded(record.first_token_s),
+            seconds=round(seconds, 3),
+        ),
+    )
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)
+
+
+def _name(scope: Scope) -> str:
+    return f"{scope['method']} {scope['path']}"

@@ -1,0 +1,403 @@
+"""What the status knows, as Prometheus has it. What isn't known yet is left out."""
+
+from __future__ import annotations
+
+import functools
+import math
+import resource
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+import psutil
+from msgspec import Struct
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.registry import Collector
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from gateway.http.access_log import HttpMeter
+from gateway.http.connection.limits import Doing, Door
+from gateway.http.openapi import Described, Operation
+from gateway.http.status import GroupStatus, ModelStatus, Status, gateway_status
+from gateway.models.fleet import Fleet, Phase
+from gateway.models.lifecycle import State
+from gateway.requests.use import ModelMeter
+from gateway.system.events import Kind
+from gateway.system.lane import Lane
+from gateway.system.refusal import Code, Refusal
+from gateway.system.tasks import Histogram
+
+MODEL: Final = "model_name"
+
+_MEMORY: Final = {
+    "total_bytes": "The machine's memory.",
+    "budget_bytes": "What all workers together may hold.",
+    "granted_bytes": "All floors and loans, and the spare's room.",
+    "footprint_bytes": "What all workers hold, spares among them.",
+    "spare_bytes": "What spare workers hold.",
+    "gateway_bytes": "What the gateway holds.",
+    "other_bytes": "What all other programs hold.",
+    "available_bytes": "What the machine could give.",
+    "stranded_bytes": "Wired memory that belongs to no process any more.",
+    "card_total_bytes": "Memory of the card that workers compute on.",
+    "card_available_bytes": "What that card could give.",
+}
+_MODEL: Final = {
+    "estimate_bytes": "What the model takes by its files and by what it took before.",
+    "floor_bytes": "What is the model's own while it is loaded.",
+    "lent_bytes": "What it was lent beyond its floor.",
+    "returning_bytes": "What was called back and is held still.",
+    "wanted_bytes": "With so much in all nothing in it would wait.",
+    "context_tokens": "The longest prompt with its answer that it takes.",
+}
+_WORKER: Final = {
+    "footprint_bytes": "What the model's worker holds.",
+    "peak_footprint_bytes": "The most that the worker held.",
+    "granted_bytes": "What the worker may hold: floor and loan.",
+    "weight_bytes": "The model's weights in the worker.",
+    "cache_bytes": "Caches of running sequences, with what a step computes on.",
+    "buffer_bytes": "What MLX keeps for later.",
+}
+_REQUESTS: Final = {
+    "active_requests": ("num_requests_running", "Requests that a worker has."),
+    "queue_depth": ("num_requests_waiting", "Requests in the queue, parked ones among them."),
+    "oldest_waiting_s": (
+        "oldest_waiting_request_age_seconds",
+        "How long ago the oldest request in the queue arrived.",
+    ),
+}
+
+
+def gauges(status: Status) -> Iterator[Metric]:
+    """Of the gateway, the memory, and every model."""
+    build = InfoMetricFamily("bulkhead_build", "The version that runs.")
+    build.add_metric((), {"version": status.version})
+    yield build
+    yield _states(
+        "bulkhead_gateway_state",
+        "1 for the state that the gateway is in.",
+        Phase,
+        [((), status.state)],
+    )
+    for field, about in _MEMORY.items():
+        yield _one(f"bulkhead_memory_{field}", about, [((), status.memory)], field)
+    models = status.models
+    named = [((each.id,), each) for each in models]
+    yield _states(
+        "bulkhead_model_state",
+        "1 for the state that the model is in.",
+        State,
+        [(labels, each.state) for labels, each in named],
+    )
+    for field, (name, about) in _REQUESTS.items():
+        yield _one(f"bulkhead_{name}", about, named, field)
+    for field, about in _MODEL.items():
+        yield _one(f"bulkhead_model_{field}", about, named, field)
+    workers = [((each.id,), each.worker) for each in models if each.worker is not None]
+    for field, about in _WORKER.items():
+        yield _one(f"bulkhead_worker_{field}", about, workers, field)
+    yield _one(
+        "bulkhead_worker_last_step_age_seconds",
+        "How long ago the worker's engine made its last step.",
+        workers,
+        "last_step_age_s",
+    )
+    yield _prompt_cache(models)
+    yield from _groups(status.groups)
+
+
+def _groups(groups: Iterable[GroupStatus]) -> Iterator[Metric]:
+    loaded = GaugeMetricFamily(
+        "bulkhead_group_models_loaded", "Models of the group that have memory.", labels=("group",)
+    )
+    kept = GaugeMetricFamily(
+        "bulkhead_group_kept_bytes",
+        "What is kept for those of the group that aren't loaded.",
+        labels=("group",),
+    )
+    for each in groups:
+        loaded.add_metric((each.id,), len(each.loaded))
+        kept.add_metric((each.id,), each.kept_bytes)
+    yield loaded
+    yield kept
+
+
+def _one(
+    name: str, about: str, of: Iterable[tuple[tuple[str, ...], Struct]], field: str
+) -> GaugeMetricFamily:
+    """A gauge of this field of each, with its labels."""
+    of = list(of)
+    family = GaugeMetricFamily(name, about, labels=(MODEL,) if any(ids for ids, _ in of) else ())
+    for labels, each in of:
+        if (value := getattr(each, field)) is not None:
+            family.add_metric(labels, value)
+    return family
+
+
+def _states(
+    name: str, about: str, states: Iterable[str], of: Iterable[tuple[tuple[str, ...], str]]
+) -> GaugeMetricFamily:
+    of, states = list(of), list(states)
+    labels = (MODEL, "state") if any(ids for ids, _ in of) else ("state",)
+    family = GaugeMetricFamily(name, about, labels=labels)
+    for ids, present in of:
+        for state in states:
+            family.add_metric((*ids, str(state)), float(state == present))
+    return family
+
+
+def _prompt_cache(models: list[ModelStatus]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(
+        "bulkhead_prompt_cache_bytes",
+        "Prompts that are kept, in memory or on disk.",
+        labels=(MODEL, "tier"),
+    )
+    for each in models:
+        tiers = {"memory": each.prompt_cache.memory_bytes, "disk": each.prompt_cache.disk_bytes}
+        for tier, held_bytes in tiers.items():
+            if held_bytes is not None:
+                family.add_metric((each.id, tier), held_bytes)
+    return family
+
+
+class Counted(NamedTuple):
+    """One model's: what its traffic and its recovery have counted. Of `queried_tokens` in prompts
+    that were answered, `found_tokens` were not computed anew.
+    """
+
+    model_id: str
+    meter: ModelMeter
+    parked: int
+    queried_tokens: int
+    found_tokens: int
+    restarts_by: Mapping[str, int]
+
+
+_COUNTERS: Final[dict[str, tuple[str, Callable[[Counted], int]]]] = {
+    "prompt_tokens": (
+        "Tokens of prompts whose answer has begun.",
+        lambda each: each.meter.prompt_tokens,
+    ),
+    "generation_tokens": (
+        "Tokens that were generated.",
+        lambda each: each.meter.generated_tokens,
+    ),
+    "prefix_cache_queries": (
+        "Tokens of prompts that were answered.",
+        lambda each: each.queried_tokens,
+    ),
+    "prefix_cache_hits": (
+        "Of these, the tokens that were found in the prompt cache.",
+        lambda each: each.found_tokens,
+    ),
+    "requests_parked": (
+        "Requests that lost their worker, or had to pause.",
+        lambda each: each.meter.parked,
+    ),
+    "requests_resumed": (
+        "Requests that another worker went on with.",
+        lambda each: each.meter.resumed,
+    ),
+}
+_HISTOGRAMS: Final[dict[str, tuple[str, Callable[[ModelMeter], Histogram]]]] = {
+    "time_to_first_token_seconds": (
+        "From a request's arrival to the first token.",
+        lambda meter: meter.first_token_s,
+    ),
+    "inter_token_latency_seconds": (
+        "Between two tokens of an answer, as they come from the worker.",
+        lambda meter: meter.between_tokens_s,
+    ),
+    "request_queue_time_seconds": (
+        "From a request's arrival until a worker had it; a load counts.",
+        lambda meter: meter.queue_s,
+    ),
+    "model_load_seconds": (
+        "From the start of a model's worker until it answered.",
+        lambda meter: meter.load_s,
+    ),
+}
+
+
+def counted(models: Iterable[Counted]) -> Iterator[Metric]:
+    """Of every model."""
+    models = list(models)
+    for name, (about, value) in _COUNTERS.items():
+        counter = CounterMetricFamily(f"bulkhead_{name}", about, labels=(MODEL,))
+        for each in models:
+            counter.add_metric((each.model_id,), value(each))
+        yield counter
+    parked = GaugeMetricFamily(
+        "bulkhead_num_requests_parked",
+        "Requests in the queue that ran already.",
+        labels=(MODEL,),
+    )
+    restarts = CounterMetricFamily(
+        "bulkhead_worker_restarts", "Workers that replaced another.", labels=(MODEL, "cause")
+    )
+    for each in models:
+        parked.add_metric((each.model_id,), each.parked)
+        for cause, count in each.restarts_by.items():
+            restarts.add_metric((each.model_id, cause), count)
+    yield parked
+    yield restarts
+    for name, (about, histogram) in _HISTOGRAMS.items():
+        by_model = {each.model_id: histogram(each.meter) for each in models}
+        yield _histogram(f"bulkhead_{name}", about, by_model)
+
+
+def counted_http(meter: HttpMeter) -> Iterator[Metric]:
+    """Of requests as their clients see them."""
+    requests = CounterMetricFamily(
+        "bulkhead_requests",
+        "HTTP requests that are over.",
+        labels=("route", MODEL, "outcome"),
+    )
+    for ended, count in meter.ended.items():
+        requests.add_metric(ended, count)
+    yield requests
+    yield _histogram(
+        "bulkhead_e2e_request_latency_seconds",
+        "From the end of a request's head to the end of its answer, of those that were answered.",
+        meter.whole_s,
+    )
+
+
+def events(counts: Mapping[tuple[Kind, str | None], int]) -> Metric:
+    """By kind and model."""
+    family = CounterMetricFamily(
+        "bulkhead_events", "Events, as `bulkhead events` tells them.", labels=("event", MODEL)
+    )
+    for (kind, model_id), count in counts.items():
+        family.add_metric((kind, model_id or ""), count)
+    return family
+
+
+def connections(by_doing: Mapping[str, int]) -> Metric:
+    family = GaugeMetricFamily(
+        "bulkhead_connections", "Connections of clients, by what they do.", labels=("doing",)
+    )
+    for doing, count in by_doing.items():
+        family.add_metric((doing,), count)
+    return family
+
+
+def refusals(by_code: Mapping[Code, int]) -> Metric:
+    """Of what never came as far as a route."""
+    family = CounterMetricFamily(
+        "bulkhead_connections_refused",
+        "Connections that were refused, or ended for what they sent or didn't send.",
+        labels=("code",),
+    )
+    for code, count in by_code.items():
+        family.add_metric((code,), count)
+    return family
+
+
+def lag(late_s: Histogram) -> Metric:
+    family = HistogramMetricFamily(
+        "bulkhead_event_loop_lag_seconds",
+        "How late the gateway's event loop is, four times a second.",
+    )
+    family.add_metric((), _buckets(late_s), late_s.sum)
+    return family
+
+
+def _histogram(name: str, about: str, by_model: Mapping[str, Histogram]) -> Metric:
+    family = HistogramMetricFamily(name, about, labels=(MODEL,))
+    for model_id, each in by_model.items():
+        family.add_metric((model_id,), _buckets(each), each.sum)
+    return family
+
+
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    return [("+Inf" if math.isinf(b) else str(b), count) for b, count in histogram.buckets()]
+
+
+def process() -> Iterator[Metric]:
+    """Read just now; it may take some milliseconds."""
+    own = psutil.Process()
+    times, memory = own.cpu_times(), own.memory_info()
+    yield CounterMetricFamily(
+        "process_cpu_seconds",
+        "Processor time of the gateway, in user and system mode.",
+        value=times.user + times.system,
+    )
+    gauges = {
+        "process_resident_memory_bytes": ("Resident memory of the gateway.", memory.rss),
+        "process_virtual_memory_bytes": ("Virtual memory of the gateway.", memory.vms),
+        "process_open_fds": ("Open file descriptors of the gateway.", own.num_fds()),
+        "process_max_fds": (
+            "How many it may have.",
+            resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        ),
+        "process_start_time_seconds": ("When it started, as Unix time.", own.create_time()),
+    }
+    for name, (about, value) in gauges.items():
+        yield GaugeMetricFamily(name, about, value=value)
+
+
+# A text of many models takes longer to write than the loop may stand still.
+_writer: Final = Lane("metrics")
+_WRITTEN_S: Final = 10.0
+_RETRY_AFTER_S: Final = 10
+
+
+async def metrics(request: HttpRequest) -> Response:
+    state = request.app.state
+    known = gauges(gateway_status(state.fleet, state.reloader.present))
+    families = [*known, *_counted(state.fleet, state.http_meter, state.door)]
+    try:
+        text = await _writer.run(functools.partial(_written, families), _WRITTEN_S, "/metrics")
+    except OSError as error:
+        raise Refusal(
+            "overloaded",
+            f"The metrics can't be written now: {error}.",
+            retry_after_s=_RETRY_AFTER_S,
+        ) from error
+    return Response(text, headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
+
+
+def _counted(fleet: Fleet, http: HttpMeter, door: Door) -> Iterator[Metric]:
+    yield from counted(
+        Counted(
+            each.model.id,
+            each.traffic.meter,
+            each.traffic.parked,
+            each.traffic.prompt_tokens,
+            each.traffic.cached_tokens,
+            each.recovery.restarts_by,
+        )
+        for each in fleet.roster.configured.values()
+    )
+    yield events(fleet.events.counts)
+    yield from counted_http(http)
+    yield connections({doing.name.lower(): door.count(doing) for doing in Doing})
+    yield refusals(door.refused)
+    yield lag(fleet.lag.late_s)
+
+
+class _Families(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def _written(families: list[Metric]) -> bytes:
+    return generate_latest(_Families([*families, *process()]))
+
+
+_METRICS: Final = Operation(summary="Figures for Prometheus", tag="probes", answer="text/plain")
+
+routes = [
+    Described("/metrics", metrics, _METRICS),
+]

@@ -1,1 +1,0 @@
-"""The page for people: static files, served as they lie in `static`."""

@@ -1,0 +1,236 @@
+"""Reads the pictures of requests, beside the event loop and within bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import os
+import stat
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote, urlsplit
+
+from msgspec import Struct
+
+from gateway.config.model import Model
+from gateway.config.model_folders import expand_home
+from gateway.config.settings import GatewaySettings
+from gateway.http.bodies import beside_the_loop
+from gateway.requests.share import Share
+from gateway.system.lane import HangsError, Lane
+from gateway.system.refusal import Refusal
+from protocol.pictures import MOST_BYTES, MOST_PICTURES
+
+if TYPE_CHECKING:
+    from gateway.http.remote_pictures import Remote
+
+
+_LONGEST_REASON: Final = 300
+# What the files of PNG, GIF and JPEG begin with. WebP's have RIFF, four bytes of length, and WEBP.
+_BEGINNINGS: Final = (b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"\xff\xd8\xff")
+
+
+class Source(Struct, frozen=True):
+    """`name` is the field of the body, for errors."""
+
+    url: str
+    name: str
+
+
+class PictureError(Exception):
+    """Why a picture can't be had, as the end of a sentence."""
+
+
+def refused(source: Source, reason: object) -> Refusal:
+    text = str(reason)
+    if len(text) > _LONGEST_REASON:
+        text = text[: _LONGEST_REASON - 1] + "…"
+    return Refusal("invalid_request_error", f"{source.name}: {text}.", param=source.name)
+
+
+def check_kind(data: bytes) -> None:
+    """Raises: PictureError: it is the file of something else."""
+    if not data.startswith(_BEGINNINGS) and not (data[:4] == b"RIFF" and data[8:12] == b"WEBP"):
+        raise PictureError("it is no PNG, JPEG, WebP or GIF")
+
+
+DATA_SCHEME: Final = "data:"
+_ENCODING: Final = ";base64"
+
+
+def read_data_url(url: str, most_bytes: int) -> bytes:
+    """Raises: PictureError: it is none, or too large."""
+    head, comma, encoded = url.partition(",")
+    if not comma or not head.lower().endswith(_ENCODING):
+        raise PictureError("a data URL must be in base64, as data:image/png;base64,iVBOR...")
+    if len(encoded) // 4 * 3 > most_bytes + 2:
+        raise PictureError(f"it is too large: {most_bytes >> 20} MiB is the most")
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise PictureError(f"its base64 can't be read: {error}") from error
+
+
+FILE_SCHEME: Final = "file:"
+_LOCAL: Final = ("", "localhost")
+# The same for what is outside and what is nowhere: nobody learns which files there are.
+_NOT_THERE: Final = "there is no such file in gateway.image_folders"
+
+
+def path_in(url: str) -> Path:
+    """The path of a file: URL, or that which was written without a scheme.
+
+    Raises:
+        PictureError: it isn't absolute, or on another machine.
+    """
+    path = url
+    if url.lower().startswith(FILE_SCHEME):
+        try:
+            parts = urlsplit(url)
+        except ValueError as error:
+            raise PictureError(f"it is no address: {error}") from error
+        if parts.netloc.lower() not in _LOCAL:
+            raise PictureError("a file: address is of this machine: write file:///folder/picture")
+        path = unquote(parts.path)
+    if not path.startswith("/") or "\0" in path:
+        raise PictureError("it must be an absolute path")
+    return Path(path)
+
+
+def read_file(path: Path, folders: Sequence[str], most_bytes: int) -> bytes:
+    """Read a file that lies in one of the folders, links followed; blocks.
+
+    Raises:
+        PictureError: it isn't there, is no file, or is too large.
+    """
+    try:
+        resolved = path.resolve(strict=True)
+        _check_inside(resolved, folders)
+        # Neither another link that has come meanwhile, nor a pipe that nobody writes to.
+        descriptor = os.open(resolved, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise PictureError("it is no regular file")
+            # Nor a folder above it that has become a link.
+            again = path.resolve(strict=True)
+            _check_inside(again, folders)
+            if not os.path.samestat(status, again.stat()):
+                raise PictureError("it changed while it was read")
+            data = file.read(most_bytes + 1)
+    except (OSError, RuntimeError, ValueError) as error:
+        # A loop of links is a RuntimeError.
+        raise PictureError(_NOT_THERE) from error
+    if len(data) > most_bytes:
+        raise PictureError(f"it is too large: {most_bytes >> 20} MiB is the most")
+    return data
+
+
+def _check_inside(resolved: Path, folders: Sequence[str]) -> None:
+    for each in folders:
+        folder = expand_home(each)
+        if folder.is_absolute() and resolved.is_relative_to(folder.resolve()):
+            return
+    raise PictureError(_NOT_THERE)
+
+
+_REMOTE_SCHEMES: Final = ("http:", "https:")
+# For all pictures of a request, one after the other.
+_FETCHED_S: Final = 20.0
+
+
+class PictureReader:
+    def __init__(self) -> None:
+        self._remote: Remote | None = None
+        self._files = Lane("picture files")
+
+    async def read(
+        self, sources: Sequence[Source], settings: GatewaySettings, share: Share
+    ) -> list[bytes]:
+        """The files' bytes, in order. `share` counts them: some bytes of a body may name a picture
+        of megabytes.
+
+        Raises:
+            Refusal: one of them can't be had, or they are too many or too large.
+        """
+        if not sources:
+            return []
+        if len(sources) > MOST_PICTURES:
+            source = sources[MOST_PICTURES]
+            raise refused(source, f"a request may have {MOST_PICTURES} pictures, no more")
+        found: list[bytes] = []
+        deadline = asyncio.get_running_loop().time() + _FETCHED_S
+        for source in sources:
+            left_bytes = MOST_BYTES - sum(map(len, found))
+            left_s = max(0.0, deadline - asyncio.get_running_loop().time())
+            try:
+                data = await self._read(source.url, settings, left_bytes, left_s)
+                check_kind(data)
+            except PictureError as error:
+                raise refused(source, error) from error
+            share.take(len(data))
+            found.append(data)
+        return found
+
+    async def _read(
+        self, url: str, settings: GatewaySettings, most_bytes: int, deadline_s: float
+    ) -> bytes:
+        scheme = url[: url.find(":") + 1].lower()
+        if scheme == DATA_SCHEME:
+            return await beside_the_loop(len(url), read_data_url, url, most_bytes)
+        if scheme in _REMOTE_SCHEMES:
+            if not settings.remote_images:
+                raise PictureError(
+                    "pictures of other machines are not fetched here: send the picture itself, as "
+                    "a data URL, or set gateway.remote_images"
+                )
+            if self._remote is None:
+                # An HTTP client is a tenth of a second to import, and few need one.
+                from gateway.http.remote_pictures import Remote
+
+                self._remote = Remote()
+            return await self._remote.fetch(url, most_bytes, deadline_s)
+        if scheme not in ("", FILE_SCHEME) and not url.startswith("/"):
+            raise PictureError("send a data URL, as data:image/png;base64,iVBOR...")
+        path = path_in(url)
+        if not settings.image_folders:
+            raise PictureError("no folder's files may be read: gateway.image_folders names none")
+        folders = settings.image_folders
+        try:
+            return await self._files.run(
+                lambda: read_file(path, folders, most_bytes), deadline_s, "its disk"
+            )
+        except HangsError as error:
+            raise PictureError(str(error)) from error
+
+
+def check_pictures(sources: Sequence[Source], model: Model) -> None:
+    """Raises: Refusal: there are some, and the model is not one to look at them."""
+    if sources and not model.settings.pictures:
+        raise refused(
+            sources[0],
+            f"{model.id!r} was not told to look at pictures: set pictures = true for it, if it is "
+            "a model that can, and install what it takes: pip install 'mlx-bulkhead[vision]'",
+        )
+
+
+UNSEEN: Final = "(Here is a picture, which this model can't look at.)"
+# What a client may make up by the thousand.
+_MOST_NAMED: Final = 32
+_TURNS: Final = ("user", "assistant")
+
+
+def newest(roles: Sequence[str]) -> range:
+    """The place of the user's message that is to be answered, unless an assistant's is behind it.
+    Its pictures are refused by a model that can't look at any; earlier ones end no conversation.
+    """
+    last = max((place for place, each in enumerate(roles) if each in _TURNS), default=-1)
+    return range(last, last + 1) if last >= 0 and roles[last] == "user" else range(0)
+
+
+def left_out_header(names: Collection[str]) -> dict[str, str]:
+    """Of an answer. The names are such as can stand in a header."""
+    named = ", ".join(sorted(names)[:_MOST_NAMED])
+    return {"x-bulkhead-left-out": named} if named else {}
