@@ -20,10 +20,10 @@ from gateway.cli.printable import printable, printable_json
 from gateway.cli.uncut import UncutGroup
 from gateway.config.documents import example, schema
 from gateway.config.machine_rules import network_cautions
-from gateway.config.mistakes import ConfigError, Mistake, Source
+from gateway.config.mistakes import ConfigError, Mistake, ValueSource
 from gateway.config.read import Configuration, raise_misfits, read_configuration
 from gateway.config.settings import Flags
-from gateway.config.tables import Definition, keys_of, label, tables_of
+from gateway.config.tables import KeyDefinition, keys_of, label, tables_of
 from gateway.config.toml_file import Place
 from gateway.memory.budget import budget_bytes
 from gateway.memory.estimate.fitting import Learned
@@ -139,7 +139,7 @@ def print_schema() -> None:
     _print_json(schema())
 
 
-def _values(configuration: Configuration) -> Iterator[tuple[Place, Definition, Any]]:
+def _values(configuration: Configuration) -> Iterator[tuple[Place, KeyDefinition, Any]]:
     """Every key's place, definition and value."""
     for table, section in tables_of(configuration.settings):
         for name, definition in keys_of(type(section)).items():
@@ -168,7 +168,7 @@ def _effective(place: Place, value: Any) -> Any:
     return value
 
 
-def _short(source: Source, configuration: Configuration) -> str:
+def _short(source: ValueSource, configuration: Configuration) -> str:
     """The file's name is above the table, in full."""
     if source.kind == "file" and configuration.file is not None:
         return f"{configuration.file.name}:{source.line}"
@@ -188,7 +188,7 @@ def _print_mistakes(mistakes: Sequence[Mistake], *, as_json: bool, err: bool = F
     _say(f"{len(mistakes)} mistake{'' if len(mistakes) == 1 else 's'}.", err=err)
 
 
-def _origin(source: Source) -> dict[str, Any]:
+def _origin(source: ValueSource) -> dict[str, Any]:
     in_file = source.kind == "file"
     return {
         "source": source.kind,

@@ -20,10 +20,9 @@ from gateway.cli.flags import takes_flags
 from gateway.cli.printable import printable, printable_json
 from gateway.config.settings import Flags
 from gateway.doctor.checks import CHECKS, THROUGHPUT, memory_check
-from gateway.doctor.examination import Check, findings
-from gateway.doctor.finding import Finding, Severity, worst
+from gateway.doctor.finding import Check, Finding, Severity, findings, worst
 from gateway.doctor.installation import Installation
-from gateway.doctor.memory_check.check import MemoryCheck
+from gateway.doctor.memory_check import MemoryCheck
 
 # 2 to 4 have meanings of their own in every verb.
 EXIT_STATUS: Final = {Severity.OK: 0, Severity.WARNING: 5, Severity.ERROR: 1}

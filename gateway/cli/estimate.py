@@ -19,7 +19,7 @@ from gateway.cli.printable import printable
 from gateway.config.mistakes import ConfigError
 from gateway.config.model_folders import find_folder, locate
 from gateway.config.model_settings import ModelSettings
-from gateway.config.read import Draft, read_draft
+from gateway.config.read import DraftConfiguration, read_draft
 from gateway.config.settings import Flags, Settings
 from gateway.library.description import describe
 from gateway.memory.budget import budget_bytes
@@ -148,7 +148,7 @@ def _running(
         return _Running(found.url, reading, forecast.about, failure, told)
 
 
-def _difference(running: _Running, draft: Draft, answer: _Answer) -> str | None:
+def _difference(running: _Running, draft: DraftConfiguration, answer: _Answer) -> str | None:
     """Who has answered, where it matters: the gateway has read another configuration."""
     theirs = running.reading.config
     own = None if draft.file is None else str(draft.file.absolute())

@@ -20,13 +20,11 @@ from gateway.cli.uncut import UncutGroup
 from gateway.config.mistakes import ConfigError
 from gateway.config.read import config_in_force, read_settings
 from gateway.config.settings import Flags
-from gateway.service.definition import Definition, define
-from gateway.service.failure import ServiceError, ServiceMisuseError
-from gateway.service.guarded import guarded_remark
+from gateway.service.command import ServiceError, ServiceMisuseError
+from gateway.service.definition import Owner, ServiceDefinition, define, owner
 from gateway.service.manager import Manager, manager
-from gateway.service.owner import Owner, owner
 from gateway.service.service import Service
-from gateway.service.status import ServiceStatus
+from gateway.service.status import ServiceStatus, guarded_remark
 
 _WIDTH: Final = 79
 _SYSTEM_LINES: Final = 20
@@ -128,7 +126,7 @@ def logs(*, follow: bool, lines: int, system: bool) -> None:
             print_file(log, LogPrinter(None, as_json=False), lines, None, follow=follow)
 
 
-def _rehearse(keeper: Manager, definition: Definition) -> None:
+def _rehearse(keeper: Manager, definition: ServiceDefinition) -> None:
     click.echo(f"# {keeper.path}")
     click.echo(keeper.render(definition).decode().rstrip("\n"))
     click.echo("\n# Then:")

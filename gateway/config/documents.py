@@ -16,7 +16,7 @@ from gateway.config.key import Section, toml_text, written_value
 from gateway.config.model_folders import DEMO_ID
 from gateway.config.model_settings import GroupSettings, HostSettings, ModelSettings
 from gateway.config.settings import Settings
-from gateway.config.tables import HEADINGS, MODELS, Definition, about, keys_of
+from gateway.config.tables import HEADINGS, MODELS, KeyDefinition, about, keys_of
 from gateway.system.notation import TIME_PATTERN
 
 _COLUMNS: Final = 78
@@ -52,7 +52,7 @@ def _keys(section: type[Section]) -> Iterator[str]:
         yield _assignment(definition)
 
 
-def _assignment(definition: Definition) -> str:
+def _assignment(definition: KeyDefinition) -> str:
     """The default. Where there is none, an example: in force only if the key must be given."""
     if definition.default is not None:
         return f"{definition.name} = {written_value(definition.default)}"
@@ -111,7 +111,7 @@ def key_tables() -> Iterator[str]:
         yield ""
 
 
-def _row(definition: Definition) -> str:
+def _row(definition: KeyDefinition) -> str:
     key = definition.key
     default = definition.shown(definition.default)
     if definition.required:

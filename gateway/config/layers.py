@@ -9,19 +9,25 @@ from pathlib import Path
 
 import platformdirs
 
-from gateway.config.mistakes import Mistake, Source
+from gateway.config.mistakes import Mistake, ValueSource
 from gateway.config.model_folders import model_from_flag
 from gateway.config.settings import Flags
 from gateway.config.tables import MODELS, label
-from gateway.config.toml_file import Document, Locations, Place, UnreadableError, read_document
+from gateway.config.toml_file import (
+    Locations,
+    Place,
+    TomlDocument,
+    UnreadableFileError,
+    read_document,
+)
 
 
-def chosen_file(flags: Flags, environment: Mapping[str, str]) -> tuple[Path, Source | None]:
+def chosen_file(flags: Flags, environment: Mapping[str, str]) -> tuple[Path, ValueSource | None]:
     """The file, and who names it; None: nobody, it is the platform's and need not exist."""
     if flags.config is not None:
-        return flags.config, Source("flag", "--config")
+        return flags.config, ValueSource("flag", "--config")
     if variable := environment.get("BULKHEAD_CONFIG"):
-        return Path(variable), Source("environment", "BULKHEAD_CONFIG")
+        return Path(variable), ValueSource("environment", "BULKHEAD_CONFIG")
     return platformdirs.user_config_path("bulkhead") / "config.toml", None
 
 
@@ -36,47 +42,49 @@ class Layers:
         self.mistakes: list[Mistake] = []
         self.file: Path | None = None
         self.digest: str | None = None
-        self._origins: dict[Place, Source] = {}
+        self._origins: dict[Place, ValueSource] = {}
         self._document = self._read_file(flags, environment)
         self.tables = self._document.tables
         self.left_out = self._document.left_out
         # A variable that is set to nothing is one that isn't set.
-        variable = Source("environment", "BULKHEAD_STATE_DIR")
+        variable = ValueSource("environment", "BULKHEAD_STATE_DIR")
         self._overlay(variable, "gateway", "state_dir", environment.get(variable.name) or None)
         flagged_dir = None if flags.state_dir is None else str(flags.state_dir)
-        self._overlay(Source("flag", "--state-dir"), "gateway", "state_dir", flagged_dir)
-        self._overlay(Source("flag", "--host"), "gateway", "host", flags.host)
-        self._overlay(Source("flag", "--port"), "gateway", "port", flags.port)
-        self._overlay(Source("flag", "--memory-budget"), "memory", "budget", flags.memory_budget)
-        self._overlay(Source("flag", "--spare"), "workers", "spare", flags.spare)
+        self._overlay(ValueSource("flag", "--state-dir"), "gateway", "state_dir", flagged_dir)
+        self._overlay(ValueSource("flag", "--host"), "gateway", "host", flags.host)
+        self._overlay(ValueSource("flag", "--port"), "gateway", "port", flags.port)
+        self._overlay(
+            ValueSource("flag", "--memory-budget"), "memory", "budget", flags.memory_budget
+        )
+        self._overlay(ValueSource("flag", "--spare"), "workers", "spare", flags.spare)
         for text in flags.models:
             self._add_model(text)
 
-    def source(self, place: Place) -> Source:
+    def source(self, place: Place) -> ValueSource:
         """Where the value at `place` comes from, or what it is in."""
         for length in range(len(place), 0, -1):
             if origin := self._origins.get(place[:length]):
                 return origin
-        return Source("file", str(self.file), self._locations.line(place))
+        return ValueSource("file", str(self.file), self._locations.line(place))
 
-    def _read_file(self, flags: Flags, environment: Mapping[str, str]) -> Document:
+    def _read_file(self, flags: Flags, environment: Mapping[str, str]) -> TomlDocument:
         path, named_by = chosen_file(flags, environment)
         try:
             document = read_document(path)
         except FileNotFoundError:
             if named_by is not None:
                 self.mistakes.append(Mistake(named_by, "", f"There is no file {path}."))
-            return Document("", {}, {})
-        except UnreadableError as error:
-            self.mistakes.append(Mistake(Source("file", str(path)), "", f"{error}."))
-            return Document("", {}, {})
+            return TomlDocument("", {}, {})
+        except UnreadableFileError as error:
+            self.mistakes.append(Mistake(ValueSource("file", str(path)), "", f"{error}."))
+            return TomlDocument("", {}, {})
         self.file = path
         self.digest = hashlib.sha256(document.text.encode()).hexdigest()
         for line, message in document.broken.items():
-            self.mistakes.append(Mistake(Source("file", str(path), line), "", f"{message}."))
+            self.mistakes.append(Mistake(ValueSource("file", str(path), line), "", f"{message}."))
         return document
 
-    def _overlay(self, origin: Source, table: str, key: str, value: object) -> None:
+    def _overlay(self, origin: ValueSource, table: str, key: str, value: object) -> None:
         """Put a value of the command line or the environment over the file's."""
         if value is None:
             return
@@ -90,7 +98,7 @@ class Layers:
         models = self.tables.setdefault(MODELS, {})
         if not isinstance(models, dict):
             return
-        flag = Source("flag", f"--model {text}")
+        flag = ValueSource("flag", f"--model {text}")
         if _path_of(models.get(model_id)) == path:
             return
         if model_id in models:

@@ -13,7 +13,7 @@ from gateway.config.toml_file import Place
 from gateway.system.notation import nearest
 
 
-class Source(Struct, frozen=True):
+class ValueSource(Struct, frozen=True):
     """`name` is a file, a variable or a flag; `line` is of a file and counts from 1."""
 
     kind: Literal["default", "file", "environment", "flag"]
@@ -29,7 +29,7 @@ class Source(Struct, frozen=True):
 class Mistake(Struct, frozen=True):
     """`key` is empty where it can't be told, as in a file that isn't TOML."""
 
-    source: Source
+    source: ValueSource
     key: str
     message: str
 

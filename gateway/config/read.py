@@ -23,7 +23,7 @@ from gateway.config.machine_rules import (
 from gateway.config.mistakes import (
     ConfigError,
     Mistake,
-    Source,
+    ValueSource,
     missing,
     no_table,
     sentence,
@@ -69,11 +69,11 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     digest: str | None
     located: dict[str, Located]
     absent: dict[str, Mistake]
-    sources: dict[Place, Source]
+    sources: dict[Place, ValueSource]
     discovered: frozenset[str] = frozenset()
 
-    def source(self, place: Place) -> Source:
-        return self.sources.get(place, Source("default"))
+    def source(self, place: Place) -> ValueSource:
+        return self.sources.get(place, ValueSource("default"))
 
 
 def read_settings(flags: Flags, environment: Mapping[str, str]) -> Settings:
@@ -90,7 +90,7 @@ def read_settings(flags: Flags, environment: Mapping[str, str]) -> Settings:
     return settings
 
 
-class Draft(msgspec.Struct, frozen=True, kw_only=True):
+class DraftConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     """A configuration with its mistakes. In place of wrong values there are defaults; models whose
     path is wrong or missing are left out. `file` is None if none was read.
     """
@@ -101,11 +101,11 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     mistakes: list[Mistake]
 
 
-def read_draft(flags: Flags, environment: Mapping[str, str]) -> Draft:
+def read_draft(flags: Flags, environment: Mapping[str, str]) -> DraftConfiguration:
     """What can be made of a configuration. Whether the models are there is not asked."""
     reading = _Reading(flags, environment)
     settings = reading.settings()
-    return Draft(
+    return DraftConfiguration(
         settings=reading.without_lost(settings),
         file=reading.layers.file,
         digest=reading.layers.digest,
@@ -267,7 +267,7 @@ class _Reading:
         }
         return msgspec.structs.replace(settings, models=models)
 
-    def sources(self) -> dict[Place, Source]:
+    def sources(self) -> dict[Place, ValueSource]:
         return {place: self.layers.source(place) for place in self._given}
 
     @property

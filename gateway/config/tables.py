@@ -16,7 +16,7 @@ from gateway.config.settings import DiscoverySettings, Settings
 from gateway.config.toml_file import Place
 
 
-class Definition(Struct, frozen=True):
+class KeyDefinition(Struct, frozen=True):
     """A key with its name, type and default; `required`: it has none."""
 
     name: str
@@ -44,14 +44,14 @@ class Definition(Struct, frozen=True):
 
 
 @functools.cache
-def keys_of(section: type[Section]) -> dict[str, Definition]:
+def keys_of(section: type[Section]) -> dict[str, KeyDefinition]:
     """A table's keys by their names."""
     found = {}
     for each in msgspec.structs.fields(section):
         default = None if each.required else each.default
         if default is msgspec.NODEFAULT:
             default = each.default_factory()
-        found[each.name] = Definition(each.name, each.type, default, each.required)
+        found[each.name] = KeyDefinition(each.name, each.type, default, each.required)
     return found
 
 

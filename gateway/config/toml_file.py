@@ -20,7 +20,7 @@ _LONG_QUOTES: Final = ('"""', "'''")
 _PLACE: Final = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 
 
-class Document(Struct, frozen=True):
+class TomlDocument(Struct, frozen=True):
     """`broken` has what is wrong by line; `text` is blank there, and `left_out` has these lines."""
 
     text: str
@@ -29,11 +29,11 @@ class Document(Struct, frozen=True):
     left_out: tuple[str, ...] = ()
 
 
-class UnreadableError(Exception):
+class UnreadableFileError(Exception):
     """The file can't be read; the text is a sentence."""
 
 
-def read_document(path: Path) -> Document:
+def read_document(path: Path) -> TomlDocument:
     """A file's tables, and what is wrong with lines of it.
 
     Raises:
@@ -44,23 +44,25 @@ def read_document(path: Path) -> Document:
         mode = path.stat().st_mode
         # A pipe is waited for as long as nobody writes, and read once: a reload gets nothing.
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or path == Path(os.devnull)):
-            raise UnreadableError("it is a pipe or a device: name a file, which can be read again")
+            raise UnreadableFileError(
+                "it is a pipe or a device: name a file, which can be read again"
+            )
         with path.open("rb") as file:
             content = file.read(_LARGEST_BYTES + 1)
         if len(content) > _LARGEST_BYTES:
-            raise UnreadableError("it is larger than 1 MiB, which no configuration is")
+            raise UnreadableFileError("it is larger than 1 MiB, which no configuration is")
         # Some editors begin with a byte order mark.
         return parse(content.decode("utf-8-sig"))
     except FileNotFoundError:
         raise
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        return Document("", {}, {line: "this is not UTF-8"})
+        return TomlDocument("", {}, {line: "this is not UTF-8"})
     except OSError as error:
-        raise UnreadableError(f"it can't be read: {error.strerror}") from error
+        raise UnreadableFileError(f"it can't be read: {error.strerror}") from error
 
 
-def parse(text: str) -> Document:
+def parse(text: str) -> TomlDocument:
     """Tables of a text. Lines that are wrong in themselves are noted and left out.
 
     After a mistake that concerns more than its line, such as a list without an end, what follows
@@ -72,7 +74,7 @@ def parse(text: str) -> Document:
     while len(broken) < _MOST_BROKEN_LINES:
         text = "\n".join(lines)
         try:
-            return Document(text, tomllib.loads(text), broken, tuple(left_out))
+            return TomlDocument(text, tomllib.loads(text), broken, tuple(left_out))
         except RecursionError:
             line, message = 1, "it is nested too deeply"
         except ValueError as error:
@@ -88,7 +90,7 @@ def parse(text: str) -> Document:
             break
         left_out.append(lines[line - 1])
         lines[line - 1] = ""
-    return Document(text, {}, broken)
+    return TomlDocument(text, {}, broken)
 
 
 def _begin(lines: list[str], end: int) -> int:

@@ -5,34 +5,38 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.doctor import models, throughput
-from gateway.doctor.clock import look_at_clock
-from gateway.doctor.configuration import look_at_configuration
-from gateway.doctor.discovery import look_at_discovery
-from gateway.doctor.examination import Check
+from gateway.doctor.files import (
+    look_at_discovery,
+    look_at_disk,
+    look_at_folder,
+    look_at_model_cache,
+    look_at_secrets,
+    look_at_socket_path,
+)
+from gateway.doctor.finding import Check
 from gateway.doctor.gateway import (
+    look_at_configuration,
     look_at_configuration_in_force,
     look_at_gateway,
+    look_at_leftovers,
     look_at_port,
+    look_at_starts,
     look_at_version,
+    look_at_workers,
 )
-from gateway.doctor.hosts import look_at_hosts
-from gateway.doctor.leftovers import look_at_leftovers
 from gateway.doctor.machine import (
+    look_at_clock,
     look_at_device,
     look_at_memory,
     look_at_open_files,
+    look_at_packages,
+    look_at_python,
     look_at_swap,
     look_at_wired_limit,
 )
-from gateway.doctor.memory_check.check import NAME, MemoryCheck
-from gateway.doctor.model_cache import look_at_model_cache
-from gateway.doctor.network import look_at_network
-from gateway.doctor.secrets import look_at_secrets
+from gateway.doctor.memory_check import NAME, MemoryCheck
+from gateway.doctor.network import look_at_hosts, look_at_network
 from gateway.doctor.service import look_at_service
-from gateway.doctor.software import look_at_packages, look_at_python
-from gateway.doctor.starts import look_at_starts
-from gateway.doctor.state_folder import look_at_disk, look_at_folder, look_at_socket_path
-from gateway.doctor.workers import look_at_workers
 
 CHECKS: Final = (
     Check("configuration", look_at_configuration),

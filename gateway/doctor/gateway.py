@@ -1,14 +1,32 @@
-"""The gateway that runs: its lock, its address, its version."""
+"""Checks of the gateway: its configuration, address, version, earlier ends, and its workers.
+
+Workers are looked at, not ended: those that somebody has stopped (SIGSTOP), and those of gateways
+that are gone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
+
+import psutil
+from msgspec import Struct
 
 from gateway import VERSION
+from gateway.config.mistakes import Mistake
 from gateway.doctor.finding import Finding, error, ok, warning
-from gateway.doctor.installation import Installation
-from gateway.doctor.running import InForce, Running
+from gateway.doctor.installation import ConfigurationInForce, Installation, Running, is_stopped
+from gateway.server.starts import UncleanStarts
+from gateway.system.memory import footprint
+from gateway.system.memory_reading import FootprintError
+from gateway.system.notation import format_size
+from gateway.system.processes import alive
+from gateway.system.state_dir import StateDir
+from gateway.system.state_file import read_state
+from gateway.workers.leftovers import WorkerRecords
 
 
 def look_at_gateway(installation: Installation) -> Iterator[Finding]:
@@ -69,11 +87,15 @@ def judge_port(running: Running, host: str, port: int) -> Finding:
 
 def look_at_configuration_in_force(installation: Installation) -> Iterator[Finding]:
     file = installation.config_file
-    here = InForce(None if file is None else str(file.absolute()), installation.config_digest)
+    here = ConfigurationInForce(
+        None if file is None else str(file.absolute()), installation.config_digest
+    )
     yield judge_configuration_in_force(installation.running().in_force, here)
 
 
-def judge_configuration_in_force(running: InForce | None, here: InForce) -> Finding:
+def judge_configuration_in_force(
+    running: ConfigurationInForce | None, here: ConfigurationInForce
+) -> Finding:
     """`here` is the file that was looked at."""
     if running is None:
         return ok("in force", "No gateway tells which configuration it has read.")
@@ -114,3 +136,147 @@ def judge_version(running: Running, installed: str) -> Finding:
             f"{how}: what runs doesn't change by itself.",
         )
     return ok("version", f"{installed} is installed and runs.")
+
+
+_STARTS: Final = "starts"
+
+
+def look_at_starts(installation: Installation) -> Iterator[Finding]:
+    record = read_state(installation.state_dir.starts_path, UncleanStarts) or UncleanStarts()
+    # The last one is that of the gateway that runs.
+    runs = installation.running().holder is not None
+    yield judge_starts(record.at[:-1] if runs else record.at)
+
+
+def judge_starts(unclean: tuple[float, ...]) -> Finding:
+    """Unix times of starts that no orderly end has followed."""
+    if not unclean:
+        return ok(_STARTS, "Nothing is known of a gateway that did not end in order.")
+    last = datetime.fromtimestamp(unclean[-1], UTC)
+    return warning(
+        _STARTS,
+        f"{len(unclean)} of the last gateways did not end in order; the last of them was started "
+        f"on {last:%Y-%m-%d %H:%M} UTC.",
+        "`bulkhead logs` and `bulkhead service logs` have their last words, and `bulkhead events` "
+        "what followed. The next orderly end forgets them.",
+    )
+
+
+_CONFIGURATION = "configuration"
+
+
+def look_at_configuration(installation: Installation) -> Iterator[Finding]:
+    yield from judge_configuration(
+        installation.config_file, installation.mistakes, len(installation.settings.models)
+    )
+
+
+def judge_configuration(
+    file: Path | None, mistakes: Sequence[Mistake], models: int
+) -> Iterator[Finding]:
+    """A finding for each mistake."""
+    for mistake in mistakes:
+        yield error(
+            _CONFIGURATION,
+            str(mistake),
+            "Correct it: docs/configuration.md and `bulkhead config example` have every key. "
+            "Until then the other checks take its default.",
+        )
+    if mistakes:
+        return
+    what = "There is no file, and none is needed" if file is None else f"{file} is good"
+    count = f"{models} model{'' if models == 1 else 's'}"
+    yield ok(_CONFIGURATION, f"{what}: {count if models else 'no models of its own'}.")
+
+
+class StoppedWorker(Struct, frozen=True):
+    """`model` is None for one that has none, such as a spare."""
+
+    pid: int
+    model: str | None
+
+
+def look_at_workers(installation: Installation) -> Iterator[Finding]:
+    running = installation.running()
+    if running.holder is None:
+        yield ok("workers", "There are none, as no gateway runs.")
+        return
+    stopped = []
+    for record in WorkerRecords(installation.state_dir.workers).recorded():
+        pid = record.process.pid
+        with contextlib.suppress(psutil.Error):
+            if not alive(record.process) or psutil.Process(pid).ppid() != running.holder.pid:
+                continue
+            if is_stopped(pid):
+                stopped.append(StoppedWorker(pid, running.models.get(pid)))
+    yield from judge_workers(stopped)
+
+
+def judge_workers(stopped: Collection[StoppedWorker]) -> Iterator[Finding]:
+    for each in stopped:
+        name = "of no model" if each.model is None else each.model
+        other = "" if each.model is None else f", `bulkhead restart {each.model}` replaces it"
+        yield warning(
+            "workers",
+            f"Worker {each.pid} ({name}) was stopped, so it does nothing.",
+            f"`kill -CONT {each.pid}` lets it go on{other}.",
+        )
+    if not stopped:
+        yield ok("workers", "None was stopped.")
+
+
+class Leftover(Struct, frozen=True):
+    """A worker that lives without its gateway; bytes are None if they can't be read."""
+
+    pid: int
+    name: str
+    footprint_bytes: int | None
+    stopped: bool = False
+
+
+def look_at_leftovers(installation: Installation) -> Iterator[Finding]:
+    holder = installation.running().holder
+    leftovers = _leftovers(installation.state_dir, None if holder is None else holder.pid)
+    yield from judge_leftovers(leftovers, gateway_runs=holder is not None)
+
+
+def _leftovers(state_dir: StateDir, gateway_pid: int | None) -> list[Leftover]:
+    """Recorded workers that live, and aren't those of the gateway that runs."""
+    found = []
+    for record in WorkerRecords(state_dir.workers).recorded():
+        pid = record.process.pid
+        with contextlib.suppress(psutil.Error):
+            if alive(record.process) and psutil.Process(pid).ppid() != gateway_pid:
+                found.append(Leftover(pid, record.name, _footprint_bytes(pid), is_stopped(pid)))
+    return found
+
+
+def _footprint_bytes(pid: int) -> int | None:
+    try:
+        return footprint(pid).current_bytes
+    except FootprintError:
+        return None
+
+
+def judge_leftovers(leftovers: Collection[Leftover], *, gateway_runs: bool) -> Iterator[Finding]:
+    for each in leftovers:
+        size = each.footprint_bytes
+        held = "" if size is None else f" and holds {format_size(size)}"
+        state = "was stopped" if each.stopped else "still runs"
+        yield warning(
+            "leftovers",
+            f"Worker {each.pid} ({each.name}) of a gateway that is gone {state}{held}.",
+            _remedy(each, gateway_runs=gateway_runs),
+        )
+    if not leftovers:
+        yield ok("leftovers", "No worker of an earlier gateway is left.")
+
+
+def _remedy(leftover: Leftover, *, gateway_runs: bool) -> str:
+    if leftover.stopped:
+        return f"Let it go on, so that it ends by itself: `kill -CONT {leftover.pid}`."
+    if gateway_runs:
+        return f"End it: `kill {leftover.pid}`. If it stays, a restart of the machine ends it."
+    return (
+        f"The next start of a gateway on this state folder ends it, as does `kill {leftover.pid}`."
+    )

@@ -1,17 +1,242 @@
-"""What the doctor looks at: a configuration and what belongs to it."""
+"""What the doctor looks at: a configuration, its state folder, and the gateway that runs there."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import httpx
+import msgspec
+import psutil
+from msgspec import Struct
+
+from gateway.access.key_file import admin_key
 from gateway.config.mistakes import Mistake
 from gateway.config.read import read_draft
-from gateway.config.settings import Flags, Settings
-from gateway.doctor.running import Running, look_for_gateway
+from gateway.config.settings import Flags, GatewaySettings, Settings
+from gateway.service.definition import service_pid
+from gateway.service.room import PortHealth, ask_health, port_is_free
 from gateway.system.memory import device_info
-from gateway.system.state_dir import StateDir, default_state_dir
+from gateway.system.state_dir import (
+    StateDir,
+    default_state_dir,
+    lock_holder,
+    near_url,
+    running_address,
+)
+from gateway.system.tls import trusting_anybody
+
+
+class Process(Struct, frozen=True):
+    """`name` is the program's, for people. `stopped`: by SIGSTOP, or Ctrl-Z."""
+
+    pid: int
+    name: str
+    stopped: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name}, pid {self.pid}"
+
+
+_ANSWER_S: Final = 3.0
+
+
+class ConfigurationInForce(Struct, frozen=True):
+    """The configuration file that a gateway has read, absolute, and its digest; None: none."""
+
+    file: str | None
+    digest: str | None
+
+
+class Running(Struct, frozen=True):
+    """`holder` has the lock of the state folder, and `health` is what it answers at `address`.
+    `in_force` is None for one of an older version. `models` are loaded, by their worker's
+    pid; `troubles` says by their ids why others can't be, `unreached` by their names why it can't
+    ask other hosts. `key` is the operator's, for the holder.
+
+    `address` and `tls` are what the holder has written down, whatever is configured here; the
+    configured ones if there is none, or it hasn't yet. `port_free` and `port_holder` are of the
+    configured address; `stranger` is a gateway there that isn't the holder.
+    """
+
+    holder: Process | None
+    is_service: bool
+    address: tuple[str, int]
+    health: PortHealth | None
+    port_free: bool
+    port_holder: Process | None
+    stranger: PortHealth | None
+    in_force: ConfigurationInForce | None = None
+    models: dict[int, str] = {}
+    troubles: dict[str, str] = {}
+    unreached: dict[str, str] = {}
+    tls: bool = False
+    key: str | None = None
+
+    @property
+    def url(self) -> str:
+        return near_url(*self.address, tls=self.tls)
+
+    def client(self, timeout_s: float) -> httpx.Client:
+        """To the holder of the lock, so the operator's key may go with it."""
+        return httpx.Client(
+            base_url=self.url,
+            headers={} if self.key is None else {"authorization": f"Bearer {self.key}"},
+            timeout=timeout_s,
+            # A proxy of the environment would look for the gateway on its own loopback.
+            trust_env=False,
+            verify=trusting_anybody() if self.tls else True,
+        )
+
+
+class _Worker(Struct, frozen=True):
+    pid: int
+
+
+class _Model(Struct, frozen=True):
+    id: str
+    state: str = ""
+    reason: str | None = None
+    worker: _Worker | None = None
+
+    @property
+    def trouble(self) -> str | None:
+        """Why it can't be loaded; an end that somebody ordered is none."""
+        refused = self.reason is not None and "can't be loaded" in self.reason
+        return self.reason if refused or self.state in ("failed", "backoff") else None
+
+
+class _Host(Struct, frozen=True):
+    name: str
+    reachable: bool
+    reason: str | None = None
+
+
+class _Status(Struct, frozen=True):
+    """Of GET /admin/v1/status."""
+
+    config: ConfigurationInForce | None = None
+    models: tuple[_Model, ...] = ()
+    hosts: tuple[_Host, ...] = ()
+
+
+def look_for_gateway(settings: GatewaySettings, state_dir: StateDir) -> Running:
+    """Look at the lock and the address; a gateway that hangs takes some seconds."""
+    configured = (settings.host, settings.port)
+    holder = _lock_holder(state_dir)
+    addresses = [] if holder is None else _listens_at(holder.pid)
+    configured_is_its = any(port == settings.port for _, port in addresses)
+    address, tls = _served_at(state_dir, addresses) or (
+        configured if configured_is_its or not addresses else addresses[0],
+        settings.tls,
+    )
+    free = settings.port == 0 or port_is_free(*configured)
+    port_holder = None if free or configured_is_its else _listener(settings.port)
+    health = ask_health(*address, tls=tls) if holder is not None and addresses else None
+    running = Running(
+        holder=holder,
+        is_service=holder is not None and service_pid(state_dir.path) == holder.pid,
+        address=address,
+        health=health,
+        port_free=free,
+        port_holder=port_holder,
+        stranger=None if free or configured_is_its else ask_health(*configured, tls=settings.tls),
+        tls=tls,
+        key=None if health is None else admin_key(state_dir.admin_key_path),
+    )
+    status = _Status() if health is None else _ask_status(running)
+    return msgspec.structs.replace(
+        running,
+        in_force=status.config,
+        models={each.worker.pid: each.id for each in status.models if each.worker is not None},
+        troubles={each.id: each.trouble for each in status.models if each.trouble is not None},
+        unreached={
+            each.name: each.reason
+            for each in status.hosts
+            if each.reason is not None and not each.reachable
+        },
+    )
+
+
+def _served_at(
+    state_dir: StateDir, addresses: list[tuple[str, int]]
+) -> tuple[tuple[str, int], bool] | None:
+    """Where the holder says that it is reached, and whether by TLS. The host is the one that it
+    listens on, if that can be seen.
+    """
+    written = running_address(state_dir)
+    if written is None:
+        return None
+    url = httpx.URL(written.url)
+    near = url.host, url.port or 0
+    listening = (each for each in addresses if each[1] == near[1])
+    return next(listening, near), written.certificate is not None
+
+
+def _lock_holder(state_dir: StateDir) -> Process | None:
+    pid = lock_holder(state_dir.path)
+    if pid is not None:
+        return _process(pid)
+    # The pid in it may be that of a process which is gone. Who has the file open is found without
+    # trying the lock, which would be in the way of a gateway that starts just now.
+    if not os.path.exists(state_dir.lock_path):  # noqa: PTH110 - this one never raises.
+        return None
+    return _opener(state_dir.lock_path)
+
+
+def _opener(path: Path) -> Process | None:
+    """Who has a file open, as far as that can be seen without privileges."""
+    resolved = str(path.resolve())
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if any(each.path == resolved for each in process.open_files()):
+                return _process(process.pid)
+    return None
+
+
+def _process(pid: int) -> Process:
+    try:
+        return Process(pid, psutil.Process(pid).name(), is_stopped(pid))
+    except psutil.Error:
+        return Process(pid, "unknown")
+
+
+def is_stopped(pid: int) -> bool:
+    """Raises: psutil.Error if there is no such process, or it can't be seen."""
+    return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+
+
+def _ask_status(running: Running) -> _Status:
+    """Empty if it can't be had."""
+    try:
+        with running.client(_ANSWER_S) as client:
+            answer = client.get("/admin/v1/status").raise_for_status()
+            return msgspec.json.decode(answer.content, type=_Status)
+    except (httpx.HTTPError, msgspec.MsgspecError):
+        return _Status()
+
+
+def _listens_at(pid: int) -> list[tuple[str, int]]:
+    """The loopback addresses that a process has."""
+    try:
+        connections = psutil.Process(pid).net_connections("tcp")
+    except psutil.Error:
+        return []
+    return [
+        (each.laddr.ip, each.laddr.port)
+        for each in connections
+        if each.status == psutil.CONN_LISTEN and each.laddr
+    ]
+
+
+def _listener(port: int) -> Process | None:
+    for process in psutil.process_iter():
+        if any(number == port for _, number in _listens_at(process.pid)):
+            return _process(process.pid)
+    return None
 
 
 class Installation:

@@ -1,13 +1,22 @@
-"""The machine: its GPU, its memory, its limits."""
+"""Checks of the machine and its software: the device, memory, clock, Python and its packages."""
 
 from __future__ import annotations
 
+import contextlib
+import platform
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
 from typing import Any, Final
 
 import psutil
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 from gateway.config.settings import Settings
 from gateway.doctor.finding import Finding, error, ok, warning
@@ -211,3 +220,116 @@ def judge_open_files(attainable: int, settings: Settings) -> Finding:
     if attainable < wanted:
         return warning("open files", f"{evidence}; a full queue needs {wanted}.", remedy)
     return ok("open files", f"{evidence}.")
+
+
+_CLOCK: Final = "clock"
+_TOLERATED_S: Final = 3600.0
+
+
+def look_at_clock(installation: Installation) -> Iterator[Finding]:
+    state_dir = installation.state_dir
+    newest: tuple[float, Path] | None = None
+    for folder in (state_dir.path, state_dir.logs):
+        with contextlib.suppress(OSError):
+            for path in folder.iterdir():
+                with contextlib.suppress(OSError):
+                    found = path.stat().st_mtime, path
+                    newest = found if newest is None else max(newest, found)
+    yield judge_clock(time.time(), newest)
+
+
+def judge_clock(now: float, newest: tuple[float, Path] | None) -> Finding:
+    """Unix times. `newest` is the file that was written last, by this clock."""
+    told = f"{datetime.fromtimestamp(now, UTC):%Y-%m-%d %H:%M} UTC"
+    if newest is None or newest[0] <= now + _TOLERATED_S:
+        return ok(_CLOCK, f"It is {told}.")
+    written = f"{datetime.fromtimestamp(newest[0], UTC):%Y-%m-%d %H:%M} UTC"
+    return warning(
+        _CLOCK,
+        f"It is {told}, and {newest[1]} was written on {written}: the clock is wrong, or was.",
+        "Set it (on a Mac: System Settings, General, Date & Time; `sudo sntp -sS time.apple.com`). "
+        "Keys and certificates end by it, and the hub's TLS fails where it is far off.",
+    )
+
+
+_DISTRIBUTION: Final = "mlx-bulkhead"
+_INSTALL: Final = "Install Bulkhead anew in this environment, as docs/install.md has it."
+_TOLD: Final = ("mlx", "mlx-lm", "transformers", "pyzmq")
+# They install the same files, so the last one wins, or breaks the others.
+_BACK_ENDS: Final = ("mlx-cpu", "mlx-cuda", "mlx-cuda-12", "mlx-cuda-13")
+
+
+def look_at_python(_installation: Installation) -> Iterator[Finding]:
+    try:
+        found = metadata.metadata(_DISTRIBUTION).get_all("Requires-Python")
+        wanted = found[0] if found else None
+    except metadata.PackageNotFoundError:
+        wanted = None
+    yield judge_python(platform.python_version(), wanted, sys.platform, platform.machine())
+
+
+def judge_python(version: str, wanted: str | None, system: str, machine: str) -> Finding:
+    """`wanted` is a version specifier, if the package's metadata have one; `system` and `machine`
+    as Python names them.
+    """
+    if system == "darwin" and machine != "arm64":
+        return error(
+            "python",
+            f"Python {version} at {sys.executable} is built for {machine}, and MLX needs arm64.",
+            "Install an arm64 Python, and Bulkhead in it.",
+        )
+    if not SpecifierSet(wanted or "").contains(version, prereleases=True):
+        return error(
+            "python",
+            f"Python {version} runs this, and Bulkhead needs {wanted}.",
+            "Install Bulkhead anew with another Python, as docs/install.md has it.",
+        )
+    return ok("python", f"{version} on {machine}, {sys.executable}")
+
+
+def look_at_packages(_installation: Installation) -> Iterator[Finding]:
+    # The metadata of some are damaged.
+    installed: dict[str, str] = {
+        canonicalize_name(each.metadata["Name"]): each.version
+        for each in metadata.distributions()
+        if "Name" in each.metadata
+    }
+    try:
+        requirements = metadata.requires(_DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        requirements = None
+    yield from judge_packages(requirements, installed)
+
+
+def judge_packages(
+    requirements: Sequence[str] | None, installed: Mapping[str, str]
+) -> Iterator[Finding]:
+    """`requirements` None: Bulkhead itself isn't installed. `installed`: canonical names."""
+    if requirements is None:
+        yield error("packages", f"{_DISTRIBUTION} is not installed in this environment.", _INSTALL)
+        return
+    wrong = list(_unmet(requirements, installed))
+    for evidence in wrong:
+        yield error("packages", evidence, _INSTALL)
+    back_ends = [each for each in _BACK_ENDS if each in installed]
+    if len(back_ends) > 1:
+        yield error(
+            "packages",
+            f"{' and '.join(back_ends)} are both installed, and overwrite each other's files.",
+            "Make the environment anew with one of them, as docs/install.md has it.",
+        )
+    elif not wrong:
+        versions = (f"{name} {installed[name]}" for name in _TOLD if name in installed)
+        yield ok("packages", f"bulkhead {installed.get(_DISTRIBUTION)}, {', '.join(versions)}")
+
+
+def _unmet(requirements: Sequence[str], installed: Mapping[str, str]) -> Iterator[str]:
+    for text in requirements:
+        requirement = Requirement(text)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        version = installed.get(canonicalize_name(requirement.name))
+        if version is None:
+            yield f"{requirement.name} is missing."
+        elif not requirement.specifier.contains(version, prereleases=True):
+            yield f"{requirement.name} is {version}, and Bulkhead needs {requirement.specifier}."

@@ -1,11 +1,18 @@
-"""Every configured model: there, readable, not too large, and with a tokenizer and a template."""
+"""Checks of each configured model: there, readable, not too large, a tokenizer, a template.
+
+Models are opened by short-lived processes in a worker's environment: the doctor never imports MLX.
+"""
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
+from msgspec import Struct
 
 from gateway.config.model_folders import (
     check_reach,
@@ -17,7 +24,6 @@ from gateway.config.model_folders import (
 )
 from gateway.config.model_settings import ModelSettings
 from gateway.config.settings import Settings
-from gateway.doctor.errands import Outcome, run_errand
 from gateway.doctor.finding import Finding, Severity, error, ok, warning, worst
 from gateway.doctor.installation import Installation
 from gateway.doctor.machine import budget_bytes
@@ -27,7 +33,54 @@ from gateway.memory.forecast import possible_beside
 from gateway.memory.leak_check import read_stranded
 from gateway.system.machine import AwayError, DeniedError, away
 from gateway.system.notation import format_size
+from gateway.workers.process import WORKER, worker_environment
 from protocol.errands import Environment, Examine, Examined
+
+
+class ErrandOutcome(Struct, frozen=True):
+    """The lines of JSON that came, and why no more did; None if the process ended well."""
+
+    lines: tuple[bytes, ...]
+    failure: str | None
+
+
+def run_errand(
+    name: Literal["examine", "measure"], asked: Struct, python: str | None, within_s: float
+) -> ErrandOutcome:
+    """Blocks for seconds: an import of mlx-lm takes some. What has come by the deadline stays."""
+    try:
+        process = subprocess.Popen(
+            [python or sys.executable, "-P", str(WORKER), name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=worker_environment(),
+            close_fds=False,
+        )
+    except OSError as error:
+        return ErrandOutcome((), f"{python or sys.executable} can't be run: {error.strerror}")
+    with process:
+        try:
+            stdout, stderr = process.communicate(msgspec.json.encode(asked), within_s)
+            failure = None if process.returncode == 0 else _why(process.returncode, stderr)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            stdout, _ = process.communicate()
+            failure = f"it took longer than {within_s:g} s"
+        except BaseException:
+            # Ctrl-C, for one.
+            process.kill()
+            raise
+    return ErrandOutcome(tuple(stdout.splitlines()), failure)
+
+
+def _why(code: int, stderr: bytes) -> str:
+    if code < 0:
+        return f"the process died by {signal.Signals(-code).name}"
+    lines = [each.strip() for each in stderr.decode("utf-8", "replace").splitlines()]
+    last = next((each for each in reversed(lines) if each), f"exit code {code}")
+    return last.rstrip(".")
+
 
 _CHECK: Final = "model"
 # The imports, on a machine that is busy; then some seconds for a large tokenizer.
@@ -124,7 +177,7 @@ def _examined(sources: Mapping[str, str], python: str | None) -> dict[str, Exami
 
 
 def read_examined(
-    model_ids: list[str], outcome: Outcome, python: str | None
+    model_ids: list[str], outcome: ErrandOutcome, python: str | None
 ) -> dict[str, Examined | str]:
     """Answers come in the order of the questions, so the first that is missing is the one that
     the process did not survive.

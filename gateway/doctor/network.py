@@ -1,8 +1,10 @@
-"""Who can reach the gateway, and what protects the way."""
+"""Checks of the network: who can reach the gateway, and whether other hosts' agents answer."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from typing import Final
 
 from gateway.config.machine_rules import (
     Places,
@@ -11,12 +13,15 @@ from gateway.config.machine_rules import (
     network_cautions,
     network_complaints,
 )
+from gateway.config.model_settings import HostSettings
 from gateway.config.tables import label
-from gateway.doctor.finding import Finding, error, ok, warning
+from gateway.doctor.finding import Finding, Severity, error, ok, warning
 from gateway.doctor.installation import Installation
-from gateway.system.notation import is_loopback
+from gateway.system.notation import format_size, is_loopback
+from gateway.workers.agent_bodies import HostBody
+from gateway.workers.remote_host import AgentLink
 
-_CHECK = "network"
+_NETWORK = "network"
 
 
 def look_at_network(installation: Installation) -> Iterator[Finding]:
@@ -25,13 +30,13 @@ def look_at_network(installation: Installation) -> Iterator[Finding]:
     complaints = list(network_complaints(installation.settings, Places()))
     for place, message in complaints:
         yield error(
-            _CHECK, f"{label(place)}: {message}.", "docs/network.md has what belongs there."
+            _NETWORK, f"{label(place)}: {message}.", "docs/network.md has what belongs there."
         )
     if complaints:
         return
     cautions = list(network_cautions(gateway))
     for caution in cautions:
-        yield warning(_CHECK, caution, "docs/network.md shows ways to do it.")
+        yield warning(_NETWORK, caution, "docs/network.md shows ways to do it.")
     if not cautions:
         running = installation.running()
         host, tls = gateway.host, gateway.tls
@@ -44,4 +49,67 @@ def look_at_network(installation: Installation) -> Iterator[Finding]:
             else " There is no API key, so what a proxy passes on, as Caddy or Tailscale, is "
             f"refused until {first_key(gateway)} makes one."
         )
-        yield ok(_CHECK, f"{who} can reach {host}, by {'TLS' if tls else 'plain HTTP'}.{keyless}")
+        yield ok(_NETWORK, f"{who} can reach {host}, by {'TLS' if tls else 'plain HTTP'}.{keyless}")
+
+
+_HOSTS: Final = "hosts"
+
+
+def look_at_hosts(installation: Installation) -> Iterator[Finding]:
+    hosts = installation.settings.hosts
+    if not hosts:
+        yield ok(_HOSTS, "The configuration names no other machine.")
+    for name, settings in hosts.items():
+        found = asyncio.run(_look(name, settings))
+        if found.severity is Severity.OK:
+            of_gateway = installation.running().unreached.get(name)
+            found = found if of_gateway is None else judge_difference(name, of_gateway)
+        yield found
+
+
+async def _look(name: str, settings: HostSettings) -> Finding:
+    try:
+        link = AgentLink(name, settings.url, settings.key_file, settings.fingerprint, "doctor")
+    except ValueError as mistake:
+        return judge_host(name, str(mistake), None)
+    try:
+        told = await link.host()
+        return judge_host(name, told, link.disagreement(told))
+    except OSError as failure:
+        return judge_host(name, str(failure), None)
+    finally:
+        await link.close()
+
+
+def judge_difference(name: str, of_gateway: str) -> Finding:
+    """It answers the doctor, and not the gateway that runs, which says this."""
+    return error(
+        _HOSTS,
+        f"Its agent answers here, and not the gateway that runs: {of_gateway.rstrip('.')}.",
+        "On a Mac a LaunchAgent may be kept from the local network, and what a terminal starts is "
+        "not: docs/hosts.md has it. Elsewhere look again in some seconds.",
+        subject=name,
+    )
+
+
+def judge_host(name: str, told: HostBody | str, disagreement: str | None) -> Finding:
+    """`told` is what its agent said, or why it did not."""
+    if isinstance(told, str):
+        return error(
+            _HOSTS,
+            f"{told.rstrip('.')}.",
+            "Start `bulkhead agent` there, and compare url, key_file and fingerprint with what its "
+            "log says. docs/hosts.md has the steps.",
+            subject=name,
+        )
+    if disagreement is not None:
+        return error(
+            _HOSTS, disagreement, "Install the same version on both machines.", subject=name
+        )
+    memory = told.memory
+    return ok(
+        _HOSTS,
+        f"Its agent {told.version} answers: {format_size(memory.free_bytes)} of "
+        f"{format_size(memory.budget_bytes)} is free, {told.ranks} ranks run.",
+        subject=name,
+    )

@@ -12,13 +12,9 @@ from gateway.config.read import read_settings
 from gateway.config.settings import Flags
 from gateway.doctor.finding import Finding, error, ok, warning
 from gateway.doctor.installation import Installation
-from gateway.service.definition import Installed, stop_s
-from gateway.service.failure import ServiceError
-from gateway.service.interpreter import lasting
-from gateway.service.manager import Manager, manager
-from gateway.service.mark import service_pid
-from gateway.service.owner import owner
-from gateway.service.twin import jobs, known, twice
+from gateway.service.command import ServiceError
+from gateway.service.definition import Installed, lasting, owner, service_pid, stop_s
+from gateway.service.manager import Manager, jobs, known, manager, twice
 from gateway.system.state_dir import StateDir
 
 _CHECK = "service"

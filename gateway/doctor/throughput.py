@@ -17,10 +17,9 @@ from msgspec import Struct
 
 from gateway.config.model_folders import DEMO_FOLDER, DEMO_ID, locate
 from gateway.config.model_settings import ModelSettings
-from gateway.doctor.errands import run_errand
 from gateway.doctor.finding import Finding, ok, warning
-from gateway.doctor.installation import Installation
-from gateway.doctor.running import Running
+from gateway.doctor.installation import Installation, Running
+from gateway.doctor.models import run_errand
 from gateway.system.memory import host_memory
 from protocol.errands import Measure, Measured
 
@@ -40,7 +39,7 @@ _SHELL_S: Final = 300.0
 DEADLINE_S: Final = 2 * (2 + _TIMES) * _GENERATION_S + _SHELL_S
 
 
-class Speeds(Struct, frozen=True):
+class MeasuredSpeeds(Struct, frozen=True):
     """Tokens/s of one stream. Meanwhile `beside` requests ran in the gateway; before, `busy` of the
     processors' time was taken, from 0 to 1.
     """
@@ -89,7 +88,7 @@ def look_at_throughput(installation: Installation) -> Iterator[Finding]:
         yield judge_throughput(speeds, is_service=running.is_service)
 
 
-def judge_throughput(speeds: Speeds, *, is_service: bool) -> Finding:
+def judge_throughput(speeds: MeasuredSpeeds, *, is_service: bool) -> Finding:
     ratio = speeds.gateway / speeds.shell
     evidence = (
         f"{speeds.model} makes {speeds.gateway:.0f} tokens/s in the gateway and {speeds.shell:.0f} "
@@ -119,7 +118,7 @@ def judge_throughput(speeds: Speeds, *, is_service: bool) -> Finding:
     )
 
 
-def _measure(installation: Installation, running: Running) -> Speeds:
+def _measure(installation: Installation, running: Running) -> MeasuredSpeeds:
     if running.health is None:
         raise _ImpossibleError(
             "No gateway answers, so there is nothing to compare with.",
@@ -133,7 +132,7 @@ def _measure(installation: Installation, running: Running) -> Speeds:
         shell = _in_shell(source, python)
         later = _in_gateway(client, model)
         beside = max(map(_requests, (before, _status(client))))
-    return Speeds(model, max(earlier, later), shell, beside, busy)
+    return MeasuredSpeeds(model, max(earlier, later), shell, beside, busy)
 
 
 def _choose(status: _Status, configured: dict[str, ModelSettings]) -> tuple[str, str, str | None]:

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.config.changes import changes
-from gateway.config.mistakes import ConfigError, Mistake, Source
+from gateway.config.mistakes import ConfigError, Mistake, ValueSource
 from gateway.config.model import models_of
 from gateway.config.read import Configuration, Located, raise_absent, raise_misfits
 from gateway.config.settings import Settings
@@ -148,7 +148,7 @@ class Reloader:
             return await self._lane.run(call, deadline_s, what)
         except OSError as error:
             file = str(self._present.file or "")
-            raise ConfigError([Mistake(Source("file", file), "", f"{error}.")]) from error
+            raise ConfigError([Mistake(ValueSource("file", file), "", f"{error}.")]) from error
 
     async def _apply(self) -> Reloaded:
         new = await self._beside(self._read, _READ_S, "the configuration")

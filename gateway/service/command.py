@@ -1,4 +1,4 @@
-"""Runs the service manager's own commands, each with a deadline."""
+"""The commands of the system's service manager, each with a deadline, and their failures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from typing import Final
 
 from msgspec import Struct
 
-from gateway.service.failure import ServiceError
+
+class ServiceError(Exception):
+    """The text is a sentence that says what, why and what to do."""
+
+
+class ServiceMisuseError(ServiceError):
+    """The order can't be meant that way."""
+
 
 _LONGEST_S: Final = 30.0
 

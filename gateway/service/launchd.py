@@ -15,12 +15,19 @@ from pathlib import Path
 from typing import Any, Final
 from xml.parsers.expat import ExpatError
 
-from gateway.service.command import Done, run
-from gateway.service.definition import Definition, Installed, option
-from gateway.service.failure import ServiceError
-from gateway.service.files import make_private_file, make_private_folder, template
-from gateway.service.mark import LABEL, MISTAKE_STATUS, service_pid
-from gateway.service.owner import Owner
+from gateway.service.command import Done, ServiceError, run
+from gateway.service.definition import (
+    LABEL,
+    MISTAKE_STATUS,
+    Installed,
+    Owner,
+    ServiceDefinition,
+    make_private_file,
+    make_private_folder,
+    option,
+    service_pid,
+    template,
+)
 from gateway.system.processes import ProcessGoneError, ProcessIdentity, alive, identify
 from gateway.system.state_dir import StateDir
 
@@ -67,7 +74,7 @@ class Launchd:
     def files(self) -> list[Path]:
         return [self._path] if os.path.lexists(self._path) else []
 
-    def render(self, definition: Definition) -> bytes:
+    def render(self, definition: ServiceDefinition) -> bytes:
         keys: dict[str, Any] = plistlib.loads(template(f"{LABEL}.plist"))
         keys["ProgramArguments"] = list(definition.arguments)
         # Only an exit with 0 keeps launchd from starting it again, every ThrottleInterval.

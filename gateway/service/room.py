@@ -2,14 +2,66 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
+from typing import Final
 
-from gateway.config.settings import Settings
-from gateway.service.failure import ServiceError
-from gateway.service.manager import Manager
-from gateway.service.port import ask_health_of, listens, port_is_free
-from gateway.service.twin import known, removal
-from gateway.system.state_dir import lock_holder
+import httpx
+import msgspec
+import psutil
+from msgspec import Struct
+
+from gateway.config.settings import GatewaySettings, Settings
+from gateway.service.command import ServiceError
+from gateway.service.manager import Manager, known, removal
+from gateway.system.state_dir import lock_holder, near_url
+from gateway.system.tls import trusting_anybody
+
+_ANSWER_S: Final = 3.0
+
+
+class PortHealth(Struct, frozen=True):
+    """Of GET /health."""
+
+    version: str
+    uptime_s: float
+
+
+def listens(pid: int, port: int) -> bool:
+    """Whether this process has the port."""
+    try:
+        connections = psutil.Process(pid).net_connections("tcp")
+    except psutil.Error:
+        return False
+    return any(
+        each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port
+        for each in connections
+    )
+
+
+def port_is_free(host: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError:
+        return False
+    return True
+
+
+def ask_health(host: str, port: int, *, tls: bool = False) -> PortHealth | None:
+    """None if no gateway answers there."""
+    verify = trusting_anybody() if tls else True
+    try:
+        with httpx.Client(timeout=_ANSWER_S, trust_env=False, verify=verify) as client:
+            answer = client.get(f"{near_url(host, port, tls=tls)}/health").raise_for_status()
+            return msgspec.json.decode(answer.content, type=PortHealth)
+    except (httpx.HTTPError, msgspec.MsgspecError):
+        return None
+
+
+def ask_health_of(settings: GatewaySettings) -> PortHealth | None:
+    """Of the gateway that these settings are in force for."""
+    return ask_health(settings.host, settings.port, tls=settings.tls)
 
 
 def check_free(state_dir: Path, settings: Settings, pid: int | None) -> None:

@@ -12,19 +12,42 @@ from typing import Final
 
 from gateway import VERSION
 from gateway.config.settings import Settings
-from gateway.service.command import run
-from gateway.service.definition import Definition, Installed, assumed, settings_of
-from gateway.service.failure import ServiceError
-from gateway.service.files import Draft, make_private_folder
-from gateway.service.manager import Manager
-from gateway.service.mark import service_pid
-from gateway.service.port import ask_health_of
-from gateway.service.room import check_alone, check_free
+from gateway.service.command import ServiceError, run
+from gateway.service.definition import (
+    DraftFile,
+    Installed,
+    ServiceDefinition,
+    assumed,
+    make_private_folder,
+    service_pid,
+    settings_of,
+)
+from gateway.service.manager import Manager, known, removal
+from gateway.service.room import ask_health_of, check_alone, check_free
 from gateway.service.status import ServiceStatus, look
-from gateway.service.twin import known, removal
-from gateway.service.words import Words
 from gateway.system.notation import url
 from gateway.system.state_dir import StateDir
+
+_LINES: Final = 5
+
+
+class Words:
+    """What a gateway has printed from now on, where launchd keeps it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen_bytes = path.stat().st_size if path.exists() else 0
+
+    def tail(self) -> str:
+        """The last lines; empty where there are none."""
+        try:
+            with self._path.open("rb") as log:
+                log.seek(self._seen_bytes)
+                lines = log.read(1 << 16).decode("utf-8", "replace").splitlines()
+        except OSError:
+            return ""
+        return "\n".join(f"  | {each}" for each in lines[-_LINES:])
+
 
 # launchd tries again after ThrottleInterval, so a second attempt is waited for.
 _SERVES_S: Final = 200.0
@@ -42,7 +65,7 @@ class Service:
         self._manager = manager
         self._say = say
 
-    def install(self, definition: Definition, settings: Settings) -> None:
+    def install(self, definition: ServiceDefinition, settings: Settings) -> None:
         """Write the definition and have it run, in place of an older one if there is one."""
         rendered = self._manager.render(definition)
         before = self._manager.read()
@@ -55,7 +78,7 @@ class Service:
         self._manager.probe()
         check_alone(self._manager)
         make_private_folder(definition.state_dir, definition.owner)
-        draft = Draft(self._manager.path, rendered)
+        draft = DraftFile(self._manager.path, rendered)
         if before is None:
             self._say(f"Writing {self._manager.path}.")
             self._install_first(draft, definition, settings)
@@ -142,7 +165,9 @@ class Service:
             keeper.forget()
         self._say(f"Removed {keeper.path}. Models and {installed.state_dir} stay.")
 
-    def _install_first(self, draft: Draft, definition: Definition, settings: Settings) -> None:
+    def _install_first(
+        self, draft: DraftFile, definition: ServiceDefinition, settings: Settings
+    ) -> None:
         try:
             draft.put()
             self._begin(definition.state_dir, settings)
@@ -156,7 +181,7 @@ class Service:
             raise ServiceError(f"{error}\nNo service is installed.{more}") from error
 
     def _replace(
-        self, draft: Draft, definition: Definition, settings: Settings, before: Installed
+        self, draft: DraftFile, definition: ServiceDefinition, settings: Settings, before: Installed
     ) -> None:
         earlier = self._manager.path.read_bytes()
         try:
@@ -169,7 +194,7 @@ class Service:
                 raise
             with contextlib.suppress(ServiceError):
                 self._manager.end(_installed_by(definition))
-            Draft(self._manager.path, earlier).put()
+            DraftFile(self._manager.path, earlier).put()
             raise ServiceError(f"{error}\n{self._resume(before)}") from error
 
     def _resume(self, before: Installed) -> str:
@@ -257,5 +282,5 @@ class Service:
         return None
 
 
-def _installed_by(definition: Definition) -> Installed:
+def _installed_by(definition: ServiceDefinition) -> Installed:
     return Installed(definition.arguments[0], None, definition.state_dir, definition.stop_s)

@@ -1,21 +1,25 @@
-"""How the service is, and what somebody should do about it."""
+"""How the service is, and what somebody should do about it.
+
+macOS keeps some folders from a service until somebody allows them at the screen.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
 from gateway import VERSION
-from gateway.config.settings import Settings
-from gateway.service.command import run
-from gateway.service.definition import Installed, settings_of, stop_s
-from gateway.service.failure import ServiceError
-from gateway.service.interpreter import lasting
-from gateway.service.manager import Manager
-from gateway.service.mark import service_pid
-from gateway.service.port import ask_health_of
-from gateway.service.twin import Job, jobs, twice
+from gateway.config.model_folders import expand_home, hugging_face_cache
+from gateway.config.settings import HUGGING_FACE, Settings
+from gateway.service.command import ServiceError, run
+from gateway.service.definition import Installed, lasting, service_pid, settings_of, stop_s
+from gateway.service.manager import Manager, ServiceJob, jobs, twice
+from gateway.service.room import ask_health_of
+from gateway.system.machine import volume_of
 from gateway.system.notation import url
 
 # An interpreter that starts says its version in a fraction of a second.
@@ -36,7 +40,7 @@ class ServiceStatus(Struct, frozen=True):
     uptime_s: float | None
     url: str | None
     stop_s: int | None
-    jobs: list[Job]
+    jobs: list[ServiceJob]
     warnings: list[str]
 
 
@@ -109,3 +113,32 @@ def _too_short(installed: Installed, settings: Settings) -> list[str]:
         f"Its end gets {installed.stop_s} s and may take {needed_s} s since gateway.drain_s was "
         "raised: `bulkhead service install` grants that."
     ]
+
+
+_OF_THE_HOME: Final = ("Desktop", "Documents", "Downloads")
+
+
+def guarded_remark(settings: Settings, home: Path, python: str) -> str | None:
+    """What somebody should know who installs a service of these settings."""
+    found = sorted({str(each) for each in _folders(settings) if _is_guarded(each, home)})
+    if not found:
+        return None
+    return (
+        f"macOS may keep the service from {', '.join(found)}, and asks nobody who isn't at the "
+        "screen. If `bulkhead status` says so: System Settings, Privacy & Security, Full Disk "
+        f"Access, add {os.path.realpath(python)}, then `bulkhead service restart`."
+    )
+
+
+def _folders(settings: Settings) -> Iterable[Path]:
+    for model in settings.models.values():
+        folder = expand_home(model.path)
+        yield folder if folder.is_absolute() else hugging_face_cache()
+    for place in settings.discovery.discover:
+        yield hugging_face_cache() if place == HUGGING_FACE else expand_home(place)
+
+
+def _is_guarded(folder: Path, home: Path) -> bool:
+    return volume_of(folder / "model") is not None or any(
+        folder.is_relative_to(home / each) for each in _OF_THE_HOME
+    )

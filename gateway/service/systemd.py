@@ -8,11 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from gateway.service.command import Done, run
-from gateway.service.definition import Definition, Installed, option
-from gateway.service.failure import ServiceError
-from gateway.service.files import template
-from gateway.service.owner import Owner
+from gateway.service.command import Done, ServiceError, run
+from gateway.service.definition import Installed, Owner, ServiceDefinition, option, template
 
 UNIT: Final = "bulkhead.service"
 # Beyond TimeoutStartSec or TimeoutStopSec, after which systemctl answers at last.
@@ -56,7 +53,7 @@ class Systemd:
         links = self._path.parent.glob(f"*.wants/{UNIT}")
         return [each for each in (self._path, *links) if os.path.lexists(each)]
 
-    def render(self, definition: Definition) -> bytes:
+    def render(self, definition: ServiceDefinition) -> bytes:
         name = "bulkhead-system.service" if self.system else UNIT
         environment = [f"{name}={value}" for name, value in definition.environment.items()]
         return _filled(

@@ -101,7 +101,7 @@ class EventLog:
         self._events: deque[Event] = deque(maxlen=_KEPT)
         # Beyond those of an earlier gateway, so that a follower who comes back misses nothing.
         self._last_id = int(time.time()) * _IDS_PER_S
-        self._followers: set[Follower] = set()
+        self._followers: set[EventFollower] = set()
 
     def emit(self, kind: Kind, model: str | None, **fields: Any) -> None:
         self._last_id += 1
@@ -135,8 +135,8 @@ class EventLog:
         return [each for each in self._events if each.id > event_id]
 
     @contextmanager
-    def follow(self) -> Iterator[Follower]:
-        follower = Follower()
+    def follow(self) -> Iterator[EventFollower]:
+        follower = EventFollower()
         self._followers.add(follower)
         try:
             yield follower
@@ -149,7 +149,7 @@ class EventLog:
             follower.end()
 
 
-class Follower:
+class EventFollower:
     """Events for one reader, who is told how many it missed if it is too slow."""
 
     def __init__(self) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from gateway.config.settings import Flags
 from gateway.doctor.finding import Finding, Severity
-from gateway.doctor.hosts import judge_host, look_at_hosts
 from gateway.doctor.installation import Installation
+from gateway.doctor.network import judge_host, look_at_hosts
 from gateway.workers.agent_bodies import API, HostBody, HostMemoryBody
 from tests.support.gateway import Gateway, eventually
 
@@ -68,7 +68,7 @@ def test_one_that_answers_here_and_not_the_gateway(monkeypatch: pytest.MonkeyPat
     async def answers(name: str, _settings: object) -> Finding:
         return judge_host(name, TOLD, None)
 
-    monkeypatch.setattr("gateway.doctor.hosts._look", answers)
+    monkeypatch.setattr("gateway.doctor.network._look", answers)
     running = SimpleNamespace(unreached={"studio2": "no route to host"})
     settings = SimpleNamespace(hosts={"studio2": None, "studio3": None})
     installation = SimpleNamespace(settings=settings, running=lambda: running)

@@ -13,22 +13,23 @@ import msgspec
 import pytest
 
 from gateway.config.settings import Flags, MemorySettings
-from gateway.doctor.errands import Outcome, run_errand
-from gateway.doctor.examination import Check, findings
-from gateway.doctor.finding import Finding, Severity, error, ok, warning, worst
+from gateway.doctor.files import judge_disk
+from gateway.doctor.finding import Check, Finding, Severity, error, findings, ok, warning, worst
+from gateway.doctor.gateway import Leftover, judge_leftovers
 from gateway.doctor.installation import Installation
-from gateway.doctor.leftovers import Leftover, judge_leftovers
-from gateway.doctor.machine import judge_device, judge_memory, judge_swap, judge_wired_limit
-from gateway.doctor.models import judge_model, read_examined
-from gateway.doctor.service import ServiceFacts, judge_service
-from gateway.doctor.software import (
+from gateway.doctor.machine import (
+    judge_device,
+    judge_memory,
     judge_packages,
     judge_python,
+    judge_swap,
+    judge_wired_limit,
     look_at_packages,
     look_at_python,
 )
-from gateway.doctor.state_folder import judge_disk
-from gateway.doctor.throughput import Speeds, judge_throughput
+from gateway.doctor.models import ErrandOutcome, judge_model, read_examined, run_errand
+from gateway.doctor.service import ServiceFacts, judge_service
+from gateway.doctor.throughput import MeasuredSpeeds, judge_throughput
 from gateway.memory.budget import budget_of
 from gateway.service.definition import Installed
 from gateway.system.memory import DeviceMemory, HostMemory
@@ -234,7 +235,7 @@ class TestService:
 class TestModels:
     def test_the_model_that_a_process_did_not_survive(self) -> None:
         lines = (ENVIRONMENT, msgspec.json.encode(Examined("/a", chats=True)))
-        died = Outcome(lines, "the process died by SIGSEGV")
+        died = ErrandOutcome(lines, "the process died by SIGSEGV")
         found = read_examined(["a", "b"], died, None)
         assert found["a"] == Examined("/a", chats=True)
         assert found["b"] == "nothing more is known of it: the process died by SIGSEGV"
@@ -242,7 +243,7 @@ class TestModels:
         assert (judged.severity, judged.subject) == (Severity.ERROR, "b")
 
     def test_nonsense(self) -> None:
-        assert "nonsense" in str(read_examined(["a"], Outcome((b"{",), None), None)["a"])
+        assert "nonsense" in str(read_examined(["a"], ErrandOutcome((b"{",), None), None)["a"])
 
     def test_a_model_that_cannot_chat_is_well(self) -> None:
         (found,) = judge_model("a", Examined("/a"), None)
@@ -260,12 +261,12 @@ class TestErrands:
     def test_one_that_hangs_is_ended_and_what_it_said_stays(self, tmp_path: Path) -> None:
         python = self._interpreter(tmp_path, "echo '{}'; exec sleep 100")
         outcome = run_errand("examine", Examine(()), python, 1.0)
-        assert outcome == Outcome((b"{}",), "it took longer than 1 s")
+        assert outcome == ErrandOutcome((b"{}",), "it took longer than 1 s")
 
     def test_one_that_dies(self, tmp_path: Path) -> None:
         python = self._interpreter(tmp_path, "kill -SEGV $$")
         outcome = run_errand("examine", Examine(()), python, 30.0)
-        assert outcome == Outcome((), "the process died by SIGSEGV")
+        assert outcome == ErrandOutcome((), "the process died by SIGSEGV")
 
     def test_one_that_explains_itself(self, tmp_path: Path) -> None:
         python = self._interpreter(tmp_path, "echo 'Error: no.' >&2; exit 3")
@@ -283,23 +284,31 @@ class TestErrands:
 
 class TestThroughput:
     def test_the_ratio(self) -> None:
-        healthy = judge_throughput(Speeds("demo", 80, 87, beside=0, busy=0.1), is_service=True)
+        healthy = judge_throughput(
+            MeasuredSpeeds("demo", 80, 87, beside=0, busy=0.1), is_service=True
+        )
         assert healthy.severity is Severity.OK
         assert healthy.evidence == (
             "demo makes 80 tokens/s in the gateway and 87 in this shell, a ratio of 0.92."
         )
-        throttled = judge_throughput(Speeds("demo", 11, 87, beside=0, busy=0.1), is_service=True)
+        throttled = judge_throughput(
+            MeasuredSpeeds("demo", 11, 87, beside=0, busy=0.1), is_service=True
+        )
         assert throttled.severity is Severity.WARNING
         assert "ProcessType Interactive" in str(throttled.remedy)
-        by_hand = judge_throughput(Speeds("demo", 11, 87, beside=0, busy=0.1), is_service=False)
+        by_hand = judge_throughput(
+            MeasuredSpeeds("demo", 11, 87, beside=0, busy=0.1), is_service=False
+        )
         assert "ProcessType" not in str(by_hand.remedy)
 
     def test_little_is_said_of_a_busy_machine(self) -> None:
         for beside, busy in ((3, 0.0), (0, 0.9)):
-            found = judge_throughput(Speeds("demo", 11, 87, beside, busy), is_service=True)
+            found = judge_throughput(MeasuredSpeeds("demo", 11, 87, beside, busy), is_service=True)
             assert found.severity is Severity.WARNING
             assert "That says little" in found.evidence
-            assert judge_throughput(Speeds("demo", 80, 87, beside, busy), is_service=True) == ok(
+            assert judge_throughput(
+                MeasuredSpeeds("demo", 80, 87, beside, busy), is_service=True
+            ) == ok(
                 "throughput",
                 "demo makes 80 tokens/s in the gateway and 87 in this shell, a ratio of 0.92.",
             )

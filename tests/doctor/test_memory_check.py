@@ -11,13 +11,13 @@ import psutil
 import pytest
 
 from gateway.config.settings import Flags
+from gateway.doctor import memory_measuring as measuring
+from gateway.doctor import memory_measuring as process
 from gateway.doctor.finding import Severity
 from gateway.doctor.installation import Installation
-from gateway.doctor.memory_check import measuring, process
-from gateway.doctor.memory_check.check import MemoryCheck, Part, looked_at
-from gateway.doctor.memory_check.line import Line
-from gateway.doctor.memory_check.process import Probe, ProbeError
-from gateway.doctor.memory_check.report import BEGIN, END
+from gateway.doctor.memory_check import BEGIN, END, CheckPart, MemoryCheck, looked_at
+from gateway.doctor.memory_judgement import ReportLine
+from gateway.doctor.memory_measuring import Probe, ProbeError
 from gateway.system.memory import footprint
 from protocol.memory import MlxMemory
 from protocol.probe import (
@@ -129,13 +129,13 @@ def test_a_part_that_fails_keeps_none_of_the_others(
 
 
 def test_a_defect_in_a_part_is_a_line() -> None:
-    def look(_within_s: float) -> Iterator[Line]:
+    def look(_within_s: float) -> Iterator[ReportLine]:
         raise ZeroDivisionError("by a time of 0")
         yield
 
-    (line,) = looked_at(Part("steps", 1.0, look), 1.0)
+    (line,) = looked_at(CheckPart("steps", 1.0, look), 1.0)
     assert line.found == "failed: ZeroDivisionError: by a time of 0"
-    (line,) = looked_at(Part("steps", 1.0, look), 0.0)
+    (line,) = looked_at(CheckPart("steps", 1.0, look), 0.0)
     assert line.found == "failed: the parts before it took all of the time"
 
 

@@ -8,17 +8,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.doctor.memory_check.figures import (
+from gateway.doctor.memory_check import BEGIN, END, anonymous, report
+from gateway.doctor.memory_judgement import (
     AttentionFigures,
     Gauge,
-    Held,
+    HeldMemory,
+    LineVerdict,
     Machine,
     ProcessFigures,
+    ReportLine,
     ReturnFigures,
     RightsFigures,
     StepFigures,
-)
-from gateway.doctor.memory_check.judgement import (
     failed,
     is_back,
     judge_attention,
@@ -28,8 +29,6 @@ from gateway.doctor.memory_check.judgement import (
     judge_steps,
     judge_working_set,
 )
-from gateway.doctor.memory_check.line import Line, Verdict
-from gateway.doctor.memory_check.report import BEGIN, END, anonymous, report
 from gateway.system.memory import BackEnd
 from protocol.errands import Environment
 from protocol.memory import MlxMemory
@@ -38,16 +37,16 @@ from protocol.probe import AttentionPeak, StepTimes
 GB = 10**9
 MB = 10**6
 GIB = 1 << 30
-AS_ASSUMED, DIFFERS, UNKNOWN = Verdict.AS_ASSUMED, Verdict.DIFFERS, Verdict.UNKNOWN
+AS_ASSUMED, DIFFERS, UNKNOWN = LineVerdict.AS_ASSUMED, LineVerdict.DIFFERS, LineVerdict.UNKNOWN
 
 
-def _verdicts(lines: Iterable[Line]) -> list[Verdict]:
+def _verdicts(lines: Iterable[ReportLine]) -> list[LineVerdict]:
     return [each.verdict for each in lines]
 
 
-def _held(footprint_mb: int, active_mb: int = 0, cache_mb: int = 0) -> Held:
+def _held(footprint_mb: int, active_mb: int = 0, cache_mb: int = 0) -> HeldMemory:
     memory = MlxMemory(active_bytes=active_mb * MB, cache_bytes=cache_mb * MB)
-    return Held("holding", footprint_mb * MB, memory)
+    return HeldMemory("holding", footprint_mb * MB, memory)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +80,11 @@ def _held(footprint_mb: int, active_mb: int = 0, cache_mb: int = 0) -> Held:
     ],
 )
 def test_a_process(
-    imported: Held, holding: Held, dropped: Held, trimmed: Held, verdicts: list[Verdict]
+    imported: HeldMemory,
+    holding: HeldMemory,
+    dropped: HeldMemory,
+    trimmed: HeldMemory,
+    verdicts: list[LineVerdict],
 ) -> None:
     figures = ProcessFigures(imported, (holding,), dropped, trimmed)
     assert _verdicts(judge_process(figures, BackEnd.CPU)) == verdicts
@@ -106,7 +109,9 @@ BEFORE = Gauge(64 * GB, 3 * GB)
         (Gauge(64 * GB, 3 * GB), Gauge(64 * GB, 3 * GB), True, UNKNOWN),
     ],
 )
-def test_what_comes_back(meanwhile: Gauge, after: Gauge, verdict: Verdict, *, back: bool) -> None:
+def test_what_comes_back(
+    meanwhile: Gauge, after: Gauge, verdict: LineVerdict, *, back: bool
+) -> None:
     figures = ReturnFigures(GB, BEFORE, meanwhile, after, 0.2, 1.0, 10.0)
     assert is_back(figures) == back
     if not back:
@@ -141,7 +146,7 @@ TIMES = StepTimes(
     ],
 )
 def test_steps(
-    times: dict[str, Any], back_end: Any, busy: float, differing: dict[int, Verdict]
+    times: dict[str, Any], back_end: Any, busy: float, differing: dict[int, LineVerdict]
 ) -> None:
     figures = StepFigures(msgspec.structs.replace(TIMES, **times), busy)
     lines = list(judge_steps(figures, back_end))
@@ -164,7 +169,7 @@ def test_steps(
     ],
 )
 def test_attention(
-    head_dim: int, mask: Any, share: float, back_end: Any, verdict: Verdict, found: str
+    head_dim: int, mask: Any, share: float, back_end: Any, verdict: LineVerdict, found: str
 ) -> None:
     peak = AttentionPeak(int(share * 16 * MB), 16 * MB)
     line = judge_attention(AttentionFigures(head_dim, mask, peak), back_end)
@@ -192,7 +197,7 @@ def _machine(
     ],
 )
 def test_the_working_set_of_a_mac(
-    recommended_bytes: int, total_bytes: int, limit_mb: int | None, verdict: Verdict
+    recommended_bytes: int, total_bytes: int, limit_mb: int | None, verdict: LineVerdict
 ) -> None:
     device = {"max_recommended_working_set_size": recommended_bytes}
     (line,) = judge_working_set(_machine(BackEnd.METAL, device, total_bytes, limit_mb))
@@ -209,7 +214,9 @@ def test_the_working_set_of_a_mac(
         (BackEnd.METAL, {}, DIFFERS),
     ],
 )
-def test_the_working_set_elsewhere(back_end: Any, device: dict[str, Any], verdict: Verdict) -> None:
+def test_the_working_set_elsewhere(
+    back_end: Any, device: dict[str, Any], verdict: LineVerdict
+) -> None:
     (line,) = judge_working_set(_machine(back_end, device, 64 * GB, None))
     assert line.verdict == verdict
 
@@ -237,7 +244,7 @@ def test_nothing_private_is_in_the_report(text: str, left: str) -> None:
 
 def test_a_report_is_a_block_of_plain_text() -> None:
     machine = _machine(BackEnd.METAL, {"device_name": "Apple M2 Ultra"}, 137 * GB, 0)
-    lines = [failed("steps", "can't open /Users/ann/x"), Line("rights", "a", "b", AS_ASSUMED)]
+    lines = [failed("steps", "can't open /Users/ann/x"), ReportLine("rights", "a", "b", AS_ASSUMED)]
     begin, *body, end = report(machine, lines).splitlines()
     assert (begin, end) == (BEGIN, END)
     text = "\n".join(body)

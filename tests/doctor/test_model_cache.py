@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from gateway.config.settings import Flags
+from gateway.doctor.files import look_at_model_cache
 from gateway.doctor.installation import Installation
-from gateway.doctor.model_cache import look_at_model_cache
 
 
 @pytest.mark.parametrize(

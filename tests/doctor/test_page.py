@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from gateway.doctor.checks import CHECKS, THROUGHPUT, memory_check
-from gateway.doctor.memory_check.check import MemoryCheck
+from gateway.doctor.memory_check import MemoryCheck
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "doctor.md"
 

@@ -23,8 +23,7 @@ import pytest
 from gateway import VERSION
 from gateway.config.model_folders import DEMO_FOLDER
 from gateway.config.settings import GatewaySettings, Settings
-from gateway.service.definition import define
-from gateway.service.owner import Owner
+from gateway.service.definition import Owner, define
 from gateway.service.systemd import Systemd
 from gateway.system.processes import identify
 from gateway.system.state_dir import StateDir

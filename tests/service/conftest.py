@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.service.owner import Owner
+from gateway.service.definition import Owner
 from tests.support.folders import short_folder
 from tests.support.service_managers import ServiceManagers
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gateway.cli.agent import command
-from gateway.service.mark import LABEL
+from gateway.service.definition import LABEL
 from gateway.service.systemd import UNIT
 from gateway.workers import ladder
 from tests.support.service_managers import verified

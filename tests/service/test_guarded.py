@@ -6,7 +6,7 @@ import pytest
 
 from gateway.config.model_settings import ModelSettings
 from gateway.config.settings import DiscoverySettings, Settings
-from gateway.service.guarded import guarded_remark
+from gateway.service.status import guarded_remark
 
 HOME = Path("/Users/you")
 

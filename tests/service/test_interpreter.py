@@ -3,7 +3,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from gateway.service.interpreter import lasting
+from gateway.service.definition import lasting
 
 
 def test_one_of_homebrews_is_named_by_the_link_that_stays(tmp_path: Path) -> None:

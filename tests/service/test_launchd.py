@@ -23,13 +23,19 @@ from gateway.config.settings import Flags, Settings
 from gateway.doctor.service import look_at_both
 from gateway.service import service as service_module
 from gateway.service import status as status_module
-from gateway.service.definition import Definition, define, stop_s
-from gateway.service.failure import ServiceError
+from gateway.service.command import ServiceError
+from gateway.service.definition import (
+    LABEL,
+    MARK,
+    Owner,
+    ServiceDefinition,
+    define,
+    service_pid,
+    stop_s,
+)
 from gateway.service.launchd import Launchd
-from gateway.service.mark import LABEL, MARK, service_pid
-from gateway.service.owner import Owner
+from gateway.service.manager import ServiceJob
 from gateway.service.service import Service
-from gateway.service.twin import Job
 from gateway.workers import ladder
 from tests.support.gateway import eventually
 from tests.support.service_managers import ServiceManagers
@@ -72,7 +78,7 @@ class Case:
         return read_settings(Flags(config=self.config, state_dir=state_dir), {})
 
     @property
-    def definition(self) -> Definition:
+    def definition(self) -> ServiceDefinition:
         return define(self.account, self.settings, self.config, {}, system=False)
 
     @property
@@ -128,8 +134,9 @@ def test_the_plist_keeps_the_promises(account: Owner, config: Path) -> None:
     assert keys["LimitLoadToSessionType"] == ["Aqua", "Background"]
     assert "EnableTransactions" not in keys
     longest_s = sum(each.deadline_s for each in ladder.polite(1 << 50))
-    assert keys["ExitTimeOut"] > 1.0 + longest_s
-    assert stop_s(500.0) > 500.0 + longest_s
+    assert keys["ExitTimeOut"] == stop_s(1.0)
+    assert stop_s(1.0) > 1.0 + longest_s
+    assert stop_s(500.0) == stop_s(1.0) + 499
     arguments = keys["ProgramArguments"]
     assert arguments[:5] == [sys.executable, "-P", "-m", "gateway", "serve"]
     assert arguments[arguments.index("--config") + 1] == str(config)
@@ -233,7 +240,7 @@ def test_two_jobs_are_shown_and_a_restart_leaves_one(
 ) -> None:
     path, uid = str(twice.manager.path), os.geteuid()
     reading = twice.service.status()
-    assert reading.jobs == [Job(f"gui/{uid}", path), Job(f"user/{uid}", path)]
+    assert reading.jobs == [ServiceJob(f"gui/{uid}", path), ServiceJob(f"user/{uid}", path)]
     (warning,) = reading.warnings
     assert f"launchd has it 2 times, in gui/{uid} and user/{uid}" in warning
     monkeypatch.setattr(command, "manager", lambda *_arguments, **_options: twice.manager)
@@ -246,7 +253,7 @@ def test_two_jobs_are_shown_and_a_restart_leaves_one(
     (found,) = [each for each in look_at_both(twice.manager) if each.severity != "ok"]
     assert (found.severity, found.remedy) == ("warning", "`bulkhead service restart` leaves one.")
     twice.service.restart()
-    assert twice.service.status().jobs == [Job(f"gui/{uid}", path)]
+    assert twice.service.status().jobs == [ServiceJob(f"gui/{uid}", path)]
     assert twice.service.status().warnings == []
     assert not managers.booted_out_running
 

@@ -20,10 +20,15 @@ from click.testing import CliRunner, Result
 from gateway.cli import main
 from gateway.config.read import read_settings
 from gateway.config.settings import Flags
-from gateway.service.definition import Definition, define
-from gateway.service.files import make_private_file, make_private_folder
-from gateway.service.mark import service_pid
-from gateway.service.owner import Owner, owner
+from gateway.service.definition import (
+    Owner,
+    ServiceDefinition,
+    define,
+    make_private_file,
+    make_private_folder,
+    owner,
+    service_pid,
+)
 from gateway.service.systemd import UNIT, Systemd
 from gateway.workers import ladder
 from tests.support.gateway import eventually
@@ -34,7 +39,7 @@ REPOSITORY = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linux's")
 
 
-def _definition(account: Owner, config: Path, *, system: bool = False) -> Definition:
+def _definition(account: Owner, config: Path, *, system: bool = False) -> ServiceDefinition:
     settings = read_settings(Flags(config=config, state_dir=account.home / "state"), {})
     return define(account, settings, config, {}, system=system)
 

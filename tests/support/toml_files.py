@@ -33,7 +33,7 @@ from gateway.config.key import toml_text, written_value
 from gateway.config.model_folders import DEMO_FOLDER
 from gateway.config.model_settings import LOCAL, ModelSettings, RankPlace
 from gateway.config.settings import HUGGING_FACE, DiscoverySettings, Settings
-from gateway.config.tables import MODELS, SECTIONS, Definition, keys_of
+from gateway.config.tables import MODELS, SECTIONS, KeyDefinition, keys_of
 from gateway.config.toml_file import Place
 from tests.support.certificates import lasting_certificate
 
@@ -166,7 +166,7 @@ def plans(draw: Draw) -> Plan:
     return Plan(tables)
 
 
-def kind_of(definition: Definition) -> Type:
+def kind_of(definition: KeyDefinition) -> Type:
     """The type of a key's values, bounds included; none is no value."""
     found = type_info(definition.type)
     found = found.type if isinstance(found, Metadata) else found
@@ -177,7 +177,7 @@ def kind_of(definition: Definition) -> Type:
 
 
 @st.composite
-def spelled(draw: Draw, definition: Definition) -> Spelled:
+def spelled(draw: Draw, definition: KeyDefinition) -> Spelled:
     """A valid value of a key."""
     match kind_of(definition):
         case StrType():

@@ -15,7 +15,7 @@ from gateway.config.key import written_value
 from gateway.config.model_settings import HostSettings, ModelSettings
 from gateway.config.read import Configuration, read_configuration
 from gateway.config.settings import Flags, Settings
-from gateway.config.tables import GROUPS, HEADINGS, HOSTS, MODELS, Definition, keys_of
+from gateway.config.tables import GROUPS, HEADINGS, HOSTS, MODELS, KeyDefinition, keys_of
 from tests.support.certificates import write_certificate
 
 PAGE = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text("utf-8")
@@ -60,7 +60,7 @@ class TestExample:
         assert max(map(len, example().splitlines())) <= 80
 
     @EACH_KEY
-    def test_every_key_is_explained(self, table: str, definition: Definition) -> None:
+    def test_every_key_is_explained(self, table: str, definition: KeyDefinition) -> None:
         names = {"ID": '"demo"', "groups.NAME": "groups.coding", "hosts.NAME": "hosts.studio2"}
         head = f"[{table}]"
         for name, named in names.items():
@@ -79,7 +79,7 @@ class TestSchema:
         _validate(tomllib.loads(example()))
 
     @EACH_KEY
-    def test_every_key_is_known_and_checked(self, table: str, definition: Definition) -> None:
+    def test_every_key_is_known_and_checked(self, table: str, definition: KeyDefinition) -> None:
         value = _example(definition)
         _validate(_document(table, definition.name, value))
         wrong = [] if isinstance(value, dict) else {"a": 1}
@@ -133,7 +133,7 @@ def _validate(document: dict[str, Any]) -> None:
     VALIDATOR.validate(document)
 
 
-def _example(definition: Definition) -> Any:
+def _example(definition: KeyDefinition) -> Any:
     value = definition.default if definition.default is not None else definition.key.example
     return tomllib.loads(f"value = {written_value(value)}")["value"]
 

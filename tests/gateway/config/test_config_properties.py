@@ -24,7 +24,7 @@ from gateway.config.mistakes import ConfigError, Mistake
 from gateway.config.model_settings import ModelSettings
 from gateway.config.read import Configuration, read_configuration
 from gateway.config.settings import DiscoverySettings, Flags
-from gateway.config.tables import MODELS, SECTIONS, Definition, keys_of, label
+from gateway.config.tables import MODELS, SECTIONS, KeyDefinition, keys_of, label
 from gateway.config.toml_file import Place
 from tests.support.toml_files import Draw, Plan, Spelled, Written, kind_of, list_of, plans, written
 
@@ -183,7 +183,7 @@ def _keys_of(draw: Draw, plan: Plan) -> tuple[Place, str]:
     return table, draw(st.sampled_from(list(plan.tables[table])))
 
 
-def _definition(table: Place, name: str) -> Definition:
+def _definition(table: Place, name: str) -> KeyDefinition:
     return keys_of(_section(table))[name]
 
 
@@ -193,7 +193,7 @@ def _section(table: Place) -> type[Section]:
     return SECTIONS[str(table[0])]
 
 
-def _wrong(definition: Definition) -> list[str]:
+def _wrong(definition: KeyDefinition) -> list[str]:
     """TOML values that the key doesn't take."""
     match kind_of(definition):
         case StrType():

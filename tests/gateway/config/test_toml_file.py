@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.toml_file import UnreadableError, parse, read_document
+from gateway.config.toml_file import UnreadableFileError, parse, read_document
 
 
 def _broken(text: str) -> list[int]:
@@ -68,19 +68,19 @@ class TestFiles:
         assert read_document(path).broken == {2: "this is not UTF-8"}
 
     def test_what_is_no_file(self, tmp_path: Path) -> None:
-        with pytest.raises(UnreadableError, match="Is a directory"):
+        with pytest.raises(UnreadableFileError, match="Is a directory"):
             read_document(tmp_path)
 
     def test_nothing_is_waited_for(self, tmp_path: Path) -> None:
         pipe = tmp_path / "pipe"
         os.mkfifo(pipe)
         for path in (pipe, Path("/dev/zero")):
-            with pytest.raises(UnreadableError, match="a pipe or a device"):
+            with pytest.raises(UnreadableFileError, match="a pipe or a device"):
                 read_document(path)
         assert read_document(Path(os.devnull)).tables == {}
 
     def test_what_is_no_configuration(self, tmp_path: Path) -> None:
         path = tmp_path / "config.toml"
         path.write_bytes(bytes((1 << 20) + 1))
-        with pytest.raises(UnreadableError, match="larger than 1 MiB"):
+        with pytest.raises(UnreadableFileError, match="larger than 1 MiB"):
             read_document(path)

@@ -1,17 +1,22 @@
-"""The state folder: whether a gateway could use it."""
+"""Checks of folders and files: the state folder, keys, and the folders that models come from."""
 
 from __future__ import annotations
 
 import errno
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from gateway.config.machine_rules import tls_files
+from gateway.config.model_folders import expand_home, hugging_face_cache
+from gateway.config.settings import HUGGING_FACE
 from gateway.doctor.finding import Finding, error, ok, warning
 from gateway.doctor.installation import Installation
+from gateway.system.machine import away, denied
 from gateway.system.notation import format_size
 from gateway.system.state_dir import StateDir
 from protocol.endpoint import MAX_SOCKET_PATH_BYTES, EndpointError, endpoint
@@ -111,3 +116,100 @@ def _nearest(path: Path) -> Path:
     """The path, or what is there of the folders above it."""
     # Unlike Path's, these never raise, as for a name that is too long.
     return next((each for each in (path, *path.parents) if os.path.exists(each)), Path("/"))  # noqa: PTH110
+
+
+_SECRETS = "secrets"
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def look_at_secrets(installation: Installation) -> Iterator[Finding]:
+    state_dir = installation.state_dir
+    findings = [
+        *_open(state_dir.admin_key_path, _OTHERS, "whoever reads it may order everything"),
+        *_open(state_dir.keys_path, _OTHERS, "it says who has which rights, and hashes of keys"),
+    ]
+    if (files := tls_files(installation.settings.gateway)) is not None:
+        # A group for certificates is common.
+        findings += _open(files[1], stat.S_IRWXO, "whoever reads it can pass for this machine")
+    yield from findings
+    if not findings:
+        yield ok(_SECRETS, "What there is of keys is readable by this account alone.")
+
+
+def _open(path: Path, forbidden: int, why: str) -> Iterator[Finding]:
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError:
+        return
+    if mode & forbidden:
+        say = error if mode & stat.S_IWOTH or path.suffix != ".json" else warning
+        yield say(
+            _SECRETS,
+            f"Others have rights to {path} (its mode is {mode:04o}), and {why}.",
+            f"`chmod 600 {path}`; if others use this machine, make new keys.",
+        )
+
+
+_MODEL_CACHE: Final = "model cache"
+
+
+def look_at_model_cache(_installation: Installation) -> Iterator[Finding]:
+    cache = hugging_face_cache()
+    why = _unwritable(cache)
+    if why is None:
+        there = "can be written" if cache.is_dir() else "will be made"
+        yield ok(_MODEL_CACHE, f"{cache} {there}.")
+        return
+    yield warning(
+        _MODEL_CACHE,
+        f"Nothing can be pulled: {why}.",
+        "Give the folder to the account that runs the gateway (`chown -R`), or name another with "
+        "HF_HOME; then `bulkhead service install`, as the service carries that name.",
+    )
+
+
+def _unwritable(cache: Path) -> str | None:
+    if (absent := away(cache)) is not None:
+        return f"{cache} is on a disk that isn't mounted ({absent.volume})"
+    # Unlike Path's, these never raise, as for a name that is too long.
+    nearest = next(each for each in (cache, *cache.parents) if os.path.lexists(each))
+    if not nearest.is_dir():
+        return f"{nearest} is no folder"
+    if nearest != cache:
+        return None if os.access(nearest, os.W_OK | os.X_OK) else f"{cache} can't be made"
+    try:
+        with tempfile.TemporaryFile(dir=cache):
+            return None
+    except OSError as failure:
+        return f"{cache} can't be written: {failure.strerror}"
+
+
+_DISCOVERY: Final = "discovery"
+
+
+def look_at_discovery(installation: Installation) -> Iterator[Finding]:
+    """The Hugging Face cache has a check of its own."""
+    places = [each for each in installation.settings.discovery.discover if each != HUGGING_FACE]
+    unread = [(place, why) for place in places if (why := _unreadable(place)) is not None]
+    for place, why in unread:
+        yield warning(
+            _DISCOVERY,
+            f"No models are looked for in {place}: {why}",
+            "Correct models.discover, connect the disk, or let the account that runs the gateway "
+            "read it. Nobody's model is taken away meanwhile.",
+        )
+    if not unread:
+        yield ok(
+            _DISCOVERY, f"{len(places)} folders can be read." if places else "No folder is named."
+        )
+
+
+def _unreadable(place: str) -> str | None:
+    folder = expand_home(place)
+    if (absent := away(folder / "model")) is not None:
+        return str(absent)
+    try:
+        with os.scandir(folder):
+            return None
+    except OSError as error:
+        return denied(error) or f"{error.strerror}."

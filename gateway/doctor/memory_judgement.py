@@ -1,22 +1,126 @@
-"""Figures in, lines out: what the product assumes, where, and whether that holds here."""
+"""Figures in, lines of a report out: what the product assumes, where, and whether it holds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from enum import StrEnum
+from typing import Any, Final, Literal
 
-from gateway.doctor.memory_check.figures import (
-    AttentionFigures,
-    Machine,
-    ProcessFigures,
-    ReturnFigures,
-    RightsFigures,
-    StepFigures,
-)
-from gateway.doctor.memory_check.line import Line, line
+from msgspec import Struct
+
 from gateway.memory.estimate.fitting import PROCESS_BYTES
 from gateway.system.memory import BackEnd
 from gateway.system.notation import format_size
+from protocol.errands import Environment
+from protocol.memory import MlxMemory
+from protocol.probe import AttentionPeak, StepTimes
+
+
+class Machine(Struct, frozen=True):
+    """Where it was measured. `device` is mx.device_info(); nothing where MLX couldn't be asked."""
+
+    system: str
+    back_end: BackEnd
+    device: dict[str, Any]
+    environment: Environment | None
+    total_bytes: int
+    available_bytes: int
+    pressure: str | None
+    wired_limit_mb: int | None
+
+
+class HeldMemory(Struct, frozen=True):
+    """A process from outside, and by MLX's own account, at one moment."""
+
+    what: str
+    footprint_bytes: int
+    memory: MlxMemory
+
+    @property
+    def beside_bytes(self) -> int:
+        """What MLX's account lacks."""
+        return self.footprint_bytes - self.memory.active_bytes - self.memory.cache_bytes
+
+
+class ProcessFigures(Struct, frozen=True):
+    """A worker after its imports, and then as it holds more, lets go, and gives back."""
+
+    imported: HeldMemory
+    holding: tuple[HeldMemory, ...]
+    dropped: HeldMemory
+    trimmed: HeldMemory
+
+
+class Gauge(Struct, frozen=True):
+    """The machine at one moment."""
+
+    available_bytes: int
+    wired_bytes: int | None
+
+
+class ReturnFigures(Struct, frozen=True):
+    """A process that held so much, and the machine before, meanwhile, and after its end.
+
+    The end took `exit_s`. `back_s` is how long after it all was back; None: it wasn't while that
+    was watched for.
+    """
+
+    held_bytes: int
+    before: Gauge
+    meanwhile: Gauge
+    after: Gauge
+    exit_s: float
+    back_s: float | None
+    watched_s: float
+
+
+class StepFigures(Struct, frozen=True):
+    """Before them `busy` of the processors' time was taken, from 0 to 1."""
+
+    times: StepTimes
+    busy: float
+
+
+class AttentionFigures(Struct, frozen=True):
+    """Of one head dimension and kind of mask."""
+
+    head_dim: int
+    mask: Literal["array", "causal"]
+    peak: AttentionPeak
+
+
+class RightsFigures(Struct, frozen=True):
+    """What reading a footprint gave: bytes, or why there are none."""
+
+    own: int | str
+    child: int | str
+    first_process: int | str
+
+
+class LineVerdict(StrEnum):
+    AS_ASSUMED = "as assumed"
+    DIFFERS = "differs"
+    UNKNOWN = "unknown"
+
+
+class ReportLine(Struct, frozen=True):
+    """All are parts of a sentence, without a full stop."""
+
+    part: str
+    assumed: str
+    found: str
+    verdict: LineVerdict
+
+
+def line(part: str, assumed: str, found: str, *, holds: bool | None) -> ReportLine:
+    """`holds` is None where it can't be told."""
+    verdicts = {
+        True: LineVerdict.AS_ASSUMED,
+        False: LineVerdict.DIFFERS,
+        None: LineVerdict.UNKNOWN,
+    }
+    return ReportLine(part, assumed, found, verdicts[holds])
+
 
 _MIB: Final = 1 << 20
 # What readings of one process move by, as for workers (gateway.workers.worker).
@@ -42,7 +146,7 @@ _WORKING_SET: Final = (0.6, 0.9)
 _SAME: Final = 0.02
 
 
-def judge_process(figures: ProcessFigures, back_end: BackEnd) -> Iterator[Line]:
+def judge_process(figures: ProcessFigures, back_end: BackEnd) -> Iterator[ReportLine]:
     """The footprint of a worker: after its imports, then beside MLX's account."""
     imported, assumed = figures.imported.footprint_bytes, PROCESS_BYTES[back_end]
     yield line(
@@ -68,7 +172,7 @@ def judge_process(figures: ProcessFigures, back_end: BackEnd) -> Iterator[Line]:
         )
 
 
-def judge_return(how: str, figures: ReturnFigures) -> Line:
+def judge_return(how: str, figures: ReturnFigures) -> ReportLine:
     """`how` it ended. What a system counts as wired is judged if the memory showed in it. What is
     available falls for innocent reasons too, so it proves only what came back.
     """
@@ -130,7 +234,7 @@ def is_shown(figures: ReturnFigures) -> bool:
     return wired_shows(figures) or fell >= figures.held_bytes * _SHOWN_SHARE
 
 
-def judge_steps(figures: StepFigures, back_end: BackEnd) -> Iterator[Line]:
+def judge_steps(figures: StepFigures, back_end: BackEnd) -> Iterator[ReportLine]:
     """Step times under limits, as shares of those without. Slower ones on a busy machine say
     nothing.
     """
@@ -155,7 +259,7 @@ def judge_steps(figures: StepFigures, back_end: BackEnd) -> Iterator[Line]:
 
 def _step(
     assumed: str, base_s: float, found_s: float, busy: float, *, most: float = _SLOWER
-) -> Line:
+) -> ReportLine:
     holds: bool | None = found_s / base_s <= most
     found = _times(base_s, found_s)
     if not holds and busy > _BUSY:
@@ -170,7 +274,7 @@ def _times(base_s: float, found_s: float) -> str:
     )
 
 
-def judge_attention(figures: AttentionFigures, back_end: BackEnd) -> Line:
+def judge_attention(figures: AttentionFigures, back_end: BackEnd) -> ReportLine:
     """Written out where one kernel was assumed, estimates are too low. The other way round is no
     fault, and is told.
     """
@@ -190,7 +294,7 @@ def judge_attention(figures: AttentionFigures, back_end: BackEnd) -> Line:
     )
 
 
-def judge_working_set(machine: Machine) -> Iterator[Line]:
+def judge_working_set(machine: Machine) -> Iterator[ReportLine]:
     """The recommended working set, beside iogpu.wired_limit_mb and the memory."""
     if machine.back_end is not BackEnd.METAL:
         yield _elsewhere(machine)
@@ -224,7 +328,7 @@ def judge_working_set(machine: Machine) -> Iterator[Line]:
     )
 
 
-def _elsewhere(machine: Machine) -> Line:
+def _elsewhere(machine: Machine) -> ReportLine:
     card = _size(machine.device, "total_memory")
     if machine.back_end is BackEnd.CUDA:
         found = "no size" if card is None else format_size(card)
@@ -244,7 +348,7 @@ def _size(device: dict[str, Any], key: str) -> int | None:
     return size if isinstance(size, int) and size > 0 else None
 
 
-def judge_rights(figures: RightsFigures) -> Iterator[Line]:
+def judge_rights(figures: RightsFigures) -> Iterator[ReportLine]:
     """Whose footprint can be read; another user's need not be."""
     for whose, found in (("own", figures.own), ("a child's", figures.child)):
         yield line(
@@ -265,6 +369,6 @@ def _reading(found: int | str) -> str:
     return found if isinstance(found, str) else format_size(found)
 
 
-def failed(part: str, reason: str) -> Line:
+def failed(part: str, reason: str) -> ReportLine:
     """It could not be measured."""
     return line(part, "it can be measured", f"failed: {reason}", holds=None)

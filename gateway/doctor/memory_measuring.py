@@ -5,31 +5,38 @@ Every part ends in its time or raises ProbeError, and holds no more memory than 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+import queue
+import signal
 import subprocess
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Iterator
-from typing import Final, Literal
+from types import TracebackType
+from typing import Final, Literal, TypeVar
 
 import msgspec
 import psutil
+from msgspec import Struct
 
-from gateway.doctor.memory_check.figures import (
+from gateway.doctor.memory_judgement import (
     AttentionFigures,
     Gauge,
-    Held,
+    HeldMemory,
     Machine,
     ProcessFigures,
     ReturnFigures,
     RightsFigures,
     StepFigures,
+    is_back,
 )
-from gateway.doctor.memory_check.judgement import is_back
-from gateway.doctor.memory_check.process import Probe, ProbeError
 from gateway.system.memory import BackEnd, back_end, footprint, host_memory, wired_limit_mb
 from gateway.system.memory_reading import FootprintError, HostError
+from gateway.workers.process import WORKER, worker_environment
 from protocol.errands import Environment
 from protocol.memory import MlxMemory
 from protocol.probe import (
@@ -39,10 +46,135 @@ from protocol.probe import (
     Import,
     Imported,
     MeasureAttention,
+    ProbeOrder,
     StepTimes,
     TimeSteps,
     Trim,
 )
+
+T = TypeVar("T", bound=Struct)
+
+# For a process that was told to go; it gives back a gigabyte at most.
+_GOES_S: Final = 10.0
+# Lines of its log.
+_LAST_WORDS: Final = 20
+
+
+class ProbeError(Exception):
+    """It gave no answer; the text says why."""
+
+
+class Probe:
+    """Ends with this object, and with this process: its orders come from a pipe."""
+
+    def __init__(self, within_s: float) -> None:
+        """Start it. It has so long for everything that it is asked.
+
+        Raises:
+            ProbeError: it can't be started.
+        """
+        self._deadline = time.monotonic() + within_s
+        self._within_s = within_s
+        self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._last_words: deque[bytes] = deque(maxlen=_LAST_WORDS)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(WORKER), "probe"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=worker_environment(),
+                close_fds=False,
+            )
+        except OSError as error:
+            raise ProbeError(f"it can't be started: {error.strerror}") from error
+        self._stderr = threading.Thread(target=self._read_stderr, name="probe log", daemon=True)
+        self._stderr.start()
+        threading.Thread(target=self._read, name="probe", daemon=True).start()
+
+    def __enter__(self) -> Probe:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _error: object, _traceback: TracebackType | None
+    ) -> None:
+        if kind is not None or not self.end():
+            self.kill()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def left_s(self) -> float:
+        """Of its time."""
+        return self._deadline - time.monotonic()
+
+    def environment(self) -> Environment:
+        """What it says first. Raises: ProbeError."""
+        return msgspec.json.decode(self._answer(), type=Environment)
+
+    def ask(self, order: ProbeOrder, kind: type[T]) -> T:
+        """Raises: ProbeError."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(msgspec.json.encode(order) + b"\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise ProbeError(self._why()) from error
+        return msgspec.json.decode(self._answer(), type=kind)
+
+    def end(self) -> bool:
+        """Let it give its memory back and go; whether it does."""
+        assert self._process.stdin is not None
+        # Else it is gone, with an order unread.
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(max(1.0, min(_GOES_S, self.left_s)))
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def kill(self) -> None:
+        """Raises: subprocess.TimeoutExpired if it survives that."""
+        self._process.kill()
+        self._process.wait(_GOES_S)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as stdout:
+            for line in stdout:
+                self._answers.put(line)
+        self._answers.put(b"")
+
+    def _read_stderr(self) -> None:
+        assert self._process.stderr is not None
+        with self._process.stderr as stderr:
+            self._last_words.extend(stderr)
+
+    def _answer(self) -> bytes:
+        try:
+            line = self._answers.get(timeout=max(0.0, self.left_s))
+        except queue.Empty:
+            raise ProbeError(f"it took longer than {self._within_s:g} s") from None
+        if not line:
+            raise ProbeError(self._why())
+        return line
+
+    def _why(self) -> str:
+        """Why it has ended."""
+        try:
+            code = self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            return "it closed its pipe"
+        if code < 0:
+            return f"the process died by {signal.Signals(-code).name}"
+        self._stderr.join(1.0)
+        lines = [each.decode("utf-8", "replace").strip() for each in list(self._last_words)]
+        last = next((each for each in reversed(lines) if each), f"exit code {code}")
+        return last.rstrip(".")
+
 
 _MOST_BYTES: Final = 1_000_000_000
 _SHARE: Final = 1 / 8
@@ -110,14 +242,14 @@ def _system() -> str:
     return f"{name}, {platform.machine()}"
 
 
-def _hold(probe: Probe, size_bytes: int) -> Held:
+def _hold(probe: Probe, size_bytes: int) -> HeldMemory:
     memory = probe.ask(Hold(size_bytes), MlxMemory)
     return _held(probe, f"holding {size_bytes / 1e6:.0f} MB", memory)
 
 
-def _held(probe: Probe, what: str, memory: MlxMemory) -> Held:
+def _held(probe: Probe, what: str, memory: MlxMemory) -> HeldMemory:
     time.sleep(_SETTLES_S)
-    return Held(what, _footprint_bytes(probe.pid), memory)
+    return HeldMemory(what, _footprint_bytes(probe.pid), memory)
 
 
 def _footprint_bytes(pid: int) -> int:

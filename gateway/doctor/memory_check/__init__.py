@@ -1,1 +1,0 @@
-"""What the product assumes of the system's and MLX's memory, beside what is found here."""
