@@ -40,7 +40,7 @@ from worker.text.logprobs import TokenBytes
 from worker.text.template import ChatTemplate
 
 if TYPE_CHECKING:
-    from worker.vision.processor import PictureProcessor
+    from worker.vision.model import PictureProcessor
 
 # Read between two looks at the stop flag: short against a shutdown, long against the overhead.
 _SLICE_BYTES: Final = 64 << 20
@@ -69,7 +69,7 @@ class LoadedModel:
     draft: Any = None
     draft_fingerprint: str = ""
     # What makes tokens of pictures, for a model that looks at them.
-    eyes: PictureProcessor | None = None
+    picture_processor: PictureProcessor | None = None
 
     @cached_property
     def xtc_spared(self) -> tuple[int, ...]:
@@ -120,7 +120,7 @@ def load(
             check_adapter(adapter)
             check_shard(adapter / WEIGHTS)
         before = fingerprint(folder, adapter)
-        eyes = None
+        picture_processor = None
         reads = Reads()
         with reads.noted():
             if pictures:
@@ -129,7 +129,7 @@ def load(
                         "pictures: a model that looks at them can have neither adapter nor "
                         "draft_model."
                     )
-                model, config, eyes = _load_vision(folder)
+                model, config, picture_processor = _load_vision(folder)
             else:
                 model, config = load_weights(folder)
             if adapter is not None:
@@ -138,7 +138,7 @@ def load(
             part(model, config)
         # A large vocabulary takes a second, in which weights can be read.
         with ThreadPoolExecutor(1, "tokenizer") as beside:
-            reading = beside.submit(_read_words, folder, config, eyes)
+            reading = beside.submit(_read_text_parts, folder, config, picture_processor)
             draft = _Draft()
             if draft_path is not None:
                 words = reading.result()
@@ -179,11 +179,11 @@ def load(
         constraints=words.constraints,
         draft=draft.model,
         draft_fingerprint=draft.fingerprint,
-        eyes=eyes,
+        picture_processor=picture_processor,
     )
 
 
-class _Words(NamedTuple):
+class _TextParts(NamedTuple):
     """What a model's text is made with."""
 
     tokenizer: Any
@@ -193,16 +193,18 @@ class _Words(NamedTuple):
     constraints: Constraints
 
 
-def _read_words(folder: Path, config: dict[str, Any], eyes: PictureProcessor | None) -> _Words:
+def _read_text_parts(
+    folder: Path, config: dict[str, Any], picture_processor: PictureProcessor | None
+) -> _TextParts:
     tokenizer = read_tokenizer(folder, config.get("eos_token_id"))
-    if eyes is not None and not tokenizer.has_chat_template:
+    if picture_processor is not None and not tokenizer.has_chat_template:
         # Some have it in their processor's files alone.
-        tokenizer.chat_template = eyes.chat_template
-        tokenizer.has_chat_template = eyes.chat_template is not None
+        tokenizer.chat_template = picture_processor.chat_template
+        tokenizer.has_chat_template = picture_processor.chat_template is not None
     vocabulary = _vocabulary(config, tokenizer)
     answer_format = find_format(tokenizer)
     compiled = Compiled(tokenizer, vocabulary, tokenizer.eos_token_ids)
-    return _Words(
+    return _TextParts(
         tokenizer,
         vocabulary,
         answer_format,
@@ -218,7 +220,7 @@ def _load_vision(folder: Path) -> tuple[Any, dict[str, Any], PictureProcessor]:
             "pictures: mlx-vlm isn't installed, which looks at them: pip install "
             "'mlx-bulkhead[vision]'."
         )
-    from worker.vision.loading import NoVisionError, load_vision
+    from worker.vision.model import NoVisionError, load_vision
 
     try:
         return load_vision(folder)
@@ -231,7 +233,7 @@ class _Draft(NamedTuple):
     fingerprint: str = ""
 
 
-def _load_draft(source: str, words: _Words) -> _Draft:
+def _load_draft(source: str, words: _TextParts) -> _Draft:
     """Its weights are read later, with the model's."""
     try:
         folder = find_folder(source)

@@ -13,7 +13,7 @@ from worker.load.loading import LoadedModel, load
 from worker.mlx_lm.generator import Generator, RowCaches, Sampler, Tap
 from worker.mlx_lm.wiring import wiring
 from worker.prompt_cache.blocks import Block, Cutter
-from worker.ranks.group import join, versions
+from worker.ranks.group import join, split_model, versions
 from worker.ranks.lead import finish_step, following
 from worker.ranks.links import (
     CloseBatch,
@@ -36,7 +36,6 @@ from worker.ranks.links import (
     TakeSnapshot,
     TrimMemory,
 )
-from worker.ranks.parts import split_model
 from worker.system.errors import LoadAbandonedError, ModelError
 from worker.system.imports import leave_imports_alone
 from worker.system.memory import read_device, released_memory, trim

@@ -1,4 +1,4 @@
-"""The group of processes that mlx.distributed computes with."""
+"""The group of processes that mlx.distributed computes with, and the part of the model of each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from typing import Any
 import mlx.core as mx
 
 from protocol.messages import PROTOCOL_VERSION
-from protocol.ranks import Ranks
+from protocol.ranks import Ranks, RankSplit, undivided
+from worker.mlx_lm.collectives import keep_apart
+from worker.mlx_lm.models import splits_of, splittable
 from worker.system.errors import ModelError, one_sentence
 
 
@@ -92,3 +94,36 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def split_model(model: Any, config: dict[str, Any], group: Any, split: RankSplit) -> None:
+    """Leave of a model, whose weights aren't read yet, what this rank computes.
+
+    Raises:
+        ModelError: mlx-lm can't split it like this.
+    """
+    kind = str(config.get("model_type"))
+    splits = splits_of(model)
+    if split not in splits:
+        raise ModelError(_refusal(kind, split, next(iter(splits), None)))
+    try:
+        if split == "tensor" and (reason := undivided(config, group.size())) is not None:
+            raise ValueError(reason)
+        splits[split](group)
+        if not mx.cuda.is_available():
+            # Nobody bounds the commands of a card.
+            keep_apart(model)
+    except (ValueError, RuntimeError) as error:
+        raise ModelError(
+            f'split: a {kind} can\'t be split over {group.size()} ranks by "{split}": '
+            f"{one_sentence(error)}"
+        ) from error
+
+
+def _refusal(kind: str, split: str, other: str | None) -> str:
+    if other is not None:
+        return f'split: mlx-lm can\'t split a {kind} by "{split}", but it can by "{other}".'
+    return (
+        f"mlx-lm can't split a {kind} over ranks. Those that it can, by tensors: "
+        f"{', '.join(splittable())}."
+    )

@@ -14,7 +14,7 @@ import msgspec
 from protocol.life import Load
 from worker.mlx_lm.generator import Generator, LogitsProcessor, RowCaches, Sampler, Stepped, Tap
 from worker.prompt_cache.blocks import Block, Cutter
-from worker.ranks.group import join, versions
+from worker.ranks.group import join, split_model, versions
 from worker.ranks.links import (
     CloseBatch,
     CutBlocks,
@@ -32,7 +32,6 @@ from worker.ranks.links import (
     TakeSnapshot,
     TrimMemory,
 )
-from worker.ranks.parts import split_model
 from worker.system.errors import ModelError
 
 

@@ -25,8 +25,7 @@ from worker.text.budget import ReasoningBudget, reasoning_budget
 from worker.text.logprobs import LogprobWriter
 from worker.text.stream import AnswerStream, answer_stream
 from worker.text.template import ChatTemplate
-from worker.vision.errors import UndecodablePictureError, UnusablePicturesError
-from worker.vision.inputs import PictureInputs
+from worker.vision.inputs import PictureInputs, UndecodablePictureError, UnusablePicturesError
 
 # Vocabularies have runs of spaces as single tokens, the longest known of 128.
 _MOST_CHARACTERS_PER_TOKEN: Final = 128
@@ -155,16 +154,16 @@ def unpacked(packed: bytes) -> list[int]:
 def _look_at(
     prompt: ChatPrompt, tools: Tools | None, loaded: LoadedModel
 ) -> tuple[list[int], PictureInputs]:
-    eyes, pictures = loaded.eyes, prompt.pictures
-    if eyes is None:
+    picture_processor, pictures = loaded.picture_processor, prompt.pictures
+    if picture_processor is None:
         raise PromptError(
             "invalid_request_error",
             f"{pictures[0].name}: this model was loaded without what looks at pictures.",
             picture=0,
         )
-    text = loaded.chat_template.text(prompt, tools, eyes.content)
+    text = loaded.chat_template.text(prompt, tools, picture_processor.content)
     try:
-        return eyes.inputs(text, pictures)
+        return picture_processor.inputs(text, pictures)
     except UndecodablePictureError as error:
         raise PromptError(
             "invalid_request_error",

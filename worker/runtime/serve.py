@@ -229,7 +229,7 @@ def _build_engine(
     lead: Lead | None,
 ) -> Engine:
     # mlx-vlm's models keep positions of one sequence in themselves.
-    if caches.can_be_merged and loaded.eyes is None:
+    if caches.can_be_merged and loaded.picture_processor is None:
         return BatchedEngine(
             loaded.model,
             loaded.eos_token_ids,
@@ -248,7 +248,7 @@ def _build_engine(
         prompt_cache,
         loaded.draft,
         max(1, command.draft_tokens) if loaded.draft is not None else 0,
-        None if loaded.eyes is None else loaded.model.begin,
+        None if loaded.picture_processor is None else loaded.model.begin,
     )
 
 
@@ -289,5 +289,5 @@ def prompt_root(loaded: LoadedModel, command: Load) -> bytes:
         version("mlx-lm"),
         str(command.kv_bits),
         loaded.draft_fingerprint,
-        version("mlx-vlm") if loaded.eyes is not None else "",
+        version("mlx-vlm") if loaded.picture_processor is not None else "",
     )

@@ -12,13 +12,20 @@ from typing import Any, Final, NamedTuple
 import regex
 
 from worker.mlx_lm.text import parse_functions
-from worker.text.format import AnswerFormat, Bare, CallBlock, Tags, either, headed, objects, whole
-from worker.text.mlx_lm_formats import (
+from worker.text.format import (
     FUNCTION_TAGS,
+    AnswerFormat,
+    Bare,
+    CallBlock,
+    Tags,
     block_of_mlx_lm,
     closed,
+    either,
     functions,
+    headed,
+    objects,
     python_calls,
+    whole,
 )
 from worker.text.readers import ObjectCalls, WholeCalls
 

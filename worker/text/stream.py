@@ -10,8 +10,7 @@ from protocol.requests import Generate
 from worker.mlx_lm.detokenizer import Detokenizer, detokenizer_after
 from worker.text.assembly import Assembly
 from worker.text.format import AnswerFormat, opening_header, opening_state
-from worker.text.harmony import HarmonySplitter
-from worker.text.splitter import PlainSplitter, Splitter, TagSplitter
+from worker.text.splitter import HarmonySplitter, PlainSplitter, Splitter, TagSplitter
 
 
 class AnswerStream:

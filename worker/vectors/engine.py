@@ -15,10 +15,8 @@ from protocol.answers import Embedded
 from worker.engines.pace import PrefillPace
 from worker.engines.room import CacheRoom, largest_chunk
 from worker.engines.sequence import Broken, Engine, EngineNeed, Sequence, Token
-from worker.vectors.heads import Head
 from worker.vectors.jobs import TextPlace, TokenizedText, VectorJob, VectorKind, WaitingTexts
-from worker.vectors.pooling import Pool
-from worker.vectors.trunks import Trunk
+from worker.vectors.model import Head, Pool, Trunk
 
 # Well within a worker's frame.
 _PART_BYTES: Final = 512 << 10

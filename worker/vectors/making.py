@@ -1,25 +1,59 @@
-"""What a loaded model makes beside text, and what that takes."""
+"""What a loaded model makes beside text: abilities, texts to tokens, and the engine for both."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from protocol.answers import Embedded
+from protocol.answers import Embedded, RequestFailed, RequestField
 from protocol.life import Ability
+from protocol.prompts import TextPrompt
+from protocol.requests import Embed
+from protocol.tokens import unpack
+from worker.engines.limits import Context
 from worker.engines.room import CacheRoom
 from worker.load.loading import LoadedModel
 from worker.mlx_embeddings import scores
-from worker.system.errors import ModelError
+from worker.mlx_lm.text import tokenizer_inside
+from worker.system.errors import ModelError, PromptError
 from worker.vectors.engine import VectorEngine
-from worker.vectors.heads import ClassHead, Head, VectorHead, YesHead
-from worker.vectors.jobs import VectorKind
-from worker.vectors.prepare import VectorTokenizer
-from worker.vectors.recipe import Recipe, RecipeError, read_recipe
-from worker.vectors.trunks import Decoder, Encoder, Trunk
+from worker.vectors.jobs import TokenizedText, VectorJob, VectorKind
+from worker.vectors.model import (
+    ClassHead,
+    Decoder,
+    Encoder,
+    Head,
+    Recipe,
+    RecipeError,
+    Trunk,
+    VectorHead,
+    YesHead,
+    read_recipe,
+)
 
+# Vocabularies have runs of spaces as single tokens, the longest known of 128.
+_MOST_CHARACTERS_PER_TOKEN: Final = 128
+# Of files' prompts, those that these roles mean, the first that there is.
+_ROLES: Final = {
+    "query": ("query", "search_query", "retrieval.query", "Retrieval-query", "s2p_query"),
+    "document": (
+        "document",
+        "passage",
+        "search_document",
+        "retrieval.passage",
+        "Retrieval-document",
+    ),
+}
+# As the card of Qwen3-Reranker has it.
+_BEFORE: Final = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
+    'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+    "<|im_start|>user\n"
+)
+_BEHIND: Final = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+_TASK: Final = "Given a web search query, retrieve relevant passages that answer the query"
 logger = logging.getLogger(__name__)
 
 
@@ -123,3 +157,192 @@ def _yes_no(loaded: LoadedModel, source: str) -> tuple[int, int] | None:
 def _only_token(tokenizer: Any, word: str) -> int | None:
     ids = list(tokenizer.encode(word, add_special_tokens=False))
     return int(ids[0]) if len(ids) == 1 else None
+
+
+class VectorTokenizer:
+    """Of one model: how its texts become tokens."""
+
+    def __init__(
+        self, tokenizer: Any, vocabulary: int, recipe: Recipe, score: VectorKind, *, pairs: bool
+    ) -> None:
+        """`score` is how texts are compared; with `pairs` two texts at once, by an encoder."""
+        self._tokenizer = tokenizer_inside(tokenizer)
+        self._vocabulary = vocabulary
+        self._recipe = recipe
+        self._score = score
+        self._pairs = pairs
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Of a text, as far as the files say."""
+        return self._recipe.most_tokens
+
+    def prepare(self, embed: Embed, context: Context) -> VectorJob | RequestFailed:
+        """Tokenize and check one request."""
+        try:
+            return self._prepare(embed, context)
+        except PromptError as error:
+            return RequestFailed(
+                request_id=embed.request_id,
+                code=error.code,
+                message=error.message,
+                field=error.field,
+            )
+
+    def _prepare(self, embed: Embed, context: Context) -> VectorJob:
+        most = min(context.tokens, self._recipe.most_tokens or context.tokens)
+        cut = None
+        if embed.truncate is not None:
+            cut = most if embed.truncate == -1 else embed.truncate
+            if cut > most:
+                raise _invalid(
+                    f"truncate_prompt_tokens is {cut}, more than the {most} tokens that this model "
+                    "takes of a text.",
+                    "truncate",
+                )
+        kind: VectorKind = "embedding" if embed.query is None else self._score
+        texts = self._texts(embed, kind, most, cut)
+        # With the query before them.
+        first = 1 if kind == "cosine" else 0
+        for index, each in enumerate(texts):
+            where = f"at {index - first}" if index >= first else "of the query"
+            self._check(each, where, most, context)
+        return VectorJob(embed.request_id, kind, texts, embed.priority, self._dimensions(embed))
+
+    def _texts(
+        self, embed: Embed, kind: VectorKind, most: int, cut: int | None
+    ) -> list[TokenizedText]:
+        inputs: Sequence[Any] = embed.inputs
+        if kind == "embedding":
+            prompt = self._prompt(embed.prompt_name, embed.role)
+            return self._tokens(inputs, prompt, most, cut)
+        query = TextPrompt(embed.query or "")
+        if kind == "cosine":
+            asked = self._tokens([query], self._prompt(None, "query"), most, cut)
+            return asked + self._tokens(inputs, self._prompt(None, "document"), most, cut)
+        documents = [_text(each) for each in inputs]
+        if self._pairs:
+            return self._encode([(query.text, each) for each in documents], most, cut)
+        return [self._question(query.text, each, cut) for each in documents]
+
+    def _tokens(
+        self, inputs: Sequence[Any], prompt: str, most: int, cut: int | None
+    ) -> list[TokenizedText]:
+        """In their order: texts all at once, ids as they are."""
+        texts = [prompt + each.text for each in inputs if isinstance(each, TextPrompt)]
+        encoded = iter(self._encode(texts, most, cut))
+        skipped = 0 if self._recipe.with_prompt or not prompt else self._prompt_tokens(prompt)
+        found = []
+        for each in inputs:
+            if isinstance(each, TextPrompt):
+                text = next(encoded)
+                found.append(TokenizedText(text.token_ids, text.types, skipped))
+            else:
+                found.append(TokenizedText(_unpack(each.token_ids)[:cut]))
+        return found
+
+    def _encode(self, texts: Sequence[Any], most: int, cut: int | None) -> list[TokenizedText]:
+        """Texts, or pairs of them."""
+        if not texts:
+            return []
+        for index, each in enumerate(texts):
+            characters = len(each) if isinstance(each, str) else sum(map(len, each))
+            least = characters // _MOST_CHARACTERS_PER_TOKEN
+            if cut is None and least > most:
+                # A tokenizer would spend minutes and gigabytes on it.
+                raise _too_long(f"at {index}", f"at least {least}", most, "")
+        if cut is not None:
+            characters = (cut + 1) * _MOST_CHARACTERS_PER_TOKEN
+            texts = [
+                each[:characters]
+                if isinstance(each, str)
+                else (each[0][:characters], each[1][:characters])
+                for each in texts
+            ]
+        encoded = self._tokenizer(
+            texts, truncation=cut is not None, max_length=cut, padding=False, verbose=False
+        )
+        types = encoded.get("token_type_ids")
+        return [
+            TokenizedText(list(ids), None if types is None else list(types[index]))
+            for index, ids in enumerate(encoded["input_ids"])
+        ]
+
+    def _question(self, query: str, document: str, cut: int | None) -> TokenizedText:
+        asked = f"<Instruct>: {_TASK}\n<Query>: {query}\n<Document>: {document}"
+        parts = [self._plain(each) for each in (_BEFORE, asked, _BEHIND)]
+        if cut is not None:
+            parts[1] = parts[1][: max(0, cut - len(parts[0]) - len(parts[2]))]
+        return TokenizedText([token for part in parts for token in part])
+
+    def _plain(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _prompt_tokens(self, prompt: str) -> int:
+        """As sentence-transformers counts them: without a token that ends every text."""
+        ids = list(self._tokenizer.encode(prompt))
+        return len(ids) - (bool(ids) and ids[-1] in self._tokenizer.all_special_ids)
+
+    def _prompt(self, name: str | None, role: str | None) -> str:
+        prompts = self._recipe.prompts
+        if name is not None:
+            if name not in prompts:
+                known = ", ".join(sorted(prompts)) or "none"
+                raise _invalid(
+                    f"prompt_name is {name!r}: of prompts the model's files have {known}.",
+                    "prompt_name",
+                )
+            return prompts[name]
+        for each in _ROLES.get(role or "", ()):
+            if each in prompts:
+                return prompts[each]
+        return prompts.get(self._recipe.default_prompt or "", "")
+
+    def _check(self, text: TokenizedText, where: str, most: int, context: Context) -> None:
+        if not text.token_ids:
+            raise _invalid(f"The text {where} is empty: it has no token.", "inputs")
+        if len(text.token_ids) > most:
+            raise _too_long(where, str(len(text.token_ids)), most, context.note)
+        unknown = next((each for each in text.token_ids if each >= self._vocabulary), None)
+        if unknown is not None:
+            raise _invalid(
+                f"The input {where} has token id {unknown}; this model knows 0 to "
+                f"{self._vocabulary - 1}.",
+                "inputs",
+            )
+
+    def _dimensions(self, embed: Embed) -> int | None:
+        wanted, possible = embed.dimensions, self._recipe.dimensions
+        if wanted is None or possible is True or (possible and wanted in possible):
+            return wanted
+        why = "config.json has neither is_matryoshka nor matryoshka_dimensions"
+        if possible:
+            why = f"config.json allows {', '.join(map(str, possible))}"
+        raise _invalid(f"dimensions: vectors of this model can't be cut so: {why}.", "dimensions")
+
+
+def _text(each: Any) -> str:
+    if isinstance(each, TextPrompt):
+        return each.text
+    raise _invalid("Only texts can be compared, not token ids.", "inputs")
+
+
+def _unpack(packed: bytes) -> list[int]:
+    try:
+        return unpack(packed)
+    except ValueError as error:
+        raise _invalid(f"Unreadable token ids: {error}.", "inputs") from error
+
+
+def _invalid(message: str, field: RequestField) -> PromptError:
+    return PromptError("invalid_request_error", message, field)
+
+
+def _too_long(where: str, tokens: str, most: int, note: str) -> PromptError:
+    # In the words by which clients tell this error from others.
+    return PromptError(
+        "context_length_exceeded",
+        f"This model's maximum context length is {most} tokens. However, the prompt is too long: "
+        f"the input {where} has {tokens}.{note} Shorten it, or send truncate_prompt_tokens.",
+        "inputs",
+    )

@@ -10,7 +10,7 @@ from typing import Final
 from PIL import Image, ImageOps
 
 from protocol.pictures import MOST_PIXELS, MOST_SEEN_PIXELS, Picture
-from worker.vision.errors import UndecodablePictureError
+from worker.vision.inputs import UndecodablePictureError
 
 # Pillow knows many more; some of them start other programs, as Ghostscript.
 _FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")

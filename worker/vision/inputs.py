@@ -1,4 +1,4 @@
-"""What a sequence has beside its tokens: the arrays that a processor has made of its pictures."""
+"""The pictures of a sequence as a model takes them in, and why it can't."""
 
 from __future__ import annotations
 
@@ -20,3 +20,16 @@ class PictureInputs:
     def salt(self, salt: str) -> str:
         """For names of prompts that are shared only where the pictures are the same, too."""
         return f"{self.digest} {salt}"
+
+
+class UndecodablePictureError(Exception):
+    """A picture that can't be decoded, by its number."""
+
+    def __init__(self, number: int, reason: str) -> None:
+        super().__init__(reason)
+        self.number = number
+        self.reason = reason
+
+
+class UnusablePicturesError(Exception):
+    """The model can't look at these pictures, or not at so many; the text says why."""

@@ -1,24 +1,102 @@
-"""mlx-vlm's models, called as mlx-lm's are.
+"""A model that looks at pictures, by mlx-vlm: loaded, given its pictures, and called as mlx-lm's
+are.
 
-mlx-vlm computes a prompt's embeddings at once, from its tokens and its pictures, and then hands
-these to the language model in chunks, with whatever else the embedding gave. So does this.
+mlx-vlm computes a prompt's embeddings at once, from its tokens and its pictures. Then it hands them
+to the language model in chunks, with the other arrays that the embedding gave. So does this.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
 import numpy as np
 
+from protocol.pictures import Picture
+from protocol.prompts import ChatMessage
 from worker import mlx_vlm
-from worker.vision.inputs import PictureInputs
+from worker.vision.decoding import decode_pictures
+from worker.vision.inputs import PictureInputs, UnusablePicturesError
 
 _PIXELS: Final = "pixel_values"
 _EMBEDDINGS: Final = "inputs_embeds"
 # By how much positions after the pictures are shifted.
 _SHIFT: Final = "rope_deltas"
 _CROSS: Final = "cross_attention_states"
+_DIGEST_BYTES: Final = 16
+_IDS: Final = "input_ids"
+_MASK: Final = "attention_mask"
+_PARTS: Final = ("vision_config", "vision_tower", "mm_vision_tower")
+
+
+class NoVisionError(Exception):
+    """A model that can't look at pictures; the text says why."""
+
+
+def load_vision(folder: Path) -> tuple[VisionModel, dict[str, Any], PictureProcessor]:
+    """The model, whose weights are read when they are used; its configuration; its processor.
+
+    Raises:
+        NoVisionError: mlx-vlm doesn't know it, or it has no part that looks at pictures.
+        Exception: its files can't be understood; architectures fail in as many ways as they have.
+    """
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    kind = mlx_vlm.kind_of(config)
+    if not any(config.get(each) for each in _PARTS):
+        raise NoVisionError(f"a model of type {kind} has no part that looks at pictures")
+    if config.get("model_file") is not None:
+        raise NoVisionError("its files bring code of their own, which is not run")
+    if not mlx_vlm.knows(kind):
+        raise NoVisionError(f"mlx-vlm doesn't know models of type {kind}")
+    model = mlx_vlm.read_model(folder)
+    if not hasattr(model, "language_model") or not hasattr(model, "get_input_embeddings"):
+        raise NoVisionError(f"models of type {kind} answer in a way that isn't supported")
+    processor = mlx_vlm.read_processor(folder)
+    return VisionModel(model), config, PictureProcessor(processor, config)
+
+
+class PictureProcessor:
+    """Of one model."""
+
+    def __init__(self, processor: Any, config: dict[str, Any]) -> None:
+        self._processor = processor
+        self._config = config
+        self._kind = config["model_type"].lower()
+
+    @property
+    def chat_template(self) -> Any:
+        """The processor's own, which may be the only one."""
+        return getattr(self._processor, "chat_template", None)
+
+    def content(self, message: ChatMessage) -> Any:
+        """A message's content as this model wants to be shown it: the pictures are parts of a list,
+        or words of the text.
+        """
+        plain = message.content if not message.pictures else _parts(message)
+        if message.tool_calls or message.role == "tool":
+            return plain
+        return mlx_vlm.content(self._kind, plain, message.role, len(message.pictures))
+
+    def inputs(self, text: str, pictures: Sequence[Picture]) -> tuple[list[int], PictureInputs]:
+        """Token ids of a rendered conversation, and what goes with them.
+
+        Raises:
+            PictureError: one of the pictures can't be decoded.
+            UnusablePicturesError: the model can't do with them.
+        """
+        images = decode_pictures(pictures)
+        try:
+            made = mlx_vlm.inputs(self._processor, self._config, text, images)
+        except Exception as error:
+            raise UnusablePicturesError(str(error)) from error
+        arrays = {name: _numpy(each) for name, each in made.items() if each is not None}
+        arrays.pop(_MASK, None)
+        token_ids = [int(each) for each in arrays.pop(_IDS)[0]]
+        return token_ids, PictureInputs(arrays, len(token_ids), _digest(pictures))
 
 
 class VisionModel:
@@ -138,3 +216,31 @@ def _arrays(pictures: PictureInputs) -> dict[str, Any]:
 
 def _is_aligned(array: Any, length: int) -> bool:
     return getattr(array, "shape", None) == (1, length)
+
+
+def _digest(pictures: Sequence[Picture]) -> str:
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for each in pictures:
+        digest.update(len(each.data).to_bytes(8, "little"))
+        digest.update(each.data)
+    return digest.hexdigest()
+
+
+def _parts(message: ChatMessage) -> list[dict[str, str]]:
+    """As Hugging Face's templates know them."""
+    parts: list[dict[str, str]] = []
+    done = 0
+    for each in message.pictures:
+        parts += _text(message.content[done : each.at])
+        parts.append({"type": "image"})
+        done = each.at
+    return parts + _text(message.content[done:])
+
+
+def _text(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}] if text else []
+
+
+def _numpy(value: Any) -> Any:
+    """Nothing of MLX's leaves the thread that it was made on."""
+    return np.array(value) if isinstance(value, mx.array) else value

@@ -20,7 +20,7 @@ from gateway.system.memory import BackEnd, back_end
 from protocol.encoders import encoder_of
 from tests.support.minilm import minilm
 from worker.mlx_embeddings import classes_of
-from worker.vectors.trunks import Encoder
+from worker.vectors.model import Encoder
 
 TOKENS: Final = 32_000
 HALF: Final = 2

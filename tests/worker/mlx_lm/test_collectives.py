@@ -14,7 +14,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from tests.support.shapes import splittable
 from tests.worker.ranks.test_parts import Group
 from worker.load.loading import load_weights
-from worker.ranks.parts import split_model
+from worker.ranks.group import split_model
 
 
 @pytest.fixture

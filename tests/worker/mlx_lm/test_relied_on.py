@@ -138,7 +138,7 @@ RELIED = (
         ("processor", "images", "prompts", "image_token_index", "add_special_tokens"),
     ),
     Relied("mlx_vlm.utils", "should_add_special_tokens", _VLM_INPUTS),
-    Relied("mlx_vlm.utils", "get_model_type", "a model with eyes is told by its files"),
+    Relied("mlx_vlm.utils", "get_model_type", "a model that takes pictures is told by its files"),
     Relied("mlx_vlm.utils", "load_processor", "no code of files is run", ("add_detokenizer",)),
     Relied("mlx_vlm.utils", "load_model", "its weights are read in slices", ("lazy",)),
     Relied("mlx_vlm.models.cache", "make_prompt_cache", "its caches are like mlx-lm's"),

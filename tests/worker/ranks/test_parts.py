@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.shapes import DEMO, sliding_window, splittable
 from worker.load.loading import load_weights
-from worker.ranks.parts import split_model
+from worker.ranks.group import split_model
 from worker.system.errors import ModelError
 
 

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from protocol.parts import AnswerPart, Reasoning, Text, ToolCall, merged
 from worker.text.assembly import Assembly
 from worker.text.families import FAMILIES, HERMES
-from worker.text.format import AnswerFormat, Tags
-from worker.text.harmony import HarmonySplitter
-from worker.text.mlx_lm_formats import python_calls
-from worker.text.splitter import Splitter, TagSplitter
+from worker.text.format import AnswerFormat, Tags, python_calls
+from worker.text.splitter import HarmonySplitter, Splitter, TagSplitter
 
 THINK = Tags("<think>", "</think>")
 QWEN = AnswerFormat("hermes", THINK, HERMES.blocks)

@@ -17,10 +17,8 @@ from worker.engines.room import NO_CACHES, Batch, CacheRoom, measure
 from worker.engines.sequence import Sequence
 from worker.load.loading import load_weights
 from worker.vectors.engine import NoText, VectorEngine, WithVectors
-from worker.vectors.heads import VectorHead
 from worker.vectors.jobs import TokenizedText, VectorJob, VectorKind
-from worker.vectors.recipe import Recipe
-from worker.vectors.trunks import Decoder, Encoder
+from worker.vectors.model import Decoder, Encoder, Recipe, VectorHead
 
 MODELS = Path(__file__).with_name("models")
 TEXTS = [TokenizedText(each["tokens"]) for each in json.loads((MODELS / "texts.json").read_text())]

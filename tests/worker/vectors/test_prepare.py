@@ -18,8 +18,8 @@ from tests.support.shapes import DEMO
 from worker.engines.limits import Context
 from worker.load.loading import read_tokenizer
 from worker.vectors.jobs import VectorJob
-from worker.vectors.prepare import VectorTokenizer
-from worker.vectors.recipe import Recipe, RecipeError, read_recipe
+from worker.vectors.making import VectorTokenizer
+from worker.vectors.model import Recipe, RecipeError, read_recipe
 
 CONTEXT = Context(40, " Memory has no more.")
 PROMPTS = {"query": "query: ", "passage": "passage: ", "topic": "topic: "}

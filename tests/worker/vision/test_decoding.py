@@ -11,7 +11,7 @@ from PIL import Image
 from protocol.pictures import MOST_PIXELS, MOST_SEEN_PIXELS, Picture
 from tests.support.pictures import RED, bomb, png
 from worker.vision.decoding import decode_pictures
-from worker.vision.errors import UndecodablePictureError
+from worker.vision.inputs import UndecodablePictureError
 
 
 def _pictures(*files: bytes) -> list[Picture]:

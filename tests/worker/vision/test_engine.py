@@ -38,7 +38,7 @@ LONG = "What is to be seen here? " * 20
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.support.picture_model import picture_model
 
-    return picture_model(tmp_path_factory.mktemp("models") / "eyes")
+    return picture_model(tmp_path_factory.mktemp("models") / "pictures")
 
 
 @pytest.fixture(scope="module")
